@@ -116,7 +116,9 @@ def _explain(error: Exception, max_pixels: int) -> ServiceError:
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
         return TooManyPixels(max_pixels, sys.maxsize)
     text, message = str(error).lower(), f"cannot decode: {type(error).__name__}"
-    if isinstance(error, MemoryError) or ("memory" in text and "limit" not in text):
+    # libheif's "memory allocation error" may be a limit, or a size of 0.
+    is_short = "memory" in text and "limit" not in text and "invalid" not in text
+    if is_short or isinstance(error, MemoryError):
         return OutOfMemory(message)
     # libjpeg and libwebp report a failed allocation as damage, so try to allocate as much. libwebp
     # fails before the size is known.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from service.bundle.card import InputContract
-from service.errors import TooManyPixels
+from service.errors import InvalidImage, TooManyPixels
 from service.images.decode import decode_image
 from service.images.formats import FORMATS
 from service.images.heif import count_pixels, find_sizes, hide_exif
@@ -42,6 +42,12 @@ def test_tiles_count_as_often_as_they_are_decoded() -> None:
     data = make_grid(4, (64, 64), (250, 64))
     assert count_pixels(data) == 4 * 64 * 64 + 250 * 64
     assert decode_image(data, CONTRACT, 20_000).width == 250
+
+
+def test_grid_without_a_size_is_damaged_although_libheif_says_that_memory_is_short() -> None:
+    data = make_grid(4, (64, 64), (250, 64))
+    with pytest.raises(InvalidImage):
+        decode_image(data[:-8] + bytes(8), CONTRACT, 20_000)
 
 
 def test_many_tiles_for_a_small_picture_are_refused() -> None:
