@@ -26,9 +26,9 @@ from starlette.types import ASGIApp
 
 from service.http.app import create_app
 from service.http.host import OpenPipeline, PipelineHost
-from service.http.routes import predict
+from service.http.routes import predict, status
 from service.http.security.proxies import read_root_path
-from service.http.telemetry.metrics import bind_own_port, make_own_app
+from service.http.telemetry.metrics import bind_own_port
 from service.http.transport.connections import Connections
 from service.http.transport.ports import bracket, explain_port, open_dual_stack, share_port
 from service.http.transport.protocol import LimitedProtocol, Refuse, make_protocol
@@ -248,7 +248,7 @@ def run_server(
     server = Server(configure(app, shedder.refuse), host, None if seat is None else seat.worker)
     metrics_port = bind_own_port(settings) if seat is None else seat.metrics_port
     if metrics_port is not None:
-        own_app = make_own_app(app.state.metrics)
+        own_app = status.make_metrics_app(app.state.metrics)
         server.own_ports.append((metrics_port, configure(own_app, None)))
     server.run(open_dual_stack(settings) if seat is None else share_port(seat.ports))
     if host.failure is not None:

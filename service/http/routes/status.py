@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from service.errors import Draining, InvalidParameters, NotReady
 from service.http.host import Host
@@ -12,6 +14,7 @@ from service.http.responses.openapi import document_answer, document_problems
 from service.http.responses.schemas import HealthAnswer, InfoAnswer, answer_info
 from service.http.security.keys import ACCESS_PROBLEMS, PREDICT, PUBLIC
 from service.http.security.rates import LIMITED
+from service.http.telemetry.metrics import Metrics, open_registry
 
 router = APIRouter()
 metrics_router = APIRouter()
@@ -59,3 +62,10 @@ async def ready(host: Host) -> HealthAnswer:
 def metrics(request: Request) -> Response:
     """Writes the metrics of this process, or of all workers that share them."""
     return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def make_metrics_app(source: Metrics) -> Starlette:
+    """Returns the app of `metrics_port`, which has the metrics at every path."""
+    app = Starlette(routes=[Route("/{path:path}", metrics)])
+    app.state.registry = open_registry(source)
+    return app

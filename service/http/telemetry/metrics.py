@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from prometheus_client import (
-    CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
     Gauge,
@@ -25,14 +24,9 @@ from prometheus_client import (
     PlatformCollector,
     ProcessCollector,
     disable_created_metrics,
-    generate_latest,
 )
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from service.errors import StartError
 from service.http.host import PipelineHost
@@ -226,17 +220,6 @@ def bind_own_port(settings: Settings) -> socket.socket | None:
     fields = {"address": settings.host, "port": listener.getsockname()[1]}
     logger.info("metrics", extra=fields)
     return listener
-
-
-def make_own_app(metrics: Metrics) -> Starlette:
-    """Returns the app of `metrics_port`, which has the metrics at every path."""
-    registry = open_registry(metrics)
-
-    # Not async: with several workers it reads many files, which would block the event loop.
-    def answer(_: Request) -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-    return Starlette(routes=[Route("/{path:path}", answer)])
 
 
 def _explain_own_port(settings: Settings, error: OSError) -> StartError:
