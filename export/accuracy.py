@@ -12,7 +12,7 @@ import torch
 from export.graphs.graph import (
     PIXELS_TO_LOGITS,
     PIXELS_TO_OPEN_LOGITS,
-    Chain,
+    EncoderAndHead,
     FloatArray,
     Graphs,
 )
@@ -28,7 +28,7 @@ from service.pipeline.scoring import compute_scores
 
 _BATCH_SIZE = 8
 _MAX_NAMES = 5  # of labels in a line of the log
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def read_graphs(bundle: Bundle, names: tuple[GraphName, ...], precision: Precision) -> Graphs:
@@ -48,7 +48,7 @@ def predict_logits(
     embeddings: FloatArray | None = None,
 ) -> FloatArray:
     """Returns logits float32 [n, N]; with label embeddings [L, E], the open head's [n, L]."""
-    chain = Chain(graphs, embeddings)
+    chain = EncoderAndHead(graphs, embeddings)
     batches = read_batches(photos.paths, contract, _BATCH_SIZE)
     return np.concatenate([chain.predict(pixels) for pixels in batches])
 
@@ -59,7 +59,7 @@ def predict_blank(
     """Returns logits float32 [m, N] or [m, L] of blank photos, black to white, by each variant."""
     size = (1, contract.height, contract.width, 3)
     pixels = [np.full(size, grey, np.uint8) for grey in (*range(0, 256, 32), 255)]
-    chains = [Chain(graphs, embeddings) for graphs in variants]
+    chains = [EncoderAndHead(graphs, embeddings) for graphs in variants]
     return np.concatenate([chain.predict(each) for chain in chains for each in pixels])
 
 
@@ -82,7 +82,9 @@ def check_blank(bundle: Bundle) -> None:
         found = np.flatnonzero((scores >= labels.thresholds).any(axis=0))
         some = ", ".join(labels.names[place] for place in found[:_MAX_NAMES]) or "none"
         level = logging.WARNING if len(found) else logging.INFO
-        _log.log(level, "%s: labels found on blank photos: %d (%s)", labels.name, len(found), some)
+        logger.log(
+            level, "%s: labels found on blank photos: %d (%s)", labels.name, len(found), some
+        )
 
 
 def measure_map(logits: FloatArray, photos: LabelledPhotos, activation: Activation) -> float:

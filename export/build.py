@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from export import ExportError
 from export.accuracy import check_blank, measure_map, predict_blank, predict_logits
-from export.calibration.heads import Rules, ScoredPhotos, calibrate_trained
+from export.calibration.heads import CalibrationOptions, ScoredPhotos, calibrate_trained
 from export.calibration.open_labels import add_open_labels
 from export.int8.search import variation_to_noise
 from export.sources.open import OpenRequest, describe_head, read_open_source
@@ -34,10 +34,10 @@ from service.bundle.card import (
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft, check_target, write_bundle
-from service.labels.calibration import MIN_POSITIVES
+from service.calibration import MIN_POSITIVES
 
 _TOOLS = ("torch", "timm", "transformers", "onnx", "onnxscript", "onnxruntime")
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ class ExportRequest:
     license: str = "unknown"
     training_data: str | None = None  # free text; None uses the checkpoint's
     opened: OpenRequest | None = None  # an open head to put beside the trained one
-    rules: Rules = field(default_factory=Rules)  # of calibrations and thresholds
+    rules: CalibrationOptions = field(
+        default_factory=CalibrationOptions
+    )  # of calibrations and thresholds
 
 
 def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> Bundle:
@@ -79,7 +81,7 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
     labels = "open labels" if source.is_open else f"{len(names)} labels"
     width, height = source.contract.width, source.contract.height
     backbone = source.config.backbone
-    _log.info("read %s with %s, for photos of %d x %d pixels", backbone, labels, width, height)
+    logger.info("read %s with %s, for photos of %d x %d pixels", backbone, labels, width, height)
     if request.photos is not None and source.is_open:
         raise ExportError("photos measure a head with trained labels; this one is for open labels")
     if source.is_open and "int8" in request.precisions:
@@ -114,7 +116,7 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
 
     bundle = write_bundle(request.out, draft)
     check_blank(bundle)
-    _log.info("wrote %s", request.out)
+    logger.info("wrote %s", request.out)
     return bundle
 
 
@@ -181,7 +183,11 @@ def _serialize(
 
 
 def _measure(
-    draft: BundleDraft, variants: Variants, source: Source, splits: Splits, rules: Rules
+    draft: BundleDraft,
+    variants: Variants,
+    source: Source,
+    splits: Splits,
+    rules: CalibrationOptions,
 ) -> BundleDraft:
     """Adds the labels' calibrations and thresholds, and each variant's accuracy."""
     activation, contract = source.config.activation, source.contract
@@ -192,7 +198,7 @@ def _measure(
     assert head is not None  # photos were refused otherwise
     head, labels = calibrate_trained(head, draft.labels, scored, rules)
     found = sum(label.threshold is not None for label in labels)
-    _log.info(
+    logger.info(
         "chose %d of %d thresholds on %s (a label needs %d photos that show it)",
         found, len(labels), splits.val.dataset, MIN_POSITIVES,
     )  # fmt: skip
@@ -202,10 +208,10 @@ def _measure(
     for precision, graphs in variants.graphs.items():
         logits = exact if precision == "fp32" else predict_logits(graphs, photos, contract)
         value = round(measure_map(logits, photos, activation), 2)
-        _log.info("%s: %.2f mAP on %s", precision, value, photos.dataset)
+        logger.info("%s: %.2f mAP on %s", precision, value, photos.dataset)
         if precision != "fp32":
             noise = variation_to_noise(exact, logits)
-            _log.info("%s: logits vary %.1f dB above their deviation from fp32", precision, noise)
+            logger.info("%s: logits vary %.1f dB above their deviation from fp32", precision, noise)
         metrics.append(
             Metric(
                 name="mAP",

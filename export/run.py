@@ -7,7 +7,7 @@ from pathlib import Path
 
 from export.build import ExportRequest, build_bundle
 from export.calibration.bundle import RecalibrationRequest, recalibrate_bundle
-from export.calibration.heads import Rules
+from export.calibration.heads import CalibrationOptions
 from export.sources.open import OpenRequest, read_label_set
 from export.triton.repository import check_places, write_repository
 from models.checkpoints.description import read_hints
@@ -68,8 +68,8 @@ def _to_request(given: argparse.Namespace) -> ExportRequest:
     )
 
 
-def _to_rules(given: argparse.Namespace) -> Rules:
-    return Rules(raw_scores=given.raw_scores, precision_target=given.precision_target)
+def _to_rules(given: argparse.Namespace) -> CalibrationOptions:
+    return CalibrationOptions(raw_scores=given.raw_scores, precision_target=given.precision_target)
 
 
 def _to_open_request(given: argparse.Namespace) -> OpenRequest | None:

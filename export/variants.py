@@ -41,7 +41,7 @@ from service.bundle.manifest import MAP_GRAPHS, GraphName
 # Not in float16: labels and maps have to be the same on every device.
 _EXACT_GRAPHS: tuple[GraphName, ...] = (*MAP_GRAPHS, "label_encoder")
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ def _add_int8(variants: Variants, exact: Graphs, source: Source, splits: Splits)
     variants.graphs["int8"] = int8.graphs
     if int8.agreement >= MIN_AGREEMENT:
         variants.defaults["cpu"] = "int8"
-    _log.info(
+    logger.info(
         "int8: %d layers in float, %.1f dB (default from %.0f); the CPU's default is %s",
         *(len(int8.kept_float), int8.agreement, MIN_AGREEMENT),
         variants.defaults.get("cpu", "fp32"),
@@ -146,7 +146,7 @@ def make_formats(
     fp16 is left out, with a line in the log, if it deviates too much: values may overflow.
     """
     worst = verify(exact, FP32_TOLERANCE)
-    _log.info("equals torch within %.1e (%s)", worst.value, worst.case)
+    logger.info("equals torch within %.1e (%s)", worst.value, worst.case)
     formats: dict[Precision, Graphs] = {"fp32": exact}
     if compact:
         formats["fp32"] = {name: compact_weights(model) for name, model in exact.items()}
@@ -157,7 +157,7 @@ def make_formats(
             verify({**exact, **halves}, HALF_TOLERANCE)
             formats["fp16"] = halves
         except VerificationError as error:
-            _log.warning("left out fp16: %s", error)
+            logger.warning("left out fp16: %s", error)
     return formats
 
 

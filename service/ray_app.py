@@ -8,10 +8,10 @@ from fastapi import FastAPI
 from ray import serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.app import create_app, live
-from service.http.host import PipelineHost
+from service.http.app import create_app, lifespan
 from service.http.telemetry.access import RAW_REQUEST_ID
 from service.http.telemetry.logs import configure_logs
+from service.pipeline.host import PipelineHost
 from service.settings import Settings
 
 
@@ -21,7 +21,7 @@ def build_app() -> FastAPI:
     configure_logs(settings.log_level, settings.log_format)
     app = create_app(PipelineHost(settings))
     # Ray sends requests to a replica that has started, without asking /readyz.
-    app.router.lifespan_context = partial(live, opened_first=True)
+    app.router.lifespan_context = partial(lifespan, opened_first=True)
     app.add_middleware(DropRequestId)
     return app
 

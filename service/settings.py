@@ -27,7 +27,7 @@ _KEYS = ("PREDICT_KEYS", "ADMIN_KEYS")
 
 _DEFAULT_BUNDLE = Path("bundles/ml-decoder-lite0")
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def expand_home(path: str | os.PathLike[str]) -> Path:
@@ -259,4 +259,4 @@ def check_variables(environment: Mapping[str, str] = os.environ) -> None:
         message = f"{name} is not a setting{hint}"
         if "KEY" in setting:
             raise StartError(message)
-        _log.warning("%s", message)
+        logger.warning("%s", message)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from export import ExportError
 from export.accuracy import check_blank, predict_blank, predict_logits, read_graphs
 from export.calibration.heads import (
-    Rules,
+    CalibrationOptions,
     ScoredPhotos,
     calibrate_open,
     calibrate_trained,
@@ -36,15 +36,15 @@ from service.bundle.card import (
 )
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import BundleDraft, check_target, write_bundle
+from service.calibration import move_threshold
 from service.engine.encoders import open_text_encoder
-from service.labels.calibration import move_threshold
 from service.labels.definition import Definition
 from service.labels.files import pack_label_set
 from service.labels.opening import read_bundle_sets
 
 # Largest difference of a stored embedding, in 16 bits, from that of the label's name.
 _SAME_EMBEDDING = 2e-3
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class RecalibrationRequest:
     open_photos: Path | None = None
     open_split: str = "val"
     model_version: str | None = None  # None keeps the bundle's
-    rules: Rules = field(default_factory=Rules)
+    rules: CalibrationOptions = field(default_factory=CalibrationOptions)
 
 
 def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bundle:
@@ -115,7 +115,7 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
     )
     written = write_bundle(request.out, draft)
     check_blank(written)
-    _log.info("wrote %s", request.out)
+    logger.info("wrote %s", request.out)
     return written
 
 
@@ -151,7 +151,7 @@ class _Change:
     after: OpenHead
     trained_names: Collection[str]  # as `fold_name` returns them
     scored: ScoredPhotos | None  # the open head's logits of the trained labels
-    rules: Rules
+    rules: CalibrationOptions
     embed: EmbedTexts
 
     def apply(self, definition: Definition) -> Definition:

@@ -22,7 +22,7 @@ from service.bundle.card import (
     OpenHead,
     TrainedHead,
 )
-from service.labels.calibration import (
+from service.calibration import (
     Fit,
     OperatingPoint,
     find_best_f1,
@@ -38,11 +38,11 @@ Scores = NDArray[np.float64]
 _BLANK_MARGIN = 0.015
 _MAX_LOSS = 0.1  # of F1, for a label not to be found on blank photos
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Rules:
+class CalibrationOptions:
     """How scores are calibrated and thresholds chosen."""
 
     raw_scores: bool = False  # serve the sigmoid of the logits as they are
@@ -59,7 +59,7 @@ class ScoredPhotos:
 
 
 def calibrate_trained(
-    head: TrainedHead, labels: Sequence[Label], scored: ScoredPhotos, rules: Rules
+    head: TrainedHead, labels: Sequence[Label], scored: ScoredPhotos, rules: CalibrationOptions
 ) -> tuple[TrainedHead, tuple[Label, ...]]:
     """Returns the head and its labels with calibrations and thresholds; a softmax stays raw.
 
@@ -89,7 +89,7 @@ def calibrate_trained(
     )
 
 
-def calibrate_open(head: OpenHead, scored: ScoredPhotos, rules: Rules) -> OpenHead:
+def calibrate_open(head: OpenHead, scored: ScoredPhotos, rules: CalibrationOptions) -> OpenHead:
     """Returns the head with calibration and threshold, found on labels that were not trained.
 
     Calibrated scores need no threshold, as 0.5 applies, except for a wanted precision. A softmax
@@ -134,7 +134,7 @@ def calibrate_trained_names(head: OpenHead, scored: ScoredPhotos) -> OpenHead:
 
 
 def find_open_thresholds(
-    scored: ScoredPhotos, calibration: Calibration | None, rules: Rules
+    scored: ScoredPhotos, calibration: Calibration | None, rules: CalibrationOptions
 ) -> dict[str, float]:
     """Returns the thresholds of names, as open labels with this calibration."""
     scores, blank = (score_open(logits, calibration) for logits in (scored.logits, scored.blank))
@@ -152,12 +152,16 @@ def score_open(logits: FloatArray, calibration: Calibration | None) -> Scores:
 
 
 def _find_points(
-    names: Sequence[str], scores: Scores, blank: Scores, targets: NDArray[np.int64], rules: Rules
+    names: Sequence[str],
+    scores: Scores,
+    blank: Scores,
+    targets: NDArray[np.int64],
+    rules: CalibrationOptions,
 ) -> dict[str, OperatingPoint]:
     found = find_thresholds(names, scores, targets, rules.precision_target)
     points = {name: point for name, point in found.items() if point is not None}
     if rules.precision_target is not None:
-        _log.info(
+        logger.info(
             "precision %g: %d of %d labels reach it, with a mean recall of %.2f",
             *(rules.precision_target, len(points), len(names)),
             np.mean([point.recall for point in points.values()]) if points else 0.0,
@@ -181,14 +185,16 @@ def _clear_blank(
     clear = OperatingPoint(raised, hits / max(int(answered.sum()), 1), hits / int(targets.sum()))
     if point.f1 - clear.f1 > _MAX_LOSS:
         return point
-    _log.info("%s: threshold %.2f not %.2f, above blank photos", name, raised, point.threshold)
+    logger.info("%s: threshold %.2f not %.2f, above blank photos", name, raised, point.threshold)
     return clear
 
 
-def _find_shared(scores: Scores, targets: NDArray[np.int64], rules: Rules) -> float | None:
+def _find_shared(
+    scores: Scores, targets: NDArray[np.int64], rules: CalibrationOptions
+) -> float | None:
     point = find_threshold(scores.ravel(), targets.ravel(), rules.precision_target)
     if point is None:
-        _log.warning("precision %g: not reached by all labels together", rules.precision_target)
+        logger.warning("precision %g: not reached by all labels together", rules.precision_target)
         return None
     return point.threshold
 
@@ -210,15 +216,15 @@ def _describe(fit: Fit | None, photos: LabelledPhotos) -> HeadCalibration | None
 
 def _log_fit(labels: str, fit: Fit | None, photos: LabelledPhotos) -> None:
     if fit is None:
-        _log.info("%s: no better calibration found on %s", labels, photos.dataset)
+        logger.info("%s: no better calibration found on %s", labels, photos.dataset)
         return
     own = sum(calibration is not None for calibration in fit.labels)
-    _log.info("%s: %s on %s, %d with their own", labels, fit.figures, photos.dataset, own)
+    logger.info("%s: %s on %s, %d with their own", labels, fit.figures, photos.dataset, own)
 
 
 def _log_answers(labels: str, answered: NDArray[np.bool_], photos: LabelledPhotos) -> None:
     right = int((answered & (photos.targets == 1)).sum())
-    _log.info(
+    logger.info(
         "%s: precision %.2f and recall %.2f at the thresholds, over %d labels of %s",
         *(labels, right / max(int(answered.sum()), 1), right / max(int(photos.targets.sum()), 1)),
         *(len(photos.label_names), photos.dataset),

@@ -13,7 +13,7 @@ import numpy as np
 
 from export.accuracy import predict_blank, predict_logits
 from export.calibration.heads import (
-    Rules,
+    CalibrationOptions,
     ScoredPhotos,
     calibrate_open,
     calibrate_trained_names,
@@ -30,7 +30,7 @@ from service.bundle.writer import BundleDraft
 from service.labels.definition import Definition, LabelSetRecord, check_fit, define_label_set
 from service.labels.files import pack_label_set
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def add_open_labels(  # noqa: PLR0913 - the last is a keyword
@@ -38,7 +38,7 @@ def add_open_labels(  # noqa: PLR0913 - the last is a keyword
     opened: OpenSource,
     variants: Sequence[Graphs],
     splits: Splits | None,
-    rules: Rules,
+    rules: CalibrationOptions,
     *,
     compact: bool = False,
 ) -> BundleDraft:
@@ -92,7 +92,7 @@ def score_names(
 
 
 def calibrate_label_set(
-    record: LabelSetRecord, head: OpenHead, trained: ScoredPhotos | None, rules: Rules
+    record: LabelSetRecord, head: OpenHead, trained: ScoredPhotos | None, rules: CalibrationOptions
 ) -> LabelSetRecord:
     """Adds thresholds to labels that are trained labels too, and have none yet.
 
@@ -109,7 +109,7 @@ def calibrate_label_set(
         for label in record.labels
     ]
     own = sum(label.threshold is not None for label in labels)
-    _log.info("label set %s: %d of %d labels calibrated", record.name, own, len(labels))
+    logger.info("label set %s: %d of %d labels calibrated", record.name, own, len(labels))
     return record.model_copy(update={"labels": labels})
 
 

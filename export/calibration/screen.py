@@ -35,7 +35,7 @@ _WANTED_RECALL = 0.9995  # of the 20 best while fitting: other photos and names 
 _BELOW = -30.0  # a shift with which no label counts for its rank alone
 _FACTORS = tuple(1.25**step for step in range(-3, 8))  # of the labels that the stages keep
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def read_nouns() -> tuple[str, ...]:
@@ -63,13 +63,13 @@ def add_screen(  # noqa: PLR0913 - the parts of a bundle
     fitted, others = (_encode(graphs, photos, draft) for photos in (splits.train, splits.test))
     grid = find_grid(fitted.shape[1], contract.height, contract.width)
     if grid is None:
-        _log.info("screen: none, the tokens are no grid")
+        logger.info("screen: none, the tokens are no grid")
         return draft
     space = opened.embedding_space
     nouns = embed([card.write_prompt(space.template, noun) for noun in read_nouns()])
     screen = fit_screen(head, grid, torch.from_numpy(fitted), torch.from_numpy(nouns[::2]))
     if screen is None:
-        _log.info("screen: none finds %.2f %% of the %d best labels", 100 * _WANTED_RECALL, _BEST)
+        logger.info("screen: none finds %.2f %% of the %d best labels", 100 * _WANTED_RECALL, _BEST)
         return draft
     made: dict[GraphName, onnx.ModelProto] = {
         "label_encoder": optimise(trace.trace_label_encoder(head, screen)),
@@ -80,7 +80,7 @@ def add_screen(  # noqa: PLR0913 - the parts of a bundle
     for model in made.values():
         model.metadata_props.extend(graphs["open_head"].metadata_props)
     measured = measure_screen({**graphs, **made}, opened, others, nouns[1::2], splits.test.dataset)
-    _log.info(
+    logger.info(
         "screen: scores %.0f of %d labels and finds %.2f %% of the %d best, %.2f %% of those above "
         "their thresholds, on %d photos of %s",
         *(measured.scored, measured.names, 100 * measured.best_found, _BEST),
@@ -130,7 +130,7 @@ def fit_screen(
             for photo, each in zip(tokens.split(1), best, strict=True)
         ]
         recall = float(np.mean(found))
-        _log.info("screen: factor %.2f finds %.3f %% of the best", factor, 100 * recall)
+        logger.info("screen: factor %.2f finds %.3f %% of the best", factor, 100 * recall)
         if recall >= _WANTED_RECALL:
             return screen
     return None

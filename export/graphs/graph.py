@@ -17,7 +17,7 @@ from service.images.decode import PixelArray
 FloatArray = NDArray[np.float32]
 Graphs = Mapping[GraphName, onnx.ModelProto]  # of one precision
 
-# Graphs that a `Chain` opens: for trained labels, also in int8, and for open labels.
+# Graphs that a `EncoderAndHead` opens: for trained labels, also in int8, and for open labels.
 PIXELS_TO_LOGITS: tuple[GraphName, ...] = ("encoder", "trained_head")
 PIXELS_TO_OPEN_LOGITS: tuple[GraphName, ...] = ("encoder", "label_encoder", "open_head")
 
@@ -87,7 +87,7 @@ def open_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     )
 
 
-class Chain:
+class EncoderAndHead:
     """Encoder and head, opened on the CPU: pixels -> logits."""
 
     def __init__(self, graphs: Graphs, embeddings: FloatArray | None = None) -> None:

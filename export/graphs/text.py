@@ -39,7 +39,7 @@ _PROBES = (
 EmbedTexts = Callable[[Sequence[str]], FloatArray]
 """Texts -> embeddings float32 [L, E] of length 1, as the service computes them."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class TextEmbedder:
@@ -103,7 +103,9 @@ def _check_cosine(
     cosine = float((embed_tokens(stored, *inputs) * expected).sum(axis=1).min())
     if not cosine >= least:
         raise VerificationError(f"a text embedding in {kind} has cosine {cosine:.4f} with torch's")
-    _log.info("text encoder: %s embeddings have cosines of %.4f or more with torch's", kind, cosine)
+    logger.info(
+        "text encoder: %s embeddings have cosines of %.4f or more with torch's", kind, cosine
+    )
     return stored
 
 

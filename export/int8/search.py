@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, compose, helper
 
-from export.graphs.graph import PIXELS_TO_LOGITS, Chain, FloatArray, Graphs, open_session
+from export.graphs.graph import PIXELS_TO_LOGITS, EncoderAndHead, FloatArray, Graphs, open_session
 from export.int8.quantise import Feed, Quantiser
 from service.bundle.manifest import GraphName
 from service.images.decode import PixelArray
@@ -49,7 +49,7 @@ NO_LAYER = -1
 _TWIN = "int8."
 _ROUNDERS = ("QuantizeLinear", "DequantizeLinear")
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ def find_int8(
                 for name, quantiser in quantisers.items()
             }
             tried.append(Int8Graphs(int8, kept, measure_agreement(int8)))
-            _log.info(
+            logger.info(
                 "int8 with %d layers in float: logits vary %.1f dB above their deviation from fp32",
                 *(len(kept), tried[-1].agreement),
             )
@@ -140,7 +140,7 @@ def variation_to_noise(expected: FloatArray, actual: FloatArray) -> float:
 def _open_quantisers(
     graphs: Graphs, samples: PixelArray, folder: Path
 ) -> dict[GraphName, Quantiser]:
-    chain = Chain(graphs)
+    chain = EncoderAndHead(graphs)
     photos = [photo[np.newaxis] for photo in samples]
     feeds: dict[GraphName, Iterator[Feed]] = {
         "encoder": ({"images": photo} for photo in photos),

@@ -21,7 +21,7 @@ _MAX_PIXELS = 200_000_000  # width x height; the user's own photos, so only a sa
 _SEED = 0
 _CALIBRATION_PHOTOS = 256
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class UnusablePhotosError(ExportError):
@@ -130,7 +130,7 @@ def keep_usable(
         raise UnusablePhotosError(f"no photo of {photos.dataset} can be used: {first}")
     for path, failure in failures.items():
         if path not in left_out:
-            _log.warning("left out: %s", failure)
+            logger.warning("left out: %s", failure)
     left_out.update(failures)
     paths = tuple(photos.paths[row] for row in rows)
     return replace(photos, paths=paths, targets=photos.targets[rows])

@@ -19,7 +19,7 @@ from models.network import Network
 from models.text import TextEncoder
 from models.towers.network import TowerNetwork
 from service.bundle.card import InputContract
-from service.labels.text import MAX_NAME_CHARACTERS, normalise_text
+from service.fields import MAX_NAME_CHARACTERS, normalise_text
 
 _label_name = TypeAdapter[str](
     Annotated[

@@ -35,7 +35,7 @@ from service.bundle.reader import Bundle
 from service.engine.heads import LabelVectors
 from service.errors import ServiceError
 from service.labels.definition import Definition
-from service.labels.encoding import Encoding, open_encoding
+from service.labels.encoding import LabelEncoders, open_label_encoders
 from service.labels.label_set import LabelSet, make_trained_set
 from service.labels.opening import read_bundle_sets
 
@@ -43,7 +43,7 @@ CONFIG_FILE = "config.pbtxt"
 LABELS_FILE = "labels.txt"
 _STEP = re.compile(r'\bmodel_name\s*:\s*"([^"]+)"')  # of an ensemble's configuration
 _ACTIVATIONS: dict[Activation, str] = {"sigmoid": "Sigmoid", "softmax": "Softmax"}
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def write_repository(folder: Path, bundle: Bundle, precision: Precision = "fp32"
     if not heads:
         raise ExportError(f"bundle {bundle.card.name} has no labels whose scores Triton could give")
     if precision == "int8":  # Triton's backend cannot set `session.x64quantprecision`
-        _log.warning("in Triton, int8 saturates on x86 processors without VNNI: take fp32 there")
+        logger.warning("in Triton, int8 saturates on x86 processors without VNNI: take fp32 there")
     folder.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=folder))
     try:
@@ -81,7 +81,7 @@ def write_repository(folder: Path, bundle: Bundle, precision: Precision = "fp32"
             os.replace(model, folder / model.name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    _log.info("wrote %d Triton models to %s", len(heads) + 2, folder)
+    logger.info("wrote %d Triton models to %s", len(heads) + 2, folder)
 
 
 def check_places(folder: Path, bundle: Path, name: str, label_sets: Iterable[str]) -> None:
@@ -165,7 +165,7 @@ def _take_trained_head(bundle: Bundle, precision: Precision) -> list[_Head]:
 
 def _take_label_sets(bundle: Bundle, precision: Precision) -> list[_Head]:
     definitions = read_bundle_sets(bundle)
-    encoding = open_encoding(
+    encoding = open_label_encoders(
         bundle, threads=os.cpu_count() or 1, cache_size=0, queue_size=len(definitions) + 1
     )
     if encoding is None:
@@ -192,7 +192,7 @@ def _read_head(bundle: Bundle, graph: GraphName, precision: Precision) -> onnx.M
     return onnx.load_from_string(bundle.read_graph(graph, bundle.image_precision(graph, precision)))
 
 
-def _encode(definition: Definition, encoding: Encoding) -> LabelVectors:
+def _encode(definition: Definition, encoding: LabelEncoders) -> LabelVectors:
     async def encode() -> LabelVectors:
         return await encoding.project(await encoding.embed(definition))
 

@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from service.bundle.card import Calibration, format_first_error
-from service.cli.photos import PhotoResult, label_photos, run_pipeline
-from service.errors import LabelSetReadOnly, StartError
-from service.labels.calibration import (
+from service.calibration import (
     MIN_POSITIVES,
     Fit,
     OperatingPoint,
@@ -27,11 +25,13 @@ from service.labels.calibration import (
     fit_calibration,
     move_threshold,
 )
+from service.cli.photos import PhotoResult, label_photos, run_pipeline
+from service.errors import LabelSetReadOnly, StartError
+from service.fields import LabelText
 from service.labels.label_set import LabelSet
-from service.labels.question import Question
-from service.labels.text import LabelText
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.scoring import compute_scores
+from service.question import Question
 from service.settings import Settings
 
 LABELS_FILE = "labels.json"

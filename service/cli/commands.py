@@ -42,7 +42,7 @@ from service.http.telemetry.logs import configure_logs
 from service.settings import Settings
 
 if TYPE_CHECKING:
-    from service.labels.question import Question
+    from service.question import Question
 
 EXIT_CANNOT_START = 2
 EXIT_BROKE = 3

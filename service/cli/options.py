@@ -16,7 +16,7 @@ from service.errors import StartError, quote
 from service.settings import Settings
 
 if TYPE_CHECKING:
-    from service.labels.question import Question
+    from service.question import Question
 
 # They have a flag for a file too: other users of the machine can read arguments.
 _SECRETS = ("predict_keys", "admin_keys")
@@ -110,7 +110,7 @@ ExcludedPaths = Annotated[
 
 
 def _make_question(asked: Mapping[str, Any]) -> Question:
-    from service.labels.question import parse_question
+    from service.question import parse_question
 
     given = {name: value for name, value in asked.items() if value not in (None, [])}
     if formerly := given.pop("candidate_label", None):

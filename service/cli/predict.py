@@ -29,8 +29,8 @@ from service.errors import ImageError, OutOfMemory, StartError
 from service.images.decode import decode_image
 from service.images.folders import read_photo
 from service.images.formats import make_overlay_name
-from service.labels.question import Question
 from service.pipeline.prediction import Prediction
+from service.question import Question
 from service.settings import Settings
 
 _MAX_OVERLAY_SIDE = 1024

@@ -26,8 +26,8 @@ from service.scheduling.cpu import count_processes, divide_cores
 from service.settings import Settings
 
 if TYPE_CHECKING:
-    from service.http.server import WorkerSeat
-    from service.http.transport.workers import Worker
+    from service.process.server import WorkerSeat
+    from service.process.workers import Worker
 
 _MEMORY_FOLDER = "/dev/shm"
 
@@ -64,8 +64,8 @@ def _serve(
         gc.disable()  # as in `__main__`
         # Importing SQLAlchemy and FastAPI takes as long as opening the graphs, which rarely holds
         # the GIL.
-        from service.http.server import run_server
         from service.pipeline.pipeline import build_pipeline
+        from service.process.server import run_server
 
         gc.freeze()
         gc.enable()
@@ -82,11 +82,11 @@ def _supervise(
     open_graphs: Callable[[Settings], Graphs],
 ) -> None:
     gc.disable()
-    from service.http import server
     from service.http.telemetry.metrics import bind_own_port
-    from service.http.transport.ports import reserve_port
-    from service.http.transport.workers import Supervisor
     from service.pipeline import pipeline  # noqa: F401 - before the fork, so that workers share it
+    from service.process import server
+    from service.process.ports import reserve_port
+    from service.process.workers import Supervisor
 
     gc.freeze()
     gc.enable()

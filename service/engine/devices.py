@@ -42,7 +42,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 # label sets of different length.
 _CACHED_KERNELS = 64
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def check_device(device: Device) -> None:
@@ -76,7 +76,7 @@ def choose_precision(
     if asked == "auto":
         stored = bundle.default_precision(device)
         if stored == "int8" and device in CPU_DEVICES and not multiplies_int8():
-            _log.info("precision auto: fp32 instead of int8, because this processor has no VNNI")
+            logger.info("precision auto: fp32 instead of int8, because this processor has no VNNI")
             stored = "fp32"
         faster = device == "openvino" and stored == "fp32" and multiplies_bf16()
         return "bf16" if faster else stored

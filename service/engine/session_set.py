@@ -38,7 +38,7 @@ from service.engine.sessions import (
 from service.engine.tensors import QueryCache, Tensor, cut_rows, run_bound, run_graph
 from service.errors import InferenceFailed
 from service.images.decode import PixelArray
-from service.scheduling.stages import time_stage
+from service.stages import time_stage
 
 # Images x labels of one run of the screened head, which takes 0.4 kB for each. With 50,000 labels,
 # a batch of 4 photos takes 0.87 of the time of 4 runs.

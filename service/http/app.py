@@ -14,7 +14,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import StartError
-from service.http.host import PipelineHost
 from service.http.open_inference import routes as open_inference
 from service.http.requests.body import BudgetMiddleware, open_budget
 from service.http.responses.openapi import DocumentedApp
@@ -27,6 +26,7 @@ from service.http.security.proxies import TrustedProxies
 from service.http.security.rates import RateLimiter
 from service.http.telemetry.access import Access
 from service.http.telemetry.metrics import Metrics, keep_sampling, open_registry
+from service.pipeline.host import PipelineHost
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        lifespan=live,
+        lifespan=lifespan,
         telemetry=_NO_TELEMETRY if traces is None else traces.telemetry,
     )
     app.state.host = host
@@ -174,7 +174,7 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def live(app: FastAPI, *, opened_first: bool = False) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI, *, opened_first: bool = False) -> AsyncIterator[None]:
     """Lifespan: opens the pipeline, samples metrics, and drains at the end.
 
     With `opened_first` the app starts when the pipeline is open, and fails with its `StartError` or

@@ -17,15 +17,15 @@ from service.errors import (
     VersionNotReached,
 )
 from service.labels.definition import Definition, check_candidates, refuse_duplicates
-from service.labels.encoding import Encoding
+from service.labels.encoding import LabelEncoders
 from service.labels.label_set import CANDIDATE_SET, RESERVED_NAMES, LabelSet, Origin
-from service.labels.question import Question
 from service.labels.store.store import LabelStore
 from service.labels.stored_sets import StoredSets
+from service.question import Question
 
 _NAMES_LOGGED = 10
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class FixedSet(NamedTuple):
@@ -43,7 +43,7 @@ class Catalogue:
         self,
         trained: LabelSet | None,
         fixed: Sequence[FixedSet],
-        encoding: Encoding | None,
+        encoding: LabelEncoders | None,
         store: LabelStore | None,
         *,
         default_sets: tuple[str, ...],
@@ -129,7 +129,7 @@ class Catalogue:
             # No StartError: a client that deletes the set could prevent the next start.
             if self.get(name) is None:
                 known = ", ".join(self._list_names()[:_NAMES_LOGGED])
-                _log.warning(
+                logger.warning(
                     "the default label set %s is missing: requests must name one (%s)", name, known
                 )
 

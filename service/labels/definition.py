@@ -15,7 +15,6 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import (
-    BeforeValidator,
     Field,
     StrictBool,
     ValidationInfo,
@@ -27,22 +26,12 @@ from pydantic_core import PydanticCustomError
 from service.bundle.card import Calibration, EmbeddingSpace, Record, write_prompt
 from service.engine.heads import Embeddings
 from service.errors import InvalidLabelSet, OtherEmbeddings, TextNotEncodable, quote
-from service.labels.text import LabelSetName, LabelText, PromptText
+from service.fields import LabelSetName, LabelText, NoBool, PromptText
 
 MAX_EMBEDDING_VALUES = 65_536
 EMBEDDING_LENGTHS = (1e-4, 1e4)
 """Shortest and longest embedding (Euclidean). Those of text encoders and word vectors are between 1
 and a few hundred; far beyond, their squares overflow or vanish in the graphs."""
-
-
-def _refuse_bool(value: object) -> object:
-    if isinstance(value, bool):
-        raise PydanticCustomError("truth", "Input should be a number, not true or false")
-    return value
-
-
-NoBool = BeforeValidator(_refuse_bool)
-"""For numbers: Python's `bool` is an `int`."""
 
 
 class OpenLabel(Record):

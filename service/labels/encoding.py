@@ -1,4 +1,4 @@
-"""Encoding of labels for the open head, on one thread beside the event loop.
+"""LabelEncoders of labels for the open head, on one thread beside the event loop.
 
 Texts are encoded a few at a time, so that long and short lists take turns, and a cancelled caller
 stops its own work.
@@ -32,7 +32,7 @@ TEXTS_PER_TURN = 32
 ResultT = TypeVar("ResultT")
 
 
-class Encoding:
+class LabelEncoders:
     """Text encoder and label encoder of one bundle; use it from one event loop.
 
     With `encodes_text`, labels may come without an embedding. If an encoder fails, the methods
@@ -161,9 +161,9 @@ def _find_overflow(vectors: LabelVectors) -> int | None:
     return min((row for row in rows if row is not None), default=None)
 
 
-def open_encoding(
+def open_label_encoders(
     bundle: Bundle, *, threads: int, cache_size: int, queue_size: int, screen: bool = True
-) -> Encoding | None:
+) -> LabelEncoders | None:
     """Opens the encoders of a bundle, or raises `BundleError`; None without an open head.
 
     `cache_size` counts candidate labels, `queue_size` callers that wait for the text encoder.
@@ -173,7 +173,7 @@ def open_encoding(
     if labels is None or bundle.card.open_head is None:
         return None
     texts = open_text_encoder(bundle, threads)
-    return Encoding(
+    return LabelEncoders(
         bundle.card.open_head,
         labels,
         texts,

@@ -26,13 +26,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from service.bundle.card import Calibration, format_first_error
 from service.errors import InvalidLabelSet, StartError, quote
+from service.fields import LabelSetName, LabelText, PromptText
 from service.labels.definition import (
     Definition,
     LabelSetRecord,
     define_label_set,
     refuse_duplicates,
 )
-from service.labels.text import LabelSetName, LabelText, PromptText
 
 FOLDER_SUFFIXES = (".json", ".npz")
 """Other files of a folder of label sets are ignored: a text may be a README."""

@@ -17,7 +17,7 @@ from service.bundle.card import (
 )
 from service.engine.heads import Keys, LabelVectors, QueryArray, ScreenedQueries
 from service.labels.definition import Definition
-from service.labels.question import Threshold
+from service.question import Threshold
 
 # Questions whose arrays for the screened head a set caches.
 _MAX_SCREENED = 16

@@ -7,17 +7,17 @@ from service.bundle.reader import Bundle
 from service.errors import BundleError, InvalidLabelSet, LabelSetError, NoOpenHead, StartError
 from service.labels.catalogue import Catalogue, FixedSet
 from service.labels.definition import Definition, check_fit
-from service.labels.encoding import Encoding
+from service.labels.encoding import LabelEncoders
 from service.labels.files import parse_label_set, read_label_set_folder
 from service.labels.label_set import make_trained_set
 from service.labels.store.database import open_database
 from service.labels.store.store import LabelStore, Limits
 from service.settings import Settings
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
-def open_catalogue(settings: Settings, bundle: Bundle, encoding: Encoding | None) -> Catalogue:
+def open_catalogue(settings: Settings, bundle: Bundle, encoding: LabelEncoders | None) -> Catalogue:
     """Reads the label sets of bundle and folder, and prepares the store.
 
     The catalogue closes `encoding`. Raises `BundleError` for an invalid set of the bundle, and
@@ -76,7 +76,7 @@ def _open_store(settings: Settings, bundle: Bundle) -> LabelStore | None:
         if settings.label_store is not None:
             raise
         # The user did not ask for the default place, so predictions go on without it.
-        _log.warning("%s; registrations are refused until ML_DECODER_LABEL_STORE is set", error)
+        logger.warning("%s; registrations are refused until ML_DECODER_LABEL_STORE is set", error)
         return None
     limits = Limits(settings.max_label_sets, settings.max_labels, settings.max_labels_per_set)
     return LabelStore(database, head.embedding_space.fingerprint, limits)

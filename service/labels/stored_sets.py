@@ -29,15 +29,21 @@ from service.errors import (
     VersionNotReached,
 )
 from service.labels.definition import Definition, check_embeddings
-from service.labels.encoding import Encoding
+from service.labels.encoding import LabelEncoders
 from service.labels.label_set import LabelSet
-from service.labels.store.store import LabelStore, Mark, Stored, Written, check_version
+from service.labels.store.store import (
+    LabelStore,
+    SetVersion,
+    StoreState,
+    WriteResult,
+    check_version,
+)
 
 # The largest set takes seconds to write, so a call that takes longer hangs.
 _TIMEOUT_SECONDS = 30.0
 _CLOSE_TIMEOUT_SECONDS = 1.0
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ParamsT = ParamSpec("ParamsT")
 ResultT = TypeVar("ResultT")
@@ -47,7 +53,11 @@ class StoredSets:
     """Snapshots of the store's sets; use it from one event loop."""
 
     def __init__(
-        self, store: LabelStore, encoding: Encoding, poll_seconds: float, hidden: Collection[str]
+        self,
+        store: LabelStore,
+        encoding: LabelEncoders,
+        poll_seconds: float,
+        hidden: Collection[str],
     ) -> None:
         """Loads nothing before `start`; `hidden` are names of sets outside the store."""
         self._store = store
@@ -55,7 +65,7 @@ class StoredSets:
         self._poll_seconds = poll_seconds
         self._hidden = frozenset(hidden)
         self.by_name: Mapping[str, LabelSet] = MappingProxyType({})
-        self._mark = Mark(-1, 0)
+        self._mark = StoreState(-1, 0)
         self._changing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._following: asyncio.Task[None] | None = None
@@ -116,7 +126,7 @@ class StoredSets:
                 if known is not None:
                     loaded[name] = known
             for name in sorted((loaded.keys() & self._hidden) - self.by_name.keys()):
-                _log.warning("label set %s of the store is hidden by a read-only one", name)
+                logger.warning("label set %s of the store is hidden by a read-only one", name)
             self.by_name, self._mark = MappingProxyType(loaded), mark
 
     async def reach(self, version: int, names: Sequence[str]) -> None:
@@ -161,7 +171,7 @@ class StoredSets:
         if stored is None:
             raise LabelSetNotFound(name)
         old = stored.definition
-        found = Stored(stored.version, old.digest)
+        found = SetVersion(stored.version, old.digest)
         check_version(name, found, if_version)
         names = frozenset(old.names)
         if unknown := tuple(label for label in thresholds if label not in names):
@@ -206,7 +216,7 @@ class StoredSets:
         return await self._find_current(definition, written.version), False
 
     async def _find_current(self, definition: Definition, version: int) -> LabelSet:
-        stored = Stored(version, definition.digest)
+        stored = SetVersion(version, definition.digest)
         if not _is_current(self.by_name.get(definition.name), stored):
             await self.refresh()
         found = self.by_name.get(definition.name)
@@ -214,7 +224,7 @@ class StoredSets:
             raise LabelSetNotFound(definition.name)
         return found
 
-    def _publish(self, sets: dict[str, LabelSet], written: Written) -> None:
+    def _publish(self, sets: dict[str, LabelSet], written: WriteResult) -> None:
         self.by_name = MappingProxyType(sets)
         if written.previous == self.revision:  # else another process wrote too: poll again
             self._mark = self._mark._replace(revision=written.version)
@@ -234,7 +244,7 @@ class StoredSets:
             check_embeddings(stored.embeddings, self._encoding.head.embedding_space.width)
             vectors = await self._encoding.project(stored.embeddings)
         except InvalidLabelSet as error:
-            _log.error("label set %s of the store is invalid: %s", name, error.reason)
+            logger.error("label set %s of the store is invalid: %s", name, error.reason)
             return None
         version = str(stored.version)
         return self._encoding.make_set(stored.definition, vectors, version, "store")
@@ -244,7 +254,7 @@ class StoredSets:
         others = await self._call(self._store.list_others)
         for number, (name, space) in enumerate(others.items()):
             self.reencoding_progress = (number, len(others))
-            _log.info(
+            logger.info(
                 "label set %s is of another embedding space: encoding it again (%d of %d)",
                 *(name, number + 1, len(others)),
             )
@@ -253,7 +263,7 @@ class StoredSets:
             except (StoreUnavailable, StoreFull):
                 raise
             except ServiceError as error:
-                _log.warning(
+                logger.warning(
                     "label set %s of another embedding space cannot be encoded again: %s: register "
                     "it again, or serve the bundle that it is of",
                     *(name, error.describe()),
@@ -269,7 +279,7 @@ class StoredSets:
             raise InvalidLabelSet("It has embeddings of its own")
         thresholds = old.thresholds
         if old.calibration is not None:
-            _log.warning("label set %s has lost its calibration: calibrate it again", name)
+            logger.warning("label set %s has lost its calibration: calibrate it again", name)
             thresholds = (None,) * len(thresholds)
         definition = self._encoding.check(Definition(name, old.names, old.prompts, thresholds))
         await self._call(self._store.check, definition, replace=False, if_version=None)
@@ -292,15 +302,15 @@ class StoredSets:
             await look()
         except StoreError as error:
             if self._failure is None:
-                _log.warning("the label store is unavailable: %s", error)
+                logger.warning("the label store is unavailable: %s", error)
             self._failure = str(error)
             if isinstance(error, StoreIncompatible):
                 raise
         except Exception:
-            _log.exception("polling the label store failed")
+            logger.exception("polling the label store failed")
         else:
             if self._failure is not None:
-                _log.warning("the label store is back")
+                logger.warning("the label store is back")
             self._failure = None
 
     async def _call(
@@ -320,7 +330,7 @@ class StoredSets:
         return done.result()
 
 
-def _is_current(known: LabelSet | None, stored: Stored) -> bool:
+def _is_current(known: LabelSet | None, stored: SetVersion) -> bool:
     return known is not None and (known.version, known.digest) == (
         str(stored.version),
         stored.digest,

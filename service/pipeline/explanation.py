@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from service.bundle.reader import Bundle
 from service.engine.session_set import MapGraphs
-from service.labels.question import MAX_EXPLAINED
 from service.pipeline.overlay import draw_overlay
 from service.pipeline.scoring import ScoredLabel
-from service.pipeline.selection import Part, Selection
+from service.pipeline.selection import SelectedLabels, Selection
+from service.question import MAX_EXPLAINED
 
 MapArray = NDArray[np.float32]
 
@@ -74,7 +74,9 @@ class Explainer:
             for row in range(len(labels))
         )
 
-    def _map_part(self, part: Part, names: list[str], memory: NDArray[np.float32]) -> MapArray:
+    def _map_part(
+        self, part: SelectedLabels, names: list[str], memory: NDArray[np.float32]
+    ) -> MapArray:
         positions = [part.labels.positions[name] for name in names]
         if part.head is None:
             return self._graphs.draw(memory, np.asarray(positions, np.int64))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from service.bundle.reader import Bundle, load_bundle
 from service.engine.engine import Engine, open_engine
-from service.labels.encoding import Encoding, open_encoding
+from service.labels.encoding import LabelEncoders, open_label_encoders
 from service.scheduling.cpu import count_cores
 from service.settings import Settings
 
@@ -32,7 +32,7 @@ class Graphs:
 
     bundle: Bundle
     engine: Engine
-    encoding: Encoding | None
+    encoding: LabelEncoders | None
 
 
 def open_graphs(settings: Settings) -> Graphs:
@@ -56,9 +56,9 @@ def open_graphs(settings: Settings) -> Graphs:
     return Graphs(bundle, engine, encoding)
 
 
-def open_encoders(settings: Settings, bundle: Bundle) -> Encoding | None:
+def open_encoders(settings: Settings, bundle: Bundle) -> LabelEncoders | None:
     """Opens the encoders of labels; None if the bundle has no open head."""
-    return open_encoding(
+    return open_label_encoders(
         bundle,
         threads=min(settings.intra_op_threads or count_cores(), _MAX_ENCODING_THREADS),
         cache_size=settings.candidate_cache_size,

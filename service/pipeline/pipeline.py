@@ -20,20 +20,20 @@ from service.images.jpeg import START_OF_IMAGE, Jpeg, parse_jpeg
 from service.labels.catalogue import Catalogue
 from service.labels.label_set import LabelSet
 from service.labels.opening import open_catalogue
-from service.labels.question import Question
 from service.pipeline.explanation import Explainer, Explanation
 from service.pipeline.loading import Graphs, open_graphs
 from service.pipeline.prediction import Prediction, add_up_timings
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import Selection, select_labels
 from service.pipeline.worker import Inference, Item, Result
+from service.question import Question
 from service.scheduling.admission import Admission, DrainRate, State
 from service.scheduling.batcher import Batcher
 from service.scheduling.cpu import count_cores, list_cores
 from service.scheduling.queue import BatchQueue, BatchSizes
-from service.scheduling.stages import Observer, Stage
 from service.scheduling.tasks import CALLER, SideThreads
 from service.settings import Settings
+from service.stages import Observer, Stage
 
 # Choosing from or scoring up to this many labels takes less time than switching to a thread.
 _MAX_INLINE_LABELS = 2000
@@ -230,16 +230,18 @@ class Pipeline:
         item = Item(photo, selection.heads, bool(selection.question.explain))
         done = await self._batcher.submit(item, deadline, has_place=bool(earlier))
         image, logits = done.result.image, done.result.logits
-        run_aside = self._side_threads.run
+        run_in_side_thread = self._side_threads.run
         if selection.num_labels <= _MAX_INLINE_LABELS:
             labels = score_labels(logits, selection)
         else:
-            labels = await run_aside(deadline, score_labels, logits, selection)
+            labels = await run_in_side_thread(deadline, score_labels, logits, selection)
         explanations: tuple[Explanation, ...] = ()
         if item.explained:
             explain = self.explainer.explain_labels
             size, memories = (image.width, image.height), done.result.memories
-            explanations = await run_aside(deadline, explain, labels, selection, memories, size)
+            explanations = await run_in_side_thread(
+                deadline, explain, labels, selection, memories, size
+            )
         queueing = Stage("queue", joined, joined + done.queue_seconds)
         stages = (*earlier, queueing, *done.result.stages)
         for observer in self.observers:

@@ -9,7 +9,7 @@ from typing import Any
 
 from service.pipeline.explanation import Explanation
 from service.pipeline.scoring import ScoredLabel
-from service.scheduling.stages import Stage
+from service.stages import Stage
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from service.bundle.card import Activation
 from service.engine.heads import ScreenedLogits
 from service.labels.label_set import Source
-from service.labels.question import Threshold
-from service.pipeline.selection import Part, Selection
+from service.pipeline.selection import SelectedLabels, Selection
+from service.question import Threshold
 
 # float64 overflows at exp(710).
 _MAX_EXPONENT = 700.0
@@ -95,7 +95,7 @@ def score_labels(
 
 def _score_part(
     logits: NDArray[np.floating] | ScreenedLogits,
-    part: Part,
+    part: SelectedLabels,
     threshold: Threshold | None,
     limit: int | None,
     by_threshold: bool,

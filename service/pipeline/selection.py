@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from service.engine.heads import Head, SomeQueries
 from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import LabelSet
-from service.labels.question import Question
+from service.question import Question
 
 # The screen costs as much as scoring 90 labels; of 200 it leaves out 110.
 _MIN_SCREENED = 200
@@ -23,7 +23,7 @@ _MOST_WANTED = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class SelectedLabels:
     """The labels of one set that may be in the answer."""
 
     labels: LabelSet
@@ -37,7 +37,7 @@ class Selection:
 
     question: Question
     sets: tuple[LabelSet, ...]
-    parts: tuple[Part, ...]  # of the sets with a label that may be in the answer
+    parts: tuple[SelectedLabels, ...]  # of the sets with a label that may be in the answer
     # Labels of registered sets that an earlier set answers, with its threshold, by set.
     hidden: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -74,7 +74,7 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
     """
     if len(sets) == 1 and not question.include and not question.exclude:
         chosen = sets[0].all_positions
-        part = Part(sets[0], chosen, _choose_head(sets[0], chosen, question))
+        part = SelectedLabels(sets[0], chosen, _choose_head(sets[0], chosen, question))
         return Selection(question, tuple(sets), (part,))
     include = _resolve_names(sets, question.include or ())
     exclude = _resolve_names(sets, question.exclude or ())
@@ -100,7 +100,7 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
         taken |= positions.keys()
         if chosen.any():
             some = labels.all_positions if chosen.all() else np.flatnonzero(chosen)
-            parts.append(Part(labels, some, _choose_head(labels, some, question)))
+            parts.append(SelectedLabels(labels, some, _choose_head(labels, some, question)))
     return Selection(question, tuple(sets), tuple(parts), hidden)
 
 

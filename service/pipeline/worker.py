@@ -22,7 +22,7 @@ from service.errors import (
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import Jpeg
 from service.scheduling.batcher import IsAlone
-from service.scheduling.stages import Observer, Stage, collect_stages, time_stage
+from service.stages import Observer, Stage, collect_stages, time_stage
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,15 +59,15 @@ class Inference:
         self._max_pixels = max_pixels
         self._observers = observers
 
-    def run(self, items: Sequence[Item], is_alone: IsAlone) -> list[Result | Exception]:
-        """Returns for each item its result or why it has none; calls `is_alone` after decoding.
+    def run(self, items: Sequence[Item], uses_all_threads: IsAlone) -> list[Result | Exception]:
+        """Returns the result or the error of each item; calls `uses_all_threads` after decoding.
 
         Raises InferenceFailed for the batch, or ServiceBroken if the engine fails on every one.
         """
         decoded = [self._decode(item) for item in items]
         good = [(item, *each) for item, each in zip(items, decoded, strict=True)
                 if not isinstance(each, Exception)]  # fmt: skip
-        results = iter(self._infer(good, is_alone)) if good else iter(())
+        results = iter(self._infer(good, uses_all_threads)) if good else iter(())
         return [each if isinstance(each, Exception) else next(results) for each in decoded]
 
     def _decode(self, item: Item) -> tuple[DecodedImage, list[Stage]] | ImageError | OutOfMemory:
@@ -81,7 +81,7 @@ class Inference:
         return image, stages
 
     def _infer(
-        self, photos: Sequence[tuple[Item, DecodedImage, list[Stage]]], is_alone: IsAlone
+        self, photos: Sequence[tuple[Item, DecodedImage, list[Stage]]], uses_all_threads: IsAlone
     ) -> list[Result]:
         images = [image.pixels for _, image, _ in photos]
         pixels = np.stack(images) if len(images) > 1 else images[0][np.newaxis]  # not copied
@@ -90,7 +90,9 @@ class Inference:
         started = time.perf_counter()
         with collect_stages() as stages:
             try:
-                rows = self._engine.run(pixels, heads, alone=is_alone(), explained=explained)
+                rows = self._engine.run(
+                    pixels, heads, alone=uses_all_threads(), explained=explained
+                )
             except InferenceFailed as failure:
                 self._check_engine(failure)
                 raise

@@ -29,7 +29,7 @@ _RETURN_SHARE = 0.1
 # Ticks of the watchdog before a run counts as hung.
 _MAX_TICKS = 10
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # Whether no other batch runs or waits, so that this one may use every core.
 IsAlone = Callable[[], bool]
@@ -135,7 +135,7 @@ class Batcher(Generic[ItemT, ResultT]):
                 self._run(batch, core)
                 batch = ()  # an idle worker must not keep its last photos
         except BaseException:
-            _log.critical("a worker of the batcher died", exc_info=True)
+            logger.critical("a worker of the batcher died", exc_info=True)
         finally:
             self._call_in_loop(partial(self._on_worker_end, batch))
 
@@ -155,14 +155,14 @@ class Batcher(Generic[ItemT, ResultT]):
         report: Callable[[], None]
         return_seconds = 0.0
         try:
-            is_alone = partial(self._is_alone, core)
-            results = self._run_batch([queued.item for queued in batch], is_alone)
+            uses_all_threads = partial(self._is_alone, core)
+            results = self._run_batch([queued.item for queued in batch], uses_all_threads)
             if len(results) != len(batch):
                 raise InferenceFailed(f"{len(results)} results for {len(batch)} items")
         except ServiceBroken:
             raise  # ends this worker
         except Exception as error:
-            _log.exception("a batch of %d failed", len(batch))
+            logger.exception("a batch of %d failed", len(batch))
             if not isinstance(error, InferenceFailed):
                 error = InferenceFailed("the run raised an error")
             report = partial(fail_items, batch, without_frames(error))
@@ -191,7 +191,7 @@ class Batcher(Generic[ItemT, ResultT]):
             self._queue.fail(NotReady("the batcher died"))
 
     def _on_hang(self) -> None:
-        _log.critical("a run of the batcher hangs")
+        logger.critical("a run of the batcher hangs")
         self._dead = True
         self._stopped.set()
         self._runs.fail(NotReady("a run hangs"))

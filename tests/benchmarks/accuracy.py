@@ -36,9 +36,9 @@ from models.metrics import average_precisions
 from models.network import Network
 from models.text import read_text_encoder
 from models.train.views import evaluation_transform
-from service.labels.calibration import bin_scores, measure_error
-from service.labels.question import Question
+from service.calibration import bin_scores, measure_error
 from service.pipeline.pipeline import open_pipeline
+from service.question import Question
 from service.settings import Settings
 from tests.benchmarks.servers import BUNDLE
 

@@ -31,13 +31,13 @@ from service.bundle.reader import load_bundle
 from service.cli.bulk.run import BulkJob, Totals, run_bulk
 from service.engine.sessions import SessionConfig, open_session
 from service.http.app import create_app
-from service.http.host import PipelineHost
 from service.http.responses.prediction_json import write_prediction
 from service.http.telemetry.access import Access
 from service.images import jpeg
 from service.images.decode import decode_image
-from service.labels.question import Question
+from service.pipeline.host import PipelineHost
 from service.pipeline.pipeline import open_pipeline
+from service.question import Question
 from service.settings import MIB, Settings
 from tests.benchmarks.load import Client, make_request, percentile
 from tests.benchmarks.servers import BUNDLE, ROOT

@@ -24,8 +24,8 @@ import typer
 from export.calibration.screen import read_nouns
 from service.bundle.reader import load_bundle
 from service.labels.definition import LabelSetRecord, define_label_set
-from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.question import Question
 from service.settings import Settings
 from tests.support.photos import make_photo
 

@@ -29,10 +29,10 @@ from service.images.decode import PixelArray, decode_image
 from service.images.folders import read_photo
 from service.labels.definition import LabelSetRecord, define_label_set
 from service.labels.label_set import LabelSet
-from service.labels.question import Question
 from service.pipeline.pipeline import open_pipeline
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
+from service.question import Question
 from service.settings import Settings
 
 _MAX_PIXELS = 200_000_000

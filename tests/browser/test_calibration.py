@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from service.labels.calibration import find_best_f1
+from service.calibration import find_best_f1
 from tests.browser.conftest import Visit
 from tests.browser.test_looks import Scheme, assert_accessible, keep_screenshot
 from tests.support.photos import make_photo

@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 from ml_decoder_client import Answer, ClientError, ServiceProblem, UnreadableAnswer, answers
 from ml_decoder_client.calls import Question
+from service import question
 from service.http.responses import schemas
-from service.labels import question
 from service.labels.definition import OpenLabel
 from tests.client.conftest import Fake
 from tests.support.fake_service import ANSWER

@@ -18,7 +18,7 @@ from service.bundle.reader import Bundle
 from service.cli.bulk.run import BulkJob, run_bulk
 from service.engine.encoders import open_text_encoder
 from service.images.decode import decode_image
-from service.labels.question import Question
+from service.question import Question
 from service.settings import Settings
 from tests.e2e.server_process import ROOT
 from tests.export.triton.test_repository import run_ensemble

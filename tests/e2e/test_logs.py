@@ -25,7 +25,7 @@ def test_every_line_is_a_json_object_and_errors_carry_the_request_id(tiny_bundle
     assert (line["method"], line["path"], line["status"]) == ("POST", "/predict", 400)
     assert line["problem"] == "invalid_image"
     assert line["duration_ms"] > 0
-    assert [entry["message"] for entry in lines if entry["logger"] == "service.http.server"]
+    assert [entry["message"] for entry in lines if entry["logger"] == "service.process.server"]
     assert all({"time", "level", "logger", "message"} <= entry.keys() for entry in lines)
 
 

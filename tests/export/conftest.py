@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.graphs.graph import Chain, Graphs
+from export.graphs.graph import EncoderAndHead, Graphs
 from export.graphs.optimise import optimise
 from export.graphs.trace import trace_encoder, trace_head
 from export.graphs.verify import make_noise
@@ -80,7 +80,7 @@ def head_quantiser(
     graphs: Graphs, pixels: PixelArray, tmp_path_factory: pytest.TempPathFactory
 ) -> Quantiser:
     """Quantises the head."""
-    tokens = Chain(graphs).encode(pixels[:1])
+    tokens = EncoderAndHead(graphs).encode(pixels[:1])
     folder = tmp_path_factory.mktemp("int8_head")
     return Quantiser(graphs["trained_head"], [{"tokens": tokens}], folder)
 

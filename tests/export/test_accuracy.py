@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from export.accuracy import measure_map, predict_logits
-from export.graphs.graph import Chain, Graphs
+from export.graphs.graph import EncoderAndHead, Graphs
 from export.sources.photos import LabelledPhotos, read_pixels, read_splits
 from tests.export.tiny_network import CONTRACT, LABELS
 from tests.support.photos import encode_picture
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 def test_logits_keep_the_order_of_the_photos(graphs: Graphs, folder: Path) -> None:
     photos = read_splits(folder, LABELS, CONTRACT, set()).test  # more than one batch
     logits = predict_logits(graphs, photos, CONTRACT)
-    chain = Chain(graphs)
+    chain = EncoderAndHead(graphs)
     for row in (0, 11, len(photos.paths) - 1):
         alone = chain.predict(read_pixels(photos.paths[row : row + 1], CONTRACT))[0]
         assert np.allclose(logits[row], alone, rtol=1e-4, atol=1e-5)

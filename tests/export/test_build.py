@@ -7,7 +7,7 @@ import pytest
 from export import ExportError, variants
 from export.accuracy import predict_logits
 from export.build import ExportRequest, build_bundle
-from export.calibration.heads import Rules
+from export.calibration.heads import CalibrationOptions
 from export.graphs.graph import PIXELS_TO_LOGITS, Graphs
 from export.graphs.verify import VerificationError
 from export.int8.search import MIN_AGREEMENT, Int8Graphs, variation_to_noise
@@ -17,11 +17,11 @@ from models.checkpoints.description import CheckpointError, Hints
 from models.network import Network
 from service.bundle.card import Precision
 from service.bundle.reader import Bundle, load_bundle
+from service.calibration import find_best_f1, fit_calibration
 from service.engine.engine import open_engine
 from service.engine.heads import LogitsArray
 from service.errors import BundleError
 from service.images.decode import PixelArray
-from service.labels.calibration import find_best_f1, fit_calibration
 from service.pipeline.scoring import compute_scores
 from tests.export.tiny_network import CONTRACT, LABELS, assert_close, run_torch
 
@@ -96,7 +96,7 @@ def test_common_labels_have_thresholds_from_validation(bundle: Bundle, folder: P
 def test_head_has_the_calibration_of_its_validation_logits(
     checkpoint: Path, folder: Path, tmp_path: Path, raw_scores: bool
 ) -> None:
-    rules = Rules(raw_scores=raw_scores)
+    rules = CalibrationOptions(raw_scores=raw_scores)
     bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "tiny", folder, rules=rules))
     val = read_splits(folder, LABELS, CONTRACT, set()).val
     fit = fit_calibration(run_trained(bundle, read_pixels(val.paths, CONTRACT)), val.targets)

@@ -25,8 +25,8 @@ from PIL import Image
 
 from service.http.routes.calibrate import MAX_PHOTOS
 from service.http.routes.predict import MAX_BATCH_IMAGES
-from service.labels.question import MAX_EXPLAINED
 from service.pipeline.pipeline import limit_pixels
+from service.question import MAX_EXPLAINED
 from tests.benchmarks.servers import BUNDLE
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve_command

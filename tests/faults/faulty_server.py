@@ -34,7 +34,7 @@ _COLOURS = {
     "CRASH": (0, 255, 255),
 }
 
-_log = logging.getLogger("faults")
+logger = logging.getLogger("faults")
 
 
 def make_fault(name: str) -> bytes:
@@ -51,14 +51,14 @@ class FaultyEngine(Engine):
     lost = False
 
     def run(self, images: Any, *args: Any, **options: Any) -> Any:
-        _log.warning("run images=%d", len(images))
+        logger.warning("run images=%d", len(images))
         colours = {tuple(int(value) for value in image[0, 0]) for image in images}
         if _COLOURS["FAIL"] in colours:
             raise ZeroDivisionError("secret of the engine")
         if _COLOURS["MEMORY"] in colours:
             raise OutOfMemory("secret of the engine")
         if _COLOURS["HOLD"] in colours:
-            _log.warning("run holds")
+            logger.warning("run holds")
             wait_for_file("FAULTS_HOLD")
         if _COLOURS["CRASH"] in colours:
             signal.raise_signal(signal.SIGSEGV)

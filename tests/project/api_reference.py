@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from service.http.app import create_app
-from service.http.host import PipelineHost
+from service.pipeline.host import PipelineHost
 from service.settings import Settings
 
 JSON = dict[str, Any]

@@ -6,7 +6,7 @@ Imports inside functions and under `TYPE_CHECKING` count. Starting a part as a p
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -27,9 +27,9 @@ SERVICE_PACKAGES = set(_PACKAGES.split())
 ORDER = {
     "ml_decoder_client": "answers reading calls connection clients",
     "service": """
-        errors  bundle  scheduling  settings  images  engine  labels  pipeline
-        http.requests  http.responses  http.host  http.security  http.telemetry  http.routes
-        http.open_inference  http.app  http.transport  http.server  ray_app  cli
+        errors  fields  question  bundle  calibration  stages  scheduling  settings  images  engine
+        labels  pipeline  http.requests  http.responses  http.security  http.telemetry  http.routes
+        http.open_inference  http.app  process  ray_app  cli
     """,
     "models": """
         commands  config  text  metrics  report  data  heads  backbones  network  towers
@@ -44,7 +44,10 @@ ORDER = {
 ROOMS = [f"{part}.{room}" for part, rooms in ORDER.items() for room in rooms.split()]
 # The export decodes and scores with the service's own code: thresholds and accuracy have to be
 # measured on the pixels and scores that the service will see.
-EXPORT_USES_OF_SERVICE = ("errors", "bundle", "images", "engine", "labels", "pipeline.scoring")
+EXPORT_USES_OF_SERVICE = (
+    *("errors", "fields", "bundle", "calibration", "images", "engine", "labels"),
+    "pipeline.scoring",
+)
 
 
 def find_imports(source: str) -> set[str]:
@@ -71,26 +74,34 @@ def _is_within(name: str, module: str) -> bool:
     return name == module or name.startswith(f"{module}.")
 
 
-def _modules() -> dict[str, Path]:
-    return {
-        ".".join(path.relative_to(root).with_suffix("").parts): path
-        for part in PARTS
-        for root in (ROOT / "client" if part == "ml_decoder_client" else ROOT,)
-        for path in sorted((root / part).rglob("*.py"))
-    }
-
-
-MODULES = _modules()
+IMPORTS = {
+    ".".join(path.relative_to(root).with_suffix("").parts): find_imports(
+        path.read_text(encoding="utf-8")
+    )
+    for part in PARTS
+    for root in (ROOT / "client" if part == "ml_decoder_client" else ROOT,)
+    for path in sorted((root / part).rglob("*.py"))
+}
 
 
 def _of_part(part: str) -> list[str]:
-    names = [name for name in MODULES if _is_within(name, part)]
+    names = [name for name in IMPORTS if _is_within(name, part)]
     assert names, f"{part} has no modules"
     return names
 
 
-def _imports_of(module: str) -> set[str]:
-    return find_imports(MODULES[module].read_text(encoding="utf-8"))
+def _tops_of(module: str) -> set[str]:
+    tops = {name.partition(".")[0] for name in IMPORTS[module]}
+    return tops - set(sys.stdlib_module_names)
+
+
+def _room_of(name: str) -> int | None:
+    """The position of the room that a dotted name lies in; None outside the rooms."""
+    return next((i for i, room in enumerate(ROOMS) if _is_within(name, room)), None)
+
+
+def _list_wrong(found: Iterable[tuple[str, set[str]]]) -> list[str]:
+    return [f"{module}: {', '.join(sorted(names))}" for module, names in found if names]
 
 
 def test_find_imports_sees_every_way_to_import() -> None:
@@ -108,68 +119,51 @@ def late():
     assert find_imports(source) == {"a.b", "c.d", "c.e", "(relative)", "g", "h", "i", "j"}
 
 
-@pytest.mark.parametrize("module", _of_part("service"))
-def test_service_imports_only_itself_and_the_base_install(module: str) -> None:
-    allowed = SERVICE_PACKAGES | {"service"}
-    if _is_within(module, "service.cli"):
-        allowed = allowed | {"ml_decoder_client"}
-    assert not _tops_of(module) - allowed
+def test_parts_import_only_what_their_users_install() -> None:
+    def allow(module: str) -> set[str]:
+        if _is_within(module, "service.cli"):
+            return SERVICE_PACKAGES | {"service", "ml_decoder_client"}
+        if _is_within(module, "service"):
+            return SERVICE_PACKAGES | {"service"}
+        return {"httpx", "ml_decoder_client"}
+
+    modules = [*_of_part("service"), *_of_part("ml_decoder_client")]
+    assert not _list_wrong((module, _tops_of(module) - allow(module)) for module in modules)
+    others = {"export", "service", "tests"}
+    assert not _list_wrong((module, _tops_of(module) & others) for module in _of_part("models"))
 
 
-@pytest.mark.parametrize("module", _of_part("ml_decoder_client"))
-def test_client_imports_only_itself_and_its_dependencies(module: str) -> None:
-    assert not _tops_of(module) - {"httpx", "ml_decoder_client"}
-
-
-def _tops_of(module: str) -> set[str]:
-    tops = {name.partition(".")[0] for name in _imports_of(module)}
-    return tops - set(sys.stdlib_module_names)
-
-
-@pytest.mark.parametrize("module", _of_part("models"))
-def test_models_imports_neither_export_nor_service(module: str) -> None:
-    assert not _tops_of(module) & {"export", "service", "tests"}
-
-
-@pytest.mark.parametrize("module", _of_part("export"))
-def test_export_imports_only_the_rooms_of_the_service_that_it_measures_with(module: str) -> None:
-    used = {name for name in _imports_of(module) if _is_within(name, "service")}
+def test_export_imports_only_the_rooms_of_the_service_that_it_measures_with() -> None:
     allowed = [f"service.{room}" for room in EXPORT_USES_OF_SERVICE]
-    assert not {name for name in used if not any(_is_within(name, room) for room in allowed)}
+
+    def list_others(module: str) -> set[str]:
+        used = {name for name in IMPORTS[module] if _is_within(name, "service")}
+        return {name for name in used if not any(_is_within(name, room) for room in allowed)}
+
+    assert not _list_wrong((module, list_others(module)) for module in _of_part("export"))
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_module_imports_no_higher_room(module: str) -> None:
-    own = _room_of(module)
-    if own is None:  # a package's own `__init__`
-        return
-    known = [room for name in _imports_of(module) if (room := _room_of(name)) is not None]
-    assert not {ROOMS[room] for room in known if room > own}
+def test_modules_import_no_higher_room() -> None:
+    def list_higher(module: str) -> set[str]:
+        own = _room_of(module)
+        if own is None:  # a package's own `__init__`
+            assert module.endswith("__init__"), f"{module} is in no room"
+            return set()
+        known = [room for name in IMPORTS[module] if (room := _room_of(name)) is not None]
+        return {ROOMS[room] for room in known if room > own}
+
+    assert not _list_wrong((module, list_higher(module)) for module in IMPORTS)
 
 
-def test_every_module_is_in_a_room() -> None:
-    outside = {name for name in MODULES if _room_of(name) is None}
-    assert {name.rpartition(".")[2] for name in outside} <= {"__init__"}
-
-
-def _room_of(name: str) -> int | None:
-    """The position of the room that a dotted name lies in; None outside the rooms."""
-    return next((i for i, room in enumerate(ROOMS) if _is_within(name, room)), None)
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_are_absolute(module: str) -> None:
-    assert "(relative)" not in _imports_of(module)
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_imports_point_one_way(part: str) -> None:
-    modules = _of_part(part)
-    graph = {m: {_owner(name, modules) for name in _imports_of(m)} - {m, ""} for m in modules}
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        pytest.fail(f"import cycle: {' -> '.join(error.args[1])}")
+def test_imports_are_absolute_and_point_one_way() -> None:
+    assert not [module for module, names in IMPORTS.items() if "(relative)" in names]
+    for part in PARTS:
+        modules = _of_part(part)
+        graph = {m: {_owner(name, modules) for name in IMPORTS[m]} - {m, ""} for m in modules}
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            pytest.fail(f"import cycle: {' -> '.join(error.args[1])}")
 
 
 def _owner(name: str, modules: list[str]) -> str:

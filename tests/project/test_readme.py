@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from service.errors import ServiceError
-from service.labels.question import Question
+from service.question import Question
 from tests.project.api_reference import read_openapi, write_reference
 from tests.project.command_reference import write_commands
 from tests.project.error_reference import CAUSES, list_errors, write_catalogue

@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.bundle.reader import Bundle
 from service.errors import BundleError
-from service.http.host import PipelineHost
 from service.http.telemetry import metrics as metrics_module
 from service.http.telemetry.metrics import Metrics
+from service.pipeline.host import PipelineHost
 from tests.support.photos import make_photo
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ import numpy as np
 from service.errors import StoreUnavailable
 from service.labels.definition import Definition
 from service.labels.store.database import open_database
-from service.labels.store.store import LabelStore, Limits, Mark, Stored
+from service.labels.store.store import LabelStore, Limits, SetVersion, StoreState
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE
 
 LIMITS = Limits(sets=50, labels=8, labels_per_set=5)
@@ -24,7 +24,7 @@ class FlakyStore(LabelStore):
         self.asked = asyncio.Event()
         self.loop = asyncio.get_running_loop()
 
-    def read_versions(self) -> tuple[Mark, dict[str, Stored]]:
+    def read_versions(self) -> tuple[StoreState, dict[str, SetVersion]]:
         self._answer()
         return super().read_versions()
 
@@ -32,7 +32,7 @@ class FlakyStore(LabelStore):
         self._answer()
         return super().list_others()
 
-    def read_mark(self) -> Mark:
+    def read_mark(self) -> StoreState:
         self._answer()
         return super().read_mark()
 

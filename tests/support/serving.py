@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from service.errors import ServiceError
 from service.http.app import create_app
-from service.http.host import OpenPipeline, PipelineHost
+from service.pipeline.host import OpenPipeline, PipelineHost
 from service.pipeline.pipeline import open_pipeline
 from service.settings import Settings
 from tests.support.photos import make_photo

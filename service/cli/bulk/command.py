@@ -21,7 +21,7 @@ from service.settings import Settings
 
 if TYPE_CHECKING:
     from service.cli.bulk.run import Totals
-    from service.labels.question import Question
+    from service.question import Question
 
 BULK_SETTINGS = (
     *("bundle", "device", "precision", "intra_op_threads", "decode_threads", "max_batch_size"),

@@ -22,7 +22,7 @@ from service.images.folders import (
     split_photos,
 )
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ def open_photos(location: str, exclude: Sequence[str] = ()) -> tuple[PhotoStore,
     if not names:
         raise StartError(f"{location} has no photos{explain_none(left_out)}")
     if left_out:
-        _log.warning("%s: %s", location, describe_left_out(left_out))
+        logger.warning("%s: %s", location, describe_left_out(left_out))
     return store, names, left_out.total()
 
 

@@ -16,9 +16,9 @@ from service.cli.bulk.photos import PhotoStore, is_utf8, open_photos
 from service.cli.photos import run_pipeline
 from service.errors import ImageError, OutOfMemory
 from service.labels.label_set import LabelSet
-from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.selection import Selection
+from service.question import Question
 from service.scheduling.tasks import run_in_order
 from service.settings import Settings
 
@@ -28,7 +28,7 @@ _MIN_CONCURRENCY = 32
 _QUEUE_SIZE = 4096
 _DEADLINE_MS = 3_600_000.0
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Report = Callable[["Totals", int], None]
 """Called after each photo (on Ray, each part) with the totals so far and the photos to do."""
@@ -85,7 +85,7 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
     async with run_pipeline(prepare_settings(job.settings)) as pipeline:
         selection = await pipeline.select(job.question)
         if selection.hidden:
-            _log.warning("%s", selection.describe_hidden())
+            logger.warning("%s", selection.describe_hidden())
         with open_parts(job.out, describe_question(pipeline, selection, job.photos)) as parts:
             remaining, totals = find_remaining(job, parts, names)
             totals.left_out = left_out
@@ -143,7 +143,7 @@ def find_remaining(
     unread = [name for name in names if not is_utf8(name)]
     for name in unread:
         shown = os.fsencode(name).decode("utf-8", "backslashreplace")
-        _log.error("%s was not read: its name is not UTF-8: rename the file", shown)
+        logger.error("%s was not read: its name is not UTF-8: rename the file", shown)
     names = [name for name in names if is_utf8(name)]
     if job.retry_failed:
         parts.forget_failed(names)
@@ -175,10 +175,10 @@ async def _tag_photo(
             return {"photo": name, "error": f"The file is larger than {limit} bytes"}
         found = (await pipeline.predict(data, selection)).describe()
     except OSError as error:
-        _log.error("%s was not read: %s", name, error)
+        logger.error("%s was not read: %s", name, error)
         return None
     except (OutOfMemory, MemoryError):
-        _log.error("%s was not read: too little memory", name)
+        logger.error("%s was not read: too little memory", name)
         return None
     except ImageError as error:
         return {"photo": name, "error": error.describe()}

@@ -19,7 +19,7 @@ from service.errors import InvalidTensors, quote
 from service.http.requests.json import MAX_PARTS, parse_json
 from service.http.requests.uploads import decode_base64
 from service.images.decode import DecodedImage, PixelArray
-from service.labels.question import Question, parse_question
+from service.question import Question, parse_question
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 IMAGE = "image"

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 
 from service import errors
 from service.errors import UnknownModel, UnsupportedMediaType
-from service.http.host import Host
 from service.http.open_inference.answer import (
     EXTENSIONS,
     LiveAnswer,
@@ -28,6 +27,7 @@ from service.http.open_inference.request import (
     parse_infer_request,
 )
 from service.http.requests.body import BYTES, JSON, Body, cancel_on_disconnect
+from service.http.requests.parameters import Host
 from service.http.responses.openapi import document_answer, document_tensors, document_v2_errors
 from service.http.responses.problems import PREFIX
 from service.http.routes.predict import IMAGE_PROBLEMS, REQUEST_PROBLEMS, limit_images

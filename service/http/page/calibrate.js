@@ -1,7 +1,7 @@
 // The threshold of one label of a kept set, from photos that show it and photos that do not.
 //
 // The photos are scored by `/predict`; precision and recall are computed here, by the rules of
-// `service/labels/calibration.py`.
+// `service/calibration.py`.
 
 import { keepThreshold, predict, readLabelSet } from "./api.js";
 

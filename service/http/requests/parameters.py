@@ -9,7 +9,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
 from fastapi import Depends
@@ -17,7 +17,8 @@ from starlette.requests import Request
 
 from service.errors import InvalidParameters, InvalidValue, RepeatedField, describe_unknown
 from service.labels.definition import check_candidates
-from service.labels.question import Question, parse_question
+from service.pipeline.host import PipelineHost
+from service.question import Question, parse_question
 
 LIST_PARAMETERS = frozenset({"include", "exclude", "label_set", "candidate_labels"})
 SINGLE_PARAMETERS = frozenset(Question.model_fields) - LIST_PARAMETERS
@@ -48,6 +49,15 @@ async def refuse_unknown_names(request: Request) -> None:
 
 
 KNOWN_NAMES = Depends(refuse_unknown_names)
+
+
+async def get_host(request: Request) -> PipelineHost:
+    """Returns the host of the request's app. Async, so that FastAPI needs no thread for it."""
+    host: PipelineHost = request.app.state.host
+    return host
+
+
+Host = Annotated[PipelineHost, Depends(get_host)]
 
 
 def _read_query_string(text: bytes) -> Question:

@@ -31,7 +31,7 @@ from service.errors import (
 from service.http.requests.body import JSON, MULTIPART, RAW_IMAGE, Body, read_media_type
 from service.http.requests.json import parse_aside
 from service.http.requests.parameters import NOT_UTF8, read_texts
-from service.labels.question import Question
+from service.question import Question
 from service.scheduling.tasks import CALLER
 from service.settings import Settings
 

@@ -21,7 +21,7 @@ from service.http.responses.problems import (
     find_v2_status,
     list_headers,
 )
-from service.labels.question import Question
+from service.question import Question
 
 _TEXT = {"type": "string"}
 _ERROR_HEADERS = {

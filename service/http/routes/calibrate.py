@@ -10,10 +10,11 @@ import numpy as np
 from fastapi import APIRouter, Query, Request
 
 from service import errors
+from service.calibration import find_threshold
 from service.errors import ImageError
-from service.http.host import Host
+from service.fields import LabelText
 from service.http.requests.body import BODY_PROBLEMS, cancel_on_disconnect
-from service.http.requests.parameters import KNOWN_NAMES
+from service.http.requests.parameters import KNOWN_NAMES, Host
 from service.http.requests.uploads import read_groups
 from service.http.responses.openapi import document_groups, document_problems
 from service.http.responses.problems import describe_problem
@@ -27,11 +28,9 @@ from service.http.responses.schemas import (
 from service.http.routes.labels import NAME_PROBLEMS, Name
 from service.http.security.keys import PREDICT
 from service.http.security.rates import LIMITED
-from service.labels.calibration import find_threshold
-from service.labels.question import Question
-from service.labels.text import LabelText
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.selection import Selection
+from service.question import Question
 from service.scheduling.tasks import run_in_order
 
 MAX_PHOTOS = 200

@@ -14,8 +14,8 @@ from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import ServiceError
-from service.http.host import PipelineHost
 from service.http.responses.problems import answer_error
+from service.pipeline.host import PipelineHost
 
 
 class DirectRoute(APIRoute):

@@ -18,10 +18,10 @@ from service.errors import (
     list_values,
     quote,
 )
-from service.http.host import Host
+from service.fields import LabelSetName
 from service.http.requests.body import BODY_PROBLEMS, cancel_on_disconnect
 from service.http.requests.json import read_json_object
-from service.http.requests.parameters import KNOWN_NAMES
+from service.http.requests.parameters import KNOWN_NAMES, Host
 from service.http.responses.openapi import (
     TAG,
     TAG_AND_PLACE,
@@ -48,7 +48,6 @@ from service.labels.definition import (
 )
 from service.labels.label_set import LabelSet
 from service.labels.store.store import ABSENT, PRESENT
-from service.labels.text import LabelSetName
 
 READ_PROBLEMS = (errors.NotReady, errors.Draining, *ACCESS_PROBLEMS)
 NAME_PROBLEMS = (

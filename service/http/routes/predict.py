@@ -14,7 +14,6 @@ from service.errors import (
     MalformedBody,
     UrlInputOff,
 )
-from service.http.host import PipelineHost
 from service.http.requests.body import BODY_PROBLEMS, JSON, cancel_on_disconnect
 from service.http.requests.parameters import add_fields, read_parameters
 from service.http.requests.uploads import Upload, UploadShape, decode_base64, read_upload
@@ -25,10 +24,11 @@ from service.http.responses.schemas import BatchAnswer, ImageFailure, PredictAns
 from service.http.routes.direct import DirectRoute
 from service.http.security.keys import ACCESS_PROBLEMS, PREDICT
 from service.http.security.rates import LIMITED
-from service.labels.question import MAX_EXPLAINED, Question
+from service.pipeline.host import PipelineHost
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
+from service.question import MAX_EXPLAINED, Question
 from service.scheduling.tasks import run_together
 from service.settings import Settings
 

@@ -8,8 +8,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from service.errors import Draining, InvalidParameters, NotReady
-from service.http.host import Host
-from service.http.requests.parameters import KNOWN_NAMES
+from service.http.requests.parameters import KNOWN_NAMES, Host
 from service.http.responses.openapi import document_answer, document_problems
 from service.http.responses.schemas import HealthAnswer, InfoAnswer, answer_info
 from service.http.security.keys import ACCESS_PROBLEMS, PREDICT, PUBLIC

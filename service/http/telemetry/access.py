@@ -13,10 +13,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import Draining
-from service.http.host import PipelineHost
 from service.http.responses.problems import answer_error, answer_unexpected
 from service.http.telemetry.logs import request_id_of
 from service.http.telemetry.metrics import CLIENT_LEFT, Metrics
+from service.pipeline.host import PipelineHost
 
 REQUEST_ID_HEADER = "X-Request-ID"
 RAW_REQUEST_ID = REQUEST_ID_HEADER.lower().encode()

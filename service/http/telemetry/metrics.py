@@ -29,10 +29,10 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from service.errors import StartError
-from service.http.host import PipelineHost
 from service.labels.catalogue import Catalogue
-from service.scheduling.stages import Stage
+from service.pipeline.host import PipelineHost
 from service.settings import Settings
+from service.stages import Stage
 
 PREFIX = "ml_decoder"
 SAMPLE_SECONDS = 0.5

@@ -19,8 +19,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.host import PipelineHost
-from service.scheduling.stages import Stage
+from service.pipeline.host import PipelineHost
+from service.stages import Stage
 
 # Sent every few seconds by orchestrators and Prometheus.
 _UNTRACED = frozenset({"/livez", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})

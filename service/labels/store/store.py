@@ -66,7 +66,7 @@ _DELETED = sa.Table(
 )
 
 
-class Mark(NamedTuple):
+class StoreState(NamedTuple):
     """The state of the store: while it is equal, so are the sets.
 
     `connections` is the `Database`'s: a backup may have another content at the same revision.
@@ -76,7 +76,7 @@ class Mark(NamedTuple):
     connections: int
 
 
-class Stored(NamedTuple):
+class SetVersion(NamedTuple):
     """Version and digest of a set in the store."""
 
     version: int
@@ -91,7 +91,7 @@ class StoredSet(NamedTuple):
     version: int
 
 
-class Written(NamedTuple):
+class WriteResult(NamedTuple):
     """The set's version; above `previous`, the store's last revision, if this call wrote it."""
 
     version: int
@@ -122,18 +122,18 @@ class LabelStore:
         self._limits = limits
         self._prepared = False
 
-    def read_mark(self) -> Mark:
+    def read_mark(self) -> StoreState:
         """Returns the current mark."""
         with self._connect() as connection:
             return self._read_mark(connection)
 
-    def read_versions(self) -> tuple[Mark, dict[str, Stored]]:
+    def read_versions(self) -> tuple[StoreState, dict[str, SetVersion]]:
         """Returns the mark and the version of each set, as of this mark or a later one."""
         query = sa.select(_SETS.c.name, _SETS.c.version, _SETS.c.digest)
         with self._connect() as connection:
             mark = self._read_mark(connection)
             rows = connection.execute(query.where(_SETS.c.space == self._space))
-            return mark, {name: Stored(version, digest) for name, version, digest in rows}
+            return mark, {name: SetVersion(version, digest) for name, version, digest in rows}
 
     def list_others(self) -> dict[str, str]:
         """Returns name -> space of sets that only other spaces have; the newest if several do.
@@ -176,7 +176,7 @@ class LabelStore:
         *,
         replace: bool,
         if_version: int | None = None,
-    ) -> Written:
+    ) -> WriteResult:
         """Writes a set durably, unless the same set is there already.
 
         Args:
@@ -191,7 +191,7 @@ class LabelStore:
             previous = self._lock(connection)
             found = self._find(connection, definition.name)
             if (same := _find_same(definition, found, replace, if_version)) is not None:
-                return Written(same, previous)
+                return WriteResult(same, previous)
             self._check_limits(connection, definition)
             connection.execute(sa.delete(_SETS).where(self._match(definition.name)))
             row = _encode_row(definition, embeddings)
@@ -199,9 +199,9 @@ class LabelStore:
                 sa.insert(_SETS).values(space=self._space, version=previous + 1, **row)
             )
             connection.execute(sa.update(_STATE).values(revision=previous + 1))
-            return Written(previous + 1, previous, created=found is None)
+            return WriteResult(previous + 1, previous, created=found is None)
 
-    def delete(self, name: str, if_version: int | None = None) -> Written:
+    def delete(self, name: str, if_version: int | None = None) -> WriteResult:
         """Deletes a set durably; raises `LabelSetNotFound` or `LabelSetChanged`."""
         with self._connect(writing=True) as connection:
             previous = self._lock(connection)
@@ -217,7 +217,7 @@ class LabelStore:
             if connection.execute(elsewhere.limit(1)).first() is not None:
                 row = {"space": self._space, "name": name, "version": previous + 1}
                 connection.execute(sa.insert(_DELETED).values(**row))
-            return Written(previous + 1, previous)
+            return WriteResult(previous + 1, previous)
 
     def break_connection(self) -> None:
         """Makes a call in another thread that waits for a server raise `StoreUnavailable`."""
@@ -250,14 +250,14 @@ class LabelStore:
     def _match(self, name: str) -> sa.ColumnElement[bool]:
         return sa.and_(_SETS.c.space == self._space, _SETS.c.name == name)
 
-    def _read_mark(self, connection: sa.Connection) -> Mark:
+    def _read_mark(self, connection: sa.Connection) -> StoreState:
         revision: int = connection.execute(sa.select(_STATE.c.revision)).scalar_one()
-        return Mark(revision, self._database.connections)
+        return StoreState(revision, self._database.connections)
 
-    def _find(self, connection: sa.Connection, name: str) -> Stored | None:
+    def _find(self, connection: sa.Connection, name: str) -> SetVersion | None:
         query = sa.select(_SETS.c.version, _SETS.c.digest).where(self._match(name))
         row = connection.execute(query).one_or_none()
-        return None if row is None else Stored(*row)
+        return None if row is None else SetVersion(*row)
 
     def _lock(self, connection: sa.Connection) -> int:
         # One writer at a time, so that revisions are committed in order.
@@ -284,7 +284,7 @@ class LabelStore:
             raise TooManyLabelSets(sets=limits.sets, labels=limits.labels)
 
 
-def check_version(name: str, found: Stored | None, if_version: int | None) -> None:
+def check_version(name: str, found: SetVersion | None, if_version: int | None) -> None:
     """Raises `LabelSetChanged` unless `found` is in the version `if_version`; None allows any."""
     allowed = (None, ABSENT) if found is None else (None, PRESENT, found.version)
     if if_version not in allowed:
@@ -292,7 +292,7 @@ def check_version(name: str, found: Stored | None, if_version: int | None) -> No
 
 
 def _find_same(
-    definition: Definition, found: Stored | None, replace: bool, if_version: int | None
+    definition: Definition, found: SetVersion | None, replace: bool, if_version: int | None
 ) -> int | None:
     check_version(definition.name, found, if_version)
     if found is None:

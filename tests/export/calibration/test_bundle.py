@@ -12,7 +12,7 @@ from export import ExportError
 from export.__main__ import main
 from export.accuracy import check_blank
 from export.calibration.bundle import RecalibrationRequest, recalibrate_bundle
-from export.calibration.heads import Rules
+from export.calibration.heads import CalibrationOptions
 from service.bundle.card import OpenHead
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import write_bundle
@@ -169,7 +169,7 @@ def test_bundle_is_calibrated_in_place_and_raw_again(
     assert second.card == first.card.model_copy(update={"version": "2"})
     assert second.labels == first.labels
     assert second.read_label_sets() == first.read_label_sets()
-    raw = recalibrate_bundle(replace(again, rules=Rules(raw_scores=True)), set())
+    raw = recalibrate_bundle(replace(again, rules=CalibrationOptions(raw_scores=True)), set())
     head = raw.card.trained_head
     assert head is not None
     assert head.calibration is get_open(raw).calibration is get_open(raw).trained_names is None
@@ -186,7 +186,9 @@ def test_open_head_is_left_alone_without_photos_for_it(
     written = recalibrate_bundle(put_in(request, tmp_path), set())
     assert get_open(written).calibration == get_open(calibrated).calibration
     with pytest.raises(ExportError, match="--raw-scores needs --open-photos"):
-        recalibrate_bundle(replace(put_in(request, tmp_path), rules=Rules(raw_scores=True)), set())
+        recalibrate_bundle(
+            replace(put_in(request, tmp_path), rules=CalibrationOptions(raw_scores=True)), set()
+        )
 
 
 def test_labels_that_are_found_on_blank_photos_are_named(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from export.calibration.heads import (
-    Rules,
+    CalibrationOptions,
     ScoredPhotos,
     calibrate_open,
     calibrate_trained,
@@ -15,7 +15,7 @@ from export.calibration.heads import (
 )
 from export.sources.photos import LabelledPhotos
 from service.bundle.card import Label, OpenHead, TrainedHead
-from service.labels.calibration import MIN_POSITIVES, find_best_f1, find_precision
+from service.calibration import MIN_POSITIVES, find_best_f1, find_precision
 from service.labels.label_set import make_trained_set
 from service.pipeline.scoring import compute_scores
 from tests.support.tiny_bundle import OPEN_HEAD
@@ -23,7 +23,7 @@ from tests.support.tiny_bundle import OPEN_HEAD
 NAMES = ("red", "green", "blue")
 LABELS = tuple(Label(name=name, description=f"{name} things") for name in NAMES)
 TRAINED = TrainedHead(kind="gap", num_labels=3, activation="sigmoid")
-RAW = Rules(raw_scores=True)
+RAW = CalibrationOptions(raw_scores=True)
 
 
 def make_scored(
@@ -45,7 +45,7 @@ def make_scored(
 
 
 def test_trained_head_gets_the_scale_and_shift_of_its_probabilities() -> None:
-    head, labels = calibrate_trained(TRAINED, LABELS, make_scored(), Rules())
+    head, labels = calibrate_trained(TRAINED, LABELS, make_scored(), CalibrationOptions())
     assert head.calibration is not None
     assert (head.calibration.scale, head.calibration.shift) == pytest.approx((2, -1), abs=0.2)
     assert (head.calibration.dataset, head.calibration.images) == ("made/val", 600)
@@ -54,8 +54,10 @@ def test_trained_head_gets_the_scale_and_shift_of_its_probabilities() -> None:
     assert [label.description for label in labels] == [f"{name} things" for name in NAMES]
 
 
-@pytest.mark.parametrize("rules", [Rules(), RAW])
-def test_thresholds_of_trained_labels_are_of_best_f1_on_the_served_scores(rules: Rules) -> None:
+@pytest.mark.parametrize("rules", [CalibrationOptions(), RAW])
+def test_thresholds_of_trained_labels_are_of_best_f1_on_the_served_scores(
+    rules: CalibrationOptions,
+) -> None:
     scored = make_scored()
     head, labels = calibrate_trained(TRAINED, LABELS, scored, rules)
     assert (head.calibration is None) == rules.raw_scores
@@ -70,8 +72,10 @@ def test_thresholds_of_trained_labels_are_of_best_f1_on_the_served_scores(rules:
         )
 
 
-@pytest.mark.parametrize("rules", [Rules(), RAW, Rules(precision_target=0.6)])
-def test_threshold_is_above_blank_photos_if_that_costs_little(rules: Rules) -> None:
+@pytest.mark.parametrize(
+    "rules", [CalibrationOptions(), RAW, CalibrationOptions(precision_target=0.6)]
+)
+def test_threshold_is_above_blank_photos_if_that_costs_little(rules: CalibrationOptions) -> None:
     plain = calibrate_trained(TRAINED, LABELS, make_scored(), rules)[1]
     scored = make_scored(blank=(0.8, -9.0, 9.0))
     head, labels = calibrate_trained(TRAINED, LABELS, scored, rules)
@@ -93,7 +97,10 @@ def test_threshold_is_above_blank_photos_if_that_costs_little(rules: Rules) -> N
 
 def test_softmax_is_never_calibrated() -> None:
     head, labels = calibrate_trained(
-        TRAINED.model_copy(update={"activation": "softmax"}), LABELS, make_scored(), Rules()
+        TRAINED.model_copy(update={"activation": "softmax"}),
+        LABELS,
+        make_scored(),
+        CalibrationOptions(),
     )
     assert head.calibration is None
     assert all(label.calibration is None for label in labels)
@@ -103,7 +110,7 @@ def test_softmax_is_never_calibrated() -> None:
 def test_labels_with_own_logits_get_their_own_calibration() -> None:
     scored = make_scored()
     scored.logits[:, 2] -= 1
-    head, labels = calibrate_trained(TRAINED, LABELS, scored, Rules())
+    head, labels = calibrate_trained(TRAINED, LABELS, scored, CalibrationOptions())
     assert head.calibration is not None
     assert labels[2].calibration is not None
     pair = labels[2].calibration
@@ -114,7 +121,7 @@ def test_label_with_few_positives_has_neither_threshold_nor_calibration() -> Non
     scored = make_scored()
     (rows,) = scored.photos.targets[:, 0].nonzero()
     scored.photos.targets[rows[MIN_POSITIVES - 1 :], 0] = 0
-    _, (rare, common, _) = calibrate_trained(TRAINED, LABELS, scored, Rules())
+    _, (rare, common, _) = calibrate_trained(TRAINED, LABELS, scored, CalibrationOptions())
     assert rare == LABELS[0].model_copy(update={"positives": MIN_POSITIVES - 1})
     assert common.threshold is not None
 
@@ -126,7 +133,9 @@ def test_precision_target_sets_the_thresholds_of_labels_that_reach_it(
     scored.logits[:, 2] = 0  # says nothing
     caplog.set_level("INFO")
     with caplog.at_level("INFO", "export"):
-        head, labels = calibrate_trained(TRAINED, LABELS, scored, Rules(precision_target=0.9))
+        head, labels = calibrate_trained(
+            TRAINED, LABELS, scored, CalibrationOptions(precision_target=0.9)
+        )
     assert [label.threshold is not None for label in labels] == [True, True, False]
     assert all(label.precision >= 0.9 for label in labels[:2] if label.precision is not None)
     served = make_trained_set(labels, head)
@@ -139,13 +148,15 @@ def test_precision_target_sets_the_thresholds_of_labels_that_reach_it(
 
 def test_precision_target_that_no_label_reaches_leaves_the_default() -> None:
     scored = make_scored(scale=0.01)
-    head, labels = calibrate_trained(TRAINED, LABELS, scored, Rules(precision_target=0.99))
+    head, labels = calibrate_trained(
+        TRAINED, LABELS, scored, CalibrationOptions(precision_target=0.99)
+    )
     assert head.threshold == 0.5
     assert all(label.threshold is None for label in labels)
 
 
 def test_open_head_has_one_calibration_and_needs_no_threshold() -> None:
-    head = calibrate_open(OPEN_HEAD, make_scored(), Rules())
+    head = calibrate_open(OPEN_HEAD, make_scored(), CalibrationOptions())
     assert head.calibration is not None
     assert (head.calibration.scale, head.calibration.shift) == pytest.approx((2, -1), abs=0.2)
     assert head.threshold == 0.5
@@ -154,7 +165,7 @@ def test_open_head_has_one_calibration_and_needs_no_threshold() -> None:
 @pytest.mark.parametrize("few", [False, True])
 def test_raw_open_scores_get_the_threshold_of_best_f1(few: bool) -> None:
     scored = make_scored(photos=9 if few else 600)
-    head = calibrate_open(OPEN_HEAD, scored, Rules() if few else RAW)
+    head = calibrate_open(OPEN_HEAD, scored, CalibrationOptions() if few else RAW)
     scores = compute_scores(scored.logits, "sigmoid")
     best = find_best_f1(scores.ravel(), scored.photos.targets.ravel())
     assert (head.calibration, head.threshold) == (None, best.threshold)
@@ -162,7 +173,7 @@ def test_raw_open_scores_get_the_threshold_of_best_f1(few: bool) -> None:
 
 def test_softmax_of_an_open_head_becomes_a_sigmoid_if_it_is_calibrated() -> None:
     head = OPEN_HEAD.model_copy(update={"activation": "softmax"})
-    calibrated = calibrate_open(head, make_scored(), Rules())
+    calibrated = calibrate_open(head, make_scored(), CalibrationOptions())
     assert calibrated.calibration is not None
     assert calibrated.activation == "sigmoid"
     assert calibrate_open(head, make_scored(), RAW) == head
@@ -170,7 +181,7 @@ def test_softmax_of_an_open_head_becomes_a_sigmoid_if_it_is_calibrated() -> None
 
 def test_open_head_has_a_threshold_with_a_precision_target() -> None:
     scored = make_scored()
-    head = calibrate_open(OPEN_HEAD, scored, Rules(precision_target=0.8))
+    head = calibrate_open(OPEN_HEAD, scored, CalibrationOptions(precision_target=0.8))
     point = find_precision(
         score_open(scored.logits, head.calibration).ravel(), scored.photos.targets.ravel(), 0.8
     )
@@ -179,7 +190,7 @@ def test_open_head_has_a_threshold_with_a_precision_target() -> None:
 
 
 def test_trained_names_have_their_own_calibration_only_if_it_is_better() -> None:
-    head = calibrate_open(OPEN_HEAD, make_scored(), Rules())
+    head = calibrate_open(OPEN_HEAD, make_scored(), CalibrationOptions())
     assert calibrate_trained_names(head, make_scored(seed=1, photos=60)).trained_names is None
     other = calibrate_trained_names(head, make_scored(1.0, 2.0)).trained_names
     assert other is not None
@@ -187,9 +198,12 @@ def test_trained_names_have_their_own_calibration_only_if_it_is_better() -> None
 
 
 def test_trained_names_keep_their_calibration_if_only_other_labels_are_measured() -> None:
-    head = calibrate_open(OPEN_HEAD, make_scored(), Rules())
+    head = calibrate_open(OPEN_HEAD, make_scored(), CalibrationOptions())
     both = calibrate_trained_names(head, make_scored(1.0, 2.0))
-    assert calibrate_open(both, make_scored(seed=1), Rules()).trained_names == both.trained_names
+    assert (
+        calibrate_open(both, make_scored(seed=1), CalibrationOptions()).trained_names
+        == both.trained_names
+    )
     assert calibrate_open(both, make_scored(), RAW).trained_names is None
 
 
@@ -200,11 +214,14 @@ def test_trained_names_stay_raw_beside_raw_labels() -> None:
 
 def test_thresholds_of_open_names_are_on_their_calibrated_scores() -> None:
     scored = make_scored()
-    head: OpenHead = calibrate_open(OPEN_HEAD, scored, Rules())
+    head: OpenHead = calibrate_open(OPEN_HEAD, scored, CalibrationOptions())
     scores = score_open(scored.logits, head.calibration)
-    found = find_open_thresholds(scored, head.calibration, Rules())
+    found = find_open_thresholds(scored, head.calibration, CalibrationOptions())
     for column, name in enumerate(NAMES):
         best = find_best_f1(scores[:, column], scored.photos.targets[:, column])
         assert found[name] == pytest.approx(best.threshold)
     few = replace(scored.photos, targets=np.zeros_like(scored.photos.targets))
-    assert find_open_thresholds(replace(scored, photos=few), head.calibration, Rules()) == {}
+    assert (
+        find_open_thresholds(replace(scored, photos=few), head.calibration, CalibrationOptions())
+        == {}
+    )

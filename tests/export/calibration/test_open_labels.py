@@ -16,7 +16,7 @@ from export.__main__ import main
 from export.accuracy import predict_logits
 from export.build import ExportRequest, build_bundle
 from export.calibration import screen as screen_module
-from export.calibration.heads import Rules
+from export.calibration.heads import CalibrationOptions
 from export.calibration.open_labels import calibrate_label_set, score_names
 from export.calibration.screen import fit_screen
 from export.graphs.graph import PIXELS_TO_OPEN_LOGITS, open_session
@@ -35,11 +35,11 @@ from models.train_open.teacher import read_imagenet_names
 from service.bundle.card import Precision
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
+from service.calibration import find_best_f1
 from service.engine.encoders import open_label_encoder
 from service.engine.heads import Embeddings, ScreenedLogits, ScreenedQueries
 from service.engine.session_set import open_session_set
 from service.engine.sessions import SessionConfig
-from service.labels.calibration import find_best_f1
 from service.labels.definition import LabelSetRecord, define_label_set
 from service.labels.encoding import open_encoding
 from service.labels.opening import read_bundle_sets
@@ -219,7 +219,7 @@ def test_label_set_keeps_thresholds_and_calibrates_plain_names_only(
     assert head is not None
     trained = score_names(val, [graphs], head, CONTRACT, texts.embed)
     plain, given, prompted, embedded = (
-        calibrate_label_set(record, head, trained, Rules()).labels[0].threshold
+        calibrate_label_set(record, head, trained, CalibrationOptions()).labels[0].threshold
         for record in records
     )
     assert plain is not None

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from export import ExportError
 from export.build import ExportRequest, build_bundle
-from export.graphs.graph import Chain, Graphs, constant_names, open_session
+from export.graphs.graph import EncoderAndHead, Graphs, constant_names, open_session
 from export.graphs.optimise import compact_weights, halve, optimise
 from export.graphs.trace import trace_head
 from export.int8.search import signal_to_noise
@@ -87,7 +87,12 @@ def test_halve_converts_weights_and_not_the_boundary(graphs: Graphs, pixels: Pix
         types = {tensor.data_type for tensor in half.graph.initializer}
         assert TensorProto.FLOAT not in types
         assert half.ByteSize() < 0.65 * model.ByteSize()
-    assert signal_to_noise(Chain(graphs).predict(pixels), Chain(halves).predict(pixels)) > 40
+    assert (
+        signal_to_noise(
+            EncoderAndHead(graphs).predict(pixels), EncoderAndHead(halves).predict(pixels)
+        )
+        > 40
+    )
 
 
 def test_fp16_is_left_out_when_values_overflow(

@@ -5,7 +5,7 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
-from export.graphs.graph import Chain, GraphName, Graphs
+from export.graphs.graph import EncoderAndHead, GraphName, Graphs
 from export.graphs.optimise import halve
 from export.graphs.verify import FP32_TOLERANCE, VerificationError, make_noise, verify_graphs
 from models.network import Network
@@ -87,7 +87,7 @@ def _wrong_at_other_counts(model: onnx.ModelProto, right_count: int) -> onnx.Mod
 def test_head_is_refused_when_right_only_at_the_encoders_tokens(
     network: Network, graphs: Graphs, pixels: PixelArray
 ) -> None:
-    count = Chain(graphs).encode(pixels[:1]).shape[1]
+    count = EncoderAndHead(graphs).encode(pixels[:1]).shape[1]
     wrong = {**graphs, "trained_head": _wrong_at_other_counts(graphs["trained_head"], count)}
     with pytest.raises(VerificationError, match="logits of tokens"):
         verify_graphs(network, wrong, INPUT, pixels, FP32_TOLERANCE)

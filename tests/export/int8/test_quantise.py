@@ -9,7 +9,7 @@ from onnx import numpy_helper
 from torch import nn
 
 from export.graphs.graph import (
-    Chain,
+    EncoderAndHead,
     Graphs,
     PixelArray,
     constant_names,
@@ -63,9 +63,11 @@ def test_exact_pixels_are_normalised_in_float(quantiser: Quantiser, graphs: Grap
 def test_keeping_every_layer_in_float_restores_the_tokens(
     quantiser: Quantiser, graphs: Graphs, pixels: PixelArray
 ) -> None:
-    expected = Chain(graphs).encode(pixels)
-    int8 = Chain({**graphs, "encoder": quantiser.quantise()}).encode(pixels)
-    kept = Chain({**graphs, "encoder": quantiser.quantise(quantiser.layers)}).encode(pixels)
+    expected = EncoderAndHead(graphs).encode(pixels)
+    int8 = EncoderAndHead({**graphs, "encoder": quantiser.quantise()}).encode(pixels)
+    kept = EncoderAndHead({**graphs, "encoder": quantiser.quantise(quantiser.layers)}).encode(
+        pixels
+    )
     assert signal_to_noise(expected, int8) > 15
     assert signal_to_noise(expected, kept) > signal_to_noise(expected, int8)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from export.graphs.graph import Chain, FloatArray, Graphs, open_session
+from export.graphs.graph import EncoderAndHead, FloatArray, Graphs, open_session
 from export.graphs.optimise import optimise
 from export.graphs.trace import trace_encoder, trace_head
 from export.int8 import quantise
@@ -150,11 +150,11 @@ def test_switch_rounds_each_layer_alone_when_it_is_chosen(
     tokens: dict[int, FloatArray], quantiser: Quantiser, graphs: Graphs, pixels: PixelArray
 ) -> None:
     exact = tokens[NO_LAYER]
-    assert signal_to_noise(Chain(graphs).encode(pixels), exact) > 90
+    assert signal_to_noise(EncoderAndHead(graphs).encode(pixels), exact) > 90
     noises = [signal_to_noise(exact, tokens[i]) for i in range(len(quantiser.layers))]
     assert len(set(noises)) == len(quantiser.layers)
     assert max(noises) < 85
-    all_in_int8 = Chain({**graphs, "encoder": quantiser.quantise()}).encode(pixels)
+    all_in_int8 = EncoderAndHead({**graphs, "encoder": quantiser.quantise()}).encode(pixels)
     assert min(noises) > signal_to_noise(exact, all_in_int8)
 
 

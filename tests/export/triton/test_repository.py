@@ -20,7 +20,7 @@ from service.bundle.writer import write_bundle
 from service.errors import BundleError
 from service.images.decode import decode_image
 from service.labels.definition import Definition
-from service.labels.encoding import Encoding
+from service.labels.encoding import LabelEncoders
 from tests.support.photos import make_photo
 from tests.support.serving import labels_of, send_image, serve_app
 from tests.support.tiny_bundle import (
@@ -220,21 +220,21 @@ def test_bundle_without_labels_gives_no_repository(tmp_path: Path) -> None:
 def test_encoding_is_closed_after_an_error(
     open_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[Encoding] = []
+    opened: list[LabelEncoders] = []
 
-    def encode_nothing(definition: Definition, encoding: Encoding) -> Array:
+    def encode_nothing(definition: Definition, encoding: LabelEncoders) -> Array:
         opened.append(encoding)
         raise ExportError(f"label set {definition.name} cannot be encoded")
 
-    closed: list[Encoding] = []
-    close = Encoding.close
+    closed: list[LabelEncoders] = []
+    close = LabelEncoders.close
 
-    def note_and_close(encoding: Encoding) -> None:
+    def note_and_close(encoding: LabelEncoders) -> None:
         closed.append(encoding)
         close(encoding)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Encoding, "close", note_and_close)
+        patch.setattr(LabelEncoders, "close", note_and_close)
         patch.setattr(repository_module, "_encode", encode_nothing)
         with pytest.raises(ExportError, match="label set everyday cannot be encoded"):
             write_repository(tmp_path / "repository", open_bundle)

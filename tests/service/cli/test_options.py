@@ -9,7 +9,7 @@ from ml_decoder_client.calls import Question as ClientQuestion
 from service.bundle.reader import Bundle
 from service.cli import serve as serving
 from service.cli.options import name_flag, name_variable
-from service.labels.question import Question
+from service.question import Question
 from service.settings import Settings
 from tests.service.cli.conftest import Run, assert_refused
 from tests.support.photos import make_photo

@@ -14,10 +14,10 @@ import service.pipeline.pipeline
 from service.cli import serve as serving
 from service.cli.serve import serve_model
 from service.errors import StartError
-from service.http import server
-from service.http.host import OpenPipeline
+from service.pipeline.host import OpenPipeline
 from service.pipeline.loading import Graphs
 from service.pipeline.pipeline import Pipeline
+from service.process import server
 from service.settings import Settings
 
 

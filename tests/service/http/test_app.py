@@ -11,7 +11,7 @@ from starlette.middleware.base import RequestResponseEndpoint
 from service.bundle.reader import Bundle
 from service.errors import DeadlineExceeded, QueueFull, StartError
 from service.http.app import create_app
-from service.http.host import PipelineHost
+from service.pipeline.host import PipelineHost
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
 from service.settings import Settings

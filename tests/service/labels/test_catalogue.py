@@ -22,10 +22,10 @@ from service.errors import (
 )
 from service.labels.catalogue import Catalogue, FixedSet
 from service.labels.definition import Definition
-from service.labels.encoding import open_encoding
+from service.labels.encoding import open_label_encoders
 from service.labels.label_set import LabelSet, make_trained_set
-from service.labels.question import Question
 from service.labels.store.store import LabelStore
+from service.question import Question
 from tests.support.label_store import FlakyStore, define, put
 from tests.support.tiny_bundle import PLAIN_HEAD, TINY_LABELS
 
@@ -44,7 +44,7 @@ def make_catalogue(
     store: LabelStore | None = None,
     trained: LabelSet | None = TRAINED,
 ) -> Catalogue:
-    encoding = open_encoding(bundle, threads=1, cache_size=9, queue_size=9)
+    encoding = open_label_encoders(bundle, threads=1, cache_size=9, queue_size=9)
     return Catalogue(
         trained,
         fixed,

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from service.bundle.card import EmbeddingSpace
 from service.errors import InvalidLabelSet
+from service.fields import normalise_text
 from service.labels.definition import (
     EMBEDDING_LENGTHS,
     Definition,
@@ -19,7 +20,6 @@ from service.labels.definition import (
     check_fit,
     define_label_set,
 )
-from service.labels.text import normalise_text
 
 # Of a set of the first version, which stores have.
 DIGEST = "cf64e281c7af703708f00c29b52d9b4f11ea8e0f2f44312eefb902f255d6fea9"

@@ -1,4 +1,4 @@
-"""Encoding: on a thread, candidate labels cached, callers queued, failures contained."""
+"""LabelEncoders: on a thread, candidate labels cached, callers queued, failures contained."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ from service.errors import (
     QueueFull,
 )
 from service.labels.definition import Definition
-from service.labels.encoding import TEXTS_PER_TURN, Encoding
+from service.labels.encoding import TEXTS_PER_TURN, LabelEncoders
 from tests.support.tiny_bundle import make_calibration
 
 pytestmark = pytest.mark.anyio
@@ -70,12 +70,12 @@ def texts() -> FakeTexts:
     return FakeTexts()
 
 
-def make_encoding(texts: Any, *, cache_size: int = 3, labels: Any = None) -> Encoding:
-    return Encoding(HEAD, labels or FakeLabels(), texts, cache_size=cache_size, queue_size=1)
+def make_encoding(texts: Any, *, cache_size: int = 3, labels: Any = None) -> LabelEncoders:
+    return LabelEncoders(HEAD, labels or FakeLabels(), texts, cache_size=cache_size, queue_size=1)
 
 
 @pytest.fixture
-async def encoding(texts: FakeTexts) -> AsyncIterator[Encoding]:
+async def encoding(texts: FakeTexts) -> AsyncIterator[LabelEncoders]:
     encoding = make_encoding(texts)
     yield encoding
     texts.gate.set()
@@ -87,7 +87,7 @@ def name(*names: str, **values: Any) -> Definition:
 
 
 async def test_given_embeddings_stay_and_texts_fill_the_gaps(
-    encoding: Encoding, texts: FakeTexts
+    encoding: LabelEncoders, texts: FakeTexts
 ) -> None:
     given = np.array([[7, 8]], np.float32)
     found = await encoding.embed(name("bb", "given", "c", given=(1,), embeddings=given))
@@ -117,7 +117,7 @@ async def test_name_in_another_spelling_has_the_calibration_of_a_trained_name(
         update={"calibration": make_calibration(2, 0), "trained_names": make_calibration(3, 0)}
     )
     trained = ["traffic_light", "Cafe\u0301"]
-    encoding = Encoding(
+    encoding = LabelEncoders(
         head, FakeLabels(), texts, trained_names=trained, cache_size=3, queue_size=1
     )
     asked = name("traffic light", "Traffic_Light", "CAF\u00c9", "light")
@@ -128,7 +128,7 @@ async def test_name_in_another_spelling_has_the_calibration_of_a_trained_name(
 
 
 async def test_candidate_is_encoded_once_for_many_requests(
-    encoding: Encoding, texts: FakeTexts
+    encoding: LabelEncoders, texts: FakeTexts
 ) -> None:
     first = await encoding.encode_candidates(name("x", "y"))
     again = await encoding.encode_candidates(name("y", "z", "x"))
@@ -137,7 +137,7 @@ async def test_candidate_is_encoded_once_for_many_requests(
 
 
 async def test_least_recently_used_candidate_is_evicted(
-    encoding: Encoding, texts: FakeTexts
+    encoding: LabelEncoders, texts: FakeTexts
 ) -> None:
     for names in (("x", "y", "z"), ("x",), ("w",)):  # three are cached
         await encoding.encode_candidates(name(*names))
@@ -159,7 +159,7 @@ async def test_more_candidates_than_the_cache_takes_are_all_encoded(
 
 
 async def test_caller_is_refused_at_once_if_the_queue_is_full(
-    encoding: Encoding, texts: FakeTexts
+    encoding: LabelEncoders, texts: FakeTexts
 ) -> None:
     texts.gate.clear()
     first = asyncio.create_task(encoding.embed(name("x")))
@@ -174,7 +174,7 @@ async def test_caller_is_refused_at_once_if_the_queue_is_full(
 
 
 async def test_cancelled_caller_stops_the_rest_of_its_list(
-    encoding: Encoding, texts: FakeTexts
+    encoding: LabelEncoders, texts: FakeTexts
 ) -> None:
     texts.gate.clear()
     names = [f"{i}" for i in range(3 * TEXTS_PER_TURN)]
@@ -187,7 +187,7 @@ async def test_cancelled_caller_stops_the_rest_of_its_list(
     assert texts.seen == [f"a {i}" for i in names[:TEXTS_PER_TURN]] + ["a after"]
 
 
-async def test_failure_reaches_only_its_caller(encoding: Encoding, texts: FakeTexts) -> None:
+async def test_failure_reaches_only_its_caller(encoding: LabelEncoders, texts: FakeTexts) -> None:
     texts.failure = RuntimeError("secret")
     with pytest.raises(InferenceFailed):
         await encoding.encode_candidates(name("x"))
@@ -206,7 +206,7 @@ async def test_queries_that_are_not_finite_are_refused(texts: FakeTexts) -> None
     encoding.close()
 
 
-async def test_closed_encoding_raises_draining(encoding: Encoding) -> None:
+async def test_closed_encoding_raises_draining(encoding: LabelEncoders) -> None:
     encoding.close()
     with pytest.raises(Draining):
         await encoding.embed(name("x"))

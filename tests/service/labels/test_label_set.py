@@ -21,7 +21,7 @@ from service.labels.label_set import (
     make_open_set,
     make_trained_set,
 )
-from service.labels.question import Threshold
+from service.question import Threshold
 from tests.support.tiny_bundle import PLAIN_HEAD, SPACE
 
 DEFINITION = Definition("pets", ("cat", "yak", "newt"), (None, "a yak", None), (0.0, None, 0.9))

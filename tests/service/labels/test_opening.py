@@ -16,8 +16,8 @@ from service.errors import BundleError, StartError, StoreReadOnly
 from service.labels.catalogue import Catalogue
 from service.labels.files import pack_label_set
 from service.labels.opening import open_catalogue, read_bundle_sets
-from service.labels.question import Question
 from service.pipeline.loading import open_encoders
+from service.question import Question
 from service.settings import Settings
 from tests.support.label_store import define
 from tests.support.tiny_bundle import (

@@ -27,7 +27,7 @@ from service.errors import (
     VersionNotReached,
 )
 from service.labels.definition import Definition
-from service.labels.encoding import Encoding, open_encoding
+from service.labels.encoding import LabelEncoders, open_label_encoders
 from service.labels.label_set import LabelSet
 from service.labels.store.database import open_database
 from service.labels.store.store import ABSENT, LabelStore
@@ -43,8 +43,8 @@ HIDDEN = "everyday"
 
 
 @pytest.fixture
-async def encoding(open_bundle: Bundle) -> AsyncIterator[Encoding]:
-    encoding = open_encoding(open_bundle, threads=1, cache_size=9, queue_size=9)
+async def encoding(open_bundle: Bundle) -> AsyncIterator[LabelEncoders]:
+    encoding = open_label_encoders(open_bundle, threads=1, cache_size=9, queue_size=9)
     assert encoding is not None
     yield encoding
     encoding.close()
@@ -70,7 +70,7 @@ async def other(path: Path) -> AsyncIterator[FlakyStore]:
 
 @asynccontextmanager
 async def started(
-    store: LabelStore, encoding: Encoding, poll_seconds: float = 60.0
+    store: LabelStore, encoding: LabelEncoders, poll_seconds: float = 60.0
 ) -> AsyncIterator[StoredSets]:
     sets = StoredSets(store, encoding, poll_seconds, [HIDDEN])
     await sets.start()
@@ -81,14 +81,14 @@ async def started(
 
 
 @pytest.fixture
-async def sets(store: FlakyStore, encoding: Encoding) -> AsyncIterator[StoredSets]:
+async def sets(store: FlakyStore, encoding: LabelEncoders) -> AsyncIterator[StoredSets]:
     """The sets of a store that was empty at the start and is not polled."""
     async with started(store, encoding) as sets:
         yield sets
 
 
 @pytest.fixture
-async def polled(store: FlakyStore, encoding: Encoding) -> AsyncIterator[StoredSets]:
+async def polled(store: FlakyStore, encoding: LabelEncoders) -> AsyncIterator[StoredSets]:
     async with started(store, encoding, poll_seconds=0.01) as sets:
         yield sets
 
@@ -106,7 +106,7 @@ async def wait_for_read(store: FlakyStore) -> None:
 
 
 async def test_write_of_another_process_is_loaded_by_the_next_refresh(
-    store: FlakyStore, encoding: Encoding, other: FlakyStore
+    store: FlakyStore, encoding: LabelEncoders, other: FlakyStore
 ) -> None:
     first = put(other, "pets", "cat")
     async with started(store, encoding) as sets:
@@ -144,7 +144,7 @@ async def test_unavailable_store_keeps_the_sets_and_is_logged_once(
 
 
 async def test_hanging_database_is_unavailable_until_it_goes_on(
-    encoding: Encoding, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+    encoding: LabelEncoders, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.labels.stored_sets._TIMEOUT_SECONDS", 0.2)
     store = LabelStore(open_database(postgres.url), SPACE.fingerprint, LIMITS)
@@ -237,7 +237,7 @@ async def old(path: Path) -> AsyncIterator[FlakyStore]:
 
 
 async def test_sets_of_another_embedding_space_are_encoded_again_at_the_start(
-    store: FlakyStore, encoding: Encoding, old: FlakyStore, caplog: pytest.LogCaptureFixture
+    store: FlakyStore, encoding: LabelEncoders, old: FlakyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     prompted = Definition("cars", ("van", "bus"), ("a red van", None), (0.7, None))
     old.write(prompted, np.ones((2, 3), np.float32), replace=False)
@@ -264,7 +264,7 @@ async def test_sets_of_another_embedding_space_are_encoded_again_at_the_start(
 
 
 async def test_set_that_was_deleted_here_stays_deleted_until_it_is_written_there_again(
-    path: Path, encoding: Encoding, old: FlakyStore
+    path: Path, encoding: LabelEncoders, old: FlakyStore
 ) -> None:
     put(old, "pets", "cat", width=3)
     async with started(FlakyStore(str(path)), encoding) as sets:
@@ -277,7 +277,7 @@ async def test_set_that_was_deleted_here_stays_deleted_until_it_is_written_there
 
 
 async def test_own_set_is_kept_if_another_space_has_one_of_its_name(
-    store: FlakyStore, encoding: Encoding, other: FlakyStore, old: FlakyStore
+    store: FlakyStore, encoding: LabelEncoders, other: FlakyStore, old: FlakyStore
 ) -> None:
     put(other, "pets", "cat")
     put(old, "pets", "dog", width=3)
@@ -286,7 +286,7 @@ async def test_own_set_is_kept_if_another_space_has_one_of_its_name(
 
 
 async def test_set_with_embeddings_of_another_space_is_logged_and_costs_only_itself(
-    store: FlakyStore, encoding: Encoding, old: FlakyStore, caplog: pytest.LogCaptureFixture
+    store: FlakyStore, encoding: LabelEncoders, old: FlakyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = np.ones((1, 3), np.float32)
     old.write(Definition("own", ("a",), (None,), (None,), (0,), own), own, replace=False)
@@ -302,7 +302,7 @@ async def test_set_with_embeddings_of_another_space_is_logged_and_costs_only_its
 
 async def test_sets_of_another_space_are_logged_if_the_store_is_read_only(
     store: FlakyStore,
-    encoding: Encoding,
+    encoding: LabelEncoders,
     old: FlakyStore,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -321,7 +321,7 @@ async def test_sets_of_another_space_are_logged_if_the_store_is_read_only(
 
 
 async def test_calibration_and_its_thresholds_do_not_follow_to_another_space(
-    store: FlakyStore, encoding: Encoding, old: FlakyStore, caplog: pytest.LogCaptureFixture
+    store: FlakyStore, encoding: LabelEncoders, old: FlakyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     calibration = Calibration(scale=2.0, shift=1.0)
     tuned = Definition("pets", ("cat",), (None,), (0.9,), calibration=calibration)
@@ -334,7 +334,7 @@ async def test_calibration_and_its_thresholds_do_not_follow_to_another_space(
 
 
 async def test_start_that_finds_the_store_away_encodes_again_when_it_is_back(
-    path: Path, encoding: Encoding, old: FlakyStore
+    path: Path, encoding: LabelEncoders, old: FlakyStore
 ) -> None:
     put(old, "pets", "cat", width=3)
     store = FlakyStore(str(path))
@@ -374,7 +374,7 @@ async def test_hidden_set_is_logged_once(
 
 
 async def test_store_of_another_schema_stops_the_start(
-    path: Path, store: FlakyStore, encoding: Encoding, other: FlakyStore
+    path: Path, store: FlakyStore, encoding: LabelEncoders, other: FlakyStore
 ) -> None:
     put(other, "pets", "cat")
     run_sql(path, "UPDATE label_store SET schema_version = 99")
@@ -385,7 +385,7 @@ async def test_store_of_another_schema_stops_the_start(
 
 
 async def test_store_that_appears_with_another_schema_is_followed_until_it_fits(
-    path: Path, store: FlakyStore, encoding: Encoding, other: FlakyStore
+    path: Path, store: FlakyStore, encoding: LabelEncoders, other: FlakyStore
 ) -> None:
     put(other, "pets", "cat")
     store.away = True
@@ -401,7 +401,7 @@ async def test_store_that_appears_with_another_schema_is_followed_until_it_fits(
 
 
 async def test_call_raises_draining_while_the_store_closes_and_afterwards(
-    store: FlakyStore, encoding: Encoding, monkeypatch: pytest.MonkeyPatch
+    store: FlakyStore, encoding: LabelEncoders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closing, go_on = asyncio.Event(), threading.Event()
     close = store.close
@@ -476,7 +476,7 @@ async def test_one_of_different_sets_of_a_name_is_written_at_the_same_time(
 )
 async def test_set_over_the_limits_is_refused_before_it_is_encoded(
     sets: StoredSets,
-    encoding: Encoding,
+    encoding: LabelEncoders,
     monkeypatch: pytest.MonkeyPatch,
     labels: str,
     failure: type[Exception],

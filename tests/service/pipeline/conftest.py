@@ -7,8 +7,8 @@ from typing import Any
 
 from service.bundle.reader import Bundle
 from service.pipeline.pipeline import Pipeline, open_pipeline
-from service.scheduling.stages import Stage
 from service.settings import Settings
+from service.stages import Stage
 
 
 def make_settings(bundle: Bundle, **values: Any) -> Settings:

@@ -13,10 +13,10 @@ from service.bundle.reader import Bundle
 from service.engine.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed, NoMaps
 from service.labels.label_set import LabelSet, make_trained_set
-from service.labels.question import Question
 from service.pipeline.explanation import Explainer
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
+from service.question import Question
 from tests.service.pipeline.conftest import running
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import (

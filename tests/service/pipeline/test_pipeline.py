@@ -28,12 +28,12 @@ from service.errors import (
 )
 from service.images.decode import decode_image
 from service.labels.definition import Definition
-from service.labels.question import Question
 from service.pipeline import pipeline as pipeline_module
 from service.pipeline import worker as worker_module
 from service.pipeline.explanation import Explainer
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
+from service.question import Question
 from service.scheduling.admission import DrainRate
 from service.scheduling.cpu import list_cores
 from service.scheduling.queue import BatchQueue

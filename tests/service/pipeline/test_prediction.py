@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from service.pipeline.explanation import Explanation
 from service.pipeline.prediction import Prediction, Timings, add_up_timings
 from service.pipeline.scoring import ScoredLabel
-from service.scheduling.stages import Stage
+from service.stages import Stage
 
 
 @pytest.mark.parametrize(("decoded_apart", "inference_ms"), [(False, 70), (True, 100)])

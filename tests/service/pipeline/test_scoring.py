@@ -16,9 +16,9 @@ from service.bundle.card import (
     TrainedHead,
 )
 from service.labels.label_set import LabelSet, make_trained_set
-from service.labels.question import Question
 from service.pipeline.scoring import ScoredLabel, compute_scores, score_labels
 from service.pipeline.selection import select_labels
+from service.question import Question
 from tests.support.tiny_bundle import PLAIN_HEAD, random_label_set
 
 TRAINED = [

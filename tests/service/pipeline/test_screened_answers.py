@@ -11,8 +11,8 @@ import pytest
 from service.bundle.reader import Bundle
 from service.engine.heads import ScreenedQueries, SomeQueries
 from service.labels.definition import Definition
-from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline
+from service.question import Question
 from tests.service.pipeline.conftest import running
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, write_screened_bundle

@@ -12,9 +12,9 @@ from service.engine.engine import Engine, open_engine
 from service.engine.heads import SomeQueries
 from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import LabelSet, make_trained_set
-from service.labels.question import Question
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
+from service.question import Question
 from tests.support.tiny_bundle import PLAIN_HEAD, SIDE, TINY_LABELS, random_label_set
 
 # Runs over other numbers of labels may sum in another order.

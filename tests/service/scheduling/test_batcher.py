@@ -49,9 +49,11 @@ class Doubler:
         if not closed:
             self.gate.set()
 
-    def __call__(self, items: Sequence[int], is_alone: IsAlone) -> Sequence[int | Exception]:
+    def __call__(
+        self, items: Sequence[int], uses_all_threads: IsAlone
+    ) -> Sequence[int | Exception]:
         self.batches.append(list(items))
-        self.alone.append(is_alone())
+        self.alone.append(uses_all_threads())
         self.started.release()
         assert self.gate.wait(SECONDS)
         if DEADLY in items:

@@ -20,7 +20,7 @@ from service.bundle.reader import Bundle
 from service.cli.bulk.run import BulkJob, Totals, run_bulk
 from service.cli.labels import add_set, define_set
 from service.errors import StartError, UnknownLabelSet
-from service.labels.question import Question
+from service.question import Question
 from service.settings import Settings
 from tests.e2e.server_process import ROOT
 from tests.support.photos import encode_picture, make_photo, make_picture

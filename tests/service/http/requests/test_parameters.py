@@ -14,7 +14,7 @@ from service.http.requests.parameters import (
     add_fields,
     read_parameters,
 )
-from service.labels.question import Question
+from service.question import Question
 
 pytestmark = pytest.mark.anyio
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from service.http.app import create_app
-from service.http.host import PipelineHost
 from service.http.open_inference.request import HEADER_LENGTH
 from service.http.requests.parameters import LIST_PARAMETERS
 from service.labels.definition import LabelSetRecord
-from service.labels.question import Question
+from service.pipeline.host import PipelineHost
+from service.question import Question
 from service.settings import Settings
 
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from service.bundle.reader import Bundle
 from service.http.responses.prediction_json import write_batch
 from service.http.responses.schemas import BatchAnswer, PredictAnswer
-from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline
+from service.question import Question
 from tests.support.serving import PHOTO, send_image, send_images, serve_app
 
 

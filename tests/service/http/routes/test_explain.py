@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from service.bundle.reader import Bundle
-from service.labels.question import MAX_EXPLAINED
+from service.question import MAX_EXPLAINED
 from tests.support.photos import make_photo
 from tests.support.serving import (
     PHOTO,

@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
-from service.labels.question import Question
+from service.question import Question
 from tests.support.photos import make_photo
 from tests.support.serving import (
     PHOTO,

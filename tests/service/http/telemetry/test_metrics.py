@@ -8,8 +8,8 @@ from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
 from service.errors import QueueFull
-from service.http.host import PipelineHost
 from service.http.telemetry.metrics import SECONDS_BUCKETS, Metrics
+from service.pipeline.host import PipelineHost
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction
 from service.settings import Settings

@@ -16,8 +16,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import (
 from service.bundle.reader import Bundle
 from service.errors import StartError
 from service.http.app import create_app
-from service.http.host import PipelineHost
 from service.http.telemetry.traces import add_trace_id, open_provider
+from service.pipeline.host import PipelineHost
 from service.settings import Settings
 from tests.support.photos import make_photo
 from tests.support.serving import assert_still_serving, send_image, send_images
@@ -150,7 +150,7 @@ def test_opentelemetry_sdk_is_not_imported_if_traces_are_off() -> None:
     code = """
 import sys
 from service.http.app import create_app
-from service.http.host import PipelineHost
+from service.pipeline.host import PipelineHost
 from service.settings import Settings
 create_app(PipelineHost(Settings()))
 print([name for name in sys.modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exp"))])

@@ -22,7 +22,7 @@ from service.errors import (
 )
 from service.labels.definition import Definition
 from service.labels.store.database import open_database
-from service.labels.store.store import PRESENT, LabelStore, Limits, Written
+from service.labels.store.store import PRESENT, LabelStore, Limits, WriteResult
 from tests.support.label_store import run_sql
 from tests.support.postgres import Postgres
 
@@ -50,7 +50,7 @@ def find_versions(store: LabelStore) -> dict[str, int]:
 
 def write(
     store: LabelStore, name: str, *labels: str, replace: bool = True, if_version: int | None = None
-) -> Written:
+) -> WriteResult:
     definition = define(name, *labels)
     return store.write(definition, embed(definition), replace=replace, if_version=if_version)
 

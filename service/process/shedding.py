@@ -18,13 +18,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from service.errors import BusyError, QueueFull, TooManyConnections
-from service.http.host import PipelineHost
 from service.http.responses.problems import PROBLEM_JSON, describe_type
 from service.http.security.browsers import COMMON_HEADERS
 from service.http.security.proxies import read_root_path
 from service.http.telemetry.access import RAW_REQUEST_ID, choose_request_id, read_request_id
 from service.http.telemetry.metrics import Metrics
-from service.http.transport.protocol import SURPLUS, Refusal
+from service.pipeline.host import PipelineHost
+from service.process.protocol import SURPLUS, Refusal
 
 _HEALTH = ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/metrics")
 _BODIES: dict[type[BusyError], bytes] = {

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from service.scheduling.stages import collect_stages, time_stage
+from service.stages import collect_stages, time_stage
 
 
 def test_stages_are_collected_in_their_order_with_their_times() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from service.http.server import log_listening
+from service.process.server import log_listening
 from service.settings import Settings
 
 PREDICT, ADMIN = {"predict_keys": "@/predict"}, {"admin_keys": "@/admin"}

@@ -8,14 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Annotated
-
-from fastapi import Depends, Request
 
 from service.errors import BundleError, Draining, NotReady, ServiceBroken, StartError
 from service.pipeline.pipeline import Pipeline, open_pipeline
-from service.scheduling.stages import Observer
 from service.settings import Settings, check_variables
+from service.stages import Observer
 
 logger = logging.getLogger(__name__)
 
@@ -109,12 +106,3 @@ class PipelineHost:
         begun, self.draining = self.draining, True
         if self.opened is not None and not begun:
             await self.opened.drain()
-
-
-async def get_host(request: Request) -> PipelineHost:
-    """Returns the host of the request's app. Async, so that FastAPI needs no thread for it."""
-    host: PipelineHost = request.app.state.host
-    return host
-
-
-Host = Annotated[PipelineHost, Depends(get_host)]

@@ -7,8 +7,8 @@ import pytest
 from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
 from service.errors import BundleError, Draining, NotReady, StartError
-from service.http.host import PipelineHost
 from service.labels.definition import Definition
+from service.pipeline.host import PipelineHost
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.settings import Settings
 from tests.support.label_store import FlakyStore, put

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from service.bundle.reader import Bundle
-from service.http.host import PipelineHost
 from service.http.telemetry.metrics import Metrics
-from service.http.transport import shedding
-from service.http.transport.shedding import Shedder
+from service.pipeline.host import PipelineHost
+from service.process import shedding
+from service.process.shedding import Shedder
 from service.scheduling.queue import BatchQueue
 from service.settings import Settings
 

@@ -1,4 +1,4 @@
-"""Field types for the texts of a label set: normalised (Unicode NFC) and limited in length."""
+"""Field types of requests, label sets and files; texts are in Unicode NFC and limited in length."""
 
 import unicodedata
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from typing import Annotated, LiteralString
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     StringConstraints,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -83,3 +84,13 @@ PromptText = Annotated[
     AfterValidator(_normalise_up_to(MAX_PROMPT_CHARACTERS)),
     WithJsonSchema({"type": "string", "maxLength": MAX_PROMPT_CHARACTERS}),
 ]
+
+
+def _refuse_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise PydanticCustomError("truth", "Input should be a number, not true or false")
+    return value
+
+
+NoBool = BeforeValidator(_refuse_bool)
+"""For numbers: Python's `bool` is an `int`."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from service.labels.question import Question
+from service.question import Question
 
 
 @pytest.mark.parametrize(

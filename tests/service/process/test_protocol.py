@@ -11,8 +11,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.server import ServerState
 
-from service.http.transport.connections import Connections
-from service.http.transport.protocol import (
+from service.process.connections import Connections
+from service.process.protocol import (
     LimitedProtocol,
     LingeringTransport,
     Refusal,

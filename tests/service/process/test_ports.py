@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from service.errors import StartError
-from service.http.transport.ports import reserve_port, share_port
+from service.process.ports import reserve_port, share_port
 from service.settings import Settings
 
 

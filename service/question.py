@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from service.errors import InvalidParameters, list_values
-from service.labels.definition import NoBool
-from service.labels.text import LabelSetName, LabelText, replace_errors
+from service.fields import LabelSetName, LabelText, NoBool, replace_errors
 
 MAX_EXPLAINED = 100
 """Most labels of an image that get a map."""

@@ -39,7 +39,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from service.http.transport.connections import Connections
+from service.process.connections import Connections
 from service.settings import Settings
 
 _MAX_HEAD_BYTES = 65536

@@ -25,16 +25,16 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from service.http.app import create_app
-from service.http.host import OpenPipeline, PipelineHost
 from service.http.routes import predict, status
 from service.http.security.proxies import read_root_path
 from service.http.telemetry.metrics import bind_own_port
-from service.http.transport.connections import Connections
-from service.http.transport.ports import bracket, explain_port, open_dual_stack, share_port
-from service.http.transport.protocol import LimitedProtocol, Refuse, make_protocol
-from service.http.transport.shedding import Shedder
-from service.http.transport.workers import Worker
+from service.pipeline.host import OpenPipeline, PipelineHost
 from service.pipeline.pipeline import Pipeline
+from service.process.connections import Connections
+from service.process.ports import bracket, explain_port, open_dual_stack, share_port
+from service.process.protocol import LimitedProtocol, Refuse, make_protocol
+from service.process.shedding import Shedder
+from service.process.workers import Worker
 from service.scheduling.cpu import set_thread_scheduling
 from service.settings import Settings
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from service.labels.text import LabelSetName, LabelText, PromptText, normalise_text
+from service.fields import LabelSetName, LabelText, PromptText, normalise_text
 
 
 @given(st.text(max_size=30))

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from service.bundle.card import Calibration
-from service.labels.calibration import (
+from service.calibration import (
     MIN_POSITIVES,
     bin_scores,
     find_best_f1,

@@ -1,1 +1,0 @@
-"""Below ASGI: uvicorn's protocol and load shedding."""

@@ -1,0 +1,1 @@
+"""A server process: uvicorn's protocol, ports, workers, load shedding."""
