@@ -31,7 +31,7 @@ export ORT_DISABLE_TELEMETRY := 1
 .DEFAULT_GOAL := help
 # An unfinished environment is made again the next time.
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-scale lint format reference docs bundle lock clean
+.PHONY: help serve test test-fast test-scale lint check format reference docs bundle lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -40,18 +40,26 @@ serve: $(SERVE)/.installed ## Serve a bundle (RUNTIME=cpu|openvino|gpu, BUNDLE, 
 	ML_DECODER_BUNDLE="$(BUNDLE)" ML_DECODER_DEVICE=$(DEVICE) ML_DECODER_HOST=$(HOST) \
 		ML_DECODER_PORT=$(PORT) $(SERVE)/bin/ml-decoder serve
 
+# A process for each core, each with whole files; more than eight would need too much memory for torch.
+PARALLEL := -n auto --maxprocesses 8 --dist loadfile
+
 test: $(DEV)/.installed ## Run the tests (TESTS="tests/service -k batch" for some of them)
-	$(DEV_BIN)/python -m pytest $(TESTS)
+	$(DEV_BIN)/python -m pytest $(PARALLEL) $(TESTS)
+
+test-fast: $(DEV)/.installed ## Run the tests of service, client and project, in less than three minutes
+	$(DEV_BIN)/python -m pytest $(PARALLEL) tests/service tests/client tests/project
 
 test-scale: $(DEV)/.ray ## Test replicas behind nginx and Ray at length (needs nginx and PostgreSQL)
 	SCALE_TEST=full $(DEV_BIN)/python -m pytest tests/scale -m "slow or not slow"
 
-lint: $(DEV)/.installed ## Check style, formatting, types, the Dockerfile and known advisories
+lint: check ## The same, and look up known advisories on the network
+	$(DEV_BIN)/python constraints/audit.py
+
+check: $(DEV)/.installed ## Check style, formatting, types and the Dockerfile
 	$(DEV_BIN)/ruff check .
 	$(DEV_BIN)/ruff format --check .
 	$(DEV_BIN)/mypy
 	$(DEV_BIN)/hadolint Dockerfile
-	$(DEV_BIN)/python constraints/audit.py
 
 format: $(DEV)/.installed ## Format the code and apply the safe fixes
 	$(DEV_BIN)/ruff check --fix-only .
