@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from pydantic import Field, ValidationError
 
@@ -78,10 +78,6 @@ class Manifest(Record):
     graphs: dict[GraphName, dict[Precision, str]]
     files: dict[str, FileRecord]
 
-    def precisions(self) -> tuple[Precision, ...]:
-        """Returns the encoder's precisions, fp32 first; heads may have fewer."""
-        return tuple(p for p in get_args(Precision) if p in self.graphs["encoder"])
-
 
 def read_manifest(path: Path) -> Manifest:
     """Reads the manifest alone; raises `BundleError` if missing, invalid or of another schema."""
@@ -135,7 +131,7 @@ def check_graphs(path: Path, manifest: Manifest) -> None:
         files.add(TOKENIZER_FILE)
     if missing := sorted(files - manifest.files.keys()):
         raise BundleError(f"{path.name}: {missing[0]} is not among the manifest's files")
-    if not set(manifest.card.default_precision.values()) <= set(manifest.precisions()):
+    if not set(manifest.card.default_precision.values()) <= manifest.graphs["encoder"].keys():
         raise BundleError(f"{path.name}: default_precision names a variant that is absent")
 
 

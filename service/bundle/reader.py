@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import ValidationError
 
@@ -48,8 +49,8 @@ class Bundle:
         return self.manifest.card
 
     def precisions(self) -> tuple[Precision, ...]:
-        """See `Manifest.precisions`."""
-        return self.manifest.precisions()
+        """Returns the encoder's precisions, fp32 first; heads may have fewer."""
+        return tuple(p for p in get_args(Precision) if p in self.manifest.graphs["encoder"])
 
     def image_precision(self, graph: GraphName, precision: RunPrecision) -> Precision:
         """Returns the variant to read: `precision` if the graph has it, else fp32, as for bf16."""
@@ -73,28 +74,28 @@ class Bundle:
         file = self.manifest.graphs.get(graph, {}).get(precision)
         if file is None:
             raise BundleError(f"bundle {self.card.name} has no {precision} variant of {graph}")
-        return _read_verified(self.path, file, self.manifest.files[file])
+        return self._read(file)
 
     def read_tokenizer(self) -> bytes:
-        """Returns the text encoder's tokenizer; raises `BundleError` if absent or changed."""
-        record = self.manifest.files.get(TOKENIZER_FILE)
-        if record is None:
-            raise BundleError(f"bundle {self.card.name} has no {TOKENIZER_FILE}")
-        return _read_verified(self.path, TOKENIZER_FILE, record)
+        """Returns the text encoder's tokenizer; raises `BundleError` if changed."""
+        return self._read(TOKENIZER_FILE)
 
     def read_label_sets(self) -> dict[str, bytes]:
         """Returns file name, such as `everyday.npz` -> content; `BundleError` if changed."""
         return {
-            file.removeprefix(SET_PREFIX): _read_verified(self.path, file, record)
-            for file, record in sorted(self.manifest.files.items())
+            file.removeprefix(SET_PREFIX): self._read(file)
+            for file in sorted(self.manifest.files)
             if file.startswith(SET_PREFIX)
         }
+
+    def _read(self, file: str) -> bytes:
+        return _read_verified(self.path, file, self.manifest.files[file])
 
 
 def load_bundle(path: Path) -> Bundle:
     """Verifies schema, sizes, hashes and label counts; `BundleError` has a one-line reason.
 
-    The engine verifies the graphs, `labels.opening.read_bundle_sets` the label sets. A bundle that
+    The engine verifies the graphs, `labels.files.read_bundle_sets` the label sets. A bundle that
     is replaced meanwhile is read again.
     """
     manifest = read_manifest(path)
@@ -148,8 +149,7 @@ def _parse_labels(content: bytes) -> tuple[Label, ...]:
         raise BundleError(f"{LABELS_FILE}: {format_first_error(error)}") from error
     except (ValueError, TypeError, RecursionError) as error:
         raise BundleError(f"{LABELS_FILE} must be a JSON list of labels") from error
-    names = [label.name for label in labels]
-    if len(set(names)) != len(names):
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise BundleError(f"{LABELS_FILE} has the label {twice!r} twice")
+    (name, count), *_ = Counter(label.name for label in labels).most_common(1) or [("", 0)]
+    if count > 1:
+        raise BundleError(f"{LABELS_FILE} has the label {name!r} twice")
     return labels

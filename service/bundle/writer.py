@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
@@ -27,9 +26,6 @@ from service.bundle.manifest import (
 from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
 
-# Arguments of Linux's `renameat2`: relative to the working directory; exchange two names.
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-
 
 @dataclass(frozen=True)
 class BundleDraft:
@@ -53,10 +49,9 @@ def check_target(path: Path) -> None:
 
 
 def write_bundle(path: Path, draft: BundleDraft) -> Bundle:
-    """Writes a bundle beside `path`, verifies it and swaps it in, or raises `BundleError`.
+    """Writes a bundle next to `path`, verifies it and moves it there, or raises `BundleError`.
 
-    The last part of `path` must be the model's name. On Linux the swap is atomic; if the system or
-    the file system does not support that, readers may find no bundle for a moment.
+    The last part of `path` must be the model's name. Between two renames, `path` does not exist.
     """
     check_target(path)
     if path.name != draft.card.name:
@@ -109,27 +104,17 @@ def _swap(staging: Path, path: Path) -> None:
     if not path.exists():
         os.replace(staging, path)
         return
-    if _exchange(staging, path):
-        return
-    # POSIX has no rename that replaces a non-empty folder: move the old one away first.
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", dir=path.parent))
-    os.replace(path, aside / "bundle")
-    try:
-        os.replace(staging, path)
-    except OSError:
-        os.replace(aside / "bundle", path)
-        raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Swaps two folders atomically; returns False if the system does not support it."""
-    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
-    if renameat2 is None:
-        return False
-    paths = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other))
-    return bool(renameat2(*paths, _RENAME_EXCHANGE) == 0)
+    # POSIX has no rename that replaces a folder with files: move the old one away first.
+    with tempfile.TemporaryDirectory(
+        prefix=f".{path.name}-old-", dir=path.parent, ignore_cleanup_errors=True
+    ) as folder:
+        old = Path(folder, "bundle")
+        os.replace(path, old)
+        try:
+            os.replace(staging, path)
+        except OSError:
+            os.replace(old, path)
+            raise
 
 
 def _dump(value: object) -> bytes:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from service.bundle import reader
 from service.bundle.card import Label
-from service.bundle.manifest import GraphName
+from service.bundle.manifest import GraphName, Manifest
 from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
 from tests.support.tiny_bundle import (
@@ -18,6 +19,7 @@ from tests.support.tiny_bundle import (
     Graphs,
     copy_bundle,
     tiny_card,
+    tiny_encoder,
     tiny_graphs,
     write_tiny_bundle,
 )
@@ -79,6 +81,20 @@ def test_truncated_or_missing_file_is_refused(
 
     with pytest.raises(BundleError, match=reason):
         load_bundle(path)
+
+
+def test_bundle_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, verify = write_tiny_bundle(tmp_path).path, reader._verify
+
+    def replace_first(folder: Path, manifest: Manifest) -> Bundle:
+        monkeypatch.setattr(reader, "_verify", verify)
+        write_tiny_bundle(tmp_path, graphs={**tiny_graphs(), "encoder": {"fp32": tiny_encoder(9)}})
+        return verify(folder, manifest)
+
+    monkeypatch.setattr(reader, "_verify", replace_first)
+    assert load_bundle(path).precisions() == ("fp32",)
 
 
 def test_file_that_changes_after_loading_is_refused(tiny_bundle: Bundle, tmp_path: Path) -> None:

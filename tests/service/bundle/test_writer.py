@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+import os
 from pathlib import Path
 
 import pytest
 
-from service.bundle import writer
 from service.bundle.reader import load_bundle
 from service.bundle.writer import check_target
 from service.errors import BundleError
@@ -15,7 +14,6 @@ from tests.support.tiny_bundle import (
     TINY_LABELS,
     Graphs,
     tiny_card,
-    tiny_encoder,
     tiny_graphs,
     write_tiny_bundle,
 )
@@ -66,29 +64,19 @@ def test_something_else_than_a_bundle_is_not_replaced(tmp_path: Path, kind: str)
     check_target(empty)  # a bundle by now
 
 
-def test_reader_finds_a_bundle_while_it_is_replaced(tmp_path: Path) -> None:
-    path, tries = write_tiny_bundle(tmp_path).path, range(40)
-
-    def replace_again_and_again() -> None:
-        for seed in tries:
-            encoders: Graphs = {"encoder": {"fp32": tiny_encoder(seed)}}
-            write_tiny_bundle(tmp_path, graphs={**tiny_graphs(), **encoders})
-
-    thread = threading.Thread(target=replace_again_and_again)
-    thread.start()
-    while thread.is_alive():
-        assert load_bundle(path).labels == TINY_LABELS
-    thread.join()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]
-
-
-def test_bundle_is_replaced_if_the_system_cannot_swap_folders(
+def test_old_bundle_is_put_back_if_the_new_one_cannot_take_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "_exchange", lambda *_: False)
-    write_tiny_bundle(tmp_path)
+    old, rename = write_tiny_bundle(tmp_path), os.replace
 
-    new = write_tiny_bundle(tmp_path, tiny_card().model_copy(update={"version": "2"}))
+    def refuse_the_new(source: Path, target: Path) -> None:
+        if target == old.path and "-old-" not in str(source):
+            raise PermissionError
+        rename(source, target)
 
-    assert load_bundle(new.path).card.version == "2"
+    monkeypatch.setattr(os, "replace", refuse_the_new)
+    with pytest.raises(PermissionError):
+        write_tiny_bundle(tmp_path, tiny_card().model_copy(update={"version": "2"}))
+
+    assert load_bundle(old.path) == old
     assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]
