@@ -68,7 +68,7 @@ class Fit:
     def stack(self) -> NDArray[np.float64]:
         """Returns scales and shifts, float64 [2, L]."""
         each = [own or self.pair for own in self.labels]
-        return np.array([[one.scale for one in each], [one.shift for one in each]])
+        return np.array([(one.scale, one.shift) for one in each]).T
 
     def describe(self, dataset: str, images: int) -> HeadCalibration:
         """Returns the record of a head for the model card."""
@@ -92,8 +92,8 @@ def fit_calibration(
     All labels share one pair. With `per_label`, labels also get their own, shrunk towards the
     shared one, if that lowers the log loss on photos that were not fitted; labels with fewer than
     `MIN_POSITIVES` photos with them or without them do not. Returns None if there are too few
-    photos, or if the log loss of `current`, the logits that are served now, is not lowered. None
-    takes `logits`.
+    photos, or if the log loss of `current`, the logits that are served now, is not lowered;
+    `current` defaults to `logits`.
     """
     raw: Scores = logits.astype(np.float64)
     served = raw if current is None else current
@@ -108,8 +108,7 @@ def fit_calibration(
         if pair is None:
             return None
         by_pair[here] = _apply(raw[here], pair)
-        own_pairs = _fit_labels(raw[others], targets[others], shared=pair)
-        for column, own in enumerate(own_pairs):
+        for column, own in enumerate(_fit_labels(raw[others], targets[others], shared=pair)):
             by_label[here, column] = _apply(raw[here, column], own or pair)
     is_own = per_label and _log_loss(by_label, targets) < _log_loss(by_pair, targets)
     calibrated = by_label if is_own else by_pair
@@ -117,13 +116,13 @@ def fit_calibration(
     if fitted is None or _log_loss(served, targets) <= _log_loss(calibrated, targets):
         return None
     labels = _fit_labels(raw, targets, shared=fitted)
-    scores = _sigmoid(calibrated)
+    bins = bin_scores(_sigmoid(calibrated), targets)
     return Fit(
-        pair=_to_record(fitted),
-        labels=tuple(_to_record(own) if own and is_own else None for own in labels),
+        pair=fitted,
+        labels=labels if is_own else (None,) * len(labels),
         error_before=measure_error(bin_scores(_sigmoid(served), targets)),
-        error_after=measure_error(bin_scores(scores, targets)),
-        bins=bin_scores(scores, targets),
+        error_after=measure_error(bins),
+        bins=bins,
     )
 
 
@@ -233,25 +232,27 @@ class _Curve:
         )
 
 
-_Pair = tuple[float, float]  # scale and shift
-
-
-def _fit_pair(logits: Scores, targets: Targets) -> _Pair | None:
+def _fit_pair(logits: Scores, targets: Targets) -> Calibration | None:
     return _fit(logits.ravel(), targets.ravel(), _HEAD_PRIOR)
 
 
-def _fit_labels(logits: Scores, targets: Targets, *, shared: _Pair) -> list[_Pair | None]:
+def _fit_labels(
+    logits: Scores, targets: Targets, *, shared: Calibration
+) -> tuple[Calibration | None, ...]:
     """Returns each label's own pair, fitted to logits that the shared pair has calibrated."""
-    found: list[_Pair | None] = []
+    found = []
     for column, truths in zip(_apply(logits, shared).T, targets.T, strict=True):
         own = None
         if min(truths.sum(), (1 - truths).sum()) >= MIN_POSITIVES:
             own = _fit(column, truths, _LABEL_PRIOR)
-        found.append(own and (shared[0] * own[0], shared[1] * own[0] + own[1]))
-    return found
+        if own is not None:
+            shift = shared.shift * own.scale + own.shift
+            own = Calibration(scale=shared.scale * own.scale, shift=shift)
+        found.append(own)
+    return tuple(found)
 
 
-def _fit(logits: Scores, targets: Targets, prior: float) -> _Pair | None:
+def _fit(logits: Scores, targets: Targets, prior: float) -> Calibration | None:
     """Minimises log loss plus prior / 2 * ((scale - 1)^2 + shift^2) by Newton's method.
 
     Returns None if higher logits do not mean the label.
@@ -276,15 +277,11 @@ def _fit(logits: Scores, targets: Targets, prior: float) -> _Pair | None:
         pair, loss = pair - step, min(new, loss)
         if np.abs(step).max() < 1e-6:
             break
-    return (float(pair[0]), float(pair[1])) if pair[0] > 0 else None
+    return Calibration(scale=pair[0], shift=pair[1]) if pair[0] > 0 else None
 
 
-def _apply(logits: Scores, pair: _Pair) -> Scores:
-    return pair[0] * logits + pair[1]
-
-
-def _to_record(pair: _Pair) -> Calibration:
-    return Calibration(scale=pair[0], shift=pair[1])
+def _apply(logits: Scores, pair: Calibration) -> Scores:
+    return pair.scale * logits + pair.shift
 
 
 def _sigmoid(values: Scores) -> Scores:

@@ -42,39 +42,24 @@ def test_no_threshold_gives_a_better_f1(photos: list[tuple[float, int]]) -> None
     brute_force = max(_f1(scores, targets, threshold) for threshold in scores)
     assert _f1(scores, targets, best.threshold) == brute_force
     assert 0.0 <= best.threshold <= 1.0
-
-
-@given(_photos)
-def test_precision_and_recall_are_those_of_the_threshold(photos: list[tuple[float, int]]) -> None:
-    scores, targets = _columns(photos)
-    best = find_best_f1(scores, targets)
     predicted = scores >= best.threshold
     assert best.precision == pytest.approx(targets[predicted].mean())
     assert best.recall == pytest.approx(predicted[targets == 1].mean())
 
 
-def test_threshold_lies_halfway_to_the_next_lower_score() -> None:
-    best = find_best_f1(np.array([0.9, 0.8, 0.4, 0.1]), np.array([1, 1, 0, 0]))
-    assert best.threshold == pytest.approx(0.6)
-
-
-def test_threshold_between_neighbouring_scores_is_the_higher_one() -> None:
-    lower, higher = 0.5, float(np.nextafter(0.5, 1.0))
-    assert (lower + higher) / 2 == lower  # there is no number between them
-    best = find_best_f1(np.array([lower, higher]), np.array([0, 1]))
-    assert best.threshold == higher
-
-
-def test_highest_threshold_of_equal_f1_is_taken() -> None:
-    # 1 of 1 right (F1 2/3) and 2 of 4 right (F1 4/6).
-    best = find_best_f1(np.array([0.9, 0.8, 0.7, 0.6, 0.1]), np.array([1, 0, 0, 1, 0]))
-    assert best.threshold == pytest.approx(0.85)
-
-
-def test_all_photos_are_predicted_if_all_have_the_label() -> None:
-    best = find_best_f1(np.array([0.3, 0.2, 0.2]), np.array([1, 1, 1]))
-    assert best.threshold == 0.2
-    assert (best.precision, best.recall) == (1.0, 1.0)
+@pytest.mark.parametrize(
+    ("scores", "targets", "threshold"),
+    [
+        ([0.9, 0.8, 0.4, 0.1], [1, 1, 0, 0], (0.8 + 0.4) / 2),  # halfway to the next lower score
+        ([0.5, np.nextafter(0.5, 1)], [0, 1], np.nextafter(0.5, 1)),  # no number between them
+        ([0.9, 0.8, 0.7, 0.6, 0.1], [1, 0, 0, 1, 0], (0.9 + 0.8) / 2),  # F1 of 2/3 before 4/6
+        ([0.3, 0.2, 0.2], [1, 1, 1], 0.2),
+    ],
+)
+def test_best_threshold_is_the_highest_one(
+    scores: list[float], targets: list[int], threshold: float
+) -> None:
+    assert find_best_f1(np.array(scores), np.array(targets)).threshold == threshold
 
 
 @given(_photos, st.floats(0.05, 0.95))
@@ -196,11 +181,7 @@ def test_moved_threshold_decides_the_same_photos(
 
     # A logit on the threshold itself may fall to either side by rounding.
     assert (decide(before, threshold) != decide(after, moved)).sum() <= 1
+    assert move_threshold(0.0, before, after) == 0.0
+    assert move_threshold(1.0, before, after) == 1.0
     if moved < 1 - 1e-6:  # nearer to 1, floats are too coarse to move it back
         assert move_threshold(moved, after, before) == pytest.approx(threshold)
-
-
-@pytest.mark.parametrize("threshold", [0.0, 1.0])
-def test_threshold_of_all_or_no_photos_stays(threshold: float) -> None:
-    pair = Calibration(scale=0.5, shift=-1.0)
-    assert move_threshold(threshold, pair, Calibration(scale=2.0, shift=1.0)) == threshold
