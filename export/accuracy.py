@@ -22,8 +22,8 @@ from service.bundle.card import Activation, InputContract, Precision, fold_name
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.engine.heads import LabelVectors
+from service.labels.files import read_bundle_sets
 from service.labels.label_set import make_open_set, make_trained_set
-from service.labels.opening import read_bundle_sets
 from service.pipeline.scoring import compute_scores
 
 _BATCH_SIZE = 8

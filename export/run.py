@@ -12,7 +12,7 @@ from export.sources.open import OpenRequest, read_label_set
 from export.triton.repository import check_places, write_repository
 from models.checkpoints.description import read_hints
 from service.bundle.reader import Bundle, load_bundle
-from service.labels.opening import read_bundle_sets
+from service.labels.files import read_bundle_sets
 
 
 def run_export(given: argparse.Namespace, left_out: set[Path]) -> None:

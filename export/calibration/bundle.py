@@ -37,10 +37,9 @@ from service.bundle.card import (
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import BundleDraft, check_target, write_bundle
 from service.calibration import move_threshold
-from service.engine.encoders import open_text_encoder
 from service.labels.definition import Definition
-from service.labels.files import pack_label_set
-from service.labels.opening import read_bundle_sets
+from service.labels.encoders import open_text_encoder
+from service.labels.files import pack_label_set, read_bundle_sets
 
 # Largest difference of a stored embedding, in 16 bits, from that of the label's name.
 _SAME_EMBEDDING = 2e-3

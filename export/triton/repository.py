@@ -35,9 +35,9 @@ from service.bundle.reader import Bundle
 from service.engine.heads import LabelVectors
 from service.errors import ServiceError
 from service.labels.definition import Definition
-from service.labels.encoding import LabelEncoders, open_label_encoders
+from service.labels.encoders import LabelEncoders, open_label_encoders
+from service.labels.files import read_bundle_sets
 from service.labels.label_set import LabelSet, make_trained_set
-from service.labels.opening import read_bundle_sets
 
 CONFIG_FILE = "config.pbtxt"
 LABELS_FILE = "labels.txt"
@@ -165,18 +165,18 @@ def _take_trained_head(bundle: Bundle, precision: Precision) -> list[_Head]:
 
 def _take_label_sets(bundle: Bundle, precision: Precision) -> list[_Head]:
     definitions = read_bundle_sets(bundle)
-    encoding = open_label_encoders(
+    encoders = open_label_encoders(
         bundle, threads=os.cpu_count() or 1, cache_size=0, queue_size=len(definitions) + 1
     )
-    if encoding is None:
+    if encoders is None:
         return []
     heads = []
-    with closing(encoding):
+    with closing(encoders):
         for definition in definitions:
             graph = _read_head(bundle, "open_head", precision)
-            vectors = _encode(definition, encoding)
+            vectors = _encode(definition, encoders)
             _fix_queries(graph, vectors.queries)
-            labels = encoding.make_set(definition, vectors, bundle.card.version, "bundle")
+            labels = encoders.make_set(definition, vectors, bundle.card.version, "bundle")
             heads.append(
                 _Head(
                     f"{bundle.card.name}_set_{definition.name}",
@@ -192,12 +192,12 @@ def _read_head(bundle: Bundle, graph: GraphName, precision: Precision) -> onnx.M
     return onnx.load_from_string(bundle.read_graph(graph, bundle.image_precision(graph, precision)))
 
 
-def _encode(definition: Definition, encoding: LabelEncoders) -> LabelVectors:
+def _encode(definition: Definition, encoders: LabelEncoders) -> LabelVectors:
     async def encode() -> LabelVectors:
-        return await encoding.project(await encoding.embed(definition))
+        return await encoders.project(await encoders.embed(definition))
 
     try:
-        encoding.check(definition)
+        encoders.check(definition)
         return asyncio.run(encode())
     except ServiceError as error:
         raise ExportError(f"label set {definition.name} cannot be encoded") from error

@@ -114,7 +114,9 @@ async def calibrate_set(
         kept = {} if fit is None else _move_thresholds(labels, fit.pair)
         thresholds = kept | {label: point.threshold for label, point in points.items()}
         # Only this version: the labels of another may be encoded from other texts.
-        await pipeline.catalogue.calibrate(name, thresholds, calibration, int(labels.version))
+        await pipeline.catalogue.writable(name).calibrate(
+            name, thresholds, calibration, int(labels.version)
+        )
         return CalibrationReport(fit, points, not_reached, tuple(left_out))
 
 

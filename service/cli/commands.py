@@ -187,7 +187,7 @@ def info(
     ml-decoder info bundles/ml-decoder-lite0
     """
     from service.bundle.reader import load_bundle
-    from service.labels.opening import read_bundle_sets
+    from service.labels.files import read_bundle_sets
 
     verified = load_bundle(bundle)
     read_bundle_sets(verified)

@@ -94,7 +94,7 @@ def list_sets(*, settings: Settings, as_json: AsJson = False) -> None:
 
 def remove(*, settings: Settings, name: Name) -> None:
     """Delete a label set from the store."""
-    _run(settings, lambda catalogue: catalogue.delete(name))
+    _run(settings, lambda catalogue: catalogue.writable(name).delete(name))
 
 
 def calibrate(  # noqa: PLR0913 - a command has a parameter for each flag
@@ -163,14 +163,14 @@ def add_set(settings: Settings, definition: Definition, *, replace: bool) -> Lab
     """Registers a set and returns it; `replace` lets it replace a set of its name."""
 
     async def write(catalogue: Catalogue) -> LabelSet:
-        return (await catalogue.register(definition, replace=replace))[0]
+        return (await catalogue.writable(definition.name).register(definition, replace=replace))[0]
 
     return _run(settings, write)
 
 
 def _run(settings: Settings, work: Callable[[Catalogue], Awaitable[ResultT]]) -> ResultT:
     from service.bundle.reader import load_bundle
-    from service.labels.opening import open_catalogue
+    from service.labels.catalogue import open_catalogue
     from service.pipeline.loading import open_encoders
 
     configure_logs("error")

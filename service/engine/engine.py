@@ -67,12 +67,10 @@ class Engine:
             self._all_threads = open_session_set(bundle, replace(config, spinning=True))
         self._by_size: dict[int, SessionSet] = {}
         if config.device == "cuda":
-            *smaller, largest = self._batch_sizes
             self._by_size = {
                 size: replace(self._shared, encoder=open_encoder(bundle, config))
-                for size in smaller
+                for size in self._batch_sizes[:-1]
             }
-            self._by_size[largest] = self._shared
 
     def run(
         self,

@@ -29,10 +29,15 @@ class LabelVectors:
     queries: QueryArray
     keys: Keys | None = None
 
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Queries and keys by the names of inputs."""
+        return {"queries": self.queries, **(self.keys or {})}
+
 
 @dataclass(frozen=True, eq=False)
 class SomeQueries:
-    """The `chosen` rows of a matrix [L, K]; only a slice copies rows, a queued request does not."""
+    """The `chosen` rows of a matrix [L, K]. Rows are copied on slicing, not on queueing."""
 
     queries: QueryArray
     chosen: NDArray[np.intp]

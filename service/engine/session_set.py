@@ -28,13 +28,7 @@ from service.engine.heads import (
     ScreenedQueries,
     SomeQueries,
 )
-from service.engine.sessions import (
-    SessionConfig,
-    TensorSpec,
-    check_tensors,
-    list_keys,
-    open_session,
-)
+from service.engine.sessions import KEYS, SessionConfig, TensorSpec, open_checked
 from service.engine.tensors import QueryCache, Tensor, cut_rows, run_bound, run_graph
 from service.errors import InferenceFailed
 from service.images.decode import PixelArray
@@ -44,7 +38,19 @@ from service.stages import time_stage
 # a batch of 4 photos takes 0.87 of the time of 4 runs.
 _SCREENED_PER_RUN = 256 * LABELS_PER_RUN
 _GPU_MEMORY = "cuda"  # ONNX Runtime's name of it
+_MATRIX: TensorSpec = ("float", (None,))  # queries or logits
 _MEMORY: TensorSpec = ("float", (None, None))
+_SCREEN_INPUTS: dict[str, TensorSpec] = {
+    "scale": ("float", ()),
+    "shift": ("float", ()),
+    "wanted": ("int64", ()),
+}
+_SCREEN_OUTPUTS: dict[str, TensorSpec] = {
+    "logits": _MATRIX,
+    "positions": ("int64", (None,)),
+    "needed": ("int64", ()),
+    "memory": _MEMORY,
+}
 _Tokens: TypeAlias = NDArray[np.float32] | ort.OrtValue
 _Row: TypeAlias = LogitsArray | ScreenedLogits
 
@@ -138,12 +144,10 @@ class SessionSet:
         self, tokens: Tensor, head: ScreenedQueries, outputs: list[str], count: int
     ) -> list[NDArray[Any]]:
         assert self.screened_head is not None
-        labels: dict[str, Tensor] = {"queries": head.queries, **head.keys}
-        if self.query_cache is not None:
-            labels = {
-                name: self.query_cache.find(matrix, [matrix])[0]
-                for name, matrix in (("queries", head.queries), *head.keys.items())
-            }
+        arrays = {"queries": head.queries, **head.keys}
+        labels: dict[str, Tensor] = {**arrays}
+        if (cache := self.query_cache) is not None:
+            labels = {name: cache.find(matrix, [matrix])[0] for name, matrix in arrays.items()}
         return run_graph(
             self.screened_head,
             ["logits", "positions", "needed", *outputs],
@@ -179,16 +183,22 @@ def open_session_set(bundle: Bundle, config: SessionConfig) -> SessionSet:
     card = bundle.card
     encoder = open_encoder(bundle, config)
     width = encoder.get_outputs()[0].shape[-1]
-    tokens = ("float", (None, width if isinstance(width, int) else None))
+    tokens: TensorSpec = ("float", (None, width if isinstance(width, int) else None))
     trained_head = open_head = screened_head = None
     if card.trained_head is not None:
-        num_labels = card.trained_head.num_labels
-        trained_head = _open_head(bundle, "trained_head", config, num_labels, tokens=tokens)
+        logits: TensorSpec = ("float", (card.trained_head.num_labels,))
+        trained_head = _open_head(bundle, "trained_head", config, logits, tokens=tokens)
     if card.open_head is not None:
-        inputs = {"tokens": tokens, "queries": ("float", (None,))}
-        open_head = _open_head(bundle, "open_head", config, None, **inputs)
+        inputs: dict[str, TensorSpec] = {"tokens": tokens, "queries": _MATRIX}
+        open_head = _open_head(bundle, "open_head", config, _MATRIX, **inputs)
         if card.open_head.screen is not None:
-            screened_head = _open_screened_head(bundle, config, tokens)
+            screened_head = open_checked(
+                bundle,
+                "screened_head",
+                config,
+                inputs={**inputs, **_SCREEN_INPUTS, **KEYS},
+                outputs=_SCREEN_OUTPUTS,
+            )
     sessions = SessionSet(encoder, trained_head, open_head, screened_head)
     if config.device not in CPU_DEVICES:
         return replace(sessions, token_device=_GPU_MEMORY, query_cache=QueryCache(_GPU_MEMORY))
@@ -199,49 +209,19 @@ def open_session_set(bundle: Bundle, config: SessionConfig) -> SessionSet:
 
 
 def _open_head(
-    bundle: Bundle,
-    name: GraphName,
-    config: SessionConfig,
-    num_labels: int | None,
-    **inputs: TensorSpec,
+    bundle: Bundle, name: GraphName, config: SessionConfig, logits: TensorSpec, **inputs: TensorSpec
 ) -> ort.InferenceSession:
-    head = open_session(bundle, name, config)
     # Heads that have maps return their memory too.
     memory = {"memory": _MEMORY} if f"{name}_maps" in bundle.manifest.graphs else {}
-    check_tensors(name, head.get_inputs(), **inputs)
-    check_tensors(name, head.get_outputs(), logits=("float", (num_labels,)), **memory)
-    return head
-
-
-def _open_screened_head(
-    bundle: Bundle, config: SessionConfig, tokens: TensorSpec
-) -> ort.InferenceSession:
-    head = open_session(bundle, "screened_head", config)
-    inputs: dict[str, TensorSpec] = {
-        "tokens": tokens,
-        "queries": ("float", (None,)),
-        "scale": ("float", ()),
-        "shift": ("float", ()),
-        "wanted": ("int64", ()),
-    }
-    check_tensors("screened_head", head.get_inputs(), **inputs, **list_keys(head.get_inputs()))
-    results: dict[str, TensorSpec] = {
-        "logits": ("float", (None,)),
-        "positions": ("int64", (None,)),
-        "needed": ("int64", ()),
-        "memory": _MEMORY,
-    }
-    check_tensors("screened_head", head.get_outputs(), **results)
-    return head
+    outputs = {"logits": logits, **memory}
+    return open_checked(bundle, name, config, inputs=inputs, outputs=outputs)
 
 
 def open_encoder(bundle: Bundle, config: SessionConfig) -> ort.InferenceSession:
     """Opens and checks the encoder alone; raises as `open_session` does."""
-    encoder, contract = open_session(bundle, "encoder", config), bundle.card.input
-    image_shape = (contract.height, contract.width, 3)
-    check_tensors("encoder", encoder.get_inputs(), images=("uint8", image_shape))
-    check_tensors("encoder", encoder.get_outputs(), tokens=("float", (None, None)))
-    return encoder
+    shape = (bundle.card.input.height, bundle.card.input.width, 3)
+    inputs: dict[str, TensorSpec] = {"images": ("uint8", shape)}
+    return open_checked(bundle, "encoder", config, inputs=inputs, outputs={"tokens": _MEMORY})
 
 
 class MapGraphs:
@@ -250,7 +230,7 @@ class MapGraphs:
     def __init__(self, bundle: Bundle) -> None:
         """Raises `BundleError` for a damaged graph."""
         self._trained = _open_maps(bundle, "trained_head_maps", labels=("int64", ()))
-        self._open = _open_maps(bundle, "open_head_maps", queries=("float", (None,)))
+        self._open = _open_maps(bundle, "open_head_maps", queries=_MATRIX)
         self.trained = self._trained is not None
         self.open = self._open is not None
 
@@ -278,7 +258,10 @@ def _open_maps(
 ) -> ort.InferenceSession | None:
     if name not in bundle.manifest.graphs:
         return None
-    session = open_session(bundle, name, SessionConfig("cpu", "fp32"))
-    check_tensors(name, session.get_inputs(), memory=_MEMORY, **labels)
-    check_tensors(name, session.get_outputs(), maps=("float", (None, None, None)))
-    return session
+    return open_checked(
+        bundle,
+        name,
+        SessionConfig("cpu", "fp32"),
+        inputs={"memory": _MEMORY, **labels},
+        outputs={"maps": ("float", (None, None, None))},
+    )

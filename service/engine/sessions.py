@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
@@ -31,12 +31,13 @@ long as an Add and a LayerNormalization, which is a fifth of a text encoder's ti
 
 TensorSpec = tuple[str, tuple[int | None, ...]]
 """Element type in ONNX Runtime's words, and the dimensions after the first; None is any size."""
-_KEYS: dict[str, TensorSpec] = {
+KEYS: dict[str, TensorSpec] = {
     "projected": ("float", (None,)),
     "readouts": ("float", (None,)),
     "votes": ("float", (None,)),
     "names": ("int64", (None,)),
 }
+"""The keys of labels, of which a graph may have some; see `GraphName`."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,21 @@ class SessionConfig:
     threads: int = 1
     parallel_runs: int = 1
     spinning: bool = False  # threads wait actively: faster for one run alone, slower for several
+
+
+def open_checked(
+    bundle: Bundle,
+    graph: GraphName,
+    config: SessionConfig,
+    *,
+    inputs: Mapping[str, TensorSpec],
+    outputs: Mapping[str, TensorSpec],
+) -> ort.InferenceSession:
+    """Opens one graph that has exactly these tensors, but for `KEYS`; raises as `open_session`."""
+    session = open_session(bundle, graph, config)
+    _check_tensors(graph, session.get_inputs(), inputs)
+    _check_tensors(graph, session.get_outputs(), outputs)
+    return session
 
 
 def open_session(bundle: Bundle, graph: GraphName, config: SessionConfig) -> ort.InferenceSession:
@@ -156,17 +172,15 @@ def first_line(error: BaseException) -> str:
     return reason.group() if reason else line
 
 
-def list_keys(found: Sequence[Any]) -> dict[str, TensorSpec]:
-    """Returns those of the inputs (or outputs) that are keys of labels; see `GraphName`."""
-    return {tensor.name: _KEYS[tensor.name] for tensor in found if tensor.name in _KEYS}
-
-
-def check_tensors(graph: GraphName, found: Sequence[Any], **wanted: TensorSpec) -> None:
-    """Raises `BundleError` unless a graph has exactly these inputs (or outputs)."""
-    if {tensor.name for tensor in found} != set(wanted):
-        names = ", ".join(tensor.name for tensor in found)
+def _check_tensors(
+    graph: GraphName, found: Sequence[Any], wanted: Mapping[str, TensorSpec]
+) -> None:
+    names = [tensor.name for tensor in found]
+    required = [name for name in wanted if name in names or name not in KEYS]
+    if set(names) != set(required):
         raise BundleError(
-            f"{graph} has {names or 'nothing'} where it should have only {', '.join(wanted)}"
+            f"{graph} has {', '.join(names) or 'nothing'} where it should have only "
+            f"{', '.join(required)}"
         )
     for tensor in found:
         kind, sizes = wanted[tensor.name]

@@ -1,10 +1,12 @@
-"""The catalogue: all label sets of a process. Any process may change those of the store."""
+"""The catalogue: which label sets a process has, and which of them a request gets."""
+
+from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from service.bundle.card import Calibration
+from service.bundle.reader import Bundle
 from service.errors import (
     InvalidLabelSet,
     LabelSetError,
@@ -13,19 +15,71 @@ from service.errors import (
     NoOpenHead,
     StartError,
     StoreReadOnly,
+    StoreUnavailable,
     UnknownLabelSet,
     VersionNotReached,
 )
 from service.labels.definition import Definition, check_candidates, refuse_duplicates
-from service.labels.encoding import LabelEncoders
-from service.labels.label_set import CANDIDATE_SET, RESERVED_NAMES, LabelSet, Origin
-from service.labels.store.store import LabelStore
-from service.labels.stored_sets import StoredSets
+from service.labels.encoders import LabelEncoders
+from service.labels.files import read_bundle_sets, read_label_set_folder
+from service.labels.label_set import (
+    CANDIDATE_SET,
+    RESERVED_NAMES,
+    LabelSet,
+    Origin,
+    make_trained_set,
+)
+from service.labels.registered_sets import RegisteredSets
+from service.labels.store.database import open_database
+from service.labels.store.store import LabelStore, Limits
 from service.question import Question
+from service.settings import Settings
 
 _NAMES_LOGGED = 10
 
 logger = logging.getLogger(__name__)
+
+
+def open_catalogue(settings: Settings, bundle: Bundle, encoders: LabelEncoders | None) -> Catalogue:
+    """Reads the label sets of bundle and folder, and prepares the store.
+
+    The catalogue closes `encoders`. Raises `BundleError` for an invalid set of the bundle, and
+    `StartError` if the folder or the store cannot be used as configured.
+    """
+    card = bundle.card
+    fixed = [FixedSet(found, card.version, "bundle") for found in read_bundle_sets(bundle)]
+    if settings.label_sets is not None:
+        found_sets = read_label_set_folder(settings.label_sets)
+        fixed += [FixedSet(found, found.digest[:12], "folder") for found in found_sets]
+    names = (name.strip() for name in (settings.default_label_set or "").split(","))
+    trained = None
+    if card.trained_head is not None:
+        trained = make_trained_set(bundle.labels, card.trained_head, version=card.version)
+    return Catalogue(
+        trained,
+        fixed,
+        encoders,
+        _open_store(settings, bundle),
+        default_sets=tuple(dict.fromkeys(name for name in names if name)),
+        max_candidates=settings.max_candidate_labels,
+        poll_seconds=settings.label_poll_seconds,
+    )
+
+
+def _open_store(settings: Settings, bundle: Bundle) -> LabelStore | None:
+    head = bundle.card.open_head
+    if head is None:
+        return None
+    try:
+        database = open_database(settings.label_store)
+    except StartError as error:
+        if settings.label_store is not None:
+            raise
+        # The user did not ask for the default place, so predictions work without it.
+        logger.warning("%s; registrations are refused until ML_DECODER_LABEL_STORE is set", error)
+        return None
+    limits = Limits(settings.max_label_sets, settings.max_labels, settings.max_labels_per_set)
+    return LabelStore(database, head.embedding_space.fingerprint, limits)
 
 
 class FixedSet(NamedTuple):
@@ -37,13 +91,13 @@ class FixedSet(NamedTuple):
 
 
 class Catalogue:
-    """Label sets by name; use it from one event loop. Without an open head, `encoding` is None."""
+    """Label sets by name; use it from one event loop. Without an open head, `encoders` is None."""
 
     def __init__(  # noqa: PLR0913 - the last three are settings
         self,
         trained: LabelSet | None,
         fixed: Sequence[FixedSet],
-        encoding: LabelEncoders | None,
+        encoders: LabelEncoders | None,
         store: LabelStore | None,
         *,
         default_sets: tuple[str, ...],
@@ -59,7 +113,7 @@ class Catalogue:
         """
         self._pending = {entry.definition.name: entry for entry in fixed}
         self._fixed: dict[str, LabelSet] = {} if trained is None else {trained.name: trained}
-        self._names = frozenset([*self._fixed, *self._pending])
+        self._names = (*self._fixed, *self._pending)
         # A folder's set of the same name replaces a bundle's set here too.
         shipped = [entry.definition.name for entry in fixed if entry.origin == "bundle"]
         of_users = {name for name, entry in self._pending.items() if entry.origin == "folder"}
@@ -70,12 +124,12 @@ class Catalogue:
             or (*self._fixed, *shipped)
             or (*self._pending,)[:1]
         )
-        self.encoding = encoding
+        self.encoders = encoders
         self._is_default_given = bool(default_sets)
         self._max_candidates = max_candidates
-        self._stored: StoredSets | None = None
-        if encoding is not None and store is not None:
-            self._stored = StoredSets(store, encoding, poll_seconds, self._names)
+        self._registered: RegisteredSets | None = None
+        if encoders is not None and store is not None:
+            self._registered = RegisteredSets(store, encoders, poll_seconds, self._names)
 
     @property
     def default_columns(self) -> list[str] | None:
@@ -85,29 +139,29 @@ class Catalogue:
     @property
     def store_revision(self) -> int:
         """Revision of the store that is served; 0 without a store or before it was read."""
-        return 0 if self._stored is None else max(0, self._stored.revision)
+        return 0 if self._registered is None else max(0, self._registered.revision)
 
     @property
     def store_answers(self) -> bool:
         """Whether the last poll of the store succeeded; true without a store."""
-        return self._stored is None or self._stored.answers
+        return self._registered is None or self._registered.failure is None
 
     @property
     def reencoding_progress(self) -> tuple[int, int] | None:
         """Sets done and in total while those of another bundle are encoded again; else None."""
-        return None if self._stored is None else self._stored.reencoding_progress
+        return None if self._registered is None else self._registered.reencoding_progress
 
     def list_sets(self) -> tuple[LabelSet, ...]:
         """Returns every set: the model's, the bundle's, the folder's, then the store's by name."""
-        stored = {} if self._stored is None else self._stored.by_name
-        shown = (labels for name, labels in sorted(stored.items()) if name not in self._fixed)
+        found = {} if self._registered is None else self._registered.by_name
+        shown = (labels for name, labels in sorted(found.items()) if name not in self._fixed)
         return (*self._fixed.values(), *shown)
 
     def get(self, name: str) -> LabelSet | None:
         """Returns a set that this process has loaded; else None."""
         found = self._fixed.get(name)
-        if found is None and self._stored is not None:
-            found = self._stored.by_name.get(name)
+        if found is None and self._registered is not None:
+            found = self._registered.by_name.get(name)
         return found
 
     def find(self, name: str) -> LabelSet:
@@ -123,8 +177,8 @@ class Catalogue:
         pending, self._pending = self._pending, {}  # frees the embeddings
         for name, entry in pending.items():
             self._fixed[name] = await self._encode_fixed(entry)
-        if self._stored is not None:
-            await self._stored.start()
+        if self._registered is not None:
+            await self._registered.start()
         for name in self._default:
             # No StartError: a client that deletes the set could prevent the next start.
             if self.get(name) is None:
@@ -135,10 +189,10 @@ class Catalogue:
 
     async def stop(self) -> None:
         """Closes the store and the encoders; later calls that need them raise `Draining`."""
-        if self._stored is not None:
-            await self._stored.stop()
-        if self.encoding is not None:
-            self.encoding.close()
+        if self._registered is not None:
+            await self._registered.stop()
+        if self.encoders is not None:
+            self.encoders.close()
 
     async def pin(self, question: Question) -> tuple[LabelSet, ...]:
         """Returns the sets that a request asks for as they are now, candidates first.
@@ -150,9 +204,9 @@ class Catalogue:
         if not names and not question.candidate_labels:
             names = self._default
         if question.min_version:  # every store has reached 0
-            if self._stored is None:
+            if self._registered is None:
                 raise VersionNotReached(question.min_version, self.store_revision)
-            await self._stored.reach(question.min_version, names)
+            await self._registered.reach(question.min_version, names)
         unknown = tuple(name for name in names if self.get(name) is None)
         if unknown or not (names or question.candidate_labels):
             self._check_store()
@@ -162,81 +216,52 @@ class Catalogue:
             return (await self._make_candidates(tuple(question.candidate_labels)), *sets)
         return sets
 
-    async def register(
-        self, definition: Definition, *, replace: bool = False, if_version: int | None = None
-    ) -> tuple[LabelSet, bool]:
-        """Registers a set; when this returns, it is durable, and requests may name it.
+    def writable(self, name: str) -> RegisteredSets:
+        """Returns the sets in which clients may register, calibrate and delete the set `name`.
 
-        Arguments and errors as of `LabelStore.write`; returns the set, and whether its name is new.
+        Raises `NoOpenHead`, `LabelSetReadOnly` or `StoreReadOnly`.
         """
-        stored = self._writable(definition.name)
-        return await stored.write(definition, replace=replace, if_version=if_version)
-
-    async def delete(self, name: str, if_version: int | None = None) -> None:
-        """Deletes a set; requests that have pinned it keep it."""
-        try:
-            await self._writable(name).delete(name, if_version)
-        except LabelSetNotFound as error:
-            known = self._list_names() if self._stored and self._stored.revision >= 0 else ()
-            raise LabelSetNotFound(name, known) from error
-
-    async def calibrate(
-        self,
-        name: str,
-        thresholds: Mapping[str, float | None],
-        calibration: Calibration | None = None,
-        if_version: int | None = None,
-    ) -> LabelSet:
-        """Sets thresholds (0..1) of some labels of a registered set, and its calibration if given.
-
-        A threshold of None is the open head's. Raises `LabelSetChanged` if the set is not in
-        `if_version`, or is changed meanwhile; `UnknownLabel` if a label is not in it.
-        """
-        stored = self._writable(name)
-        return await stored.calibrate(name, thresholds, calibration, if_version)
+        if self.encoders is None:
+            raise NoOpenHead
+        if name in self._names or name in RESERVED_NAMES:
+            raise LabelSetReadOnly(name)
+        if self._registered is None:
+            raise StoreReadOnly("no label store is available: set label_store")
+        return self._registered
 
     async def refresh(self) -> None:
         """Loads the writes of other processes; raises `StoreUnavailable` if it cannot."""
-        if self._stored is not None:
-            await self._stored.refresh()
+        if self._registered is not None:
+            await self._registered.refresh()
 
     def _list_names(self) -> list[str]:
         return [labels.name for labels in self.list_sets()]
 
     def _check_store(self) -> None:
-        if self._stored is not None:
-            self._stored.check_answers()
-
-    def _writable(self, name: str) -> StoredSets:
-        if self.encoding is None:
-            raise NoOpenHead
-        if name in self._names or name in RESERVED_NAMES:
-            raise LabelSetReadOnly(name)
-        if self._stored is None:
-            raise StoreReadOnly("no label store is available: set label_store")
-        return self._stored
+        if self._registered is not None and self._registered.failure is not None:
+            raise StoreUnavailable(self._registered.failure)
 
     async def _encode_fixed(self, entry: FixedSet) -> LabelSet:
-        definition, encoding = entry.definition, self.encoding
+        definition, encoders = entry.definition, self.encoders
         try:
-            if encoding is None:
+            if encoders is None:
                 raise NoOpenHead
             if definition.name in RESERVED_NAMES:
                 raise InvalidLabelSet(
                     f"The names {' and '.join(sorted(RESERVED_NAMES))} are reserved"
                 )
-            definition = encoding.check(definition)
-            vectors = await encoding.project(await encoding.embed(definition))
+            definition = encoders.check(definition)
+            vectors = await encoders.project(await encoders.embed(definition))
         except LabelSetError as error:
             raise StartError(f"label set {definition.name}: {error.describe()}") from error
-        return encoding.make_set(definition, vectors, entry.version, entry.origin)
+        return encoders.make_set(definition, vectors, entry.version, entry.origin)
 
     async def _make_candidates(self, names: tuple[str, ...]) -> LabelSet:
-        if self.encoding is None:
+        if self.encoders is None:
             raise NoOpenHead
         check_candidates(names, self._max_candidates)
         nothing = (None,) * len(names)
         definition = Definition(CANDIDATE_SET, refuse_duplicates(names), nothing, nothing)
-        self.encoding.check(definition)
-        vectors = await self.encoding.encode_candidates(definition)
-        return self.encoding.make_set(definition, vectors, definition.digest[:12], "request")
+        self.encoders.check(definition)
+        vectors = await self.encoders.encode_candidates(definition)
+        return self.encoders.make_set(definition, vectors, definition.digest[:12], "request")

@@ -16,20 +16,29 @@ import lzma
 import math
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from service.bundle.card import Calibration, format_first_error
-from service.errors import InvalidLabelSet, StartError, quote
+from service.bundle.reader import Bundle
+from service.errors import (
+    BundleError,
+    InvalidLabelSet,
+    LabelSetError,
+    NoOpenHead,
+    StartError,
+    quote,
+)
 from service.fields import LabelSetName, LabelText, PromptText
 from service.labels.definition import (
     Definition,
     LabelSetRecord,
+    check_fit,
     define_label_set,
     refuse_duplicates,
 )
@@ -42,15 +51,18 @@ _CSV_COLUMNS = ("name", "prompt", "threshold")
 _MAX_COLUMNS_SHOWN = 10
 _NPZ_REQUIRED = ("names", "embeddings")
 _NPZ_OPTIONAL = ("prompts", "thresholds", "embedding_space", "calibration")
-# Raised by zipfile and numpy on a damaged, encrypted or pickled file.
+# Raised by zipfile and numpy on a damaged, encrypted or pickled file, or one that claims more bytes
+# than the machine has.
 _UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
-    *(ValueError, EOFError, OSError, RuntimeError),
+    *(ValueError, EOFError, OSError, RuntimeError, MemoryError),
 )
 
 _set_name = TypeAdapter[str](LabelSetName)
-_prompt = TypeAdapter[str](PromptText)
 _label_names = TypeAdapter[tuple[str, ...]](tuple[LabelText, ...])
+_prompt = TypeAdapter[str | None](PromptText | None)
+_calibration = TypeAdapter[Calibration | None](Calibration | None)
+ValueT = TypeVar("ValueT")
 
 
 def read_label_set_file(path: Path, name: str | None = None) -> Definition:
@@ -80,12 +92,29 @@ def read_label_set_folder(folder: Path) -> tuple[Definition, ...]:
     return tuple(read_label_set_file(path) for path in files)
 
 
+def read_bundle_sets(bundle: Bundle) -> tuple[Definition, ...]:
+    """Reads the label sets of a bundle, ordered by name.
+
+    Raises `BundleError` if a set is invalid, does not fit the open head, or its file has changed.
+    """
+    definitions = []
+    head, encodes_text = bundle.card.open_head, "text_encoder" in bundle.manifest.graphs
+    for file, content in bundle.read_label_sets().items():
+        try:
+            definition = parse_label_set(content, Path(file).suffix, Path(file).stem)
+            if head is None:
+                raise NoOpenHead
+            space = head.embedding_space
+            definitions.append(check_fit(definition, space, encodes_text=encodes_text))
+        except LabelSetError as error:
+            reason = error.reason if isinstance(error, InvalidLabelSet) else error.describe()
+            raise BundleError(f"label set {file}: {reason}") from error
+    return tuple(definitions)
+
+
 def parse_label_set(content: bytes, suffix: str, name: str) -> Definition:
     """Parses the content of a file as the set `name`; raises `InvalidLabelSet`."""
-    try:
-        _set_name.validate_python(name)
-    except ValidationError as error:
-        raise InvalidLabelSet(f"{quote(name)}: {format_first_error(error)}") from error
+    _validate(_set_name, name, quote(name))
     if suffix == ".npz":
         return _parse_npz(content, name)
     if suffix == ".json":
@@ -227,58 +256,48 @@ def _parse_npz(content: bytes, name: str) -> Definition:
     shaped = embeddings.ndim in (2, 3) and len(embeddings) == len(names)
     if not shaped or embeddings.dtype.kind != "f":
         raise InvalidLabelSet("embeddings must have one row of floats for each name")
-    try:
-        labels = _label_names.validate_python(names.tolist())
-    except ValidationError as error:
-        raise InvalidLabelSet(f"names: {format_first_error(error)}") from error
-    space = arrays.get("embedding_space")
+    count, space = len(names), arrays.get("embedding_space")
+    prompts = _take(arrays, "prompts", [""] * count, "have one text for each name")
+    thresholds = _take(arrays, "thresholds", [math.nan] * count, "have one float for each name")
+    pair = _take(arrays, "calibration", [1.0, 0.0], "be a scale and a shift")
+    calibration = {"scale": pair[0], "shift": pair[1]} if "calibration" in arrays else None
     with np.errstate(over="ignore"):
         return Definition(
             name=name,
-            names=refuse_duplicates(labels),
-            prompts=_read_prompts(arrays.get("prompts"), len(labels)),
-            thresholds=_read_thresholds(arrays.get("thresholds"), len(labels)),
-            given=tuple(range(len(labels))),
-            embeddings=embeddings.reshape(len(names), -1).astype(np.float32),
+            names=refuse_duplicates(_validate(_label_names, names.tolist(), "names")),
+            prompts=tuple(_validate(_prompt, text or None, "prompts") for text in prompts),
+            thresholds=_read_thresholds(thresholds),
+            given=tuple(range(count)),
+            embeddings=embeddings.reshape(count, -1).astype(np.float32),
             embedding_space=None if space is None else str(space),
-            calibration=_read_calibration(arrays.get("calibration")),
+            calibration=_validate(_calibration, calibration, "calibration"),
         )
 
 
-def _read_prompts(values: NDArray[Any] | None, count: int) -> tuple[str | None, ...]:
-    if values is None:
-        return (None,) * count
-    if values.shape != (count,) or values.dtype.kind != "U":
-        raise InvalidLabelSet("prompts must have one text for each name")
+def _take(
+    arrays: dict[str, NDArray[Any]], key: str, default: list[ValueT], rule: str
+) -> list[ValueT]:
+    usual = np.array(default)
+    values = arrays.get(key, usual)
+    if values.shape != usual.shape or values.dtype.kind != usual.dtype.kind:
+        raise InvalidLabelSet(f"{key} must {rule}")
+    return list(values.tolist())
+
+
+def _validate(kind: TypeAdapter[ValueT], value: object, place: str) -> ValueT:
     try:
-        return tuple(_prompt.validate_python(text) if text else None for text in values.tolist())
+        return kind.validate_python(value)
     except ValidationError as error:
-        raise InvalidLabelSet(f"prompts: {format_first_error(error)}") from error
+        raise InvalidLabelSet(f"{place}: {format_first_error(error)}") from error
 
 
-def _read_thresholds(values: NDArray[Any] | None, count: int) -> tuple[float | None, ...]:
-    if values is None:
-        return (None,) * count
-    if values.shape != (count,) or values.dtype.kind != "f":
-        raise InvalidLabelSet("thresholds must have one float for each name")
-    found = tuple(None if math.isnan(value) else float(value) for value in values)
-    for place, value in enumerate(found, start=1):
-        if value is not None and not 0.0 <= value <= 1.0:
+def _read_thresholds(values: Sequence[float]) -> tuple[float | None, ...]:
+    for place, value in enumerate(values, start=1):
+        if not (math.isnan(value) or 0.0 <= value <= 1.0):
             raise InvalidLabelSet(
-                f"Threshold {place} of {count} must be from 0 to 1; it is {value:g}"
+                f"Threshold {place} of {len(values)} must be from 0 to 1; it is {value:g}"
             )
-    return found
-
-
-def _read_calibration(values: NDArray[Any] | None) -> Calibration | None:
-    if values is None:
-        return None
-    if values.shape != (2,) or values.dtype.kind != "f":
-        raise InvalidLabelSet("calibration must be a scale and a shift")
-    try:
-        return Calibration(scale=float(values[0]), shift=float(values[1]))
-    except ValidationError as error:
-        raise InvalidLabelSet(f"calibration: {format_first_error(error)}") from error
+    return tuple(None if math.isnan(value) else value for value in values)
 
 
 def _read_arrays(content: bytes) -> dict[str, NDArray[Any]]:
@@ -294,25 +313,11 @@ def _read_arrays(content: bytes) -> dict[str, NDArray[Any]]:
                 )
             if sum(info.file_size for info in members.values()) > MAX_FILE_BYTES:
                 raise InvalidLabelSet(f"The arrays must have at most {MAX_FILE_BYTES} bytes")
-            return {key: _read_array(archive.read(info)) for key, info in members.items()}
+            return {
+                key: np.lib.format.read_array(io.BytesIO(archive.read(info)), allow_pickle=False)
+                for key, info in members.items()
+            }
     except InvalidLabelSet:
         raise
     except _UNREADABLE as error:
         raise InvalidLabelSet("The file must be a readable .npz without pickles") from error
-
-
-def _read_array(content: bytes) -> NDArray[Any]:
-    # numpy allocates the size in the header, so the header is checked first.
-    stream = io.BytesIO(content)
-    version = np.lib.format.read_magic(stream)
-    read_header = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
-    shape, _, dtype = read_header(stream)
-    if math.prod(shape) * dtype.itemsize > len(content):
-        raise ValueError("the header claims more bytes than the array has")
-    stream.seek(0)
-    array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
-    return array

@@ -8,13 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle.card import (
-    Activation,
-    Calibration,
-    Label,
-    OpenHead,
-    TrainedHead,
-)
+from service.bundle.card import Activation, Calibration, Label, OpenHead, TrainedHead
 from service.engine.heads import Keys, LabelVectors, QueryArray, ScreenedQueries
 from service.labels.definition import Definition
 from service.question import Threshold
@@ -41,36 +35,48 @@ class LabelSet:
 
     Attributes:
         version: changes with the content; with `origin` `store`, a number that grows.
-        digest: of the definition; None for the trained labels.
         origin: `model` has the trained labels, `request` candidate labels.
-        prompts: L texts that were encoded instead of the names, or None.
         thresholds: float64 [L], 0..1; the fallback for labels without their own.
         calibrated: bool [L], whether the threshold is the label's own.
         calibration: float64 [2, L], scale and shift of each logit; None uses logits as they are.
-        own_calibration: of a set that has its own.
+        prompts: L texts that were encoded instead of the names, or None.
         own_embeddings: bool [L], whether the label came with an embedding instead of a text.
+        digest: of the definition; None for the trained labels.
+        own_calibration: of a set that has its own.
         queries: float32 [L, K], input of the open head; None for the trained labels.
         keys: inputs of the screened head, [L, ...] each; None for trained and candidate labels,
             and without a screen.
-        positions: name -> index in the columns.
     """
 
     name: str
     version: str
-    digest: str | None
     origin: Origin
     names: tuple[str, ...]
-    prompts: tuple[str | None, ...]
     thresholds: NDArray[np.float64]
     calibrated: NDArray[np.bool_]
     calibration: NDArray[np.float64] | None
-    own_calibration: Calibration | None
-    own_embeddings: NDArray[np.bool_]
-    source: Source
     activation: Activation
-    queries: QueryArray | None
-    keys: Keys | None
-    positions: dict[str, int]
+    prompts: tuple[str | None, ...]
+    own_embeddings: NDArray[np.bool_]
+    digest: str | None = None
+    own_calibration: Calibration | None = None
+    queries: QueryArray | None = None
+    keys: Keys | None = None
+
+    @cached_property
+    def source(self) -> Source:
+        """The head that scores the labels."""
+        return "trained" if self.queries is None else "zero_shot"
+
+    @property
+    def read_only(self) -> bool:
+        """Whether clients cannot replace or delete the set."""
+        return self.origin != "store"
+
+    @cached_property
+    def positions(self) -> dict[str, int]:
+        """Name -> index in the columns."""
+        return {name: position for position, name in enumerate(self.names)}
 
     @cached_property
     def all_positions(self) -> NDArray[np.intp]:
@@ -114,33 +120,21 @@ class LabelSet:
         shifts[chosen] = shift[chosen].clip(-_FAR, _FAR)
         return ScreenedQueries(self.queries, self.keys, scale.astype(np.float32), shifts, wanted)
 
-    @property
-    def read_only(self) -> bool:
-        """Whether clients cannot replace or delete the set."""
-        return self.origin != "store"
-
 
 def make_trained_set(labels: Sequence[Label], head: TrainedHead, *, version: str = "1") -> LabelSet:
     """Returns the set of a bundle's trained labels."""
-    names = tuple(label.name for label in labels)
     thresholds, calibrated = _fill([label.threshold for label in labels], head.threshold)
     return LabelSet(
         name=TRAINED_SET,
         version=version,
-        digest=None,
         origin="model",
-        names=names,
-        prompts=(None,) * len(names),
+        names=tuple(label.name for label in labels),
         thresholds=thresholds,
         calibrated=calibrated,
         calibration=_stack([label.calibration or head.calibration for label in labels]),
-        own_calibration=None,
-        own_embeddings=np.zeros(len(names), np.bool_),
-        source="trained",
         activation=head.activation,
-        queries=None,
-        keys=None,
-        positions={name: position for position, name in enumerate(names)},
+        prompts=(None,) * len(labels),
+        own_embeddings=np.zeros(len(labels), np.bool_),
     )
 
 
@@ -159,32 +153,26 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
     have a calibration of their own.
     """
     # The engine does not cache a writable array on a GPU: candidate labels are used once.
-    for matrix in (vectors.queries, *(vectors.keys or {}).values()):
+    for matrix in vectors.arrays.values():
         matrix.flags.writeable = origin == "request"
     thresholds, calibrated = _fill(definition.thresholds, head.threshold)
-    calibration = _stack(
-        [
-            definition.calibration or head.find_calibration(name, trained_names)
-            for name in definition.names
-        ]
-    )
+    own, names = definition.calibration, definition.names
+    calibration = _stack([own or head.find_calibration(name, trained_names) for name in names])
     return LabelSet(
         name=definition.name,
         version=version,
-        digest=definition.digest,
         origin=origin,
-        names=definition.names,
-        prompts=definition.prompts,
+        names=names,
         thresholds=thresholds,
         calibrated=calibrated,
         calibration=calibration,
-        own_calibration=definition.calibration,
-        own_embeddings=np.isin(np.arange(len(definition.names)), definition.given),
-        source="zero_shot",
         activation=head.activation if calibration is None else "sigmoid",
+        prompts=definition.prompts,
+        own_embeddings=np.isin(np.arange(len(names)), definition.given),
+        digest=definition.digest,
+        own_calibration=own,
         queries=vectors.queries,
         keys=vectors.keys,
-        positions={name: position for position, name in enumerate(definition.names)},
     )
 
 
@@ -192,8 +180,7 @@ def _fill(
     thresholds: Sequence[float | None], fallback: float
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     filled = [fallback if value is None else value for value in thresholds]
-    own = [value is not None for value in thresholds]
-    return np.array(filled, np.float64), np.array(own, np.bool_)
+    return np.array(filled, np.float64), np.array([value is not None for value in thresholds])
 
 
 def _stack(calibrations: Sequence[Calibration | None]) -> NDArray[np.float64] | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from service.bundle.reader import Bundle, load_bundle
 from service.engine.engine import Engine, open_engine
-from service.labels.encoding import LabelEncoders, open_label_encoders
+from service.labels.encoders import LabelEncoders, open_label_encoders
 from service.scheduling.cpu import count_cores
 from service.settings import Settings
 
@@ -32,7 +32,7 @@ class Graphs:
 
     bundle: Bundle
     engine: Engine
-    encoding: LabelEncoders | None
+    encoders: LabelEncoders | None
 
 
 def open_graphs(settings: Settings) -> Graphs:
@@ -51,9 +51,9 @@ def open_graphs(settings: Settings) -> Graphs:
             max_batch_size=settings.max_batch_size,
             threads=settings.intra_op_threads or count_cores(),
         )
-        encoding = opening.result()
-    engine.warm_up(None if encoding is None else encoding.make_blank)
-    return Graphs(bundle, engine, encoding)
+        encoders = opening.result()
+    engine.warm_up(None if encoders is None else encoders.make_blank)
+    return Graphs(bundle, engine, encoders)
 
 
 def open_encoders(settings: Settings, bundle: Bundle) -> LabelEncoders | None:

@@ -17,9 +17,8 @@ from service.engine.engine import Engine
 from service.errors import DeadlineExceeded, ImageError, InferenceFailed, NoMaps, TooManyPixels
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import START_OF_IMAGE, Jpeg, parse_jpeg
-from service.labels.catalogue import Catalogue
+from service.labels.catalogue import Catalogue, open_catalogue
 from service.labels.label_set import LabelSet
-from service.labels.opening import open_catalogue
 from service.pipeline.explanation import Explainer, Explanation
 from service.pipeline.loading import Graphs, open_graphs
 from service.pipeline.prediction import Prediction, add_up_timings
@@ -66,7 +65,7 @@ def open_pipeline(settings: Settings) -> Pipeline:
 
 def build_pipeline(settings: Settings, graphs: Graphs) -> Pipeline:
     """Opens the label sets for open graphs; raises `BundleError` or `StartError`."""
-    catalogue = open_catalogue(settings, graphs.bundle, graphs.encoding)
+    catalogue = open_catalogue(settings, graphs.bundle, graphs.encoders)
     return Pipeline(settings, graphs.bundle, graphs.engine, catalogue)
 
 

@@ -43,7 +43,7 @@ def list_names(count: int, file: Path | None) -> list[str]:
 async def register(pipeline: Pipeline, names: list[str]) -> str:
     """Registers names, which encodes them; returns the set's name."""
     record = LabelSetRecord.model_validate({"name": f"labels-{len(names)}", "labels": names})
-    await pipeline.catalogue.register(define_label_set(record))
+    await pipeline.catalogue.writable(record.name).register(define_label_set(record))
     return record.name
 
 

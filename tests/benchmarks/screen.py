@@ -69,7 +69,7 @@ async def make_sets(settings: Settings, names: Sequence[str]) -> tuple[Engine, l
     catalogue = pipeline.catalogue
     sets = [labels for labels in catalogue.list_sets() if labels.keys is not None]
     record = LabelSetRecord.model_validate({"name": "names", "labels": list(names)})
-    registered, _ = await catalogue.register(define_label_set(record))
+    registered, _ = await catalogue.writable(record.name).register(define_label_set(record))
     await pipeline.drain()
     return pipeline.engine, [*sets, registered]
 

@@ -16,8 +16,8 @@ from export.triton.repository import write_repository
 from service.bundle.card import write_prompt
 from service.bundle.reader import Bundle
 from service.cli.bulk.run import BulkJob, run_bulk
-from service.engine.encoders import open_text_encoder
 from service.images.decode import decode_image
+from service.labels.encoders import open_text_encoder
 from service.question import Question
 from service.settings import Settings
 from tests.e2e.server_process import ROOT

@@ -16,9 +16,9 @@ from export.sources.trained import UnusableCheckpointError
 from models.checkpoints.description import Hints
 from models.checkpoints.towers import read_towers
 from service.bundle.reader import Bundle
-from service.engine.encoders import open_text_encoder
 from service.engine.engine import open_engine
-from service.labels.opening import read_bundle_sets
+from service.labels.encoders import open_text_encoder
+from service.labels.files import read_bundle_sets
 from tests.export.tiny_network import run_torch
 from tests.models.tiny_towers import KINDS, SIDE, VOCABULARY, write_towers
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from service.engine.encoders import MAX_TOKENS
+from service.labels.encoders import MAX_TOKENS
 from tests.support.serving import PHOTO, PROBLEM_JSON, assert_problem, labels_of, to_base64
 
 _FORM = {"Content-Type": "multipart/form-data; boundary=frontier"}

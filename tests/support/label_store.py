@@ -3,11 +3,14 @@
 import asyncio
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from service.bundle.reader import Bundle
 from service.errors import StoreUnavailable
 from service.labels.definition import Definition
+from service.labels.encoders import LabelEncoders, open_label_encoders
 from service.labels.store.database import open_database
 from service.labels.store.store import LabelStore, Limits, SetVersion, StoreState
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE
@@ -32,9 +35,9 @@ class FlakyStore(LabelStore):
         self._answer()
         return super().list_others()
 
-    def read_mark(self) -> StoreState:
+    def read_state(self) -> StoreState:
         self._answer()
-        return super().read_mark()
+        return super().read_state()
 
     def _answer(self) -> None:
         self.loop.call_soon_threadsafe(self.asked.set)
@@ -44,8 +47,8 @@ class FlakyStore(LabelStore):
             raise StoreUnavailable("away")
 
 
-def define(name: str, *labels: str) -> Definition:
-    return Definition(name, labels, (None,) * len(labels), (None,) * len(labels))
+def define(name: str, *labels: str, **values: Any) -> Definition:
+    return Definition(name, labels, (None,) * len(labels), (None,) * len(labels), **values)
 
 
 def put(store: LabelStore, name: str, *labels: str, width: int = EMBEDDING_WIDTH) -> int:
@@ -59,3 +62,9 @@ def run_sql(path: Path, statement: str) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute(statement)
     connection.close()
+
+
+def make_encoders(bundle: Bundle) -> LabelEncoders:
+    encoders = open_label_encoders(bundle, threads=1, cache_size=9, queue_size=9)
+    assert encoders is not None
+    return encoders

@@ -38,7 +38,7 @@ class Postgres:
         return self._find_url(name)
 
     def start(self) -> None:
-        options = f"-c listen_addresses='' -c unix_socket_directories={self._folder}"
+        options = f"-c fsync=off -c listen_addresses='' -c unix_socket_directories={self._folder}"
         log = str(self._folder / "log")
         self._run("pg_ctl", "-D", str(self._folder / "data"), "-o", options, "-l", log, "start")
 

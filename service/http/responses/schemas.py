@@ -344,17 +344,17 @@ def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
 
 def answer_info(pipeline: Pipeline) -> InfoAnswer:
     """Returns the model card of the pipeline's bundle."""
-    card, encoding = pipeline.bundle.card, pipeline.catalogue.encoding
+    card, encoders = pipeline.bundle.card, pipeline.catalogue.encoders
     head, open_head = None, None
     if card.trained_head is not None:
         head = HeadAnswer(**dict(card.trained_head), maps=pipeline.explainer.knows_trained)
-    if encoding is not None:
-        fields = dict(encoding.head)
+    if encoders is not None:
+        fields = dict(encoders.head)
         fields["embedding_space"] = EmbeddingSpaceAnswer.model_validate(fields["embedding_space"])
         if not pipeline.settings.screen:
             fields["screen"] = None
         open_head = OpenHeadAnswer(
-            **fields, encodes_text=encoding.encodes_text, maps=pipeline.explainer.knows_open
+            **fields, encodes_text=encoders.encodes_text, maps=pipeline.explainer.knows_open
         )
     return InfoAnswer(
         model=NameAndVersion.model_validate(card),

@@ -149,7 +149,7 @@ async def register_label_set(request: Request, host: Host) -> Response:
     body = await read_json_object(request, host.settings)
     definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set)
     with pipeline.admit():
-        work = pipeline.catalogue.register(definition)
+        work = pipeline.catalogue.writable(definition.name).register(definition)
         labels, created = await cancel_on_disconnect(request, work)
         return await _answer(request, labels, created=created)
 
@@ -205,7 +205,9 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
     definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set, name)
     with pipeline.admit():
         version = await _demand_version(request, pipeline.catalogue, name)
-        work = pipeline.catalogue.register(definition, replace=True, if_version=version)
+        work = pipeline.catalogue.writable(definition.name).register(
+            definition, replace=True, if_version=version
+        )
         labels, created = await cancel_on_disconnect(request, work)
         return await _answer(request, labels, created=created)
 
@@ -246,7 +248,7 @@ async def change_thresholds(request: Request, host: Host, name: Name) -> Respons
     thresholds = {label.name: label.threshold for label in given}
     with pipeline.admit():
         version = await _demand_version(request, pipeline.catalogue, name)
-        work = pipeline.catalogue.calibrate(name, thresholds, if_version=version)
+        work = pipeline.catalogue.writable(name).calibrate(name, thresholds, if_version=version)
         return await _answer(request, await cancel_on_disconnect(request, work))
 
 
@@ -263,7 +265,7 @@ async def delete_label_set(request: Request, host: Host, name: Name) -> None:
     pipeline = host.pipeline
     with pipeline.admit():
         version = await _demand_version(request, pipeline.catalogue, name)
-        await pipeline.catalogue.delete(name, if_version=version)
+        await pipeline.catalogue.writable(name).delete(name, if_version=version)
 
 
 async def _demand_version(request: Request, catalogue: Catalogue, name: str) -> int | None:

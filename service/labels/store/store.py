@@ -55,14 +55,10 @@ _SETS = sa.Table(
     sa.Column("labels", sa.Text, nullable=False),
     sa.Column("embeddings", sa.LargeBinary, nullable=False),
 )
-
-# Deleted sets that another space still has: a start must not encode them again.
-_DELETED = sa.Table(
-    "deleted_label_sets",
-    _metadata,
-    sa.Column("space", sa.String(64), primary_key=True),
-    sa.Column("name", sa.String(100), primary_key=True),
-    sa.Column("version", sa.BigInteger, nullable=False),
+# Version 1.0 left a set that was deleted here in other spaces, and its name in this table.
+_NOT_DELETED = sa.text(
+    "NOT EXISTS (SELECT 1 FROM deleted_label_sets AS deleted "
+    "WHERE deleted.name = label_sets.name AND deleted.version > label_sets.version)"
 )
 
 
@@ -83,8 +79,8 @@ class SetVersion(NamedTuple):
     digest: str
 
 
-class StoredSet(NamedTuple):
-    """A set as the store has it; the embeddings are those of all labels, float32 [L, E]."""
+class StoreEntry(NamedTuple):
+    """A set with the embeddings of all labels, float32 [L, E]."""
 
     definition: Definition
     embeddings: Embeddings
@@ -122,34 +118,33 @@ class LabelStore:
         self._limits = limits
         self._prepared = False
 
-    def read_mark(self) -> StoreState:
-        """Returns the current mark."""
+    def read_state(self) -> StoreState:
+        """Returns the current state."""
         with self._connect() as connection:
-            return self._read_mark(connection)
+            return self._read_state(connection)
 
     def read_versions(self) -> tuple[StoreState, dict[str, SetVersion]]:
-        """Returns the mark and the version of each set, as of this mark or a later one."""
+        """Returns the state and the version of each set, as of this state or a later one."""
         query = sa.select(_SETS.c.name, _SETS.c.version, _SETS.c.digest)
         with self._connect() as connection:
-            mark = self._read_mark(connection)
+            state = self._read_state(connection)
             rows = connection.execute(query.where(_SETS.c.space == self._space))
-            return mark, {name: SetVersion(version, digest) for name, version, digest in rows}
+            return state, {name: SetVersion(version, digest) for name, version, digest in rows}
 
     def list_others(self) -> dict[str, str]:
-        """Returns name -> space of sets that only other spaces have; the newest if several do.
-
-        Sets that were deleted here after they were written there are left out.
-        """
+        """Returns name -> space of sets that only other spaces have; the newest if several do."""
         ours = sa.select(_SETS.c.name).where(_SETS.c.space == self._space)
         query = (
-            self._outlive_deletion(sa.select(_SETS.c.name, _SETS.c.space))
+            sa.select(_SETS.c.name, _SETS.c.space)
             .where(_SETS.c.space != self._space, _SETS.c.name.not_in(ours))
             .order_by(_SETS.c.version)
         )
         with self._connect() as connection:
+            if sa.inspect(connection).has_table("deleted_label_sets"):  # of 1.0
+                query = query.where(_NOT_DELETED)
             return {row.name: row.space for row in connection.execute(query)}
 
-    def read(self, name: str, space: str | None = None) -> StoredSet | None:
+    def read(self, name: str, space: str | None = None) -> StoreEntry | None:
         """Returns a set, of another space if given, or None.
 
         Raises `InvalidLabelSet` if its row is damaged.
@@ -202,21 +197,18 @@ class LabelStore:
             return WriteResult(previous + 1, previous, created=found is None)
 
     def delete(self, name: str, if_version: int | None = None) -> WriteResult:
-        """Deletes a set durably; raises `LabelSetNotFound` or `LabelSetChanged`."""
+        """Deletes a set durably, in all spaces: else the next bundle would encode it again.
+
+        Raises `LabelSetNotFound` or `LabelSetChanged`.
+        """
         with self._connect(writing=True) as connection:
             previous = self._lock(connection)
             found = self._find(connection, name)
             check_version(name, found, if_version)
             if found is None:
                 raise LabelSetNotFound(name)
-            connection.execute(sa.delete(_SETS).where(self._match(name)))
+            connection.execute(sa.delete(_SETS).where(_SETS.c.name == name))
             connection.execute(sa.update(_STATE).values(revision=previous + 1))
-            mine = sa.and_(_DELETED.c.space == self._space, _DELETED.c.name == name)
-            connection.execute(sa.delete(_DELETED).where(mine))
-            elsewhere = sa.select(_SETS.c.space).where(_SETS.c.name == name)
-            if connection.execute(elsewhere.limit(1)).first() is not None:
-                row = {"space": self._space, "name": name, "version": previous + 1}
-                connection.execute(sa.insert(_DELETED).values(**row))
             return WriteResult(previous + 1, previous)
 
     def break_connection(self) -> None:
@@ -240,17 +232,10 @@ class LabelStore:
             self._prepared = False  # it may come back as another, empty database
             raise
 
-    def _outlive_deletion(self, query: sa.Select[Any]) -> sa.Select[Any]:
-        """Returns a query of sets without those that were deleted here after they were written."""
-        deleted = sa.and_(_DELETED.c.space == self._space, _DELETED.c.name == _SETS.c.name)
-        return query.outerjoin_from(_SETS, _DELETED, deleted).where(
-            _SETS.c.version > sa.func.coalesce(_DELETED.c.version, 0)
-        )
-
     def _match(self, name: str) -> sa.ColumnElement[bool]:
         return sa.and_(_SETS.c.space == self._space, _SETS.c.name == name)
 
-    def _read_mark(self, connection: sa.Connection) -> StoreState:
+    def _read_state(self, connection: sa.Connection) -> StoreState:
         revision: int = connection.execute(sa.select(_STATE.c.revision)).scalar_one()
         return StoreState(revision, self._database.connections)
 
@@ -266,13 +251,11 @@ class LabelStore:
         return revision
 
     def _check_limits(self, connection: sa.Connection, definition: Definition) -> None:
-        limits = self._limits
-        count = len(definition.names)
+        limits, count = self._limits, len(definition.names)
         check_size(count, limits.labels_per_set)
         # A set counts once, however many spaces have it.
-        largest = sa.select(sa.func.max(_SETS.c.num_labels).label("count"))
         others = (
-            self._outlive_deletion(largest)
+            sa.select(sa.func.max(_SETS.c.num_labels).label("count"))
             .where(_SETS.c.name != definition.name)
             .group_by(_SETS.c.name)
             .subquery()
@@ -338,7 +321,7 @@ def _encode_row(definition: Definition, embeddings: Embeddings) -> dict[str, obj
     }
 
 
-def _decode_row(row: sa.Row[Any]) -> StoredSet:
+def _decode_row(row: sa.Row[Any]) -> StoreEntry:
     try:
         columns: dict[str, Any] = {
             name: tuple(values) for name, values in json.loads(row.labels).items()
@@ -357,4 +340,4 @@ def _decode_row(row: sa.Row[Any]) -> StoredSet:
         raise InvalidLabelSet(_DAMAGED) from error
     if definition.digest != row.digest:
         raise InvalidLabelSet(_DAMAGED)
-    return StoredSet(definition, embeddings, row.version)
+    return StoreEntry(definition, embeddings, row.version)

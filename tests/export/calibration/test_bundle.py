@@ -16,11 +16,11 @@ from export.calibration.heads import CalibrationOptions
 from service.bundle.card import OpenHead
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import write_bundle
-from service.engine.encoders import open_text_encoder
 from service.engine.heads import Embeddings, LogitsArray
 from service.images.decode import PixelArray
+from service.labels.encoders import open_text_encoder
+from service.labels.files import read_bundle_sets
 from service.labels.label_set import make_trained_set
-from service.labels.opening import read_bundle_sets
 from service.pipeline.scoring import compute_scores
 from tests.export.tiny_network import write_folder
 from tests.support.tiny_bundle import (

@@ -36,13 +36,12 @@ from service.bundle.card import Precision
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.calibration import find_best_f1
-from service.engine.encoders import open_label_encoder
 from service.engine.heads import Embeddings, ScreenedLogits, ScreenedQueries
 from service.engine.session_set import open_session_set
 from service.engine.sessions import SessionConfig
 from service.labels.definition import LabelSetRecord, define_label_set
-from service.labels.encoding import open_encoding
-from service.labels.opening import read_bundle_sets
+from service.labels.encoders import open_label_encoder, open_label_encoders
+from service.labels.files import read_bundle_sets
 from service.pipeline.scoring import compute_scores
 from tests.export.conftest import NOUNS
 from tests.export.graphs.test_heads import OPEN
@@ -232,9 +231,9 @@ def embed(bundle: Bundle, names: list[str]) -> Embeddings:
     record = LabelSetRecord.model_validate({"name": "some", "labels": names})
 
     async def encode() -> Embeddings:
-        encoding = open_encoding(bundle, threads=1, cache_size=0, queue_size=8)
-        assert encoding is not None
-        return await encoding.embed(define_label_set(record))
+        encoders = open_label_encoders(bundle, threads=1, cache_size=0, queue_size=8)
+        assert encoders is not None
+        return await encoders.embed(define_label_set(record))
 
     return asyncio.run(encode())
 

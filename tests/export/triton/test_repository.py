@@ -20,7 +20,7 @@ from service.bundle.writer import write_bundle
 from service.errors import BundleError
 from service.images.decode import decode_image
 from service.labels.definition import Definition
-from service.labels.encoding import LabelEncoders
+from service.labels.encoders import LabelEncoders
 from tests.support.photos import make_photo
 from tests.support.serving import labels_of, send_image, serve_app
 from tests.support.tiny_bundle import (
@@ -217,21 +217,21 @@ def test_bundle_without_labels_gives_no_repository(tmp_path: Path) -> None:
     assert (tmp_path / "repository" / "tiny-open_set_everyday").exists()
 
 
-def test_encoding_is_closed_after_an_error(
+def test_encoders_are_closed_after_an_error(
     open_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[LabelEncoders] = []
 
-    def encode_nothing(definition: Definition, encoding: LabelEncoders) -> Array:
-        opened.append(encoding)
+    def encode_nothing(definition: Definition, encoders: LabelEncoders) -> Array:
+        opened.append(encoders)
         raise ExportError(f"label set {definition.name} cannot be encoded")
 
     closed: list[LabelEncoders] = []
     close = LabelEncoders.close
 
-    def note_and_close(encoding: LabelEncoders) -> None:
-        closed.append(encoding)
-        close(encoding)
+    def note_and_close(encoders: LabelEncoders) -> None:
+        closed.append(encoders)
+        close(encoders)
 
     with monkeypatch.context() as patch:
         patch.setattr(LabelEncoders, "close", note_and_close)

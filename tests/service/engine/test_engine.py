@@ -91,23 +91,14 @@ def list_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ort.InferenceS
 
 
 def test_lone_image_runs_on_every_thread_and_others_on_one(
-    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    cpu: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = open_engine(tiny_bundle, device="cpu", max_batch_size=4, threads=2)
     runs = list_runs(monkeypatch)
     for count, alone in ((1, True), (1, False), (2, True)):
-        run_trained(engine, random_images(0, count), alone=alone)
+        run_trained(cpu, random_images(0, count), alone=alone)
 
     threads = [encoder.get_session_options().intra_op_num_threads for _, encoder in runs]
     assert threads == [2, 1, 1]
-
-
-def test_engine_returns_float32_logits_for_each_image_and_label(engine: Engine) -> None:
-    logits = run_trained(engine, random_images(0, 3))
-
-    assert logits.shape == (3, 5)
-    assert logits.dtype == np.float32
-    assert np.ptp(logits, axis=0).min() > 0.01, "the logits of different images must differ"
 
 
 @settings(max_examples=25)
@@ -117,6 +108,8 @@ def test_rows_of_a_batch_equal_the_same_images_alone(engine: Engine, seed: int, 
 
     together = run_trained(engine, images)
 
+    assert (together.shape, together.dtype) == ((count, 5), np.float32)
+    assert count == 1 or np.ptp(together, axis=0).min() > 0, "images must differ"
     for row, image in zip(together, images, strict=True):
         np.testing.assert_allclose(row, run_trained(engine, image[None])[0], atol=TOLERANCE, rtol=0)
         alone = run_trained(engine, image[None], alone=True)[0]
@@ -133,35 +126,21 @@ def test_parallel_runs_do_not_mix(engine: Engine) -> None:
     np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
 
 
-def test_small_batch_size_is_smaller_on_a_cpu(engine: Engine) -> None:
-    assert engine.small_batch_size == (8 if engine.device == "cuda" else 2)
+@pytest.fixture(scope="module")
+def cpu(tiny_bundle: Bundle) -> Engine:
+    return open_engine(tiny_bundle, device="cpu", precision="fp32", max_batch_size=5, threads=2)
 
 
-def test_engine_reports_device_precision_and_sizes(tiny_bundle: Bundle) -> None:
-    engine = open_engine(tiny_bundle, device="cpu", max_batch_size=8, threads=2)
-    assert (engine.device, engine.provider) == ("cpu", "CPUExecutionProvider")
-    assert (engine.precision, engine.max_batch_size, engine.workers) == ("fp32", 8, 2)
+def test_engine_reports_device_precision_and_sizes(cpu: Engine, gpu: Engine) -> None:
+    assert (cpu.device, cpu.provider, cpu.precision) == ("cpu", "CPUExecutionProvider", "fp32")
+    assert (cpu.max_batch_size, cpu.small_batch_size, cpu.workers) == (5, 2, 2)
+    assert (gpu.max_batch_size, gpu.small_batch_size, gpu.workers) == (6, 6, 1)
 
 
-def test_precision_auto_is_the_bundles_choice_for_the_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bundle = write_tiny_bundle(tmp_path)
-    card = bundle.card.model_copy(update={"default_precision": {"cpu": "int8"}})
-    bundle = write_tiny_bundle(tmp_path, card)
+def test_each_precision_runs_its_own_graphs(tiny_bundle: Bundle, cpu: Engine) -> None:
     images = random_images(0, 1)
-    monkeypatch.setattr("service.engine.devices.multiplies_int8", lambda: True)
-
-    auto = open_engine(bundle, device="cpu")
-    fp32 = open_engine(bundle, device="cpu", precision="fp32")
-
-    assert (auto.precision, fp32.precision) == ("int8", "fp32")
-    assert not np.allclose(run_trained(auto, images), run_trained(fp32, images))
-
-
-def test_start_fails_if_the_bundle_lacks_the_precision(tiny_bundle: Bundle) -> None:
-    with pytest.raises(StartError, match="fp16: the bundle has fp32, int8"):
-        open_engine(tiny_bundle, device="cpu", precision="fp16")
+    int8 = open_engine(tiny_bundle, device="cpu", precision="int8")
+    assert not np.allclose(run_trained(int8, images), run_trained(cpu, images))
 
 
 @needs_cpu_only
@@ -202,35 +181,28 @@ def test_failed_run_is_inference_failed_and_the_next_run_works(engine: Engine) -
     ],
 )
 def test_engine_raises_out_of_memory_when_memory_is_exhausted(
-    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, message: str
+    cpu: Engine, monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
     def run_out_of_memory(*_args: object) -> None:
         raise RuntimeError(message)
 
-    engine = open_engine(tiny_bundle, device="cpu")
-    with monkeypatch.context() as patch:
-        patch.setattr(ort.InferenceSession, "run", run_out_of_memory)
-        with pytest.raises(OutOfMemory):
-            run_trained(engine, random_images(0, 2))
-        with pytest.raises(StartError, match="smaller max_batch_size"):
-            engine.warm_up()
-
-    assert run_trained(engine, random_images(0, 1)).shape == (1, 5)
+    monkeypatch.setattr(ort.InferenceSession, "run", run_out_of_memory)
+    with pytest.raises(OutOfMemory):
+        run_trained(cpu, random_images(0, 2))
+    with pytest.raises(StartError, match="smaller max_batch_size"):
+        cpu.warm_up()
 
 
-def test_warm_up_runs_every_batch_size(
-    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = open_engine(tiny_bundle, device="cpu", max_batch_size=5, threads=2)
-    run = engine.run
+def test_warm_up_runs_every_batch_size(cpu: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = cpu.run
     seen: list[tuple[int, bool]] = []
 
     def spy(images: PixelArray, asked: Any, *, alone: bool = False) -> object:
         seen.append((len(images), alone))
         return run(images, asked, alone=alone)
 
-    monkeypatch.setattr(engine, "run", spy)
-    engine.warm_up()
+    monkeypatch.setattr(cpu, "run", spy)
+    cpu.warm_up()
 
     assert sorted(seen) == [(1, False), (1, True), *((size, False) for size in range(2, 6))]
 
@@ -316,7 +288,7 @@ def test_weights_outside_the_bundle_are_not_read(
         open_engine(bundle, device="cpu")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def gpu(tiny_bundle: Bundle) -> Engine:
     with pretend_gpu():
         return open_engine(tiny_bundle, device="cuda", max_batch_size=6)
@@ -324,10 +296,10 @@ def gpu(tiny_bundle: Bundle) -> Engine:
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (2, 2), (3, 4), (5, 6), (6, 6)])
 def test_gpu_runs_powers_of_two(
-    gpu: Engine, tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, count: int, size: int
+    gpu: Engine, cpu: Engine, monkeypatch: pytest.MonkeyPatch, count: int, size: int
 ) -> None:
     images = random_images(0, count)
-    expected = run_trained(open_engine(tiny_bundle, device="cpu", precision="fp32"), images)
+    expected = run_trained(cpu, images)
     runs = list_runs(monkeypatch)
 
     np.testing.assert_allclose(run_trained(gpu, images), expected, atol=TOLERANCE, rtol=0)

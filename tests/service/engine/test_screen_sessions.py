@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.bundle.reader import Bundle
-from service.engine.encoders import open_label_encoder
 from service.engine.engine import open_engine
 from service.engine.heads import (
     LABELS_PER_RUN,
@@ -25,6 +24,7 @@ from service.engine.session_set import SessionSet, open_session_set
 from service.engine.sessions import SessionConfig
 from service.engine.tensors import QueryCache
 from service.errors import BundleError
+from service.labels.encoders import open_label_encoder
 from tests.support.tiny_bundle import (
     QUERY_WIDTH,
     random_images,

@@ -87,18 +87,6 @@ def test_mixed_batch_gives_each_image_the_logits_of_its_heads(
             np.testing.assert_allclose(logits, alone, atol=TOLERANCE, rtol=0)
 
 
-def test_tokens_that_stay_in_device_memory_give_the_same_logits(open_bundle: Bundle) -> None:
-    sessions = open_session_set(open_bundle, SessionConfig("cpu", "fp32"))
-    # ONNX Runtime binds the memory of the CPU as it does that of a GPU.
-    bound = replace(sessions, token_device="cpu")
-    images, queries = random_images(5, 3), random_queries(5, 4)
-    asked: list[list[Head]] = [[None], [queries], [None, queries]]
-
-    for plain, found in zip(sessions.run(images, asked), bound.run(images, asked), strict=True):
-        for wanted, logits in zip(plain.logits, found.logits, strict=True):
-            np.testing.assert_allclose(logits, wanted, atol=TOLERANCE, rtol=0)
-
-
 class CountingSession:
     """A session that records the batch size of each run."""
 
@@ -180,13 +168,6 @@ def test_some_queries_give_the_logits_of_their_rows(
         some = run_one(engine, image, SomeQueries(queries, np.array(rows)))
 
     np.testing.assert_allclose(some, whole[rows], atol=TOLERANCE, rtol=0)
-
-
-def test_many_labels_run_in_chunks(engine: Engine) -> None:
-    queries = random_queries(0, 2 * session_set.LABELS_PER_RUN + 1)
-    logits = run_one(engine, random_images(0, 1)[0], queries)
-    assert logits.shape == (len(queries),)
-    assert np.isfinite(logits).all()
 
 
 def test_failure_of_the_open_head_fails_one_batch_only(engine: Engine) -> None:

@@ -1,8 +1,9 @@
-"""The catalogue: the sets that a request pins, the sets that may be changed, the fixed ones."""
+"""The catalogue: where its sets come from, which a request pins, which may be changed."""
 
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,39 +17,55 @@ from service.errors import (
     LabelSetReadOnly,
     NoOpenHead,
     StartError,
+    StoreReadOnly,
     StoreUnavailable,
     UnknownLabelSet,
     VersionNotReached,
 )
-from service.labels.catalogue import Catalogue, FixedSet
+from service.labels.catalogue import Catalogue, FixedSet, open_catalogue
 from service.labels.definition import Definition
-from service.labels.encoding import open_label_encoders
-from service.labels.label_set import LabelSet, make_trained_set
+from service.labels.encoders import open_label_encoders
+from service.labels.label_set import LabelSet, Origin, make_trained_set
 from service.labels.store.store import LabelStore
+from service.pipeline.loading import open_encoders
 from service.question import Question
+from service.settings import Settings
 from tests.support.label_store import FlakyStore, define, put
 from tests.support.tiny_bundle import PLAIN_HEAD, TINY_LABELS
 
 pytestmark = pytest.mark.anyio
 
 TRAINED = make_trained_set(TINY_LABELS, PLAIN_HEAD)
+PETS = define("pets", "cat")
 
 
-EVERYDAY = FixedSet(define("everyday", "chair"), "1.0", "bundle")
+def fix(name: str, *labels: str, origin: Origin = "folder") -> FixedSet:
+    return FixedSet(define(name, *labels), "1.0", origin)
 
 
-def make_catalogue(
+EVERYDAY, ZOO = fix("everyday", "chair", origin="bundle"), fix("zoo", "yak")
+
+
+@asynccontextmanager
+async def run(catalogue: Catalogue) -> AsyncIterator[Catalogue]:
+    try:
+        await catalogue.start()
+        yield catalogue
+    finally:
+        await catalogue.stop()
+
+
+def make(
     bundle: Bundle,
     *fixed: FixedSet,
     default: tuple[str, ...] = (),
     store: LabelStore | None = None,
     trained: LabelSet | None = TRAINED,
 ) -> Catalogue:
-    encoding = open_label_encoders(bundle, threads=1, cache_size=9, queue_size=9)
     return Catalogue(
         trained,
         fixed,
-        encoding,
+        open_label_encoders(bundle, threads=1, cache_size=9, queue_size=9),
         store or FlakyStore("memory"),
         default_sets=default,
         max_candidates=3,
@@ -56,18 +73,27 @@ def make_catalogue(
     )
 
 
-@asynccontextmanager
-async def started(bundle: Bundle, *fixed: FixedSet, **options: Any) -> AsyncIterator[Catalogue]:
-    catalogue = make_catalogue(bundle, *fixed, **options)
-    await catalogue.start()
-    yield catalogue
-    await catalogue.stop()
+def open_configured(bundle: Bundle, **values: Any) -> Catalogue:
+    settings = Settings(bundle=bundle.path, **values)
+    return open_catalogue(settings, bundle, open_encoders(settings, bundle))
 
 
 @pytest.fixture
 async def catalogue(open_bundle: Bundle) -> AsyncIterator[Catalogue]:
-    async with started(open_bundle, EVERYDAY) as catalogue:
+    async with run(make(open_bundle, EVERYDAY)) as catalogue:
         yield catalogue
+
+
+async def register(catalogue: Catalogue, definition: Definition, **options: Any) -> None:
+    await catalogue.writable(definition.name).register(definition, **options)
+
+
+async def pin_names(catalogue: Catalogue, question: Question) -> list[str]:
+    return [labels.name for labels in await catalogue.pin(question)]
+
+
+def list_origins(catalogue: Catalogue) -> dict[str, str]:
+    return {labels.name: labels.origin for labels in catalogue.list_sets()}
 
 
 @pytest.mark.parametrize(
@@ -81,9 +107,8 @@ async def catalogue(open_bundle: Bundle) -> AsyncIterator[Catalogue]:
 async def test_sets_of_users_come_first_unless_the_client_names_sets(
     open_bundle: Bundle, default: tuple[str, ...], pinned: list[str]
 ) -> None:
-    zoo = FixedSet(define("zoo", "yak"), "1", "folder")
-    async with started(open_bundle, EVERYDAY, zoo, default=default) as catalogue:
-        await catalogue.register(define("mine", "chair"))
+    async with run(make(open_bundle, EVERYDAY, ZOO, default=default)) as catalogue:
+        await register(catalogue, define("mine", "chair"))
         assert await pin_names(catalogue, Question()) == pinned
         assert await pin_names(catalogue, Question(label_set=default)) == list(default)
 
@@ -91,31 +116,25 @@ async def test_sets_of_users_come_first_unless_the_client_names_sets(
 async def test_set_of_the_folder_that_replaces_one_of_the_bundle_is_the_users(
     open_bundle: Bundle,
 ) -> None:
-    own = FixedSet(define("everyday", "yak"), "1", "folder")
-    async with started(open_bundle, EVERYDAY, own, default=("trained", "everyday")) as catalogue:
+    own, default = fix("everyday", "yak"), ("trained", "everyday")
+    async with run(make(open_bundle, EVERYDAY, own, default=default)) as catalogue:
         assert await pin_names(catalogue, Question()) == ["everyday", "trained"]
-
-
-async def pin_names(catalogue: Catalogue, question: Question) -> list[str]:
-    return [labels.name for labels in await catalogue.pin(question)]
+        assert catalogue.find("everyday").names == ("yak",)
 
 
 async def test_question_pins_the_sets_that_it_names(catalogue: Catalogue) -> None:
-    await catalogue.register(define("pets", "cat"))
-    assert await pin_names(catalogue, Question()) == ["trained", "everyday"]
-    twice = Question(label_set=("pets", "everyday", "pets"))
-    assert await pin_names(catalogue, twice) == ["pets", "everyday"]
-    candidates = Question(candidate_labels=("yak",))
-    assert await pin_names(catalogue, candidates) == ["candidate_labels"]
-    both = Question(candidate_labels=("yak",), label_set=("pets",))
-    assert await pin_names(catalogue, both) == ["candidate_labels", "pets"]
-
-
-ZOO = FixedSet(define("zoo", "yak"), "1.0", "folder")
+    await register(catalogue, PETS)
+    for values, names in (
+        ({}, ["trained", "everyday"]),
+        ({"label_set": ("pets", "everyday", "pets")}, ["pets", "everyday"]),
+        ({"candidate_labels": ("yak",)}, ["candidate_labels"]),
+        ({"candidate_labels": ("yak",), "label_set": ("pets",)}, ["candidate_labels", "pets"]),
+    ):
+        assert await pin_names(catalogue, Question(**values)) == names
 
 
 @pytest.mark.parametrize(
-    ("trained", "fixed", "configured", "expected"),
+    ("trained", "sets", "configured", "expected"),
     [
         (TRAINED, (), (), (["trained"], ["trained"])),
         (TRAINED, (EVERYDAY, ZOO), (), (["trained", "everyday"], ["trained"])),
@@ -127,14 +146,12 @@ ZOO = FixedSet(define("zoo", "yak"), "1.0", "folder")
 async def test_default_is_the_trained_labels_and_the_sets_of_the_bundle_unless_configured(
     open_bundle: Bundle,
     trained: LabelSet | None,
-    fixed: tuple[FixedSet, ...],
+    sets: tuple[FixedSet, ...],
     configured: tuple[str, ...],
     expected: tuple[list[str], list[str] | None],
 ) -> None:
-    async with started(open_bundle, *fixed, default=configured, trained=trained) as catalogue:
-        names, columns = expected
-        assert await pin_names(catalogue, Question()) == names
-        assert catalogue.default_columns == columns
+    async with run(make(open_bundle, *sets, default=configured, trained=trained)) as catalogue:
+        assert (await pin_names(catalogue, Question()), catalogue.default_columns) == expected
 
 
 async def test_error_names_every_unknown_set(catalogue: Catalogue) -> None:
@@ -145,56 +162,54 @@ async def test_error_names_every_unknown_set(catalogue: Catalogue) -> None:
 
 async def test_pinned_set_stays_after_it_is_replaced_and_deleted(catalogue: Catalogue) -> None:
     question = Question(label_set=("pets",))
-    await catalogue.register(define("pets", "cat"))
+    await register(catalogue, PETS)
     (first,) = await catalogue.pin(question)
-    await catalogue.register(define("pets", "dog"), replace=True)
+    await register(catalogue, define("pets", "dog"), replace=True)
     (second,) = await catalogue.pin(question)
-    await catalogue.delete("pets")
+    await catalogue.writable("pets").delete("pets")
     with pytest.raises(UnknownLabelSet):
         await catalogue.pin(question)
     with pytest.raises(LabelSetNotFound):
         catalogue.find("pets")
+    with pytest.raises(LabelSetNotFound, match="'trained', 'everyday'"):
+        await catalogue.writable("pets").delete("pets")
     assert (first.names, second.names) == (("cat",), ("dog",))
     assert first.version < second.version
 
 
 async def test_candidates_with_other_names_have_another_version(catalogue: Catalogue) -> None:
-    (one,) = await catalogue.pin(Question(candidate_labels=("yak",)))
-    (same,) = await catalogue.pin(Question(candidate_labels=("yak",)))
-    (other,) = await catalogue.pin(Question(candidate_labels=("newt",)))
-    assert one.version == same.version != other.version
-    (most,) = await catalogue.pin(Question(candidate_labels=("a", "b", "c")))
-    assert most.names == ("a", "b", "c")
+    versions = []
+    for names in (("yak",), ("yak",), ("newt",), ("a", "b", "c")):
+        (found,) = await catalogue.pin(Question(candidate_labels=names))
+        assert found.names == names
+        versions.append(found.version)
+    assert versions[0] == versions[1] != versions[2]
     for names in (("a", "a"), ("a", "b", "c", "d")):
         with pytest.raises(InvalidLabelSet):
             await catalogue.pin(Question(candidate_labels=names))
 
 
 async def test_change_replaces_the_set_and_raises_the_revision(catalogue: Catalogue) -> None:
-    await catalogue.register(define("pets", "cat", "dog"))
-    changed = await catalogue.calibrate("pets", {"dog": 0.25}, None)
+    await register(catalogue, define("pets", "cat", "dog"))
+    changed = await catalogue.writable("pets").calibrate("pets", {"dog": 0.25})
     assert catalogue.find("pets") is catalogue.list_sets()[-1] is changed
     assert catalogue.store_revision == int(changed.version)
     assert changed.thresholds[changed.calibrated].tolist() == [0.25]
-    await catalogue.delete("pets", int(changed.version))
-    assert [labels.name for labels in catalogue.list_sets()] == ["trained", "everyday"]
+    await catalogue.writable("pets").delete("pets", int(changed.version))
+    assert list(list_origins(catalogue)) == ["trained", "everyday"]
 
 
 async def test_stored_set_is_hidden_by_a_fixed_one_of_its_name(open_bundle: Bundle) -> None:
     store = FlakyStore("memory")
     put(store, "everyday", "cat")
-    catalogue = make_catalogue(open_bundle, EVERYDAY, store=store)
-    assert (catalogue.store_revision, catalogue.store_answers) == (0, True)
-    await catalogue.start()
-    assert [labels.name for labels in catalogue.list_sets()] == ["trained", "everyday"]
-    assert catalogue.find("everyday").names == ("chair",)
-    await catalogue.stop()
+    async with run(make(open_bundle, EVERYDAY, store=store)) as catalogue:
+        assert list(list_origins(catalogue)) == ["trained", "everyday"]
+        assert catalogue.find("everyday").names == ("chair",)
 
 
 async def test_stopped_catalogue_has_closed_store_and_encoders(open_bundle: Bundle) -> None:
-    catalogue = make_catalogue(open_bundle, EVERYDAY)
-    await catalogue.start()
-    await catalogue.stop()
+    async with run(make(open_bundle, EVERYDAY)) as catalogue:
+        pass
     with pytest.raises(Draining):
         await catalogue.refresh()
     with pytest.raises(Draining):
@@ -204,32 +219,22 @@ async def test_stopped_catalogue_has_closed_store_and_encoders(open_bundle: Bund
 
 @pytest.mark.parametrize("name", ["trained", "everyday", "candidate_labels"])
 async def test_read_only_set_cannot_be_changed(catalogue: Catalogue, name: str) -> None:
-    before = catalogue.list_sets()
-    for change in (
-        catalogue.register(define(name, "cat")),
-        catalogue.register(define(name, "cat"), replace=True),
-        catalogue.calibrate(name, {"cat": 0.5}, None),
-        catalogue.delete(name),
-    ):
-        with pytest.raises(LabelSetReadOnly):
-            await change
-    assert catalogue.list_sets() == before
+    with pytest.raises(LabelSetReadOnly):
+        catalogue.writable(name)
 
 
 async def test_default_set_may_be_registered_later_and_is_unknown_until_then(
     open_bundle: Bundle, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    async with started(open_bundle, EVERYDAY, default=("pets",)) as catalogue:
+    async with run(make(open_bundle, EVERYDAY, default=("pets",))) as catalogue:
         assert "the default label set pets is missing" in caplog.text
-        with pytest.raises(UnknownLabelSet) as caught:
-            await catalogue.pin(Question())
-        assert caught.value.names == ("pets",)
-        assert "the default of requests" in str(caught.value.detail)
-        with pytest.raises(UnknownLabelSet) as caught:
-            await catalogue.pin(Question(label_set=("pets",)))
-        assert "the default" not in str(caught.value.detail)
-        await catalogue.register(define("pets", "cat"))
+        for names, is_default in (((), True), (("pets",), False)):
+            with pytest.raises(UnknownLabelSet) as caught:
+                await catalogue.pin(Question(label_set=names))
+            assert caught.value.names == ("pets",)
+            assert ("the default of requests" in str(caught.value.detail)) == is_default
+        await register(catalogue, PETS)
         assert await pin_names(catalogue, Question()) == ["pets"]
 
 
@@ -239,7 +244,8 @@ async def test_missing_set_is_not_unknown_while_the_store_is_unavailable(
     store = FlakyStore("memory")
     put(store, "pets", "cat")
     store.away = True
-    async with started(open_bundle, EVERYDAY, default=("pets",), store=store) as catalogue:
+    async with run(make(open_bundle, EVERYDAY, default=("pets",), store=store)) as catalogue:
+        assert (catalogue.store_revision, catalogue.store_answers) == (0, False)
         for names in ((), ("trained", "pets"), ("none",)):
             with pytest.raises(StoreUnavailable):
                 await catalogue.pin(Question(label_set=names))
@@ -253,51 +259,83 @@ async def test_missing_set_is_not_unknown_while_the_store_is_unavailable(
 
 
 async def test_model_without_open_head_serves_its_trained_labels(tiny_bundle: Bundle) -> None:
-    async with started(tiny_bundle) as catalogue:
-        assert await pin_names(catalogue, Question()) == ["trained"]
+    async with run(make(tiny_bundle)) as catalogue:
         assert catalogue.list_sets() == (TRAINED,)
         assert (catalogue.store_revision, catalogue.store_answers) == (0, True)
         with pytest.raises(NoOpenHead):
             await catalogue.pin(Question(candidate_labels=("yak",)))
         with pytest.raises(NoOpenHead):
-            await catalogue.register(define("pets", "cat"))
+            catalogue.writable("pets")
         with pytest.raises(VersionNotReached):
             await catalogue.pin(Question(min_version=1))
         assert await pin_names(catalogue, Question(min_version=0)) == ["trained"]
         await catalogue.refresh()
 
 
-def fixed_set(name: str = "pets", space: str | None = None, width: int | None = None) -> FixedSet:
-    rows = 0 if width is None else 1
-    embeddings = np.ones((rows, width or 0), np.float32)
-    given = tuple(range(rows))
-    definition = Definition(name, ("cat",), (None,), (0.25,), given, embeddings, space)
-    return FixedSet(definition, "1.0", "folder")
-
-
 async def test_fixed_set_is_encoded_as_it_was_defined(open_bundle: Bundle) -> None:
-    async with started(open_bundle, fixed_set()) as catalogue:
+    tuned = Definition("pets", ("cat",), (None,), (0.25,))
+    async with run(make(open_bundle, FixedSet(tuned, "1.0", "folder"))) as catalogue:
         labels = catalogue.find("pets")
-        assert (labels.name, labels.version, labels.origin) == ("pets", "1.0", "folder")
-        assert labels.thresholds.tolist() == [0.25]
+        assert (labels.version, labels.origin, labels.thresholds) == ("1.0", "folder", [0.25])
         assert labels.queries is not None
-        assert catalogue.encoding is not None
-        assert labels.queries.shape == catalogue.encoding.make_blank(1).queries.shape
+        assert catalogue.encoders is not None
+        assert labels.queries.shape == catalogue.encoders.make_blank(1).queries.shape
+
+
+WIDE = np.ones((1, 99), np.float32)
 
 
 @pytest.mark.parametrize(
-    ("entry", "reason"),
+    ("definition", "reason"),
     [
-        (fixed_set("trained"), "names candidate_labels and trained are reserved"),
-        (fixed_set(space="0" * 64), "pets: The embeddings come from another"),
-        (fixed_set(width=99), "pets: .* An embedding needs"),
+        (define("trained", "cat"), "names candidate_labels and trained are reserved"),
+        (define("pets", "cat", embedding_space="0" * 64), "pets: The embeddings come from another"),
+        (define("pets", "cat", given=(0,), embeddings=WIDE), "pets: .* An embedding needs"),
     ],
 )
 async def test_fixed_set_that_does_not_fit_stops_the_start(
-    open_bundle: Bundle, entry: FixedSet, reason: str
+    open_bundle: Bundle, definition: Definition, reason: str
 ) -> None:
-    catalogue = make_catalogue(open_bundle, entry)
     with pytest.raises(StartError, match=reason) as caught:
-        await catalogue.start()
+        async with run(make(open_bundle, FixedSet(definition, "1.0", "folder"))):
+            pass
     assert "\n" not in str(caught.value)
-    await catalogue.stop()
+
+
+async def test_catalogue_has_the_sets_of_model_bundle_folder_and_store(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    (tmp_path / "zoo.json").write_text('{"labels": ["yak"]}')
+    opened = open_configured(open_bundle, label_sets=tmp_path, label_store="memory")
+    async with run(opened) as catalogue:
+        await register(catalogue, PETS)
+        fixed = {"trained": "model", "everyday": "bundle", "zoo": "folder"}
+        assert list_origins(catalogue) == {**fixed, "pets": "store"}
+
+
+async def test_folder_stops_the_start_without_an_open_head(
+    tiny_bundle: Bundle, tmp_path: Path
+) -> None:
+    (tmp_path / "zoo.json").write_text('{"labels": ["yak"]}')
+    with pytest.raises(StartError, match=r"zoo: .* a bundle with an open head"):
+        async with run(open_configured(tiny_bundle, label_sets=tmp_path)):
+            pass
+
+
+async def test_unusable_store_refuses_registrations_or_stops_the_start_if_it_was_asked_for(
+    open_bundle: Bundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    caplog.set_level(logging.WARNING)
+    async with run(open_configured(open_bundle)) as catalogue:
+        assert "registrations are refused" in caplog.text
+        with pytest.raises(StoreReadOnly):
+            catalogue.writable("pets")
+        await catalogue.refresh()
+        assert len(await catalogue.pin(Question(candidate_labels=("cat",)))) == 1
+    with pytest.raises(StartError, match="no folder"):
+        open_configured(open_bundle, label_store=str(tmp_path / "file" / "labels.db"))

@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.bundle.card import Calibration
-from service.errors import InvalidLabelSet, StartError
+from service.bundle.writer import BundleDraft, write_bundle
+from service.errors import BundleError, InvalidLabelSet, StartError
 from service.labels.definition import Definition
-from service.labels.files import pack_label_set, parse_label_set, read_label_set_folder
+from service.labels.files import (
+    pack_label_set,
+    parse_label_set,
+    read_bundle_sets,
+    read_label_set_folder,
+)
+from tests.support.tiny_bundle import (
+    EMBEDDING_WIDTH,
+    TINY_LABELS,
+    open_draft,
+    tiny_card,
+    tiny_graphs,
+)
 
 
 def pack(**arrays: Any) -> bytes:
@@ -42,7 +56,7 @@ def test_json_and_npz_give_the_same_set() -> None:
     rows = np.eye(2, 3, dtype=np.float32)
     arrays = make_npz(["cat", "dog"], rows, thresholds=np.array([0.5, np.nan]))
 
-    from_json = parse_label_set(text, ".json", "pets")
+    from_json = parse_label_set(b"\xef\xbb\xbf" + text, ".json", "pets")
     from_npz = parse_label_set(arrays, ".npz", "pets")
 
     assert from_json.digest == from_npz.digest
@@ -150,11 +164,6 @@ def test_csv_with_a_header_has_prompts_and_thresholds() -> None:
     assert found.thresholds == (0.25, None)
 
 
-def test_json_may_begin_with_a_byte_order_mark() -> None:
-    content = b'\xef\xbb\xbf{"labels": ["cat"]}'
-    assert parse_label_set(content, ".json", "pets").names == ("cat",)
-
-
 @given(
     names=st.lists(st.text("abcé ", min_size=1).filter(str.strip), min_size=1, unique_by=str.strip),
     data=st.data(),
@@ -221,12 +230,6 @@ def test_array_header_beyond_the_file_is_refused_before_allocation() -> None:
             parse_label_set(damaged, ".npz", "pets")
 
 
-def test_invalid_name_is_refused_with_the_rule() -> None:
-    with pytest.raises(InvalidLabelSet, match=r"'my pets': .* 1 to 100 letters, digits"):
-        parse_label_set(GOOD, ".npz", "my pets")
-    assert parse_label_set(GOOD, ".npz", "my-pets").name == "my-pets"
-
-
 def test_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text('{"labels": ["x"]}')
     (tmp_path / "a.npz").write_bytes(GOOD)
@@ -245,3 +248,39 @@ def test_folder_with_an_invalid_file_is_refused_with_its_name(tmp_path: Path) ->
     (tmp_path / "b.npz").write_bytes(GOOD)
     with pytest.raises(StartError, match="two files of the set b"):
         read_label_set_folder(tmp_path)
+
+
+def pack_ones(*, width: int = EMBEDDING_WIDTH, **arrays: Any) -> bytes:
+    return make_npz(["cat"], np.ones((1, width), np.float16), **arrays)
+
+
+def test_sets_of_a_bundle_are_read_by_name(tmp_path: Path) -> None:
+    sets = {"zoo.npz": pack_ones(), "cars.json": b'{"labels": ["van"]}'}
+    bundle = write_bundle(tmp_path / "tiny-open", replace(open_draft(), label_sets=sets))
+    found = read_bundle_sets(bundle)
+    assert [(each.name, each.names) for each in found] == [("cars", ("van",)), ("zoo", ("cat",))]
+
+
+TEXT = b'{"labels": ["cat"]}'
+OPEN, WORDLESS = open_draft(), open_draft(encodes_text=False)
+CLOSED = BundleDraft(card=tiny_card(), labels=TINY_LABELS, graphs=tiny_graphs())
+
+
+@pytest.mark.parametrize(
+    ("draft", "file", "content", "reason"),
+    [
+        (CLOSED, "zoo.json", TEXT, "a bundle with an open head"),
+        (OPEN, "zoo.npz", pack_ones(embedding_space="0" * 64), "embedding_space is '0000"),
+        (OPEN, "zoo.npz", pack_ones(width=9), f"needs {EMBEDDING_WIDTH} values"),
+        (WORDLESS, "zoo.json", TEXT, "encodes no text"),
+        (OPEN, "zoo.npz", GOOD[:-30], "must be a readable .npz"),
+        (OPEN, "my zoo.json", TEXT, "'my zoo': .* 1 to 100 letters, digits"),
+    ],
+)
+def test_bundle_with_an_unusable_set_is_refused_in_one_line(
+    tmp_path: Path, draft: BundleDraft, file: str, content: bytes, reason: str
+) -> None:
+    bundle = write_bundle(tmp_path / draft.card.name, replace(draft, label_sets={file: content}))
+    with pytest.raises(BundleError, match=f"label set {file}: .*{reason}") as caught:
+        read_bundle_sets(bundle)
+    assert "\n" not in str(caught.value)

@@ -43,16 +43,18 @@ def _head(threshold: float | None) -> OpenHead:
     return OpenHead(kind="ml_decoder", embedding_space=SPACE, threshold=threshold)
 
 
-def open_set(fallback: float | None = 0.3, origin: Origin = "store") -> LabelSet:
-    vectors = LabelVectors(np.ones((3, 4), np.float32))
-    return make_open_set(DEFINITION, vectors, _head(fallback), version="7", origin=origin)
+def open_set(
+    definition: Definition = DEFINITION, head: OpenHead | None = None, *trained_names: str
+) -> LabelSet:
+    vectors, head = LabelVectors(np.ones((3, 4), np.float32)), head or _head(0.3)
+    return make_open_set(definition, vectors, head, trained_names, version="7", origin="store")
 
 
 @pytest.mark.parametrize(("fallback", "expected"), [(0.3, 0.3), (0.0, 0.0), (None, 0.5)])
 def test_label_without_threshold_takes_the_fallback_and_is_not_calibrated(
     fallback: float | None, expected: float
 ) -> None:
-    labels = open_set(fallback)
+    labels = open_set(head=_head(fallback))
     assert labels.thresholds.tolist() == [0.0, expected, 0.9]
     assert labels.calibrated.tolist() == [True, False, True]
 
@@ -61,42 +63,38 @@ def test_trained_labels_keep_their_thresholds() -> None:
     labels = make_trained_set([Label(name="a", threshold=0.0), Label(name="b")], PLAIN_HEAD)
     assert labels.thresholds.tolist() == [0.0, FALLBACK_THRESHOLD]
     assert labels.calibrated.tolist() == [True, False]
-    assert (labels.source, labels.queries) == ("trained", None)
-
-
-def test_set_keeps_the_digest_of_its_definition() -> None:
-    assert open_set().digest == DEFINITION.digest
-    assert make_trained_set([Label(name="a")], PLAIN_HEAD).digest is None
+    assert (labels.source, labels.queries, labels.digest) == ("trained", None, None)
+    assert labels.calibration is None
+    assert labels.positions == {"a": 0, "b": 1}
+    assert labels.read_only
 
 
 def test_own_embeddings_marks_labels_that_came_with_one() -> None:
     definition = replace(DEFINITION, given=(0, 2), embeddings=np.ones((2, 4), np.float32))
-    vectors = LabelVectors(np.ones((3, 4), np.float32))
-    labels = make_open_set(definition, vectors, _head(None), version="7", origin="store")
+    labels = open_set(definition)
     assert labels.own_embeddings.tolist() == [True, False, True]
     assert not open_set().own_embeddings.any()
     assert make_trained_set([Label(name="a")], PLAIN_HEAD).own_embeddings.tolist() == [False]
 
 
-@pytest.mark.parametrize(("origin", "writable"), [("store", False), ("request", True)])
-def test_queries_are_writable_only_if_used_once(origin: Origin, *, writable: bool) -> None:
-    queries = open_set(origin=origin).queries
-    assert queries is not None
-    assert queries.flags.writeable is writable
+@pytest.mark.parametrize("origin", ["store", "folder", "request"])
+def test_queries_and_keys_are_writable_only_if_used_once(origin: Origin) -> None:
+    labels = screened_set(origin=origin)
+    assert labels.queries is not None
+    assert labels.keys is not None
+    for matrix in (labels.queries, labels.keys["projected"]):
+        assert matrix.flags.writeable == (origin == "request")
+    assert labels.read_only == (origin != "store")
+    assert (labels.digest, labels.calibration) == (DEFINITION.digest, None)
 
 
-def screened_set(calibration: HeadCalibration | None = None) -> LabelSet:
+def screened_set(
+    calibration: HeadCalibration | None = None, *, origin: Origin = "store"
+) -> LabelSet:
     keys = {"projected": np.ones((3, 2), np.float32)}
     head = _head(1.0).model_copy(update={"calibration": calibration})
     vectors = LabelVectors(np.ones((3, 4), np.float32), keys)
-    return make_open_set(DEFINITION, vectors, head, version="7", origin="store")
-
-
-def test_requests_share_keys_that_they_cannot_change() -> None:
-    labels = screened_set()
-    assert labels.keys is not None
-    assert not labels.keys["projected"].flags.writeable
-    assert open_set().keys is None
+    return make_open_set(DEFINITION, vectors, head, version="7", origin=origin)
 
 
 @pytest.mark.parametrize(
@@ -151,22 +149,6 @@ def test_equal_questions_share_the_screened_labels() -> None:
     assert labels.screen(0.25, 10, np.array([0, 2])) is not first
 
 
-def test_positions_are_the_indices_of_the_names() -> None:
-    labels = open_set()
-    assert [labels.names[labels.positions[name]] for name in labels.names] == list(labels.names)
-
-
-@pytest.mark.parametrize("origin", ["model", "bundle", "folder", "request"])
-def test_all_sets_but_those_of_the_store_are_read_only(origin: Origin) -> None:
-    assert open_set(origin=origin).read_only
-    assert not open_set(origin="store").read_only
-
-
-def test_set_without_any_calibration_takes_logits_as_they_are() -> None:
-    assert open_set().calibration is None
-    assert make_trained_set([Label(name="a")], PLAIN_HEAD).calibration is None
-
-
 def test_trained_label_with_its_own_calibration_does_not_take_the_heads() -> None:
     head = TrainedHead(kind="gap", num_labels=2, activation="sigmoid", calibration=PAIR)
     own = Calibration(scale=3.0, shift=1.0)
@@ -180,8 +162,7 @@ def test_open_label_is_calibrated_by_its_set_else_as_a_trained_name_else_by_the_
     head = _head(None).model_copy(update={"calibration": PAIR, "trained_names": trained})
 
     def scales(definition: Definition) -> list[float]:
-        vectors = LabelVectors(np.ones((3, 4), np.float32))
-        labels = make_open_set(definition, vectors, head, {"yak"}, version="7", origin="store")
+        labels = open_set(definition, head, "yak")
         assert labels.calibration is not None
         return list(labels.calibration[0])
 
@@ -193,7 +174,6 @@ def test_open_label_is_calibrated_by_its_set_else_as_a_trained_name_else_by_the_
 
 def test_open_labels_compete_only_without_calibration() -> None:
     head = _head(None).model_copy(update={"activation": "softmax"})
-    vectors = LabelVectors(np.ones((3, 4), np.float32))
     pair = Calibration(scale=2.0, shift=-1.0)
     for definition, calibration, expected in (
         (DEFINITION, None, "softmax"),
@@ -201,5 +181,4 @@ def test_open_labels_compete_only_without_calibration() -> None:
         (DEFINITION, PAIR, "sigmoid"),
     ):
         own = head.model_copy(update={"calibration": calibration})
-        labels = make_open_set(definition, vectors, own, version="7", origin="store")
-        assert labels.activation == expected
+        assert open_set(definition, own).activation == expected

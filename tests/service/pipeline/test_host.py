@@ -46,9 +46,9 @@ async def test_not_ready_says_how_many_label_sets_are_encoded_for_another_model(
 
     def open_watched(settings: Settings) -> Pipeline:
         pipeline = open_pipeline(settings)
-        encoding = pipeline.catalogue.encoding
-        assert encoding is not None
-        embed = encoding.embed
+        encoders = pipeline.catalogue.encoders
+        assert encoders is not None
+        embed = encoders.embed
 
         async def watch(definition: Definition) -> Embeddings:
             with pytest.raises(NotReady) as refused:
@@ -56,7 +56,7 @@ async def test_not_ready_says_how_many_label_sets_are_encoded_for_another_model(
             told.append(refused.value.detail)
             return await embed(definition)
 
-        monkeypatch.setattr(encoding, "embed", watch)
+        monkeypatch.setattr(encoders, "embed", watch)
         return pipeline
 
     host = PipelineHost(settings, open_watched)

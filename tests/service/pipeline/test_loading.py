@@ -17,18 +17,18 @@ from tests.service.pipeline.conftest import make_settings
 
 def test_open_bundle_has_engine_and_encoders(open_bundle: Bundle) -> None:
     graphs = open_graphs(make_settings(open_bundle))
-    encoding = graphs.encoding
-    assert encoding is not None
-    assert encoding.encodes_text
+    encoders = graphs.encoders
+    assert encoders is not None
+    assert encoders.encodes_text
     contract = graphs.bundle.card.input
     black = np.zeros((1, contract.height, contract.width, 3), np.uint8)
-    queries = encoding.make_blank(2).queries
+    queries = encoders.make_blank(2).queries
     (found,) = graphs.engine.run(black, [[None, queries]])
     assert [len(logits) for logits in found.logits] == [len(open_bundle.labels), 2]
 
 
 def test_bundle_without_open_head_has_no_encoders(tiny_bundle: Bundle) -> None:
-    assert open_graphs(make_settings(tiny_bundle)).encoding is None
+    assert open_graphs(make_settings(tiny_bundle)).encoders is None
 
 
 def test_encoders_open_while_the_engine_does(
@@ -47,7 +47,7 @@ def test_encoders_open_while_the_engine_does(
 
     meet_first("open_engine")
     meet_first("open_encoders")
-    assert open_graphs(make_settings(open_bundle)).encoding is not None
+    assert open_graphs(make_settings(open_bundle)).encoders is not None
 
 
 def test_missing_precision_stops_the_start(open_bundle: Bundle) -> None:
@@ -72,6 +72,6 @@ def test_engine_that_does_not_run_stops_the_start(
     monkeypatch.setattr(Engine, "warm_up", fail)
     with pytest.raises(BundleError, match="wrong shape"):
         open_graphs(make_settings(open_bundle))
-    assert good.encoding is not None
+    assert good.encoders is not None
     (given,) = fail.call_args.args
-    assert given(3).queries.shape == good.encoding.make_blank(3).queries.shape
+    assert given(3).queries.shape == good.encoders.make_blank(3).queries.shape

@@ -229,7 +229,7 @@ async def test_event_loop_runs_while_large_sets_are_searched(
     gate = Gate(monkeypatch, pipeline_module, "select_labels")
     async with running(open_bundle) as pipeline:
         zoo = Definition("zoo", ("yak", "newt"), (None, None), (None, None))
-        await pipeline.catalogue.register(zoo)
+        await pipeline.catalogue.writable("zoo").register(zoo)
         both = Question(label_set=("trained", "zoo"), top_k=9)
         asked = asyncio.create_task(pipeline.select(both))
         await gate.wait_for_arrival()
@@ -441,10 +441,10 @@ PETS = Definition("pets", ("yak", "newt"), (None, None), (None, None))
 
 async def test_request_finishes_on_its_set_after_the_set_is_deleted(open_bundle: Bundle) -> None:
     async with running(open_bundle) as pipeline:
-        await pipeline.catalogue.register(PETS)
+        await pipeline.catalogue.writable("pets").register(PETS)
         question = Question(label_set=("pets",), top_k=9)
         selection = await pipeline.select(question)
-        await pipeline.catalogue.delete("pets")
+        await pipeline.catalogue.writable("pets").delete("pets")
         found = await pipeline.predict(make_photo(), selection)
         assert {label.label for label in found.labels} == {"yak", "newt"}
         with pytest.raises(UnknownLabelSet):

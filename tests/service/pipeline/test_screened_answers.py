@@ -42,7 +42,7 @@ async def pipelines(bundle: Bundle) -> AsyncIterator[tuple[Pipeline, Pipeline]]:
     )
     async with running(bundle) as screened, running(bundle, screen=False) as full:
         for pipeline in (screened, full):
-            await pipeline.catalogue.register(definition)
+            await pipeline.catalogue.writable(definition.name).register(definition)
         yield screened, full
 
 
@@ -121,7 +121,7 @@ async def test_screened_answer_has_maps(pipelines: tuple[Pipeline, Pipeline]) ->
 async def test_two_replicas_of_one_store_need_no_keys_in_it(tmp_path: Path, bundle: Bundle) -> None:
     url = str(tmp_path / "labels.db")
     async with running(bundle, label_store=url, screen=False) as old:
-        await old.catalogue.register(
+        await old.catalogue.writable("many").register(
             Definition(
                 name="many",
                 names=NAMES,

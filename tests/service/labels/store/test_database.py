@@ -60,10 +60,30 @@ def other(path: Path) -> Iterator[Database]:
         yield database
 
 
-@pytest.mark.parametrize("location", ["mysql://x/y", "://", "http://x"])
-def test_url_of_another_kind_is_refused(location: str) -> None:
-    with pytest.raises(StartError, match="label_store"):
-        open_database(location)
+@pytest.mark.parametrize(
+    ("location", "reason"),
+    [
+        *((url, "label_store") for url in ("mysql://x/y", "://", "http://x")),
+        ("{}/file/t.db", "no folder"),
+        ("{}", "is a folder"),
+    ],
+)
+def test_location_that_cannot_be_a_database_is_refused(
+    tmp_path: Path, location: str, reason: str
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartError, match=reason):
+        open_database(location.format(tmp_path))
+
+
+def test_file_in_a_folder_that_cannot_be_written_must_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(StartError, match=r"no file .*, and its folder cannot be written"):
+        open_database(str(tmp_path / "t.db"))
+    (tmp_path / "t.db").touch()
+    open_database(str(tmp_path / "t.db")).close()
 
 
 def test_default_path_is_in_the_state_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,12 +92,6 @@ def test_default_path_is_in_the_state_folder(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
     assert find_default_path() == Path("/home/me/.local/state/ml-decoder/labels.db")
-
-
-def test_path_and_url_name_the_same_file(database: Database, other: Database) -> None:
-    run(database, CREATE)
-    run(database, INSERT)
-    assert read(other, COUNT) == 1
 
 
 @pytest.mark.parametrize("location", ["~/tt.db", "sqlite:///~/tt.db"])
@@ -90,27 +104,6 @@ def test_path_may_begin_with_the_home_folder(
         run(database, CREATE)
     assert (tmp_path / "home" / "tt.db").is_file()
     assert not (tmp_path / "~").exists()
-
-
-def test_path_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StartError, match="no folder"):
-        open_database(str(tmp_path / "file" / "t.db"))
-    with pytest.raises(StartError, match="is a folder"):
-        open_database(str(tmp_path))
-
-
-def test_new_file_in_a_folder_that_cannot_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "t.db"
-    path.touch()
-    # Tests may run as root, who may write everywhere.
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    open_database(str(path)).close()
-    path.unlink()
-    with pytest.raises(StartError, match=r"no file .*, and its folder cannot be written"):
-        open_database(str(path))
 
 
 def test_failure_names_the_address_and_no_password(path: Path, database: Database) -> None:
@@ -135,6 +128,7 @@ def test_write_that_raises_changes_nothing(database: Database) -> None:
     assert read(database, COUNT) == 0
     run(database, INSERT)
     assert read(database, COUNT) == 1
+    assert read(database, "PRAGMA synchronous") == 2  # FULL
 
 
 def test_read_only_file_refuses_writers_and_can_be_read(database: Database) -> None:
@@ -223,11 +217,6 @@ def test_new_file_is_waited_for_while_another_process_writes_it(
     release.join()
     assert read(database, COUNT) == 0
     writer.close()
-
-
-def test_sqlite_syncs_every_commit(database: Database) -> None:
-    assert read(database, "PRAGMA journal_mode") == "wal"
-    assert read(database, "PRAGMA synchronous") == 2  # FULL
 
 
 def test_log_is_empty_after_a_write_without_readers(

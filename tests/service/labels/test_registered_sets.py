@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,6 @@ import pytest
 
 from service.bundle.card import Calibration
 from service.bundle.reader import Bundle
-from service.engine.heads import Embeddings
 from service.errors import (
     Draining,
     InvalidLabelSet,
@@ -27,12 +26,12 @@ from service.errors import (
     VersionNotReached,
 )
 from service.labels.definition import Definition
-from service.labels.encoding import LabelEncoders, open_label_encoders
+from service.labels.encoders import LabelEncoders
 from service.labels.label_set import LabelSet
+from service.labels.registered_sets import RegisteredSets
 from service.labels.store.database import open_database
 from service.labels.store.store import ABSENT, LabelStore
-from service.labels.stored_sets import StoredSets
-from tests.support.label_store import LIMITS, FlakyStore, define, put, run_sql
+from tests.support.label_store import LIMITS, FlakyStore, define, make_encoders, put, run_sql
 from tests.support.postgres import Postgres
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE
 
@@ -40,14 +39,13 @@ pytestmark = pytest.mark.anyio
 
 SECONDS = 30.0
 HIDDEN = "everyday"
+Start = Callable[..., AbstractAsyncContextManager[RegisteredSets]]
 
 
-@pytest.fixture
-async def encoding(open_bundle: Bundle) -> AsyncIterator[LabelEncoders]:
-    encoding = open_label_encoders(open_bundle, threads=1, cache_size=9, queue_size=9)
-    assert encoding is not None
-    yield encoding
-    encoding.close()
+@pytest.fixture(scope="module")
+def encoders(open_bundle: Bundle) -> Iterator[LabelEncoders]:
+    with closing(make_encoders(open_bundle)) as encoders:
+        yield encoders
 
 
 @pytest.fixture
@@ -63,33 +61,43 @@ async def store(path: Path) -> FlakyStore:
 @pytest.fixture
 async def other(path: Path) -> AsyncIterator[FlakyStore]:
     """The same store, in another process."""
-    store = FlakyStore(str(path))
-    yield store
-    store.close()
-
-
-@asynccontextmanager
-async def started(
-    store: LabelStore, encoding: LabelEncoders, poll_seconds: float = 60.0
-) -> AsyncIterator[StoredSets]:
-    sets = StoredSets(store, encoding, poll_seconds, [HIDDEN])
-    await sets.start()
-    try:
-        yield sets
-    finally:
-        await sets.stop()
+    with closing(FlakyStore(str(path))) as store:
+        yield store
 
 
 @pytest.fixture
-async def sets(store: FlakyStore, encoding: LabelEncoders) -> AsyncIterator[StoredSets]:
+async def old(path: Path) -> AsyncIterator[FlakyStore]:
+    """The same store, in a replica whose bundle has another embedding space."""
+    with closing(FlakyStore(str(path), space="0" * 64)) as store:
+        yield store
+
+
+@pytest.fixture
+def start(encoders: LabelEncoders) -> Start:
+    """Returns a context of the sets of a store, which is hardly polled by default."""
+
+    @asynccontextmanager
+    async def start(store: LabelStore, poll_seconds: float = 60.0) -> AsyncIterator[RegisteredSets]:
+        sets = RegisteredSets(store, encoders, poll_seconds, [HIDDEN])
+        try:
+            await sets.start()
+            yield sets
+        finally:
+            await sets.stop()
+
+    return start
+
+
+@pytest.fixture
+async def sets(store: FlakyStore, start: Start) -> AsyncIterator[RegisteredSets]:
     """The sets of a store that was empty at the start and is not polled."""
-    async with started(store, encoding) as sets:
+    async with start(store) as sets:
         yield sets
 
 
 @pytest.fixture
-async def polled(store: FlakyStore, encoding: LabelEncoders) -> AsyncIterator[StoredSets]:
-    async with started(store, encoding, poll_seconds=0.01) as sets:
+async def polled(store: FlakyStore, start: Start) -> AsyncIterator[RegisteredSets]:
+    async with start(store, 0.01) as sets:
         yield sets
 
 
@@ -106,10 +114,10 @@ async def wait_for_read(store: FlakyStore) -> None:
 
 
 async def test_write_of_another_process_is_loaded_by_the_next_refresh(
-    store: FlakyStore, encoding: LabelEncoders, other: FlakyStore
+    store: FlakyStore, start: Start, other: FlakyStore
 ) -> None:
     first = put(other, "pets", "cat")
-    async with started(store, encoding) as sets:
+    async with start(store) as sets:
         assert {n: s.version for n, s in sets.by_name.items()} == {"pets": str(first)}
         pinned = sets.by_name["pets"]
         put(other, "cars", "van")
@@ -125,7 +133,7 @@ async def test_write_of_another_process_is_loaded_by_the_next_refresh(
 
 
 async def test_unavailable_store_keeps_the_sets_and_is_logged_once(
-    polled: StoredSets, store: FlakyStore, other: FlakyStore, caplog: pytest.LogCaptureFixture
+    polled: RegisteredSets, store: FlakyStore, other: FlakyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(other, "pets", "cat")
     await wait_for(store, lambda: "pets" in polled.by_name)
@@ -133,22 +141,22 @@ async def test_unavailable_store_keeps_the_sets_and_is_logged_once(
     for _ in range(3):
         await wait_for_read(store)
     assert set(polled.by_name) == {"pets"}
-    assert not polled.answers
+    assert polled.failure
     with pytest.raises(StoreUnavailable):
         await polled.refresh()
     put(other, "cars", "van")
     store.away = False
-    await wait_for(store, lambda: "cars" in polled.by_name and polled.answers)
-    logged = [record.message for record in caplog.records if "label store is" in record.message]
+    await wait_for(store, lambda: "cars" in polled.by_name and not polled.failure)
+    logged = [message for message in caplog.messages if "label store is" in message]
     assert logged == ["the label store is unavailable: away", "the label store is back"]
 
 
 async def test_hanging_database_is_unavailable_until_it_goes_on(
-    encoding: LabelEncoders, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+    start: Start, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.labels.stored_sets._TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr("service.labels.registered_sets._TIMEOUT_SECONDS", 0.2)
     store = LabelStore(open_database(postgres.url), SPACE.fingerprint, LIMITS)
-    async with asyncio.timeout(SECONDS), started(store, encoding) as sets:
+    async with asyncio.timeout(SECONDS), start(store) as sets:
         with postgres.hanging():
             for _ in range(2):  # on the connection that there was, then while connecting
                 with pytest.raises(StoreUnavailable):
@@ -157,7 +165,7 @@ async def test_hanging_database_is_unavailable_until_it_goes_on(
 
 
 async def test_store_is_followed_after_an_unexpected_exception(
-    polled: StoredSets, store: FlakyStore, other: FlakyStore, caplog: pytest.LogCaptureFixture
+    polled: RegisteredSets, store: FlakyStore, other: FlakyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.faulty = True
     await wait_for(store, lambda: "polling the label store failed" in caplog.text)
@@ -168,16 +176,15 @@ async def test_store_is_followed_after_an_unexpected_exception(
 
 async def restore(path: Path, *sets: tuple[str, str]) -> None:
     """Replaces the store by one of these sets, of one label each."""
-    other = path.with_name("restored.db")
-    store = FlakyStore(str(other))
-    for name, label in sets:
-        put(store, name, label)
-    store.close()
-    other.replace(path)
+    backup = path.with_name("restored.db")
+    with closing(FlakyStore(str(backup))) as store:
+        for name, label in sets:
+            put(store, name, label)
+    backup.replace(path)
 
 
 async def test_restored_store_is_followed_if_its_revision_is_the_same(
-    path: Path, polled: StoredSets, store: FlakyStore, other: FlakyStore
+    path: Path, polled: RegisteredSets, store: FlakyStore, other: FlakyStore
 ) -> None:
     put(other, "cars", "van")
     put(other, "pets", "dog")
@@ -192,18 +199,18 @@ async def test_restored_store_is_followed_if_its_revision_is_the_same(
 
 
 async def test_set_of_the_same_version_with_other_labels_is_not_the_current_one(
-    path: Path, sets: StoredSets, other: FlakyStore
+    path: Path, sets: RegisteredSets, other: FlakyStore
 ) -> None:
     version = put(other, "pets", "dog")
     await sets.refresh()
     other.close()
     await restore(path, ("pets", "horse"))
-    current, created = await sets.write(define("pets", "horse"), replace=False)
+    current, created = await sets.register(define("pets", "horse"))
     assert (current.names, current.version, created) == (("horse",), str(version), False)
 
 
 async def test_reach_loads_the_version_or_raises(
-    sets: StoredSets, store: FlakyStore, other: FlakyStore
+    sets: RegisteredSets, store: FlakyStore, other: FlakyStore
 ) -> None:
     version = put(other, "pets", "cat")
     await sets.reach(version, ["pets"])
@@ -214,95 +221,72 @@ async def test_reach_loads_the_version_or_raises(
     await sets.reach(version, ["pets"])  # known without the store
     with pytest.raises(StoreUnavailable):  # the store may have it by now
         await sets.reach(version + 1, ["pets"])
-    store.away = False
-    with pytest.raises(VersionNotReached):
-        await sets.reach(version + 1, ["pets"])
 
 
 async def test_version_is_not_reached_while_a_named_set_is_not_there_yet(
-    sets: StoredSets, other: FlakyStore
+    sets: RegisteredSets, other: FlakyStore
 ) -> None:
     put(other, "cars", "van")
-    made, _ = await sets.write(define("pets", "cat"), replace=False)
+    made, _ = await sets.register(define("pets", "cat"))
     await sets.reach(int(made.version), ["pets", HIDDEN, "cars"])
     assert set(sets.by_name) == {"pets", "cars"}
 
 
-@pytest.fixture
-async def old(path: Path) -> AsyncIterator[FlakyStore]:
-    """The same store, in a replica whose bundle has another embedding space."""
-    store = FlakyStore(str(path), space="0" * 64)
-    yield store
-    store.close()
-
-
 async def test_sets_of_another_embedding_space_are_encoded_again_at_the_start(
-    store: FlakyStore, encoding: LabelEncoders, old: FlakyStore, caplog: pytest.LogCaptureFixture
+    store: FlakyStore, start: Start, old: FlakyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     prompted = Definition("cars", ("van", "bus"), ("a red van", None), (0.7, None))
     old.write(prompted, np.ones((2, 3), np.float32), replace=False)
     put(old, "pets", "cat", width=3)
     before = old.read_versions()[1]
     caplog.set_level(logging.INFO)
-    async with started(store, encoding) as sets:
+    async with start(store) as sets:
         assert set(sets.by_name) == {"cars", "pets"}
         cars = sets.by_name["cars"]
         assert (cars.names, cars.prompts) == (prompted.names, prompted.prompts)
         assert cars.thresholds[0] == 0.7
-        again, created = await sets.write(prompted, replace=False)
-        assert (again, created) == (cars, False)
+        assert await sets.register(prompted) == (cars, False)
         assert sets.reencoding_progress is None
+        assert old.read_versions()[1] == before  # the old replica goes on
         # Encoded as if it were registered here.
-        await sets.delete("cars", None)
-        fresh, _ = await sets.write(prompted, replace=False)
-        assert fresh.queries is not None
-        assert cars.queries is not None
+        await sets.delete("cars")
+        fresh, _ = await sets.register(prompted)
         np.testing.assert_array_equal(fresh.queries, cars.queries)
-    assert old.read_versions()[1] == before  # the old replica goes on
-    logged = [record.message for record in caplog.records if "encoding it again" in record.message]
+    logged = [message for message in caplog.messages if "encoding it again" in message]
     assert [line.partition(" again ")[2] for line in logged] == ["(1 of 2)", "(2 of 2)"]
 
 
-async def test_set_that_was_deleted_here_stays_deleted_until_it_is_written_there_again(
-    path: Path, encoding: LabelEncoders, old: FlakyStore
+async def test_deleted_set_stays_deleted_until_another_replica_writes_it_again(
+    path: Path, start: Start, old: FlakyStore
 ) -> None:
     put(old, "pets", "cat", width=3)
-    async with started(FlakyStore(str(path)), encoding) as sets:
-        await sets.delete("pets", None)
-    async with started(FlakyStore(str(path)), encoding) as sets:
-        assert set(sets.by_name) == set()
-    put(old, "pets", "dog", width=3)
-    async with started(FlakyStore(str(path)), encoding) as sets:
+    async with start(FlakyStore(str(path))) as sets:
+        await sets.delete("pets")
+    async with start(FlakyStore(str(path))) as sets:
+        assert not sets.by_name
+    assert put(old, "pets", "dog", width=3) == 4, "a version that no client has seen"
+    async with start(FlakyStore(str(path))) as sets:
         assert sets.by_name["pets"].names == ("dog",)
 
 
-async def test_own_set_is_kept_if_another_space_has_one_of_its_name(
-    store: FlakyStore, encoding: LabelEncoders, other: FlakyStore, old: FlakyStore
-) -> None:
-    put(other, "pets", "cat")
-    put(old, "pets", "dog", width=3)
-    async with started(store, encoding) as sets:
-        assert sets.by_name["pets"].names == ("cat",)
-
-
-async def test_set_with_embeddings_of_another_space_is_logged_and_costs_only_itself(
-    store: FlakyStore, encoding: LabelEncoders, old: FlakyStore, caplog: pytest.LogCaptureFixture
+async def test_set_that_cannot_be_encoded_again_is_logged_and_costs_only_itself(
+    store: FlakyStore, start: Start, old: FlakyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = np.ones((1, 3), np.float32)
-    old.write(Definition("own", ("a",), (None,), (None,), (0,), own), own, replace=False)
+    old.write(define("own", "a", given=(0,), embeddings=own), own, replace=False)
     put(old, "long", "x" * 200, width=3)  # more tokens than this space's text encoder reads
     put(old, "pets", "cat", width=3)
     caplog.set_level(logging.WARNING)
-    async with started(store, encoding) as sets:
+    async with start(store) as sets:
         assert set(sets.by_name) == {"pets"}
     for name, logged in zip(("own", "long"), caplog.messages, strict=True):
         words = f"label set {name} of another embedding space cannot be encoded again"
         assert logged.startswith(words)
 
 
-async def test_sets_of_another_space_are_logged_if_the_store_is_read_only(
+async def test_read_only_store_encodes_nothing_again(
     store: FlakyStore,
-    encoding: LabelEncoders,
+    start: Start,
     old: FlakyStore,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -314,38 +298,36 @@ async def test_sets_of_another_space_are_logged_if_the_store_is_read_only(
     put(store, "cars", "van")
     monkeypatch.setattr(store, "check", refuse)
     caplog.set_level(logging.WARNING)
-    async with started(store, encoding) as sets:
+    async with start(store) as sets:
         assert set(sets.by_name) == {"cars"}
     (logged,) = caplog.messages
     assert "pets of another embedding space cannot be encoded again: The label store" in logged
 
 
 async def test_calibration_and_its_thresholds_do_not_follow_to_another_space(
-    store: FlakyStore, encoding: LabelEncoders, old: FlakyStore, caplog: pytest.LogCaptureFixture
+    store: FlakyStore, start: Start, old: FlakyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     calibration = Calibration(scale=2.0, shift=1.0)
     tuned = Definition("pets", ("cat",), (None,), (0.9,), calibration=calibration)
     old.write(tuned, np.ones((1, 3), np.float32), replace=False)
-    async with started(store, encoding) as sets:
+    async with start(store) as sets:
         pets = sets.by_name["pets"]
-        assert pets.own_calibration is None
-        assert not pets.calibrated.any()
+        assert (pets.own_calibration, pets.calibrated.any()) == (None, False)
     assert "label set pets has lost its calibration: calibrate it again" in caplog.messages
 
 
 async def test_start_that_finds_the_store_away_encodes_again_when_it_is_back(
-    path: Path, encoding: LabelEncoders, old: FlakyStore
+    store: FlakyStore, start: Start, old: FlakyStore
 ) -> None:
     put(old, "pets", "cat", width=3)
-    store = FlakyStore(str(path))
     store.away = True
-    async with started(store, encoding, poll_seconds=0.01) as sets:
+    async with start(store, 0.01) as sets:
         store.away = False
         await wait_for(store, lambda: "pets" in sets.by_name)
 
 
 async def test_damaged_set_costs_only_itself(
-    path: Path, sets: StoredSets, other: FlakyStore, caplog: pytest.LogCaptureFixture
+    path: Path, sets: RegisteredSets, other: FlakyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(other, "pets", "cat")
     put(other, "wide", "cat", width=EMBEDDING_WIDTH + 1)
@@ -353,43 +335,39 @@ async def test_damaged_set_costs_only_itself(
     run_sql(path, "UPDATE label_sets SET labels = replace(labels, 'dog', 'dig')")
     await sets.refresh()
     assert set(sets.by_name) == {"pets"}
-    messages = " ".join(record.message for record in caplog.records)
-    assert "wide" in messages
-    assert "torn" in messages
+    for name in ("wide", "torn"):
+        assert f"label set {name} of the store is invalid" in caplog.text
     put(other, "torn", "yak")
     await sets.refresh()
     assert set(sets.by_name) == {"pets", "torn"}
 
 
 async def test_hidden_set_is_logged_once(
-    sets: StoredSets, other: FlakyStore, caplog: pytest.LogCaptureFixture
+    sets: RegisteredSets, other: FlakyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(other, HIDDEN, "cat")
-    caplog.set_level(logging.WARNING)
     for _ in range(2):
         await sets.refresh()
-    assert [r.message for r in caplog.records if "hidden" in r.message] == [
-        "label set everyday of the store is hidden by a read-only one"
-    ]
+    hidden = [message for message in caplog.messages if "hidden" in message]
+    assert hidden == ["label set everyday of the store is hidden by a read-only one"]
 
 
 async def test_store_of_another_schema_stops_the_start(
-    path: Path, store: FlakyStore, encoding: LabelEncoders, other: FlakyStore
+    path: Path, store: FlakyStore, start: Start, other: FlakyStore
 ) -> None:
     put(other, "pets", "cat")
     run_sql(path, "UPDATE label_store SET schema_version = 99")
-    sets = StoredSets(store, encoding, 60.0, ())
-    with pytest.raises(StartError, match="schema version 99"):
-        await sets.start()
-    await sets.stop()
+    with pytest.raises(StartError, match=r"labels\.db: schema version 99"):
+        async with start(store):
+            pass
 
 
 async def test_store_that_appears_with_another_schema_is_followed_until_it_fits(
-    path: Path, store: FlakyStore, encoding: LabelEncoders, other: FlakyStore
+    path: Path, store: FlakyStore, start: Start, other: FlakyStore
 ) -> None:
     put(other, "pets", "cat")
     store.away = True
-    async with started(store, encoding, poll_seconds=0.01) as sets:
+    async with start(store, 0.01) as sets:
         run_sql(path, "UPDATE label_store SET schema_version = 99")
         store.away = False
         for _ in range(3):
@@ -401,7 +379,7 @@ async def test_store_that_appears_with_another_schema_is_followed_until_it_fits(
 
 
 async def test_call_raises_draining_while_the_store_closes_and_afterwards(
-    store: FlakyStore, encoding: LabelEncoders, monkeypatch: pytest.MonkeyPatch
+    store: FlakyStore, encoders: LabelEncoders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closing, go_on = asyncio.Event(), threading.Event()
     close = store.close
@@ -412,7 +390,7 @@ async def test_call_raises_draining_while_the_store_closes_and_afterwards(
         close()
 
     monkeypatch.setattr(store, "close", close_slowly)
-    sets = StoredSets(store, encoding, 60.0, ())
+    sets = RegisteredSets(store, encoders, 60.0, ())
     await sets.start()
     async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as tasks:
         tasks.create_task(sets.stop())
@@ -424,28 +402,17 @@ async def test_call_raises_draining_while_the_store_closes_and_afterwards(
         await sets.refresh()
 
 
-async def test_written_set_is_shown_and_stored(sets: StoredSets, store: FlakyStore) -> None:
-    labels, created = await sets.write(define("pets", "cat", "dog"), replace=False)
-    assert created
-    assert sets.by_name["pets"] is labels
-    assert labels.queries is not None
-    assert len(labels.queries) == 2
-    stored = store.read("pets")
-    assert stored is not None
-    assert (str(stored.version), stored.definition.names) == (labels.version, ("cat", "dog"))
-
-
 async def gather_writes(
-    sets: StoredSets, *definitions: Definition, replace: bool, if_version: int | None = None
+    sets: RegisteredSets, *definitions: Definition, replace: bool, if_version: int | None = None
 ) -> tuple[list[tuple[LabelSet, bool]], list[BaseException]]:
     """Writes all at the same time; returns the results and the exceptions."""
-    writes = (sets.write(each, replace=replace, if_version=if_version) for each in definitions)
+    writes = (sets.register(each, replace=replace, if_version=if_version) for each in definitions)
     results = await asyncio.gather(*writes, return_exceptions=True)
     failures = [result for result in results if isinstance(result, BaseException)]
     return [result for result in results if not isinstance(result, BaseException)], failures
 
 
-async def test_same_set_at_the_same_time_is_made_once(sets: StoredSets) -> None:
+async def test_same_set_at_the_same_time_is_made_once(sets: RegisteredSets) -> None:
     made, failures = await gather_writes(sets, *[define("pets", "cat")] * 8, replace=False)
     assert not failures
     assert sorted(created for _, created in made) == [False] * 7 + [True]
@@ -454,17 +421,13 @@ async def test_same_set_at_the_same_time_is_made_once(sets: StoredSets) -> None:
 
 @pytest.mark.parametrize(
     ("replace", "if_version", "failure"),
-    [
-        (False, None, LabelSetExists),
-        (True, ABSENT, LabelSetChanged),
-        (True, 1, LabelSetChanged),
-    ],
+    [(False, None, LabelSetExists), (True, ABSENT, LabelSetChanged), (True, 1, LabelSetChanged)],
 )
 async def test_one_of_different_sets_of_a_name_is_written_at_the_same_time(
-    sets: StoredSets, replace: bool, if_version: int | None, failure: type[Exception]
+    sets: RegisteredSets, replace: bool, if_version: int | None, failure: type[Exception]
 ) -> None:
     if if_version == 1:
-        assert (await sets.write(define("pets", "dog"), replace=False))[0].version == "1"
+        assert (await sets.register(define("pets", "dog")))[0].version == "1"
     definitions = [define("pets", f"cat {i}") for i in range(8)]
     made, failures = await gather_writes(sets, *definitions, replace=replace, if_version=if_version)
     assert made == [(sets.by_name["pets"], if_version != 1)]
@@ -475,64 +438,47 @@ async def test_one_of_different_sets_of_a_name_is_written_at_the_same_time(
     ("labels", "failure"), [("abcd", TooManyLabelSets), ("abcdef", InvalidLabelSet)]
 )
 async def test_set_over_the_limits_is_refused_before_it_is_encoded(
-    sets: StoredSets,
-    encoding: LabelEncoders,
-    monkeypatch: pytest.MonkeyPatch,
-    labels: str,
-    failure: type[Exception],
+    sets: RegisteredSets, monkeypatch: pytest.MonkeyPatch, labels: str, failure: type[Exception]
 ) -> None:
-    await sets.write(define("full", *"vwxyz"), replace=False)
-    encoded: list[Definition] = []
-    embed = encoding.embed
-
-    async def note_and_embed(definition: Definition) -> Embeddings:
-        encoded.append(definition)
-        return await embed(definition)
-
-    monkeypatch.setattr(encoding, "embed", note_and_embed)
+    await sets.register(define("full", *"vwxyz"))
+    monkeypatch.delattr(LabelEncoders, "embed")
     with pytest.raises(failure):
-        await sets.write(define("pets", *labels), replace=False)
-    assert not encoded
-    assert (await sets.write(define("pets", *"abc"), replace=False))[1]
-    assert len(encoded) == 1
+        await sets.register(define("pets", *labels))
 
 
 async def test_thresholds_are_set_for_the_named_labels_of_the_required_version(
-    sets: StoredSets,
+    sets: RegisteredSets,
 ) -> None:
-    before, _ = await sets.write(define("pets", "cat", "dog"), replace=False)
-    first = await sets.calibrate("pets", {"dog": 0.9}, None, None)
+    before, created = await sets.register(define("pets", "cat", "dog"))
+    assert (created, sets.by_name["pets"]) == (True, before)
+    first = await sets.calibrate("pets", {"dog": 0.9})
     with pytest.raises(LabelSetChanged):
-        await sets.calibrate("pets", {"cat": 0.9}, None, int(before.version))
-    assert sets.by_name["pets"] is first
-    second = await sets.calibrate("pets", {"cat": 0.2}, None, int(first.version))
+        await sets.calibrate("pets", {"cat": 0.9}, if_version=int(before.version))
+    second = await sets.calibrate("pets", {"cat": 0.2}, if_version=int(first.version))
     assert first.calibrated.tolist() == [False, True]
     assert second.thresholds.tolist() == [0.2, 0.9]
     assert int(before.version) < int(first.version) < int(second.version)
-    assert sets.by_name["pets"] is second
     assert second.queries is first.queries, "encoded again"
     with pytest.raises(LabelSetNotFound):
-        await sets.calibrate("none", {"cat": 0.2}, None, None)
+        await sets.calibrate("none", {"cat": 0.2})
     with pytest.raises(UnknownLabel, match="cut"):
-        await sets.calibrate("pets", {"cat": 0.1, "cut": 0.2}, None, None)
+        await sets.calibrate("pets", {"cat": 0.1, "cut": 0.2})
     assert sets.by_name["pets"] is second
 
 
 async def test_set_that_another_process_replaced_is_calibrated_with_its_own_queries(
-    sets: StoredSets, other: FlakyStore
+    sets: RegisteredSets, other: FlakyStore
 ) -> None:
-    await sets.write(define("pets", "cat"), replace=False)
+    await sets.register(define("pets", "cat"))
     put(other, "pets", "cat", "dog")
-    changed = await sets.calibrate("pets", {"dog": 0.9}, None, None)
-    assert changed.names == ("cat", "dog")
+    changed = await sets.calibrate("pets", {"dog": 0.9})
     assert changed.queries is not None
-    assert len(changed.queries) == 2
+    assert (changed.names, len(changed.queries)) == (("cat", "dog"), 2)
 
 
-async def test_calibration_and_thresholds_are_set_apart(sets: StoredSets) -> None:
+async def test_calibration_and_thresholds_are_set_apart(sets: RegisteredSets) -> None:
     own = Calibration(scale=0.5, shift=1.0)
-    await sets.write(define("pets", "cat", "dog"), replace=False)
-    await sets.calibrate("pets", {"dog": 0.9}, own, None)
-    kept = await sets.calibrate("pets", {"dog": None, "cat": 0.3}, None, None)
-    assert kept.own_calibration == own
-    assert kept.calibrated.tolist() == [True, False]
+    await sets.register(define("pets", "cat", "dog"))
+    await sets.calibrate("pets", {"dog": 0.9}, own)
+    kept = await sets.calibrate("pets", {"dog": None, "cat": 0.3})
+    assert (kept.own_calibration, kept.calibrated.tolist()) == (own, [True, False])
