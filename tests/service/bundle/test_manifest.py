@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from service.bundle.card import Screen
-from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle, load_bundle
-from service.bundle.writer import BundleDraft, write_bundle
 from service.errors import BundleError
-from tests.support.tiny_bundle import OPEN_HEAD, SCREEN, copy_bundle, edit_manifest, open_draft
+from tests.support.tiny_bundle import SCREEN, copy_bundle, edit_manifest
 
 
 def make_metric(value: float) -> dict[str, Any]:
@@ -77,36 +73,26 @@ def test_inconsistent_manifest_is_refused_with_its_reason(
     assert load_bundle(tiny_bundle.path) == tiny_bundle
 
 
-def screened_draft(graphs: tuple[GraphName, ...], screen: Screen | None) -> BundleDraft:
-    draft = open_draft()
-    head = OPEN_HEAD.model_copy(update={"screen": screen})
-    return replace(
-        draft,
-        card=draft.card.model_copy(update={"open_head": head}),
-        graphs={**draft.graphs, **{name: {"fp32": b"not opened here"} for name in graphs}},
-    )
-
-
-def test_screen_is_read_as_it_was_written(tmp_path: Path) -> None:
-    draft = screened_draft(("screened_head",), SCREEN)
-    bundle = write_bundle(tmp_path / draft.card.name, draft)
-    assert bundle.card.open_head is not None
-    assert bundle.card.open_head.screen == SCREEN
-
-
 @pytest.mark.parametrize(
-    ("graphs", "screen", "reason"),
+    ("edit", "reason"),
     [
-        (("screened_head",), None, "screened_head belongs to no screen of the manifest"),
-        ((), SCREEN, "lists no screened_head graph"),
+        (
+            lambda m: m["graphs"].update(screened_head=m["graphs"]["open_head"]),
+            "screened_head belongs to no screen of the manifest",
+        ),
+        (
+            lambda m: m["card"]["open_head"].update(screen=SCREEN.model_dump()),
+            "lists no screened_head graph",
+        ),
     ],
 )
 def test_card_and_graphs_of_a_screen_come_together(
-    tmp_path: Path, graphs: tuple[GraphName, ...], screen: Screen | None, reason: str
+    open_bundle: Bundle, tmp_path: Path, edit: Callable[[dict[str, Any]], None], reason: str
 ) -> None:
-    draft = screened_draft(graphs, screen)
+    path = copy_bundle(open_bundle, tmp_path)
+    edit_manifest(path, edit)
     with pytest.raises(BundleError, match=reason):
-        write_bundle(tmp_path / draft.card.name, draft)
+        load_bundle(path)
 
 
 def test_bundle_of_an_older_schema_is_read(open_bundle: Bundle, tmp_path: Path) -> None:
@@ -116,26 +102,18 @@ def test_bundle_of_an_older_schema_is_read(open_bundle: Bundle, tmp_path: Path) 
         assert load_bundle(path).card == open_bundle.card
 
 
-@pytest.mark.parametrize("file", ["manifest.json", "labels.json"])
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [("manifest.json", "no readable manifest"), ("labels.json", r"labels\.json cannot be")],
+)
+@pytest.mark.parametrize("put", [os.mkfifo, lambda place: os.symlink("/dev/zero", place)])
 def test_pipe_or_device_in_place_of_a_file_is_refused_unread(
-    tiny_bundle: Bundle, tmp_path: Path, file: str
+    tiny_bundle: Bundle, tmp_path: Path, put: Callable[[Path], None], file: str, reason: str
 ) -> None:
     path = copy_bundle(tiny_bundle, tmp_path)
-    content = (path / file).read_bytes()
-    # Reading the pipe would block, and reading the device would never end.
-    for put in (os.mkfifo, lambda place: os.symlink("/dev/zero", place)):
-        (path / file).unlink()
-        put(path / file)
-        edit_size_of_labels(path, 0)
-        with pytest.raises(BundleError, match=r"no readable manifest|labels\.json cannot be"):
-            load_bundle(path)
+    edit_manifest(path, lambda m: m["files"]["labels.json"].update(bytes=0))  # as a pipe has
     (path / file).unlink()
-    (path / file).write_bytes(content)
-    edit_size_of_labels(path, (path / "labels.json").stat().st_size)
-    assert load_bundle(path).labels == tiny_bundle.labels
-
-
-def edit_size_of_labels(path: Path, size: int) -> None:
-    """Changes the size of the labels in the manifest, if it is a file."""
-    if (path / "manifest.json").is_file():
-        edit_manifest(path, lambda m: m["files"]["labels.json"].update(bytes=size))
+    put(path / file)
+    # Reading the pipe would block, and reading the device would never end.
+    with pytest.raises(BundleError, match=reason):
+        load_bundle(path)

@@ -96,32 +96,6 @@ def list_origins(catalogue: Catalogue) -> dict[str, str]:
     return {labels.name: labels.origin for labels in catalogue.list_sets()}
 
 
-@pytest.mark.parametrize(
-    ("default", "pinned"),
-    [
-        (("trained", "everyday", "mine", "zoo"), ["mine", "zoo", "trained", "everyday"]),
-        (("everyday", "zoo", "trained", "mine"), ["zoo", "mine", "everyday", "trained"]),
-        (("everyday", "trained"), ["everyday", "trained"]),
-    ],
-)
-async def test_sets_of_users_come_first_unless_the_client_names_sets(
-    open_bundle: Bundle, default: tuple[str, ...], pinned: list[str]
-) -> None:
-    async with run(make(open_bundle, EVERYDAY, ZOO, default=default)) as catalogue:
-        await register(catalogue, define("mine", "chair"))
-        assert await pin_names(catalogue, Question()) == pinned
-        assert await pin_names(catalogue, Question(label_set=default)) == list(default)
-
-
-async def test_set_of_the_folder_that_replaces_one_of_the_bundle_is_the_users(
-    open_bundle: Bundle,
-) -> None:
-    own, default = fix("everyday", "yak"), ("trained", "everyday")
-    async with run(make(open_bundle, EVERYDAY, own, default=default)) as catalogue:
-        assert await pin_names(catalogue, Question()) == ["everyday", "trained"]
-        assert catalogue.find("everyday").names == ("yak",)
-
-
 async def test_question_pins_the_sets_that_it_names(catalogue: Catalogue) -> None:
     await register(catalogue, PETS)
     for values, names in (
@@ -141,6 +115,19 @@ async def test_question_pins_the_sets_that_it_names(catalogue: Catalogue) -> Non
         (None, (EVERYDAY, ZOO), (), (["everyday"], ["everyday"])),
         (None, (ZOO,), (), (["zoo"], ["zoo"])),
         (TRAINED, (EVERYDAY, ZOO), ("zoo", "trained"), (["zoo", "trained"], None)),
+        # Users' sets come first, also if one replaces the bundle's.
+        (
+            TRAINED,
+            (EVERYDAY, ZOO),
+            ("everyday", "zoo", "trained", "mine"),
+            (["zoo", "mine", "everyday", "trained"], None),
+        ),
+        (
+            TRAINED,
+            (EVERYDAY, fix("everyday", "yak")),
+            ("trained", "everyday"),
+            (["everyday", "trained"], None),
+        ),
     ],
 )
 async def test_default_is_the_trained_labels_and_the_sets_of_the_bundle_unless_configured(
@@ -151,7 +138,14 @@ async def test_default_is_the_trained_labels_and_the_sets_of_the_bundle_unless_c
     expected: tuple[list[str], list[str] | None],
 ) -> None:
     async with run(make(open_bundle, *sets, default=configured, trained=trained)) as catalogue:
+        await register(catalogue, define("mine", "chair"))
         assert (await pin_names(catalogue, Question()), catalogue.default_columns) == expected
+        if configured:  # a client's order counts
+            named = Question(label_set=configured)
+            assert await pin_names(catalogue, named) == list(configured)
+        if sets:  # the last of a name
+            last = sets[-1].definition
+            assert catalogue.find(last.name).names == last.names
 
 
 async def test_error_names_every_unknown_set(catalogue: Catalogue) -> None:

@@ -304,16 +304,3 @@ def test_file_that_was_removed_takes_no_more_writes(path: Path, file_store: Labe
     version = put(file_store, "zoo", "owl")
     with closing(open_store(str(path))) as fresh:
         assert find_versions(fresh) == {"zoo": version}
-
-
-def test_restored_file_is_served(path: Path, file_store: LabelStore) -> None:
-    backup = path.with_name("backup.db")
-    with closing(open_store(str(backup))) as kept:
-        version = put(kept, "kept", "owl")
-    put(file_store, "pets", "cat")
-    backup.replace(path)  # as a person would: SQLite's other files stay
-    assert find_versions(file_store) == {"kept": version}
-    put(file_store, "zoo", "owl")
-    file_store.close()
-    with closing(open_store(str(path))) as again:
-        assert set(find_versions(again)) == {"kept", "zoo"}
