@@ -168,4 +168,3 @@ def test_damaged_screen_is_refused(tmp_path: Path, graphs: dict[str, bytes], rea
     bundle = write_screened_bundle(tmp_path, **graphs)
     with pytest.raises(BundleError, match=reason):
         warm_up(bundle)
-    warm_up(write_screened_bundle(tmp_path / "good"))

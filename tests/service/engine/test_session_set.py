@@ -141,22 +141,9 @@ def test_fp32_encoder_runs_image_by_image_and_int8_in_batches(
         np.testing.assert_allclose(together.logits, alone.logits, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("per_run", [1, 3, 10, 11])
-def test_chunks_of_labels_give_the_logits_of_the_whole(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, per_run: int
-) -> None:
-    images, queries = random_images(3, 2), random_queries(3, 10)
-    whole = [logits for (logits,), *_ in engine.run(images, [[queries]] * 2)]
-
-    monkeypatch.setattr(session_set, "LABELS_PER_RUN", per_run)
-    chunked = [logits for (logits,), *_ in engine.run(images, [[queries]] * 2)]
-
-    np.testing.assert_allclose(chunked, whole, atol=TOLERANCE, rtol=0)
-
-
 @settings(max_examples=25)
 @given(size=st.integers(1, 20), per_run=st.integers(1, 8), data=st.data())
-def test_some_queries_give_the_logits_of_their_rows(
+def test_some_queries_and_chunks_give_the_logits_of_their_rows(
     engine: Engine, size: int, per_run: int, data: st.DataObject
 ) -> None:
     (image,), queries = random_images(size, 1), random_queries(size, size)
@@ -166,7 +153,9 @@ def test_some_queries_give_the_logits_of_their_rows(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session_set, "LABELS_PER_RUN", per_run)
         some = run_one(engine, image, SomeQueries(queries, np.array(rows)))
+        chunked = run_one(engine, image, queries)
 
+    np.testing.assert_allclose(chunked, whole, atol=TOLERANCE, rtol=0)
     np.testing.assert_allclose(some, whole[rows], atol=TOLERANCE, rtol=0)
 
 

@@ -52,7 +52,7 @@ def operators_that_run(folder: Path, disabled: list[str]) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load(folder / "optimised.onnx").graph.node)
 
 
-def test_session_does_not_hold_the_file_beside_its_weights(tiny_bundle: Bundle) -> None:
+def test_session_does_not_hold_the_file_and_its_weights(tiny_bundle: Bundle) -> None:
     graph = tiny_bundle.read_graph("encoder", "fp32")
     options = ort.SessionOptions()
     usual = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

@@ -43,6 +43,8 @@ from tests.support.tiny_bundle import (
     write_screened_bundle,
 )
 
+pytestmark = pytest.mark.anyio
+
 SPACE = EmbeddingSpace(encoder="fake", width=2, template="a {}")
 HEAD = OpenHead(kind="ml_decoder", embedding_space=SPACE, threshold=0.3)
 SECONDS = 30.0
@@ -123,7 +125,6 @@ def name(*names: str, **values: Any) -> Definition:
     return define("any", *names, **values)
 
 
-@pytest.mark.anyio
 async def test_given_embeddings_stay_and_texts_fill_the_gaps(
     fakes: LabelEncoders, texts: FakeTexts
 ) -> None:
@@ -134,7 +135,6 @@ async def test_given_embeddings_stay_and_texts_fill_the_gaps(
     assert (await fakes.project(found)).queries.tolist() == (2 * found).tolist()
 
 
-@pytest.mark.anyio
 async def test_text_that_is_too_long_is_refused_before_any_is_encoded(
     fakes: LabelEncoders, texts: FakeTexts
 ) -> None:
@@ -143,7 +143,6 @@ async def test_text_that_is_too_long_is_refused_before_any_is_encoded(
     assert not texts.seen
 
 
-@pytest.mark.anyio
 async def test_name_in_another_spelling_has_the_calibration_of_a_trained_name(
     open_fakes: Open,
 ) -> None:
@@ -156,7 +155,6 @@ async def test_name_in_another_spelling_has_the_calibration_of_a_trained_name(
     assert labels.calibration[0].tolist() == [3, 3, 3, 2]
 
 
-@pytest.mark.anyio
 async def test_least_recently_used_candidate_is_evicted(
     fakes: LabelEncoders, texts: FakeTexts
 ) -> None:
@@ -171,7 +169,6 @@ async def test_least_recently_used_candidate_is_evicted(
     assert texts.seen[4:] == ["a y"]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("cache_size", [0, 1])
 async def test_more_candidates_than_the_cache_takes_are_all_encoded(
     open_fakes: Open, cache_size: int
@@ -180,7 +177,6 @@ async def test_more_candidates_than_the_cache_takes_are_all_encoded(
     assert found.queries[:, 0].tolist() == [6, 8, 10]
 
 
-@pytest.mark.anyio
 async def test_caller_is_refused_at_once_if_the_queue_is_full(
     fakes: LabelEncoders, texts: FakeTexts
 ) -> None:
@@ -196,7 +192,6 @@ async def test_caller_is_refused_at_once_if_the_queue_is_full(
     assert (await fakes.embed(name("y"))).shape == (1, 2)
 
 
-@pytest.mark.anyio
 async def test_cancelled_caller_stops_the_rest_of_its_list(
     fakes: LabelEncoders, texts: FakeTexts
 ) -> None:
@@ -211,7 +206,6 @@ async def test_cancelled_caller_stops_the_rest_of_its_list(
     assert texts.seen == [f"a {i}" for i in names[:TEXTS_PER_TURN]] + ["a after"]
 
 
-@pytest.mark.anyio
 async def test_failure_reaches_only_its_caller(fakes: LabelEncoders, texts: FakeTexts) -> None:
     texts.failure = RuntimeError("secret")
     with pytest.raises(InferenceFailed):
@@ -220,7 +214,6 @@ async def test_failure_reaches_only_its_caller(fakes: LabelEncoders, texts: Fake
     assert (await fakes.encode_candidates(name("x"))).queries.shape == (1, 2)
 
 
-@pytest.mark.anyio
 async def test_queries_and_keys_that_are_not_finite_are_refused(
     fakes: LabelEncoders, labels: FakeLabels
 ) -> None:
@@ -234,7 +227,6 @@ async def test_queries_and_keys_that_are_not_finite_are_refused(
         await fakes.project(np.ones((2, 2), np.float32))
 
 
-@pytest.mark.anyio
 async def test_closed_encoders_raise_draining(fakes: LabelEncoders) -> None:
     fakes.close()
     with pytest.raises(Draining):

@@ -247,7 +247,7 @@ async def test_sets_of_another_embedding_space_are_encoded_again_at_the_start(
         assert cars.thresholds[0] == 0.7
         assert await sets.register(prompted) == (cars, False)
         assert sets.reencoding_progress is None
-        assert old.read_versions()[1] == before  # the old replica goes on
+        assert old.read_versions()[1] == before  # the old replica has its own
         # Encoded as if it were registered here.
         await sets.delete("cars")
         fresh, _ = await sets.register(prompted)
