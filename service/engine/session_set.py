@@ -63,8 +63,7 @@ class SessionSet:
     trained_head: ort.InferenceSession | None
     open_head: ort.InferenceSession | None
     screened_head: ort.InferenceSession | None = None
-    token_device: str | None = None  # memory of the tokens between encoder and heads, if not CPU
-    query_cache: QueryCache | None = None  # on a GPU
+    query_cache: QueryCache | None = None  # on a GPU, in whose memory the tokens stay too
     one_by_one: bool = False  # one run of the encoder for each image
 
     def run(
@@ -77,8 +76,8 @@ class SessionSet:
             return self._run_heads(tokens, asked, explained)
 
     def _encode(self, images: PixelArray) -> _Tokens:
-        if self.token_device is not None:
-            return run_bound(self.encoder, ["tokens"], self.token_device, images=images)[0]
+        if self.query_cache is not None:
+            return run_bound(self.encoder, ["tokens"], self.query_cache.memory, images=images)[0]
         step = 1 if self.one_by_one else len(images)
         parts = [images[start : start + step] for start in range(0, len(images), step)]
         tokens = [run_graph(self.encoder, ["tokens"], images=part)[0] for part in parts]
@@ -201,7 +200,7 @@ def open_session_set(bundle: Bundle, config: SessionConfig) -> SessionSet:
             )
     sessions = SessionSet(encoder, trained_head, open_head, screened_head)
     if config.device not in CPU_DEVICES:
-        return replace(sessions, token_device=_GPU_MEMORY, query_cache=QueryCache(_GPU_MEMORY))
+        return replace(sessions, query_cache=QueryCache(_GPU_MEMORY))
     # On a CPU, an fp32 encoder runs image by image: the activations of one nearly fill a core's
     # cache, and small weight matrices gain nothing from a batch. Heads have large ones and do gain.
     fp32 = bundle.image_precision("encoder", config.precision) == "fp32"

@@ -94,7 +94,7 @@ class QueryCache:
     """
 
     def __init__(self, memory: str, max_bytes: int = _MAX_CACHED_BYTES) -> None:
-        self._memory = memory
+        self.memory = memory
         self._max_bytes = max_bytes
         self._entries: dict[tuple[int, int], _Entry] = {}  # least recently used first
         self._lock = Lock()
@@ -117,7 +117,7 @@ class QueryCache:
     def _load(self, queries: QueryArray, chunks: Sequence[QueryArray]) -> _Entry | None:
         kept_bytes = self._evict(queries.nbytes)
         try:
-            copies = tuple(_copy(chunk, self._memory) for chunk in chunks)
+            copies = tuple(_copy(chunk, self.memory) for chunk in chunks)
         except Exception:  # ONNX Runtime's exceptions have no common base
             # Batches then send the queries; if the GPU is lost, their runs raise an error.
             self._max_bytes = (kept_bytes + queries.nbytes) // 2

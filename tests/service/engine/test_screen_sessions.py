@@ -90,7 +90,7 @@ def test_kept_labels_have_the_logits_of_the_full_way(
     # The trained head of this bundle has no memory.
     explained = [row for row in range(0, len(names), 2) if "trained" not in names[row]]
     cache = None if device is None else QueryCache(device)
-    tried = replace(sessions, token_device=device, query_cache=cache)
+    tried = replace(sessions, query_cache=cache)
     results = tried.run(images, asked, explained)
     expected = sessions.run(images, full, explained)
     for row, (found, wanted) in enumerate(zip(results, expected, strict=True)):

@@ -19,6 +19,7 @@ from service.engine.engine import Engine, open_engine
 from service.engine.heads import Head, SomeQueries
 from service.engine.session_set import open_session_set
 from service.engine.sessions import SessionConfig
+from service.engine.tensors import QueryCache
 from service.errors import BundleError, InferenceFailed
 from service.images.decode import PixelArray
 from tests.support.tiny_bundle import (
@@ -112,7 +113,7 @@ def test_heads_on_a_gpu_run_from_the_first_to_the_last_row_that_asks(
 ) -> None:
     sessions = open_session_set(open_bundle, SessionConfig("cpu", "fp32"))
     trained, opened = CountingSession(sessions.trained_head), CountingSession(sessions.open_head)
-    bound = replace(sessions, token_device="cpu", trained_head=trained, open_head=opened)
+    bound = replace(sessions, query_cache=QueryCache("cpu"), trained_head=trained, open_head=opened)
     images, (a, b, c) = random_images(6, 8), (random_queries(seed, 4) for seed in range(3))
     asked: list[list[Head]] = [[None], [a], [None, b], [None], [b], [b], [c], []]
 
