@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -150,17 +149,6 @@ def test_start_fails_if_the_device_is_missing(tiny_bundle: Bundle, device: str) 
         open_engine(tiny_bundle, device=device)  # type: ignore[arg-type]
 
     assert "\n" not in str(caught.value)
-
-
-@needs_cpu_only
-def test_auto_falls_back_to_the_cpu_with_a_warning(
-    tiny_bundle: Bundle, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, logger="service.engine.engine"):
-        engine = open_engine(tiny_bundle, device="auto")
-
-    assert engine.device == "cpu"
-    assert "FALLING BACK to the CPU" in caplog.text
 
 
 def test_failed_run_is_inference_failed_and_the_next_run_works(engine: Engine) -> None:
