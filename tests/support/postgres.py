@@ -18,7 +18,7 @@ class Postgres:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._databases = 0
+        self._schemas = 0
         # The server refuses to run as root.
         self._as_user = ["runuser", "-u", "postgres", "--"] if getpass.getuser() == "root" else []
         if self._as_user:
@@ -28,14 +28,15 @@ class Postgres:
 
     @property
     def url(self) -> str:
-        return self._find_url("postgres")
+        return f"postgresql://postgres@/postgres?host={self._folder}"
 
     def make_database(self) -> str:
-        """Makes an empty database; returns its URL."""
-        self._databases += 1
-        name = f"test{self._databases}"
-        self._run("createdb", "-h", str(self._folder), "-U", "postgres", name)
-        return self._find_url(name)
+        """Makes an empty schema, 900 files less than a database; returns its URL."""
+        self._schemas += 1
+        name = f"test{self._schemas}"
+        make = f"CREATE SCHEMA {name}"
+        self._run("psql", "-h", str(self._folder), "-U", "postgres", "-c", make)
+        return f"{self.url}&options=-csearch_path%3D{name}"
 
     def start(self) -> None:
         options = f"-c fsync=off -c listen_addresses='' -c unix_socket_directories={self._folder}"
@@ -58,9 +59,6 @@ class Postgres:
         finally:
             for process in processes:
                 os.kill(process, signal.SIGCONT)
-
-    def _find_url(self, database: str) -> str:
-        return f"postgresql://postgres@/{database}?host={self._folder}"
 
     def _run(self, program: str, *arguments: str) -> None:
         command = [*self._as_user, str(_find_program(program)), *arguments]
