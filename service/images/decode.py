@@ -43,7 +43,6 @@ _UPRIGHT_TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_SIDEWAYS = frozenset({5, 6, 7, 8})
 
 # Pillow decodes a JPEG far larger than the input at 1/2, 1/4 or 1/8 of its size; each side still
 # has at least this many pixels for each that the resize makes.
@@ -88,12 +87,9 @@ class _MeteredFile(io.BytesIO):
 def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) -> DecodedImage:
     """Decodes a photo to the encoder's input.
 
-    Raises:
-        InvalidImage: no picture, or a damaged one; EmptyImage if it has no bytes.
-        UnsupportedImage: a known format that is not decoded.
-        TooManyPixels: more than `max_pixels` (width x height), or a side of more than 65,535
-            (65,500 of a JPEG, 32,768 of an AVIF); checked before decoding.
-        OutOfMemory: the machine has too little memory for the pixels.
+    Raises InvalidImage (EmptyImage without bytes), UnsupportedImage for a known format that is not
+    decoded, OutOfMemory, and TooManyPixels before decoding: more than `max_pixels` (width x
+    height), or a side of more than 65,535 (65,500 of a JPEG, 32,768 of an AVIF).
     """
     if not photo:
         raise EmptyImage
@@ -135,23 +131,15 @@ def _decode_jpeg(jpeg: Jpeg, contract: InputContract, max_pixels: int) -> Decode
     _check_size((jpeg.width, jpeg.height), max_pixels, _MAX_JPEG_SIDE)
     if unread := jpeg.find_unread_kind():
         raise UnsupportedImage(unread, FORMATS)
-    if decoded := _decode_without_pillow(jpeg, contract):
-        return decoded
+    if contract.resize_mode == "squash" and contract.interpolation != "nearest":
+        orientation = read_orientation(jpeg.exif)
+        wanted = _turn((contract.width, contract.height), orientation)
+        pixels = shrink_jpeg(jpeg, *wanted, contract.interpolation)
+        if pixels is not None:
+            if orientation != UPRIGHT:
+                pixels = np.asarray(Image.fromarray(pixels).transpose(_UPRIGHT_TURNS[orientation]))
+            return DecodedImage(pixels, *_turn((jpeg.width, jpeg.height), orientation))
     return _decode_by_pillow(trim_jpeg(jpeg.strip()), jpeg.exif, contract, max_pixels)
-
-
-def _decode_without_pillow(jpeg: Jpeg, contract: InputContract) -> DecodedImage | None:
-    """Decodes a grey or colour JPEG; returns None if Pillow has to."""
-    if contract.resize_mode != "squash" or contract.interpolation == "nearest":
-        return None
-    orientation = read_orientation(jpeg.exif)
-    wanted = _turn((contract.width, contract.height), orientation)
-    pixels = shrink_jpeg(jpeg, *wanted, contract.interpolation)
-    if pixels is None:
-        return None
-    if orientation != UPRIGHT:
-        pixels = np.asarray(Image.fromarray(pixels).transpose(_UPRIGHT_TURNS[orientation]))
-    return DecodedImage(pixels, *_turn((jpeg.width, jpeg.height), orientation))
 
 
 def _decode_by_pillow(
@@ -176,7 +164,7 @@ def _decode_by_pillow(
 
 def _turn(size: tuple[int, int], orientation: int) -> tuple[int, int]:
     """Converts width and height between stored and upright."""
-    return size[::-1] if orientation in _SIDEWAYS else size
+    return size[::-1] if orientation >= 5 else size
 
 
 def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
@@ -186,14 +174,19 @@ def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
         if image.height > _MAX_ASPECT * image.width:
             # Pillow resizes the width first: 1 x 65535 pixels would become 448 x 65535.
             image = image.resize((image.width, contract.height), resample)
-        resized = image.resize((contract.width, contract.height), resample)
-        return np.asarray(resized, np.uint8)
-    image = _cut_strip(image)
-    full_width, full_height = _scaled_size(image.size, contract)
-    resized = image.resize((full_width, full_height), resample)
-    left = round((full_width - contract.width) / 2)
-    top = round((full_height - contract.height) / 2)
-    pixels = np.asarray(resized, np.uint8)
+        return np.asarray(image.resize((contract.width, contract.height), resample), np.uint8)
+    (width, height), (frame_width, frame_height) = image.size, _crop_frame(contract)
+    if max(width, height) > _MAX_ASPECT * min(width, height):
+        width, height = min(width, _MAX_ASPECT * height), min(height, _MAX_ASPECT * width)
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        image = image.crop((left, top, left + width, top + height))
+    # The smallest size of the same shape that covers the frame.
+    if frame_height * width >= frame_width * height:
+        size = (frame_height * width // height, frame_height)
+    else:
+        size = (frame_width, frame_width * height // width)
+    left, top = round((size[0] - contract.width) / 2), round((size[1] - contract.height) / 2)
+    pixels = np.asarray(image.resize(size, resample), np.uint8)
     return pixels[top : top + contract.height, left : left + contract.width]
 
 
@@ -250,28 +243,6 @@ def _flatten(image: Image.Image) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _cut_strip(image: Image.Image) -> Image.Image:
-    width, height = image.size
-    new_width = min(width, _MAX_ASPECT * height)
-    new_height = min(height, _MAX_ASPECT * width)
-    if (new_width, new_height) == (width, height):
-        return image
-    left, top = (width - new_width) // 2, (height - new_height) // 2
-    return image.crop((left, top, left + new_width, top + new_height))
-
-
 def _crop_frame(contract: InputContract) -> tuple[int, int]:
     """Returns width and height that a picture must cover before the centre crop."""
-    return (
-        math.floor(contract.width / contract.crop_pct),
-        math.floor(contract.height / contract.crop_pct),
-    )
-
-
-def _scaled_size(size: tuple[int, int], contract: InputContract) -> tuple[int, int]:
-    """Returns the smallest (width, height) of the same shape that covers the crop frame."""
-    width, height = size
-    frame_width, frame_height = _crop_frame(contract)
-    if frame_height * width >= frame_width * height:
-        return frame_height * width // height, frame_height
-    return frame_width, frame_width * height // width
+    return int(contract.width / contract.crop_pct), int(contract.height / contract.crop_pct)

@@ -16,13 +16,7 @@ from itertools import compress
 from pathlib import Path
 
 from service.errors import StartError
-from service.images.formats import (
-    describe_kind,
-    is_overlay_name,
-    is_photo_name,
-    may_be_photo,
-    starts_photo,
-)
+from service.images.formats import describe_kind, is_overlay_name, is_photo_name, starts_photo
 
 START_BYTES = 12
 """Of a file that may be a photo by its content."""
@@ -41,19 +35,15 @@ LeftOut = Counter[str]
 def find_photos(paths: Sequence[Path], exclude: Sequence[str] = ()) -> tuple[list[Path], LeftOut]:
     """Returns files, and the photos in and below folders, of `paths`; counts what it leaves out.
 
-    Raises:
-        StartError: a folder contains no photos.
+    Raises StartError if a folder contains no photos.
     """
     found: list[Path] = []
     left_out = LeftOut()
     for path in paths:
-        if not path.is_dir():
-            found.append(path)  # a missing file is reported like a damaged one
-            continue
         try:
             inside, others = list_photos(str(path), exclude)
-        except OSError:
-            found.append(path)  # reported like an unreadable photo
+        except OSError:  # a file, or missing or unreadable, which is reported when it is read
+            found.append(path)
             continue
         if not inside:
             raise StartError(f"{path} contains no photos{explain_none(others)}")
@@ -66,10 +56,8 @@ def list_photos(folder: str, exclude: Sequence[str] = ()) -> tuple[list[str], Le
     """Returns the photos in and below a folder, sorted; counts what it leaves out.
 
     Names are relative to the folder. Links are followed, each folder once. Dangling links, pipes
-    and unreadable subfolders are among the photos: reading them fails, which is reported.
-
-    Raises:
-        OSError: the folder itself is unreadable.
+    and unreadable subfolders are among the photos: reading them fails, which is reported. Raises
+    OSError if the folder itself is unreadable.
     """
     unread: list[str] = []
 
@@ -107,9 +95,9 @@ def split_photos(
             continue
         elif _is_excluded(name, exclude):
             left_out["excluded"] += 1
-        elif is_photo_name(file):
+        elif is_photo := is_photo_name(file):
             photos.append(name)
-        elif may_be_photo(file):
+        elif is_photo is None:
             undecided.append(name)
         else:
             left_out[describe_kind(file)] += 1
@@ -152,8 +140,7 @@ def explain_none(left_out: LeftOut) -> str:
 def read_photo(path: str | Path, max_bytes: int = -1) -> bytes:
     """Returns the file's first `max_bytes` bytes, or all of it.
 
-    Raises:
-        OSError: the file is unreadable, or a pipe or device, which could block or never end.
+    Raises OSError if it is unreadable, or a pipe or device, which could block or never end.
     """
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or str(path).startswith(_SHELL_PIPES)):
@@ -166,14 +153,13 @@ def _walk(folder: str, onerror: Callable[[OSError], None], exclude: Sequence[str
     """Yields the names of files; of a folder to skip only the folder, with `/` at its end."""
     seen = {os.path.realpath(folder)}
     for place, folders, files in os.walk(folder, onerror=onerror, followlinks=True):
-        base = os.path.relpath(place, folder)
-        yield from (os.path.normpath(os.path.join(base, name)) for name in files)
+        base = "" if place == folder else f"{os.path.relpath(place, folder)}/"
+        yield from (base + name for name in files)
         inside, folders[:] = sorted(folders), []
         for name in inside:
-            below = os.path.normpath(os.path.join(base, name))
-            real = os.path.realpath(os.path.join(place, name))
-            if _find_skipped_folder(f"{below}/", exclude):
-                yield f"{below}/"
+            below, real = f"{base}{name}/", os.path.realpath(os.path.join(place, name))
+            if _find_skipped_folder(below, exclude):
+                yield below
             elif real not in seen:
                 seen.add(real)
                 folders.append(name)

@@ -14,27 +14,21 @@ from PIL import AvifImagePlugin, features
 from service.errors import quote
 
 _ALWAYS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-_MAGIC = (
-    (b"%PDF", "PDF"),
-    (b"8BPS", "PSD"),
-    (b"%!PS", "EPS"),
-    (b"\xc5\xd0\xd3\xc6", "EPS"),
-    (b"II*\0", "TIFF"),
-    (b"MM\0*", "TIFF"),
-    (b"II+\0", "TIFF"),
-    (b"MM\0+", "TIFF"),
-    (b"II\xbc", "JPEG XR"),
-    (b"\0\0\0\x0cjP  ", "JPEG 2000"),
-    (b"\xff\x4f\xff\x51", "JPEG 2000"),
-    (b"\0\0\0\x0cJXL ", "JPEG XL"),
-    (b"\xff\x0a", "JPEG XL"),
-    (b"\0\0\1\0", "ICO"),
-    (b"\x89PNG\r\n\x1a\n\0\0\0\4CgBI", "PNG for iOS (CgBI)"),
-    (b"\x8aMNG", "MNG"),
-    (b"\x8bJNG", "JNG"),
-    (b"qoif", "QOI"),
-    (b"\x76\x2f\x31\x01", "OpenEXR"),
-)
+_MAGIC = {
+    "PDF": (b"%PDF",),
+    "PSD": (b"8BPS",),
+    "EPS": (b"%!PS", b"\xc5\xd0\xd3\xc6"),
+    "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    "JPEG XR": (b"II\xbc",),
+    "JPEG 2000": (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51"),
+    "JPEG XL": (b"\0\0\0\x0cJXL ", b"\xff\x0a"),
+    "ICO": (b"\0\0\1\0",),
+    "PNG for iOS (CgBI)": (b"\x89PNG\r\n\x1a\n\0\0\0\4CgBI",),
+    "MNG": (b"\x8aMNG",),
+    "JNG": (b"\x8bJNG",),
+    "QOI": (b"qoif",),
+    "OpenEXR": (b"\x76\x2f\x31\x01",),
+}
 # Brands of the ISO container, bytes 8 to 12. `mif1` and `msf1` may hold either.
 _HEIC_BRANDS = frozenset(b"heic heix heim heis hevc hevx hevm hevs mif1 msf1".split())
 _AVIF_BRANDS = frozenset({b"avif", b"avis"})
@@ -80,9 +74,17 @@ ENDINGS = tuple(ending for name in FORMATS for ending in _ENDINGS[name])
 """File name endings of photos, in lower case."""
 
 
-def is_photo_name(name: str) -> bool:
-    """Returns whether a file in a folder is a photo, by its ending; hidden files are not."""
-    return not name.startswith(".") and name.lower().endswith(ENDINGS)
+def is_photo_name(name: str) -> bool | None:
+    """Returns whether a file in a folder is a photo, by its ending; None if its content decides.
+
+    Hidden files are no photos. Some apps write JPEG into files that end in `.heic`.
+    """
+    ending = os.path.splitext(name)[1].lower()
+    if name.startswith("."):
+        return False
+    if ending in ENDINGS:
+        return True
+    return None if ending in _ALL_ENDINGS or not _SHORT_ENDING.fullmatch(ending) else False
 
 
 def is_overlay_name(name: str) -> bool:
@@ -98,16 +100,6 @@ def describe_kind(name: str) -> str:
     if not _SHORT_ENDING.fullmatch(ending):
         return "without ending"
     return f"{ending}: needs the extra heif" if ending in _ALL_ENDINGS else ending
-
-
-def may_be_photo(name: str) -> bool:
-    """Returns whether a file may be a photo by its content, although `is_photo_name` is false.
-
-    Some apps write JPEG into files that end in `.heic`.
-    """
-    ending = os.path.splitext(name)[1].lower()
-    is_open = ending in _ALL_ENDINGS or not _SHORT_ENDING.fullmatch(ending)
-    return is_open and not name.startswith(".")
 
 
 def starts_photo(start: bytes) -> bool:
@@ -127,8 +119,8 @@ def make_overlay_name(photo: str, rank: int, label: str) -> str:
 def find_unsupported_format(data: bytes) -> str | None:
     """Returns the name of a known format that is not decoded, else None."""
     head = data[:_SNIFFED_BYTES]
-    for magic, name in _MAGIC:
-        if head.startswith(magic):
+    for name, starts in _MAGIC.items():
+        if head.startswith(starts):
             return name
     container = find_container(data)
     if container is not None and container not in FORMATS:

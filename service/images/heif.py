@@ -25,10 +25,8 @@ def find_sizes(data: bytes) -> Iterator[tuple[int, int]]:
 def count_pixels(data: bytes) -> float:
     """Returns the pixels that are decoded for the costliest picture, with those it is made of.
 
-    Infinite if a picture is a part of itself, or if a part has no size.
-
-    Raises:
-        struct.error: a box ends early.
+    Infinite if a picture is a part of itself, or if a part has no size. Raises struct.error if a
+    box ends early.
     """
     areas: dict[int, int] = {}
     parts: defaultdict[int, list[int]] = defaultdict(list)

@@ -190,13 +190,10 @@ def shrink_jpeg(
     """Decodes a JPEG to uint8 [height, width, 3], RGB, with any interpolation but `nearest`.
 
     Returns None if the picture is smaller, if only Pillow decodes it, or without the extra `fast`.
-
-    Raises:
-        InvalidImage: the picture ends early.
+    Raises InvalidImage if the picture ends early.
     """
-    if not AVAILABLE or photo.components not in (1, 3):
-        return None
-    if photo.frame not in _SCALED or photo.bits != 8:
+    is_scaled = photo.frame in _SCALED and photo.bits == 8 and photo.components in (1, 3)
+    if not (AVAILABLE and is_scaled):
         return None
     data = photo.strip()
     least_height, least_width = (math.ceil(_OVERSAMPLING * side) for side in (height, width))
@@ -217,17 +214,13 @@ def shrink_jpeg(
 
 
 def _resize(
-    pixels: NDArray[np.uint8], width: int, height: int, interpolation: Interpolation
+    pixels: NDArray[Any], width: int, height: int, interpolation: Interpolation
 ) -> NDArray[np.uint8]:
     times = max(pixels.shape[0] / height, pixels.shape[1] / width)
     if 1 < times <= _MAX_DOUBLED:
         # Interpolating to twice the size, then averaging 2 x 2 pixels, takes half the time of a
         # mean over areas of any size. It is also nearer to Pillow's filter.
         smooth = cv2.INTER_LINEAR if interpolation == "bilinear" else cv2.INTER_CUBIC
-        pixels = _as_pixels(cv2.resize(pixels, (2 * width, 2 * height), interpolation=smooth))
-    return _as_pixels(cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA))
-
-
-def _as_pixels(resized: NDArray[Any]) -> NDArray[np.uint8]:
-    assert resized.dtype == np.uint8  # OpenCV keeps the type, but its annotations do not say so
-    return resized
+        pixels = cv2.resize(pixels, (2 * width, 2 * height), interpolation=smooth)
+    resized = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
+    return np.asarray(resized, np.uint8)

@@ -1,4 +1,4 @@
-"""PNG: keeps the chunks that make the picture; damage in the others does not stop other readers.
+"""PNG: drops ancillary chunks; other readers ignore damage there.
 
 The transparent colour is read here, because Pillow compares samples after it has scaled them.
 """
@@ -31,10 +31,8 @@ _SCALES = {"1": (1, 255), "L;2": (3, 85), "L;4": (15, 17)}
 def parse_png(data: bytes) -> tuple[bytes, bytes] | None:
     """Returns a PNG without metadata, and its EXIF block or b""; None if the file is not a PNG.
 
-    An EXIF block that is damaged or longer than 64 KiB is ignored.
-
-    Raises:
-        InvalidImage: the picture has a wrong checksum, or the file has too many chunks.
+    An EXIF block that is damaged or longer than 64 KiB is ignored. Raises InvalidImage if the
+    picture has a wrong checksum, or the file too many chunks.
     """
     if not data.startswith(_SIGNATURE):
         return None

@@ -35,7 +35,7 @@ _COEFFICIENTS = 64  # of a block
 _ALL = bytes([0, _COEFFICIENTS - 1, 0])  # the first, the last, and their precision
 _CODES = b"\xfe" * 8 + bytes(number**3 % 251 for number in range(4096))
 _RESTARTS = [bytes([0xFF, number]) for number in range(0xD0, 0xD8)]
-# Codes of any value, for more than one block in each restart interval that may be missing.
+# Filler scan data, longer than any missing block.
 _MORE_DATA = _CODES + b"".join(restart + _CODES[:512] for restart in _RESTARTS)
 _NO_DATA = 128  # the value of samples that are missing
 
@@ -54,9 +54,7 @@ def trim_jpeg(data: bytes, *, is_suspect: bool = False) -> bytes:
 
     The file is returned as it is if the marker follows the scan or scans are missing, unless it
     `is_suspect`; and if its codes are arithmetic. Otherwise the check decodes the picture twice.
-
-    Raises:
-        InvalidImage: the last scan ends early, or scans of a suspect file are missing.
+    Raises InvalidImage if the last scan ends early, or scans of a suspect file are missing.
     """
     end = _find_end(data)
     if not is_suspect and (end is None or data.startswith(_END, end)):
@@ -111,19 +109,14 @@ def _find_end(data: bytes) -> int | None:
         elif marker == _RESTART_INTERVAL and any(content):
             scan_end = _SCAN_END_WITH_RESTARTS
         elif marker == START_OF_SCAN and missing:
-            _strike_out(missing, content[1:-3:2], content[-3:] if is_progressive else _ALL)
+            first, last, precision = content[-3:].rjust(3, b"\0") if is_progressive else _ALL
+            if not precision & 0xF:  # it is the full one
+                for component in content[1:-3:2]:
+                    missing.get(component, set()).difference_update(range(first, last + 1))
             if not any(missing.values()):
                 found = scan_end.search(data, end)
                 return len(data) if found is None else found.start()
     return None
-
-
-def _strike_out(missing: dict[int, set[int]], components: bytes, spectrum: bytes) -> None:
-    """Removes the coefficients that a scan has in full precision."""
-    first, last, precision = spectrum.rjust(3, b"\0")
-    for component in components:
-        if not precision & 0xF:
-            missing.get(component, set()).difference_update(range(first, last + 1))
 
 
 def _decode_half(data: bytes) -> Image.Image:

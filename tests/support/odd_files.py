@@ -3,6 +3,7 @@
 import random
 import struct
 import zlib
+from functools import cache
 
 import numpy as np
 from PIL import Image
@@ -30,7 +31,7 @@ def make_chunk(name: bytes, content: bytes, checksum: int | None = None) -> byte
 
 
 def put_into_png(png: bytes, *chunks: bytes) -> bytes:
-    """Puts chunks behind the header of a PNG."""
+    """Puts chunks after the header of a PNG."""
     header = 8 + 25  # signature and IHDR
     return png[:header] + b"".join(chunks) + png[header:]
 
@@ -59,6 +60,7 @@ def make_bmp(alpha: int) -> bytes:
     return b"BM" + struct.pack("<III", 122 + len(pixels), 0, 122) + header + pixels
 
 
+@cache
 def make_odd_files(trailer_size: int = 200_000) -> dict[str, tuple[bytes, bytes]]:
     """Returns odd files by name, each with a usual file of the same pixels."""
     trailer = make_trailer(trailer_size)
@@ -151,6 +153,7 @@ def _make_odd_turns() -> dict[str, tuple[bytes, bytes]]:
     return files
 
 
+@cache
 def make_cut_files(trailer_size: int = 200_000) -> dict[str, bytes]:
     """Returns JPEGs whose last 1,000 bytes are gone, by name."""
     trailer = make_trailer(trailer_size)
