@@ -64,7 +64,7 @@ def _serve(
         gc.disable()  # as in `__main__`
         # Importing SQLAlchemy and FastAPI takes as long as opening the graphs, which rarely holds
         # the GIL.
-        from service.pipeline.pipeline import build_pipeline
+        from service.pipeline.pipeline import open_pipeline
         from service.process.server import run_server
 
         gc.freeze()
@@ -72,7 +72,7 @@ def _serve(
         failure = opening.exception() if opening.done() else None
         if isinstance(failure, StartError | BundleError):
             raise failure  # before a port is open
-        run_server(settings, lambda settings: build_pipeline(settings, opening.result()), seat)
+        run_server(settings, lambda settings: open_pipeline(settings, opening.result()), seat)
 
 
 def _supervise(

@@ -1,22 +1,34 @@
-"""Attention maps of the labels in an answer, and of no others; they run on the CPU."""
+"""Attention maps of the labels in an answer, and of no others, and their overlays; on the CPU."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from service.bundle.card import InputContract
 from service.bundle.reader import Bundle
 from service.engine.session_set import MapGraphs
-from service.pipeline.overlay import draw_overlay
 from service.pipeline.scoring import ScoredLabel
-from service.pipeline.selection import SelectedLabels, Selection
+from service.pipeline.selection import Selection
 from service.question import MAX_EXPLAINED
 
 MapArray = NDArray[np.float32]
+
+LONGEST_SIDE = 256
+"""Pixels; a map has few cells, so more pixels would show no more. 320 take twice the time."""
+
+
+# A palette from dark red over orange to pale yellow.
+_LEVEL = np.linspace(0.0, 1.0, 256)
+_RGB = np.clip([3 * _LEVEL + 0.3, 2 * _LEVEL - 0.5, 2 * _LEVEL - 1.2], 0, 1)
+_COLOURS: list[int] = np.rint(_RGB.T * (255, 242.25, 255)).astype(np.uint8).ravel().tolist()
+_OPACITY = np.rint(0.7 * np.sqrt(_LEVEL) * 255).astype(np.uint8).tobytes()
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +38,7 @@ class Explanation:
     # [rows, columns] over the part of the upright photo that the model sees. The largest value is
     # 1, or all are 0.
     map: MapArray
-    overlay: bytes | None  # the map as a PNG file to lay over the whole photo, if asked for
+    overlay: bytes | None = None  # a PNG file to lay over the whole photo, if asked for
 
 
 class Explainer:
@@ -55,30 +67,52 @@ class Explainer:
         `memories` are float32 [S, D], one for each part of the selection; `photo` is width and
         height of the upright photo, pixels.
         """
-        labels = labels[:MAX_EXPLAINED]
-        rows: dict[int, list[int]] = defaultdict(list)  # part -> rows of the labels that it answers
-        for row, label in enumerate(labels):
+        names = [label.label for label in labels[:MAX_EXPLAINED]]
+        maps: dict[str, MapArray] = {}
+        for part, memory in zip(selection.parts, memories, strict=True):
+            positions, queries = part.labels.positions, part.labels.queries
             # A label that is in several sets is answered by the first.
-            parts = enumerate(selection.parts)
-            rows[next(i for i, p in parts if label.label in p.labels.positions)].append(row)
-        maps: dict[int, MapArray] = {}
-        for i, found in rows.items():
-            names = [labels[row].label for row in found]
-            cells = self._map_part(selection.parts[i], names, memories[i])
-            maps.update(zip(found, cells, strict=True))
-        wants_overlay = selection.question.explain == "overlay"
-        return tuple(
-            Explanation(
-                maps[row], draw_overlay(maps[row], photo, self._contract) if wants_overlay else None
-            )
-            for row in range(len(labels))
-        )
+            answered = [name for name in names if name in positions and name not in maps]
+            if answered:
+                rows = np.asarray([positions[name] for name in answered], np.int64)
+                drawn = self._graphs.draw(memory, rows if queries is None else queries[rows])
+                maps |= zip(answered, drawn, strict=True)
+        found = [maps[name] for name in names]
+        if selection.question.explain != "overlay":
+            return tuple(Explanation(cells) for cells in found)
+        return tuple(Explanation(c, draw_overlay(c, photo, self._contract)) for c in found)
 
-    def _map_part(
-        self, part: SelectedLabels, names: list[str], memory: NDArray[np.float32]
-    ) -> MapArray:
-        positions = [part.labels.positions[name] for name in names]
-        if part.head is None:
-            return self._graphs.draw(memory, np.asarray(positions, np.int64))
-        assert part.labels.queries is not None
-        return self._graphs.draw(memory, part.labels.queries[positions])
+
+def draw_overlay(values: MapArray, photo: tuple[int, int], contract: InputContract) -> bytes:
+    """Returns a PNG file with the photo's proportions; its longest side is `LONGEST_SIDE`.
+
+    `values` are float32 [rows, columns], 0..1, over the part that the model sees; `photo` is width
+    and height of the upright photo, pixels.
+    """
+    width, height = photo
+    shrink = LONGEST_SIDE / max(width, height)
+    size = (max(1, round(width * shrink)), max(1, round(height * shrink)))
+    left, top, right, bottom = find_seen_part(size, contract)
+    cells = Image.fromarray(np.rint(values * 255).astype(np.uint8))
+    seen = cells.resize((right - left, bottom - top), Image.Resampling.BICUBIC)
+    levels = np.zeros((size[1], size[0]), np.uint8)
+    levels[top:bottom, left:right] = np.asarray(seen)
+    picture = Image.fromarray(levels, "P")
+    picture.putpalette(_COLOURS)
+    buffer = io.BytesIO()
+    # Smooth pictures hardly get smaller with a higher level.
+    picture.save(buffer, "PNG", transparency=_OPACITY, compress_level=1)
+    return buffer.getvalue()
+
+
+def find_seen_part(size: tuple[int, int], contract: InputContract) -> tuple[int, int, int, int]:
+    """Returns left, top, right and bottom of the part that the model sees, in pixels of `size`."""
+    width, height = size
+    if contract.resize_mode == "squash":
+        return 0, 0, width, height
+    frame = contract.width / contract.crop_pct, contract.height / contract.crop_pct
+    scale = max(frame[0] / width, frame[1] / height)
+    seen_width = min(width, max(1, math.floor(contract.width / scale + 0.5)))
+    seen_height = min(height, max(1, math.floor(contract.height / scale + 0.5)))
+    left, top = (width - seen_width) // 2, (height - seen_height) // 2
+    return left, top, left + seen_width, top + seen_height

@@ -42,7 +42,12 @@ class PipelineHost:
         if self.draining:
             raise Draining("the service is shutting down")
         if self.opened is None:
-            raise self._describe_loading()
+            error = NotReady("the pipeline is loading")
+            if self._loading and (progress := self._loading.catalogue.reencoding_progress):
+                error.detail = "Label sets are encoded for this model: {} of {} are done.".format(
+                    *progress
+                )
+            raise error
         return self.opened
 
     @property
@@ -92,14 +97,6 @@ class PipelineHost:
                 "precision": engine.precision,
             }
             logger.info("ready", extra=fields)
-
-    def _describe_loading(self) -> NotReady:
-        error = NotReady("the pipeline is loading")
-        progress = None if self._loading is None else self._loading.catalogue.reencoding_progress
-        if progress is not None:
-            done, count = progress
-            error.detail = f"Label sets are encoded for this model: {done} of {count} are done."
-        return error
 
     async def drain(self) -> None:
         """Refuses new work and finishes the rest; a second call does nothing."""

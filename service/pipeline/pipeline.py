@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from service.bundle.card import CPU_DEVICES
-from service.bundle.reader import Bundle
 from service.engine.engine import Engine
 from service.errors import DeadlineExceeded, ImageError, InferenceFailed, NoMaps, TooManyPixels
 from service.images.decode import DecodedImage, decode_image
@@ -58,15 +57,9 @@ _MAX_RUN_SECONDS = 60.0
 _MAX_CPU_RUN_SECONDS = 600.0
 
 
-def open_pipeline(settings: Settings) -> Pipeline:
-    """Opens a bundle's graphs and the label sets; raises `BundleError` or `StartError`."""
-    return build_pipeline(settings, open_graphs(settings))
-
-
-def build_pipeline(settings: Settings, graphs: Graphs) -> Pipeline:
-    """Opens the label sets for open graphs; raises `BundleError` or `StartError`."""
-    catalogue = open_catalogue(settings, graphs.bundle, graphs.encoders)
-    return Pipeline(settings, graphs.bundle, graphs.engine, catalogue)
+def open_pipeline(settings: Settings, graphs: Graphs | None = None) -> Pipeline:
+    """Opens graphs, if not given, and label sets; raises `BundleError` or `StartError`."""
+    return Pipeline(settings, graphs or open_graphs(settings))
 
 
 class Pipeline:
@@ -76,14 +69,11 @@ class Pipeline:
     threads too. `note`, set by a worker process, is entered for each photo.
     """
 
-    def __init__(
-        self, settings: Settings, bundle: Bundle, engine: Engine, catalogue: Catalogue
-    ) -> None:
-        self.bundle = bundle
-        self.engine = engine
-        self.explainer = Explainer(bundle)
-        self.catalogue = catalogue
+    def __init__(self, settings: Settings, graphs: Graphs) -> None:
         self.settings = settings
+        self.bundle, self.engine = bundle, engine = graphs.bundle, graphs.engine
+        self.catalogue = open_catalogue(settings, bundle, graphs.encoding)
+        self.explainer = Explainer(bundle)
         self.observers: list[Observer] = []
         self.note: Callable[[object], AbstractContextManager[None]] = lambda _photo: _NOTHING
         inference = Inference(engine, bundle.card.input, settings.max_pixels, self.observers)
@@ -144,7 +134,13 @@ class Pipeline:
         with self.admit():
             deadline = deadline or self.make_deadline()
             sets = await self._pin(question, deadline)
-            selection = await self._select(sets, question, deadline)
+            names = (*(question.include or ()), *(question.exclude or ()))
+            labels = sum(len(each.names) for each in sets)
+            if sum(map(len, names)) <= _MAX_INLINE_CHARACTERS and labels <= _MAX_INLINE_LABELS:
+                selection = select_labels(sets, question)
+            else:
+                run_in_side_thread = self._side_threads.run
+                selection = await run_in_side_thread(deadline, select_labels, sets, question)
         if question.explain and not self.explainer.covers(selection):
             raise NoMaps(tuple(part.labels.name for part in selection.parts))
         return selection
@@ -159,15 +155,6 @@ class Pipeline:
         except TimeoutError as error:
             raise DeadlineExceeded("deadline exceeded while pinning labels") from error
 
-    async def _select(
-        self, sets: Sequence[LabelSet], question: Question, deadline: float
-    ) -> Selection:
-        characters = sum(map(len, (*(question.include or ()), *(question.exclude or ()))))
-        labels = sum(len(each.names) for each in sets)
-        if characters <= _MAX_INLINE_CHARACTERS and labels <= _MAX_INLINE_LABELS:
-            return select_labels(sets, question)
-        return await self._side_threads.run(deadline, select_labels, sets, question)
-
     async def predict(
         self,
         photo: bytes | Jpeg | DecodedImage,
@@ -181,7 +168,7 @@ class Pipeline:
         """
         with self.admit(), self.note(photo):
             deadline = deadline or self.make_deadline()
-            earlier: tuple[Stage, ...] = ()
+            decoding: tuple[Stage, ...] = ()  # if it is not in the worker
             try:
                 # On a CPU the worker decodes quick photos itself: one thread has fewer hand-overs
                 # than two. A slow photo would delay its batch, and a GPU would wait.
@@ -191,8 +178,8 @@ class Pipeline:
                     self.queue.check_room()  # before the photo costs a decode
                     started = time.perf_counter()
                     photo = await self._decode(photo, deadline)
-                    earlier = (Stage("decode", started, time.perf_counter()),)
-                prediction = await self._answer(photo, selection, deadline, earlier)
+                    decoding = (Stage("decode", started, time.perf_counter()),)
+                prediction = await self._answer(photo, selection, deadline, decoding)
             except (ImageError, InferenceFailed):  # its place is free as well
                 self._drain_rate.note_answer(time.perf_counter())
                 raise
@@ -223,11 +210,11 @@ class Pipeline:
         photo: Jpeg | DecodedImage,
         selection: Selection,
         deadline: float,
-        earlier: tuple[Stage, ...],
+        decoding: tuple[Stage, ...],
     ) -> Prediction:
         joined = time.perf_counter()
         item = Item(photo, selection.heads, bool(selection.question.explain))
-        done = await self._batcher.submit(item, deadline, has_place=bool(earlier))
+        done = await self._batcher.submit(item, deadline, has_place=bool(decoding))
         image, logits = done.result.image, done.result.logits
         run_in_side_thread = self._side_threads.run
         if selection.num_labels <= _MAX_INLINE_LABELS:
@@ -236,18 +223,14 @@ class Pipeline:
             labels = await run_in_side_thread(deadline, score_labels, logits, selection)
         explanations: tuple[Explanation, ...] = ()
         if item.explained:
+            found = (labels, selection, done.result.memories, (image.width, image.height))
             explain = self.explainer.explain_labels
-            size, memories = (image.width, image.height), done.result.memories
-            explanations = await run_in_side_thread(
-                deadline, explain, labels, selection, memories, size
-            )
+            explanations = await run_in_side_thread(deadline, explain, *found)
         queueing = Stage("queue", joined, joined + done.queue_seconds)
-        stages = (*earlier, queueing, *done.result.stages)
+        stages = (*decoding, queueing, *done.result.stages)
         for observer in self.observers:
             observer.on_prediction(stages, done.batch_size)
-        timings = add_up_timings(
-            stages, done.queue_seconds, done.run_seconds, decoded_apart=bool(earlier)
-        )
+        timings = add_up_timings(stages, done.run_seconds)
         return Prediction(image.width, image.height, labels, timings, explanations)
 
     async def drain(self) -> None:
@@ -269,6 +252,5 @@ def limit_pixels(file_bytes: int) -> int:
 
 
 def _bound_run(engine: Engine, settings: Settings) -> float:
-    on_cpu = engine.device in CPU_DEVICES
-    longest = _MAX_CPU_RUN_SECONDS if on_cpu else _MAX_RUN_SECONDS
+    longest = _MAX_CPU_RUN_SECONDS if engine.device in CPU_DEVICES else _MAX_RUN_SECONDS
     return max(longest, 2 * settings.deadline_ms / 1000)

@@ -59,15 +59,18 @@ def _round(value: float) -> float:
     return (value * 1e6 + 0.5) // 1 / 1e6
 
 
-def add_up_timings(
-    stages: Sequence[Stage], queue_seconds: float, run_seconds: float, *, decoded_apart: bool
-) -> Timings:
+def add_up_timings(stages: Sequence[Stage], run_seconds: float) -> Timings:
     """Returns the timings of a prediction that is ready now, from its photo's stages in order.
 
-    `run_seconds` is the whole run of the batch; `decoded_apart`: the photo was decoded before it.
+    `run_seconds` is the whole run of the batch, which decodes photos that are not decoded earlier.
     """
-    decode_seconds = sum(stage.seconds for stage in stages if stage.name == "decode")
-    in_run = 0.0 if decoded_apart else decode_seconds
+    decode_seconds = queue_seconds = 0.0
+    for stage in stages:
+        if stage.name == "decode":
+            decode_seconds += stage.seconds
+        elif stage.name == "queue":
+            queue_seconds = stage.seconds
+    in_run = 0.0 if stages[0].name == "decode" else decode_seconds
     return Timings(
         decode_ms=decode_seconds * 1000,
         queue_ms=queue_seconds * 1000,

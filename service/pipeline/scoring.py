@@ -52,7 +52,7 @@ def compute_scores(
         weights: NDArray[np.float64] = np.exp(values - values.max(axis=-1, keepdims=True))
         total: NDArray[np.float64] = weights.sum(axis=-1, keepdims=True)
         return weights / total
-    # Few operations, in one array: for few values each costs more than its arithmetic.
+    # In place: for small arrays, overhead outweighs arithmetic.
     scores: NDArray[np.float64] = np.negative(logits, dtype=np.float64)
     if calibration is not None:
         scores *= calibration[0]
@@ -73,22 +73,18 @@ def score_labels(
     whole set, as softmax needs, or those that the screened head kept. The best score is first;
     equal scores keep the order of sets and labels.
     """
-    parts, question = selection.parts, selection.question
-    if not parts:
-        return ()
-    limit = question.top_k
-    by_threshold = question.threshold is not None or limit is None
-    if question.threshold is None and limit is None and len(selection.sets) == 1:
-        (labels,) = selection.sets
-        if labels.activation == "softmax":  # the scores compete: the best label is the answer
-            limit, by_threshold = 1, False
+    threshold, limit = selection.question.threshold, selection.question.top_k
+    if threshold is None and limit is None:
+        threshold = "calibrated"
+        if len(selection.sets) == 1 and selection.sets[0].activation == "softmax":
+            threshold, limit = None, 1  # the scores compete: the best label is the answer
     found = [
         label
-        for values, part in zip(logits, parts, strict=True)
-        for label in _score_part(values, part, question.threshold, limit, by_threshold)
+        for values, part in zip(logits, selection.parts, strict=True)
+        for label in _score_part(values, part, threshold, limit)
     ]
     # Each part is sorted already; the sort is stable.
-    if len(parts) > 1:
+    if len(selection.parts) > 1:
         found.sort(key=lambda label: -label.score)
     return tuple(found[:limit])
 
@@ -98,7 +94,6 @@ def _score_part(
     part: SelectedLabels,
     threshold: Threshold | None,
     limit: int | None,
-    by_threshold: bool,
 ) -> list[ScoredLabel]:
     labels, chosen = part.labels, part.chosen
     if isinstance(logits, ScreenedLogits):
@@ -108,11 +103,11 @@ def _score_part(
     if calibration is not None and len(logits) != len(labels.names):
         calibration = calibration[:, chosen]
     scores = compute_scores(logits, labels.activation, calibration)
-    whole = len(chosen) == len(labels.names)
     if len(scores) != len(chosen):
         scores = scores[chosen]
     fixed = threshold if isinstance(threshold, float | int) else None
-    if by_threshold:
+    if threshold is not None:
+        whole = len(chosen) == len(labels.names)
         own = labels.thresholds if whole else labels.thresholds[chosen]
         (among,) = (scores >= (own if fixed is None else fixed)).nonzero()
         scores, chosen = scores[among], chosen[among]

@@ -12,13 +12,7 @@ from numpy.typing import NDArray
 from service.bundle.card import InputContract
 from service.engine.engine import Engine
 from service.engine.heads import Head, LogitsArray, ScreenedLogits
-from service.errors import (
-    ImageError,
-    InferenceFailed,
-    OutOfMemory,
-    ServiceBroken,
-    without_frames,
-)
+from service.errors import ImageError, InferenceFailed, OutOfMemory, ServiceBroken, without_frames
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import Jpeg
 from service.scheduling.batcher import IsAlone
@@ -44,20 +38,14 @@ class Result:
     stages: tuple[Stage, ...]  # of the photo's decoding, if done here, and of its batch
 
 
+@dataclass(frozen=True, eq=False)
 class Inference:
     """Runs batches; `run` may be called in several threads; `observers` get every batch."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        contract: InputContract,
-        max_pixels: int,
-        observers: Sequence[Observer] = (),
-    ) -> None:
-        self._engine = engine
-        self._contract = contract
-        self._max_pixels = max_pixels
-        self._observers = observers
+    engine: Engine
+    contract: InputContract
+    max_pixels: int
+    observers: Sequence[Observer] = ()
 
     def run(self, items: Sequence[Item], uses_all_threads: IsAlone) -> list[Result | Exception]:
         """Returns the result or the error of each item; calls `uses_all_threads` after decoding.
@@ -75,7 +63,7 @@ class Inference:
             return item.photo, []
         try:
             with collect_stages() as stages, time_stage("decode"):
-                image = decode_image(item.photo, self._contract, self._max_pixels)
+                image = decode_image(item.photo, self.contract, self.max_pixels)
         except (ImageError, OutOfMemory) as error:
             return without_frames(error)
         return image, stages
@@ -90,27 +78,23 @@ class Inference:
         started = time.perf_counter()
         with collect_stages() as stages:
             try:
-                rows = self._engine.run(
-                    pixels, heads, alone=uses_all_threads(), explained=explained
-                )
+                rows = self.engine.run(pixels, heads, alone=uses_all_threads(), explained=explained)
             except InferenceFailed as failure:
-                self._check_engine(failure)
+                if not isinstance(failure, OutOfMemory):
+                    self._check_engine()
                 raise
         seconds = time.perf_counter() - started
-        for observer in self._observers:
+        for observer in self.observers:
             observer.on_batch(len(photos), seconds)
         return [
             Result(image, row.logits, row.memories, (*decoding, *stages))
             for (_, image, decoding), row in zip(photos, rows, strict=True)
         ]
 
-    def _check_engine(self, failure: InferenceFailed) -> None:
+    def _check_engine(self) -> None:
         """Raises `ServiceBroken` if the engine cannot run at all, as after the loss of a GPU."""
-        if isinstance(failure, OutOfMemory):
-            return
         try:
-            self._engine.try_out()
-        except OutOfMemory:
-            return
+            self.engine.try_out()
         except InferenceFailed as error:
-            raise ServiceBroken("the engine fails on every batch") from error
+            if not isinstance(error, OutOfMemory):
+                raise ServiceBroken("the engine fails on every batch") from error

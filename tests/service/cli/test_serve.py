@@ -52,7 +52,7 @@ def test_server_gets_the_graphs_that_were_opened_during_imports(
         return pipeline
 
     monkeypatch.setattr(server, "run_server", run_server)
-    monkeypatch.setattr(service.pipeline.pipeline, "build_pipeline", build)
+    monkeypatch.setattr(service.pipeline.pipeline, "open_pipeline", build)
     settings = Settings(label_store="memory")
     serve_model(settings, open_it)
     assert got == [pipeline, pipeline, True]

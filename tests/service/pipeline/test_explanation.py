@@ -1,19 +1,23 @@
-"""Tests of maps: a label's map depends on no other label and no other image."""
+"""Tests of maps, which depend on no other label and no other image, and of their overlays."""
 
 import asyncio
+import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from PIL import Image
 
+from service.bundle.card import InputContract
 from service.bundle.reader import Bundle
 from service.engine.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed, NoMaps
 from service.labels.label_set import LabelSet, make_trained_set
-from service.pipeline.explanation import Explainer
+from service.pipeline.explanation import LONGEST_SIDE, Explainer, draw_overlay, find_seen_part
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
@@ -40,10 +44,11 @@ from tests.support.tiny_bundle import (
 )
 
 TRAINED = make_trained_set(TINY_LABELS, PLAIN_HEAD)
+OPEN = random_label_set(0, ["chair", "cat", "lamp"])
 NAMES = [label.name for label in TINY_LABELS]
 # Runs over other numbers of labels or images may sum in another order.
 TOLERANCE = 1e-5
-CELLS = (SIDE // PATCH, SIDE // PATCH)
+ALL = Question(top_k=99, explain=True)
 Maps = dict[str, NDArray[np.float32]]
 
 
@@ -57,14 +62,11 @@ def explainer(mapped_bundle: Bundle) -> Explainer:
     return Explainer(mapped_bundle)
 
 
-OPEN = random_label_set(0, ["chair", "cat", "lamp"])
-
-
 def explain(
     engine: Engine,
     explainer: Explainer,
     images: NDArray[np.uint8],
-    question: Question,
+    question: Question = ALL,
     sets: tuple[LabelSet, ...] = (TRAINED, OPEN),
 ) -> list[Maps]:
     """Returns the maps of each image by label, all images being one batch."""
@@ -83,13 +85,9 @@ def explain(
 def test_map_does_not_depend_on_the_other_labels(
     engine: Engine, explainer: Explainer, seed: int, some: set[str]
 ) -> None:
-    images = random_images(seed, 1)
-    everything = Question(top_k=99, explain=True)
-    (whole,) = explain(engine, explainer, images, everything)
+    images, question = random_images(seed, 1), ALL.model_copy(update={"include": tuple(some)})
+    (whole,), (part,) = (explain(engine, explainer, images, each) for each in (ALL, question))
     assert set(whole) == {*NAMES, "chair", "lamp"}
-    (part,) = explain(
-        engine, explainer, images, Question(top_k=99, explain=True, include=tuple(some))
-    )
     assert part.keys() == (some or whole.keys())
     for name, cells in part.items():
         np.testing.assert_allclose(cells, whole[name], atol=TOLERANCE, rtol=0)
@@ -97,36 +95,31 @@ def test_map_does_not_depend_on_the_other_labels(
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 1000), count=st.integers(2, 4))
-def test_map_does_not_depend_on_the_batch(
+def test_map_is_a_grid_of_shares_that_does_not_depend_on_the_batch(
     engine: Engine, explainer: Explainer, seed: int, count: int
 ) -> None:
-    images, question = random_images(seed, count), Question(top_k=99, explain=True)
-    for image, together in zip(images, explain(engine, explainer, images, question), strict=True):
-        (alone,) = explain(engine, explainer, image[None], question)
+    images = random_images(seed, count)
+    for image, together in zip(images, explain(engine, explainer, images), strict=True):
+        (alone,) = explain(engine, explainer, image[None])
         assert alone.keys() == together.keys()
         for name, cells in together.items():
+            assert (cells.shape, cells.dtype) == ((SIDE // PATCH, SIDE // PATCH), np.float32)
+            assert 0 <= cells.min() <= cells.max() <= 1
             np.testing.assert_allclose(cells, alone[name], atol=TOLERANCE, rtol=0)
+        assert max(cells.max() for cells in together.values()) == 1
 
 
 def test_label_is_explained_by_the_head_that_answers_it(
     engine: Engine, explainer: Explainer
 ) -> None:
     images, question = random_images(0, 1), Question(include=("cat",), top_k=1, explain=True)
-    (by_trained,) = explain(engine, explainer, images, question, (TRAINED, OPEN))
-    (by_open,) = explain(engine, explainer, images, question, (OPEN, TRAINED))
-    (trained_alone,) = explain(engine, explainer, images, question, (TRAINED,))
-    (open_alone,) = explain(engine, explainer, images, question, (OPEN,))
-    np.testing.assert_allclose(by_trained["cat"], trained_alone["cat"], atol=TOLERANCE)
-    np.testing.assert_allclose(by_open["cat"], open_alone["cat"], atol=TOLERANCE)
-    assert not np.allclose(by_trained["cat"], by_open["cat"])
-
-
-def test_map_is_a_small_grid_of_shares(engine: Engine, explainer: Explainer) -> None:
-    (maps,) = explain(engine, explainer, random_images(1, 1), Question(top_k=99, explain=True))
-    for cells in maps.values():
-        assert (cells.shape, cells.dtype) == (CELLS, np.float32)
-        assert 0 <= cells.min() <= cells.max() <= 1
-    assert max(cells.max() for cells in maps.values()) == 1
+    by_trained, by_open, trained_alone, open_alone = (
+        explain(engine, explainer, images, question, sets)[0]["cat"]
+        for sets in ((TRAINED, OPEN), (OPEN, TRAINED), (TRAINED,), (OPEN,))
+    )
+    np.testing.assert_allclose(by_trained, trained_alone, atol=TOLERANCE)
+    np.testing.assert_allclose(by_open, open_alone, atol=TOLERANCE)
+    assert not np.allclose(by_trained, by_open)
 
 
 def test_engine_returns_memory_of_explained_rows_only(engine: Engine) -> None:
@@ -141,8 +134,7 @@ def test_engine_returns_memory_of_explained_rows_only(engine: Engine) -> None:
 
 
 def test_inference_fails_on_memory_of_another_width(explainer: Explainer) -> None:
-    question = Question(top_k=1, explain=True)
-    selection = select_labels((TRAINED,), question)
+    selection = select_labels((TRAINED,), Question(top_k=1, explain=True))
     labels = score_labels([np.zeros(len(NAMES), np.float32)], selection)
     with pytest.raises(InferenceFailed):
         explainer.explain_labels(labels, selection, [np.zeros((TOKENS, 3), np.float32)], (4, 4))
@@ -150,34 +142,34 @@ def test_inference_fails_on_memory_of_another_width(explainer: Explainer) -> Non
     assert len(explainer.explain_labels(labels, selection, good, (4, 4))) == 1
 
 
-def test_wrong_graph_of_maps_is_refused(tmp_path: Path) -> None:
-    for name, graph in (
+@pytest.mark.parametrize(
+    ("name", "graph"),
+    [
         ("trained_head_maps", tiny_open_maps()),
         ("open_head_maps", tiny_trained_maps()),
         ("open_head_maps", add_memory(tiny_head())),
-    ):
-        graphs = {**mapped_graphs(), name: {"fp32": graph}}
-        bundle = write_mapped_bundle(tmp_path, graphs)  # type: ignore[arg-type]
-        with pytest.raises(BundleError, match=f"{name} has "):
-            Explainer(bundle)
-    assert Explainer(write_mapped_bundle(tmp_path)).knows_open
+    ],
+)
+def test_wrong_graph_of_maps_is_refused(tmp_path: Path, name: str, graph: bytes) -> None:
+    graphs: Any = {**mapped_graphs(), name: {"fp32": graph}}
+    with pytest.raises(BundleError, match=f"{name} has "):
+        Explainer(write_mapped_bundle(tmp_path, graphs))
 
 
 def test_graph_of_maps_is_refused_in_another_precision_or_without_its_head(tmp_path: Path) -> None:
-    graphs = {**mapped_graphs(), "open_head_maps": {"int8": tiny_open_maps()}}
+    graphs: Any = {**mapped_graphs(), "open_head_maps": {"int8": tiny_open_maps()}}
     with pytest.raises(BundleError, match="open_head_maps must be fp32"):
-        write_mapped_bundle(tmp_path, graphs)  # type: ignore[arg-type]
-    maps = {"fp32": tiny_open_maps()}
+        write_mapped_bundle(tmp_path, graphs)
+    graphs = {**tiny_graphs(), "open_head_maps": {"fp32": tiny_open_maps()}}
     with pytest.raises(BundleError, match="open_head_maps belongs to no head"):
-        write_tiny_bundle(tmp_path, graphs={**tiny_graphs(), "open_head_maps": maps})  # type: ignore[dict-item]
-    assert write_mapped_bundle(tmp_path)
+        write_tiny_bundle(tmp_path, graphs=graphs)
 
 
 @pytest.mark.parametrize(
     ("name", "head"), [("trained_head", tiny_head()), ("open_head", tiny_open_head())]
 )
-def test_head_without_memory_is_refused_beside_maps(tmp_path: Path, name: str, head: bytes) -> None:
-    graphs = {**mapped_graphs(), name: {"fp32": head}}
+def test_head_without_memory_is_refused_with_maps(tmp_path: Path, name: str, head: bytes) -> None:
+    graphs: Any = {**mapped_graphs(), name: {"fp32": head}}
     with pytest.raises(BundleError, match=f"{name} has logits where it should have only"):
         open_engine(write_mapped_bundle(tmp_path, graphs), device="cpu")
 
@@ -191,12 +183,11 @@ async def test_scores_do_not_depend_on_explain(mapped_bundle: Bundle) -> None:
         predictions = await asyncio.gather(
             *(pipeline.predict(p, s) for p in photos for s in (plain, asked))
         )
-        for without, with_maps in zip(predictions[::2], predictions[1::2], strict=True):
-            assert [label.label for label in with_maps.labels] == [x.label for x in without.labels]
-            for a, b in zip(without.labels, with_maps.labels, strict=True):
-                assert b.score == pytest.approx(a.score, abs=TOLERANCE)
-            assert without.explanations == ()
-            assert len(with_maps.explanations) == 5
+    for without, with_maps in zip(predictions[::2], predictions[1::2], strict=True):
+        assert [label.label for label in with_maps.labels] == [x.label for x in without.labels]
+        for a, b in zip(without.labels, with_maps.labels, strict=True):
+            assert b.score == pytest.approx(a.score, abs=TOLERANCE)
+        assert (len(without.explanations), len(with_maps.explanations)) == (0, 5)
 
 
 @pytest.mark.anyio
@@ -207,10 +198,67 @@ async def test_explain_is_refused_for_labels_without_maps(
         for names in (("trained",), ("everyday",), ("trained", "everyday")):
             with pytest.raises(NoMaps):
                 await pipeline.select(Question(label_set=names, explain=True))
-        assert await pipeline.select(Question(label_set=("trained",)))
     graphs = {**mapped_graphs(), "open_head": {"fp32": tiny_open_head()}}
     del graphs["open_head_maps"]
     async with running(write_mapped_bundle(tmp_path, graphs)) as pipeline:
         assert await pipeline.select(Question(label_set=("trained",), explain=True))
         with pytest.raises(NoMaps):
             await pipeline.select(Question(label_set=("trained", "everyday"), explain=True))
+
+
+SQUASH = InputContract(height=32, width=32, resize_mode="squash", interpolation="bilinear")
+CROP = SQUASH.model_copy(update={"resize_mode": "crop", "crop_pct": 1.0})
+
+
+def draw(values: np.ndarray, photo: tuple[int, int], contract: InputContract) -> np.ndarray:
+    """Returns the overlay as RGBA, uint8 [height, width, 4]."""
+    data = draw_overlay(values.astype(np.float32), photo, contract)
+    with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
+        return np.asarray(picture.convert("RGBA"))
+
+
+@settings(max_examples=40)
+@given(width=st.integers(1, 9000), height=st.integers(1, 9000))
+def test_overlay_has_the_photos_proportions(width: int, height: int) -> None:
+    found = draw(np.ones((4, 4)), (width, height), SQUASH)
+    assert max(found.shape[:2]) == LONGEST_SIDE
+    shrink = LONGEST_SIDE / max(width, height)
+    assert abs(found.shape[1] - width * shrink) <= 1
+    assert abs(found.shape[0] - height * shrink) <= 1
+
+
+def test_overlay_is_transparent_at_zero_and_most_opaque_at_the_peak() -> None:
+    values = np.zeros((4, 4))
+    assert draw(values, (50, 50), SQUASH)[..., 3].max() == 0
+    values[1, 3] = 1
+    found = draw(values, (400, 200), SQUASH)
+    rows, columns, _ = found.shape
+    peak = np.unravel_index(found[..., 3].argmax(), (rows, columns))
+    assert (peak[0] * 4 // rows, peak[1] * 4 // columns) == (1, 3)
+    assert found[-rows // 4 :, : columns // 4, 3].max() == 0
+    assert 100 < found[..., 3].max() < 255  # the photo is to be seen through it
+
+
+def test_overlay_is_transparent_outside_the_seen_part() -> None:
+    found = draw(np.ones((4, 4)), (400, 200), CROP)
+    columns = found.shape[1]
+    assert found[:, : columns // 4 - 1, 3].max() == found[:, -columns // 4 + 1 :, 3].max() == 0
+    assert found[:, columns // 4 + 1 : -columns // 4 - 1, 3].min() > 0
+    for size in ((1, 65_500), (65_500, 1)):  # the longest strips
+        assert min(draw(np.ones((8, 8)), size, CROP).shape[:2]) == 1
+
+
+@settings(max_examples=100)
+@given(
+    size=st.tuples(st.integers(1, 500), st.integers(1, 500)),
+    crop_pct=st.floats(0.1, 1.0),
+    input_size=st.tuples(st.integers(1, 300), st.integers(1, 300)),
+)
+def test_seen_part_is_in_the_middle_of_the_picture(
+    size: tuple[int, int], crop_pct: float, input_size: tuple[int, int]
+) -> None:
+    update = {"crop_pct": crop_pct, "height": input_size[0], "width": input_size[1]}
+    left, top, right, bottom = find_seen_part(size, CROP.model_copy(update=update))
+    for start, end, length in ((left, right, size[0]), (top, bottom, size[1])):
+        assert 0 <= start < end <= length
+        assert abs(start - (length - end)) <= 1

@@ -21,15 +21,26 @@ def settings(tiny_bundle: Bundle) -> Settings:
     return Settings(bundle=tiny_bundle.path, device="cpu")
 
 
-async def test_pipeline_is_available_once_it_is_open(settings: Settings) -> None:
+async def test_host_is_ready_from_the_end_of_loading_until_it_drains(settings: Settings) -> None:
     host = PipelineHost(settings)
-    assert host.opened is None
-    with pytest.raises(NotReady):
+    ready: list[str] = []
+    host.others_ready = lambda: bool(ready)
+    with pytest.raises(NotReady, match="the pipeline is loading"):
         host.check_ready()
     await host.open()
+    opened = host.opened
+    with pytest.raises(NotReady, match="other workers are loading"):
+        host.check_ready()
+    ready.append("all")
     host.check_ready()
-    assert host.pipeline.bundle.card.name == "tiny"
-    await host.drain()
+    await host.open()
+    assert host.pipeline is host.opened is opened  # once only
+    for _ in range(2):
+        await host.drain()
+        assert host.opened is opened
+        assert (host.ready, host.opened.state) == (False, "draining")
+        with pytest.raises(Draining):
+            host.check_ready()
 
 
 async def test_not_ready_says_how_many_label_sets_are_encoded_for_another_model(
@@ -42,7 +53,7 @@ async def test_not_ready_says_how_many_label_sets_are_encoded_for_another_model(
     for name in ("cars", "pets"):
         put(old, name, "a", width=3)
     old.close()
-    told: list[str | None] = []
+    details: list[str | None] = []
 
     def open_watched(settings: Settings) -> Pipeline:
         pipeline = open_pipeline(settings)
@@ -53,7 +64,7 @@ async def test_not_ready_says_how_many_label_sets_are_encoded_for_another_model(
         async def watch(definition: Definition) -> Embeddings:
             with pytest.raises(NotReady) as refused:
                 host.check_ready()
-            told.append(refused.value.detail)
+            details.append(refused.value.detail)
             return await embed(definition)
 
         monkeypatch.setattr(encoders, "embed", watch)
@@ -63,37 +74,9 @@ async def test_not_ready_says_how_many_label_sets_are_encoded_for_another_model(
     await host.open()
     host.check_ready()
     words = "Label sets are encoded for this model: {} of 2 are done."
-    assert told[-2:] == [words.format(0), words.format(1)]
+    assert details[-2:] == [words.format(0), words.format(1)]
     assert {"cars", "pets"} <= {each.name for each in host.pipeline.catalogue.list_sets()}
     await host.drain()
-
-
-async def test_worker_is_ready_when_the_others_of_the_start_are(settings: Settings) -> None:
-    host = PipelineHost(settings)
-    ready: list[str] = []
-    host.others_ready = lambda: bool(ready)
-    await host.open()
-    opened = host.opened
-    with pytest.raises(NotReady, match="other workers are loading"):
-        host.check_ready()
-    ready.append("all")
-    host.check_ready()
-    await host.open()
-    assert host.opened is opened  # once only
-    await host.drain()
-
-
-async def test_pipeline_is_unavailable_after_draining(settings: Settings) -> None:
-    host = PipelineHost(settings)
-    await host.open()
-    pipeline = host.pipeline
-    await host.drain()
-    await host.drain()
-    assert host.opened is pipeline
-    assert not host.ready
-    assert pipeline.state == "draining"
-    with pytest.raises(Draining):
-        host.check_ready()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -33,10 +34,12 @@ from service.pipeline import worker as worker_module
 from service.pipeline.explanation import Explainer
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
+from service.pipeline.scoring import score_labels
+from service.pipeline.selection import select_labels
 from service.question import Question
 from service.scheduling.admission import DrainRate
 from service.scheduling.cpu import list_cores
-from service.scheduling.queue import BatchQueue
+from service.scheduling.queue import BatchQueue, BatchSizes
 from service.scheduling.tasks import run_together
 from tests.service.pipeline.conftest import Recorder, make_settings, running
 from tests.support.photos import encode_picture, make_photo, make_picture
@@ -46,6 +49,7 @@ from tests.support.tiny_bundle import TINY_LABELS
 pytestmark = pytest.mark.anyio
 
 ALL = Question(top_k=len(TINY_LABELS))
+PETS = Definition("pets", ("yak", "newt"), (None, None), (None, None))
 # Scores of a batch's row and of the same image alone differ by float32 rounding at most.
 TOLERANCE = 1e-5
 
@@ -60,9 +64,12 @@ async def predict(pipeline: Pipeline, data: bytes, question: Question = ALL) -> 
     return await pipeline.predict(data, await pipeline.select(question))
 
 
-async def predict_scores(pipeline: Pipeline, seed: int) -> dict[str, float]:
-    prediction = await predict(pipeline, make_photo(seed))
+def get_scores(prediction: Prediction) -> dict[str, float]:
     return {label.label: label.score for label in prediction.labels}
+
+
+async def predict_scores(pipeline: Pipeline, seed: int) -> dict[str, float]:
+    return get_scores(await predict(pipeline, make_photo(seed)))
 
 
 async def assert_good_photo_is_answered(pipeline: Pipeline) -> None:
@@ -70,20 +77,7 @@ async def assert_good_photo_is_answered(pipeline: Pipeline) -> None:
     assert pipeline.state == "ready"
 
 
-@pytest.mark.parametrize("file_format", ["PNG", "JPEG"])
-async def test_prediction_has_the_photos_size_labels_and_times(
-    pipeline: Pipeline, file_format: str
-) -> None:
-    prediction = await predict(pipeline, make_photo(1, file_format))
-    assert (prediction.width, prediction.height) == (48, 32)
-    assert {label.label for label in prediction.labels} == {la.name for la in TINY_LABELS}
-    times = prediction.timings
-    assert min(times.decode_ms, times.inference_ms) > 0
-    assert times.queue_ms >= 0
-    assert times.total_ms >= times.decode_ms + times.queue_ms + times.inference_ms
-
-
-# The worker decodes a small JPEG; what may take longer is decoded before it joins the line.
+# The worker decodes a small JPEG; what may take longer is decoded before it is queued.
 @pytest.mark.parametrize(
     ("file_format", "stages"),
     [
@@ -91,13 +85,19 @@ async def test_prediction_has_the_photos_size_labels_and_times(
         ("JPEG", ["queue", "decode", "encode", "head"]),
     ],
 )
-async def test_observer_gets_every_batch_and_the_stages_of_every_photo(
+async def test_prediction_has_size_labels_and_times_and_observers_get_its_stages(
     pipeline: Pipeline, file_format: str, stages: list[str]
 ) -> None:
     recorder = Recorder()
     pipeline.observers.append(recorder)
     photos = [make_photo(seed, file_format) for seed in range(6)]
-    await asyncio.gather(*(predict(pipeline, photo) for photo in photos))
+    for prediction in await asyncio.gather(*(predict(pipeline, photo) for photo in photos)):
+        assert (prediction.width, prediction.height) == (48, 32)
+        assert get_scores(prediction).keys() == {label.name for label in TINY_LABELS}
+        times = prediction.timings
+        assert min(times.decode_ms, times.inference_ms) > 0
+        assert times.queue_ms >= 0
+        assert times.total_ms >= times.decode_ms + times.queue_ms + times.inference_ms
     with pytest.raises(InvalidImage):
         await predict(pipeline, photos[0][: len(photos[0]) // 2])
     assert sum(recorder.batches) == 6
@@ -109,8 +109,8 @@ async def test_pixels_get_the_labels_of_their_photo_without_decoding(pipeline: P
     pipeline.observers.append(recorder)
     image = decode_image(make_photo(3), pipeline.bundle.card.input, 10**6)
     prediction = await pipeline.predict(image, await pipeline.select(ALL))
-    scores = {label.label: label.score for label in prediction.labels}
-    assert scores == pytest.approx(await predict_scores(pipeline, 3), abs=TOLERANCE)
+    expected = await predict_scores(pipeline, 3)
+    assert get_scores(prediction) == pytest.approx(expected, abs=TOLERANCE)
     assert recorder.predictions[0] == ["queue", "encode", "head"]
     assert prediction.timings.decode_ms == 0
 
@@ -135,7 +135,7 @@ async def test_scores_do_not_depend_on_concurrent_requests(pipeline: Pipeline) -
     assert len({round(scores["cat"], 4) for scores in alone}) == 20, "photos have to differ"
 
 
-@pytest.mark.parametrize("bad", [b"junk", make_photo(2, "JPEG")[:-9]], ids=["apart", "in batch"])
+@pytest.mark.parametrize("bad", [b"junk", make_photo(2, "JPEG")[:-9]], ids=["early", "in batch"])
 async def test_invalid_photo_in_a_batch_fails_alone(pipeline: Pipeline, bad: bytes) -> None:
     photos = [make_photo(0), bad, make_photo(1)]
     results = await asyncio.gather(
@@ -144,145 +144,99 @@ async def test_invalid_photo_in_a_batch_fails_alone(pipeline: Pipeline, bad: byt
     assert isinstance(results[1], InvalidImage)
     for seed, result in ((0, results[0]), (1, results[2])):
         assert not isinstance(result, BaseException)
-        scores = {label.label: label.score for label in result.labels}
-        assert scores == pytest.approx(await predict_scores(pipeline, seed), abs=TOLERANCE)
+        expected = await predict_scores(pipeline, seed)
+        assert get_scores(result) == pytest.approx(expected, abs=TOLERANCE)
 
 
-async def test_invalid_question_is_refused_before_the_photo_is_decoded(pipeline: Pipeline) -> None:
-    with pytest.raises(UnknownLabel):
-        await predict(pipeline, b"junk", Question(include=("unicorn",)))
-    await assert_good_photo_is_answered(pipeline)
+MANY = [f"unicorn {number}" for number in range(5000)]
+WORK: list[tuple[str, dict[str, Any], bool]] = [
+    ("select_labels", {"exclude": MANY}, True),
+    ("select_labels", {"exclude": [f"{n:04}".ljust(200) for n in range(50)]}, True),
+    ("select_labels", {"exclude": MANY[:9]}, False),
+    ("select_labels", {"candidate_labels": MANY[:2001]}, True),
+    ("score_labels", {"candidate_labels": MANY[:2001]}, True),
+    ("score_labels", {"candidate_labels": MANY[:2000]}, False),
+]
 
 
-@pytest.mark.parametrize(
-    "names",
-    [[f"unicorn {number}" for number in range(5000)], [f"{n:04}".ljust(200) for n in range(50)]],
-    ids=["many", "long"],
-)
-async def test_event_loop_runs_while_names_are_looked_up(
-    pipeline: Pipeline, names: list[str]
-) -> None:
-    others = asyncio.Event()
-    asyncio.get_running_loop().call_soon(others.set)
-    with pytest.raises(UnknownLabel) as unknown:
-        await pipeline.select(Question(exclude=tuple(names)))
-    assert unknown.value.names == tuple(name.strip() for name in names)
-    assert others.is_set()
-    await assert_good_photo_is_answered(pipeline)
-
-
-async def test_event_loop_runs_while_many_labels_are_scored(
+async def test_work_on_many_or_long_names_and_on_many_labels_runs_in_a_side_thread(
     open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads: list[threading.Thread] = []
-    score_labels = pipeline_module.score_labels
+    threads: dict[str, threading.Thread] = {}
 
-    def note_and_score(*arguments: Any) -> Any:
-        threads.append(threading.current_thread())
-        return score_labels(*arguments)
+    def note_and_call(function: Any, *arguments: Any) -> Any:
+        threads[function.__name__] = threading.current_thread()
+        return function(*arguments)
 
-    monkeypatch.setattr(pipeline_module, "score_labels", note_and_score)
-    names = [f"label {number}" for number in range(2001)]
+    for function in (select_labels, score_labels):
+        name = function.__name__
+        monkeypatch.setattr(pipeline_module, name, partial(note_and_call, function))
     async with running(open_bundle, max_candidate_labels=3000) as pipeline:
-        for count in (2000, 2001):
-            question = Question(candidate_labels=tuple(names[:count]), top_k=1)
-            assert len((await predict(pipeline, make_photo(0), question)).labels) == 1
-    few, many = threads
-    assert few is threading.current_thread()
-    assert many is not few
+        for name, values, is_long in WORK:
+            with suppress(UnknownLabel):
+                await predict(pipeline, make_photo(0), Question(top_k=1, **values))
+            assert (threads[name] is not threading.current_thread()) == is_long
 
 
-async def test_workers_of_a_cpu_are_pinned_to_cores(
+async def test_drain_rate_counts_answers_and_damaged_photos_and_workers_are_pinned(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed = Mock(wraps=list_cores)
-    monkeypatch.setattr(pipeline_module, "list_cores", listed)
-    async with running(tiny_bundle) as pipeline:
-        await assert_good_photo_is_answered(pipeline)
-    listed.assert_called_once_with(2, pin=True)
-
-
-async def test_drain_rate_counts_answers_and_damaged_photos(
-    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rate = Mock(wraps=DrainRate())
+    rate, listed = Mock(wraps=DrainRate()), Mock(wraps=list_cores)
     monkeypatch.setattr(pipeline_module, "DrainRate", lambda: rate)
+    monkeypatch.setattr(pipeline_module, "list_cores", listed)
     async with running(tiny_bundle, queue_size=7) as pipeline:
         selection = await pipeline.select(ALL)
         rate.reset_mock()
-        both = [pipeline.predict(make_photo(seed), selection) for seed in range(2)]
-        await asyncio.gather(*both)
+        await asyncio.gather(*(pipeline.predict(make_photo(seed), selection) for seed in range(2)))
         with pytest.raises(InvalidImage):
             await pipeline.predict(b"junk", selection)
         pipeline.queue.estimate_wait()
-    names = [name for name, _, _ in rate.method_calls]
-    answers = ["note_answer", "note_answer"]
-    damaged = ["note_start", "note_answer"]
-    assert names == ["note_start", *answers, *damaged, "estimate_seconds"]
+    assert [name for name, _, _ in rate.method_calls] == [
+        *("note_start", "note_answer", "note_answer"),
+        *("note_start", "note_answer", "estimate_seconds"),
+    ]
     assert rate.estimate_seconds.call_args.args[0] == 7
+    listed.assert_called_once_with(2, pin=True)  # workers of a CPU
 
 
-async def test_event_loop_runs_while_large_sets_are_searched(
-    open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pipeline_module, "_MAX_INLINE_LABELS", len(TINY_LABELS))
-    gate = Gate(monkeypatch, pipeline_module, "select_labels")
-    async with running(open_bundle) as pipeline:
-        zoo = Definition("zoo", ("yak", "newt"), (None, None), (None, None))
-        await pipeline.catalogue.writable("zoo").register(zoo)
-        both = Question(label_set=("trained", "zoo"), top_k=9)
-        asked = asyncio.create_task(pipeline.select(both))
-        await gate.wait_for_arrival()
-        gate.open()
-        assert (await asked).num_labels == len(TINY_LABELS) + 2
-        await assert_good_photo_is_answered(pipeline)
-
-
-async def test_refused_request_is_freed_at_once(
-    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_refused_request_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BatchQueue, "is_full", True)
+    queue: BatchQueue[object, object] = BatchQueue(1, BatchSizes(1, 1))
+
+    def refuse(photo: NDArray[np.uint8]) -> None:
+        with suppress(QueueFull):
+            queue.check_room()
+        assert photo.size
+
     gc.disable()
     try:
-        async with running(tiny_bundle) as pipeline:
-            photo = np.zeros(9, np.uint8)
-            kept = weakref.ref(photo)
-
-            def refuse(photo: NDArray[np.uint8]) -> None:
-                with suppress(QueueFull):
-                    pipeline.queue.check_room()
-                assert photo.size
-
-            refuse(photo)
-            del photo
-            assert kept() is None
+        photo = np.zeros(9, np.uint8)
+        kept = weakref.ref(photo)
+        refuse(photo)
+        del photo
+        assert kept() is None
     finally:
         gc.enable()
 
 
-async def test_invalid_photos_leave_no_garbage(tiny_bundle: Bundle) -> None:
+async def test_invalid_photos_leave_no_garbage(pipeline: Pipeline) -> None:
     damaged = encode_picture(make_picture(0), "JPEG")[:300]
-    async with running(tiny_bundle) as pipeline:
-        selection = await pipeline.select(ALL)
+    selection = await pipeline.select(ALL)
 
-        async def fail(photo: bytes) -> None:
-            with pytest.raises(InvalidImage):
-                await pipeline.predict(photo, selection)
+    async def fail() -> None:
+        with pytest.raises(InvalidImage):
+            await pipeline.predict(damaged, selection)
+        with pytest.raises(InvalidImage):
+            await run_together(pipeline.predict(damaged, selection) for _ in range(3))
 
-        async def fail_together(photo: bytes) -> None:
-            with pytest.raises(InvalidImage):
-                await run_together(pipeline.predict(photo, selection) for _ in range(3))
-
-        for work in (fail, fail_together):
-            await work(damaged)  # fills the caches
-            gc.collect()
-            gc.disable()
-            try:
-                await work(damaged)
-                assert gc.collect() == 0
-            finally:
-                gc.enable()
-        await assert_good_photo_is_answered(pipeline)
+    await fail()  # fills the caches
+    gc.collect()
+    gc.disable()
+    try:
+        await fail()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 async def test_maps_count_as_waiting_and_end_at_the_deadline(
@@ -335,13 +289,12 @@ async def test_photo_is_not_run_after_its_deadline(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     selection, passed = await pipeline.select(ALL), asyncio.get_running_loop().time()
-    with monkeypatch.context() as patch:
-        gate = Gate(patch, Engine, "run")
-        gate.open()
-        for file_format in ("PNG", "JPEG"):
-            with pytest.raises(DeadlineExceeded):
-                await pipeline.predict(make_photo(0, file_format), selection, passed)
-        assert gate.arrivals == 0
+    gate = Gate(monkeypatch, Engine, "run")
+    gate.open()
+    for file_format in ("PNG", "JPEG"):
+        with pytest.raises(DeadlineExceeded):
+            await pipeline.predict(make_photo(0, file_format), selection, passed)
+    assert gate.arrivals == 0
     await assert_good_photo_is_answered(pipeline)
 
 
@@ -377,7 +330,6 @@ async def test_cancelled_request_frees_its_photo_while_it_waits_for_a_decoder(
         assert sys.getrefcount(photo) == held
         gate.open()
         await asyncio.gather(*decode)
-        await assert_good_photo_is_answered(pipeline)
 
 
 async def test_pipeline_refuses_requests_before_start_and_after_drain(tiny_bundle: Bundle) -> None:
@@ -436,9 +388,6 @@ async def test_pipeline_is_failed_when_its_batcher_dies(
             await predict(pipeline, make_photo(0))
 
 
-PETS = Definition("pets", ("yak", "newt"), (None, None), (None, None))
-
-
 async def test_request_finishes_on_its_set_after_the_set_is_deleted(open_bundle: Bundle) -> None:
     async with running(open_bundle) as pipeline:
         await pipeline.catalogue.writable("pets").register(PETS)
@@ -446,7 +395,7 @@ async def test_request_finishes_on_its_set_after_the_set_is_deleted(open_bundle:
         selection = await pipeline.select(question)
         await pipeline.catalogue.writable("pets").delete("pets")
         found = await pipeline.predict(make_photo(), selection)
-        assert {label.label for label in found.labels} == {"yak", "newt"}
+        assert get_scores(found).keys() == {"yak", "newt"}
         with pytest.raises(UnknownLabelSet):
             await pipeline.select(question)
 

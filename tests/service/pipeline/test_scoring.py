@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from service.bundle.card import (
     FALLBACK_THRESHOLD,
@@ -27,32 +28,32 @@ TRAINED = [
     Label(name="c"),
     Label(name="d", threshold=0.6),
 ]
-LABELS = make_trained_set(TRAINED, PLAIN_HEAD)
 SCORES = {"a": 0.8, "b": 0.3, "c": 0.5, "d": 0.5}
 # A logit of 0 is a score of exactly 0.5, the fallback threshold of "c".
 LOGITS = np.array([np.log(s / (1 - s)) for s in SCORES.values()])
+HEADS: dict[Activation, TrainedHead] = {
+    activation: PLAIN_HEAD.model_copy(update={"activation": activation})
+    for activation in get_args(Activation)
+}
 
 finite = st.floats(-1e4, 1e4, width=32)
-
-
-def _head(activation: Activation) -> TrainedHead:
-    return TrainedHead(kind="ml_decoder", num_labels=len(TRAINED), activation=activation)
 
 
 def ask(
     question: Question, logits: Any = LOGITS, activation: Activation = "sigmoid"
 ) -> tuple[ScoredLabel, ...]:
-    labels = make_trained_set(TRAINED, _head(activation))
-    return score_labels([logits], select_labels([labels], question))
-
-
-def names(question: Question, activation: Activation = "sigmoid") -> list[str]:
-    return [label.label for label in ask(question, activation=activation)]
+    labels = make_trained_set(TRAINED, HEADS[activation])
+    selection = select_labels([labels], question)
+    return score_labels([logits] * len(selection.parts), selection)
 
 
 @pytest.mark.parametrize(
-    ("question", "expected"),
+    ("activation", "question", "expected"),
     [
+        ("softmax", Question(), ["a"]),
+        ("softmax", Question(top_k=2), ["a", "c"]),
+        ("softmax", Question(threshold=0.0), ["a", "c", "d", "b"]),
+        *(("sigmoid", *case) for case in [
         (Question(), ["c", "b"]),
         (Question(threshold="calibrated"), ["c", "b"]),
         (Question(threshold=0.45), ["a", "c", "d"]),
@@ -70,47 +71,41 @@ def names(question: Question, activation: Activation = "sigmoid") -> list[str]:
         (Question(include=("b",)), ["b"]),
         (Question(exclude=("a", "b", "c", "d"), top_k=1), []),
         (Question(include=("b", "b"), exclude=("a", "a")), ["b"]),
+        ]),
     ],
-)
+)  # fmt: skip
 def test_question_answers_with_these_labels_best_first(
-    question: Question, expected: list[str]
+    activation: Activation, question: Question, expected: list[str]
 ) -> None:
-    assert names(question) == expected
+    assert [label.label for label in ask(question, activation=activation)] == expected
 
 
-def test_equal_scores_keep_the_order_of_the_labels() -> None:
-    labels = make_trained_set([Label(name=f"label {i}") for i in range(300)], PLAIN_HEAD)
-    question = Question(top_k=300)
-    logits = np.tile([0.0, 1.0, 2.0], 100)
-    answer = score_labels([logits], select_labels([labels], question))
-    positions = [labels.positions[label.label] for label in answer]
-    assert positions == [*range(2, 300, 3), *range(1, 300, 3), *range(0, 300, 3)]
+NUMBERED = make_trained_set([Label(name=str(i)) for i in range(600)], PLAIN_HEAD)
+
+
+def answer(question: Question, logits: NDArray[np.float64]) -> list[str]:
+    found = score_labels([logits], select_labels([NUMBERED], question))
+    return [label.label for label in found]
 
 
 def test_nan_logits_are_last() -> None:
-    labels = make_trained_set([Label(name=f"label {i}") for i in range(600)], PLAIN_HEAD)
     logits = np.where(np.arange(600) % 3 == 0, np.nan, np.arange(600.0) / 600)
-    answer = score_labels([logits], select_labels([labels], Question(top_k=3)))
-    assert [label.label for label in answer] == ["label 599", "label 598", "label 596"]
+    assert answer(Question(top_k=3), logits) == ["599", "598", "596"]
 
 
-@given(
-    logits=st.lists(st.sampled_from([-2.0, -1.0, 0.0, 1.0]), min_size=600, max_size=700),
-    top_k=st.integers(1, 700),
-)
-def test_top_k_equals_the_head_of_the_full_order(logits: list[float], top_k: int) -> None:
-    labels = make_trained_set([Label(name=f"label {i}") for i in range(len(logits))], PLAIN_HEAD)
-
-    def ask_for(top_k: int) -> list[str]:
-        selection = select_labels([labels], Question(top_k=top_k))
-        return [label.label for label in score_labels([np.array(logits)], selection)]
-
-    in_order = sorted(range(len(logits)), key=lambda position: (-logits[position], position))
-    assert ask_for(top_k) == [f"label {position}" for position in in_order[:top_k]]
+@given(seed=st.integers(0, 1000), top_k=st.integers(1, 700))
+def test_top_k_is_the_head_of_the_full_order_in_which_equal_scores_keep_theirs(
+    seed: int, top_k: int
+) -> None:
+    logits = np.random.default_rng(seed).choice([-2.0, -1.0, 0.0, 1.0], 600)
+    in_order = sorted(range(600), key=lambda position: (-logits[position], position))
+    found = answer(Question(top_k=top_k), logits)
+    assert found == [str(position) for position in in_order[:top_k]]
 
 
 def test_several_sets_answer_best_first_and_equal_scores_in_the_order_of_the_sets() -> None:
-    ours, others = (LABELS, LOGITS), (random_label_set(0, ["x", "y"]), np.array([0.0, 9.0]))
+    ours = (make_trained_set(TRAINED, PLAIN_HEAD), LOGITS)
+    others = (random_label_set(0, ["x", "y"]), np.array([0.0, 9.0]))
 
     def ask_both(*sets: tuple[LabelSet, Any], top_k: int) -> list[str]:
         selection = select_labels([labels for labels, _ in sets], Question(top_k=top_k))
@@ -121,23 +116,16 @@ def test_several_sets_answer_best_first_and_equal_scores_in_the_order_of_the_set
     assert ask_both(ours, others, top_k=3) == ["y", "a", "c"]
 
 
-def test_softmax_answers_with_its_best_label_by_default() -> None:
-    assert names(Question(), activation="softmax") == ["a"]
-    assert names(Question(top_k=2), activation="softmax") == ["a", "c"]
-    assert names(Question(threshold=0.0), activation="softmax") == ["a", "c", "d", "b"]
-
-
-def test_softmax_answers_by_thresholds_beside_another_set() -> None:
-    sets = [make_trained_set(TRAINED, _head("softmax")), random_label_set(0, ["x", "y"])]
+def test_softmax_answers_by_thresholds_next_to_another_set() -> None:
+    sets = [make_trained_set(TRAINED, HEADS["softmax"]), random_label_set(0, ["x", "y"])]
     answer = score_labels([LOGITS, np.array([9.0, 8.0])], select_labels(sets, Question()))
     assert [label.label for label in answer] == ["x", "y"]
 
 
 @pytest.mark.parametrize("activation", get_args(Activation))
 def test_include_does_not_change_a_score(activation: Activation) -> None:
-    alone = ask(Question(include=("d",), top_k=1), activation=activation)[0]
-    among_all = {label.label: label for label in ask(Question(top_k=4), activation=activation)}
-    assert alone == among_all["d"]
+    (found,) = ask(Question(include=("d",), top_k=1), activation=activation)
+    assert found in ask(Question(top_k=4), activation=activation)
 
 
 def test_label_has_its_threshold_and_the_threshold_its_source() -> None:
@@ -192,11 +180,9 @@ def test_labels_are_scored_by_their_calibration_however_they_are_chosen() -> Non
     logits = np.array([0.5, 0.5, -3.0], np.float32)
     expected = {"a": 0.5, "b": 1 / (1 + np.exp(-0.5)), "c": 1 / (1 + np.exp(3.0))}
     for names in (["a", "b", "c"], ["a"], ["b", "c"]):
-        question = Question(top_k=3, include=names)
-        found = score_labels([logits], select_labels([labels], question))
-        assert {label.label: label.score for label in found} == pytest.approx(
-            {name: expected[name] for name in names}
-        )
+        selection = select_labels([labels], Question(top_k=3, include=names))
+        found = {label.label: label.score for label in score_labels([logits], selection)}
+        assert found == pytest.approx({name: expected[name] for name in names})
 
 
 def test_some_queries_of_an_open_set_are_scored_by_their_own_calibration() -> None:

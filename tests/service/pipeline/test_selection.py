@@ -79,17 +79,16 @@ def test_scores_do_not_depend_on_include_and_exclude(
 def test_labels_of_a_registered_set_that_an_earlier_set_answers_are_hidden() -> None:
     others = replace(random_label_set(0, ["yak", "cat", "newt"]), origin="bundle")
     mine = replace(random_label_set(1, ["newt", "ox", "yak"]), name="mine", origin="store")
-    shipped = replace(mine, origin="bundle")
     for sets, question, hidden in (
-        ([others, mine], Question(), {"mine": ("newt", "yak")}),
-        ([others, mine], Question(exclude=("newt",)), {"mine": ("yak",)}),
-        ([others, mine], Question(include=("yak", "ox")), {"mine": ("yak",)}),
-        ([others, mine], Question(include=("cat", "ox")), {}),
-        ([mine, others], Question(), {}),
-        ([mine], Question(exclude=("yak",)), {}),
-        ([others, shipped], Question(), {}),
+        ([others, mine], Question(), ("newt", "yak")),
+        ([others, mine], Question(exclude=("newt",)), ("yak",)),
+        ([others, mine], Question(include=("yak", "ox")), ("yak",)),
+        ([others, mine], Question(include=("cat", "ox")), None),
+        ([mine, others], Question(), None),
+        ([mine], Question(exclude=("yak",)), None),
+        ([others, replace(mine, origin="bundle")], Question(), None),
     ):
-        assert select_labels(sets, question).hidden == hidden
+        assert select_labels(sets, question).hidden.get("mine") == hidden
     found = select_labels([others, mine], Question()).describe_hidden()
     assert found == "labels answered by a set named before theirs: 2 of mine"
 
@@ -111,10 +110,7 @@ def test_set_shares_its_queries_if_at_least_half_is_chosen() -> None:
         part = select_labels(sets, question).parts[-1]
         assert part.chosen.tolist() == chosen
         assert part.head is labels.queries
-
-
-def test_few_labels_copy_no_queries_before_they_run() -> None:
-    labels = random_label_set(0, ["yak", "newt", "cat"])
+    # Others copy their rows when they run.
     (part,) = select_labels([labels], Question(include=("newt",))).parts
     assert isinstance(part.head, SomeQueries)
     assert part.head.queries is labels.queries

@@ -22,8 +22,13 @@ def engine(tiny_bundle: Bundle) -> Engine:
 
 
 @pytest.fixture
-def inference(engine: Engine, tiny_bundle: Bundle) -> Inference:
-    return Inference(engine, tiny_bundle.card.input, MAX_PIXELS)
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def inference(engine: Engine, tiny_bundle: Bundle, recorder: Recorder) -> Inference:
+    return Inference(engine, tiny_bundle.card.input, MAX_PIXELS, [recorder])
 
 
 @pytest.fixture
@@ -31,12 +36,10 @@ def decoded(tiny_bundle: Bundle) -> DecodedImage:
     return decode_image(make_photo(1), tiny_bundle.card.input, MAX_PIXELS)
 
 
-def make_item(photo: bytes | DecodedImage) -> Item:
-    return Item(photo, (None,), explained=False)
-
-
-def run(inference: Inference, *photos: bytes | DecodedImage) -> list[Result | Exception]:
-    return inference.run([make_item(photo) for photo in photos], lambda: False)
+def run(
+    inference: Inference, *photos: bytes | DecodedImage, alone: bool = False
+) -> list[Result | Exception]:
+    return inference.run([Item(each, (None,), explained=False) for each in photos], lambda: alone)
 
 
 def test_file_and_its_pixels_get_the_same_logits(
@@ -52,35 +55,23 @@ def test_file_and_its_pixels_get_the_same_logits(
 
 
 def test_invalid_photos_fail_alone(
-    engine: Engine, tiny_bundle: Bundle, decoded: DecodedImage
+    inference: Inference, engine: Engine, decoded: DecodedImage, recorder: Recorder
 ) -> None:
-    recorder = Recorder()
-    inference = Inference(engine, tiny_bundle.card.input, MAX_PIXELS, [recorder])
     huge = make_photo(2, width=49)
     found = run(inference, b"junk", make_photo(1), huge, decoded)
     assert [type(each) for each in found] == [InvalidImage, Result, TooManyPixels, Result]
     assert recorder.batches == [2]
-    (good,) = run(inference, decoded)
-    assert isinstance(good, Result)
-
-
-def test_engine_does_not_run_without_a_valid_photo(
-    inference: Inference, engine: Engine, decoded: DecodedImage
-) -> None:
-    with patch.object(engine, "run", None):
-        (found,) = run(inference, b"junk")
-    assert isinstance(found, InvalidImage)
-    assert isinstance(run(inference, decoded)[0], Result)
+    with patch.object(engine, "run", None):  # not called without a valid photo
+        assert isinstance(run(inference, b"junk")[0], InvalidImage)
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_engine_gets_whether_the_batch_is_alone(
+def test_engine_gets_whether_it_may_use_all_threads(
     inference: Inference, engine: Engine, *, alone: bool
 ) -> None:
     with patch.object(engine, "run", wraps=engine.run) as run_engine:
-        inference.run([make_item(make_photo(1))], lambda: alone)
-    (call,) = run_engine.call_args_list
-    assert call.kwargs["alone"] is alone
+        run(inference, make_photo(1), alone=alone)
+    assert run_engine.call_args.kwargs["alone"] is alone
 
 
 @pytest.mark.parametrize(
