@@ -72,7 +72,7 @@ class Pipeline:
     def __init__(self, settings: Settings, graphs: Graphs) -> None:
         self.settings = settings
         self.bundle, self.engine = bundle, engine = graphs.bundle, graphs.engine
-        self.catalogue = open_catalogue(settings, bundle, graphs.encoding)
+        self.catalogue = open_catalogue(settings, bundle, graphs.encoders)
         self.explainer = Explainer(bundle)
         self.observers: list[Observer] = []
         self.note: Callable[[object], AbstractContextManager[None]] = lambda _photo: _NOTHING

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, cast
 from urllib.parse import urlencode
@@ -130,9 +130,8 @@ def _print_calibration(
     print(f"{'0.3 and more':20} {mean:6.3f} {right:6.3f}  ({int(high.sum())} scores)")
     answered = scores >= thresholds
     hits = int(targets[answered].sum())
-    print(
-        f"{'answered: precision':20} {hits / answered.sum():6.3f}  ({int(answered.sum())} labels)"
-    )
+    precision = hits / answered.sum()
+    print(f"{'answered: precision':20} {precision:6.3f}  ({int(answered.sum())} labels)")
     print(f"{'answered: recall':20} {hits / targets.sum():6.3f}  ({int(targets.sum())} shown)")
 
 
@@ -151,7 +150,7 @@ def pointing(  # noqa: PLR0913 - a parameter for each flag
     """Plays the pointing game: how often the peak of a label's map is in a box of that label.
 
     Prints hits in percent over all pairs of a photo and a label of it, over pairs whose boxes cover
-    less than a quarter of the photo, and as the mean over labels. Methods beside the service's
+    less than a quarter of the photo, and as the mean over labels. Methods besides the service's
     maps: the centre, the decoder's mean attention, and class activation maps (CAM) of a GAP head
     and of the names' votes.
     """
@@ -163,14 +162,11 @@ def pointing(  # noqa: PLR0913 - a parameter for each flag
 
 @dataclass(frozen=True)
 class Pair:
-    """A label of a photo and its boxes."""
-
     photo: Path
     label: str
     boxes: tuple[Box, ...]
 
     def contains(self, x: float, y: float) -> bool:
-        """Whether a point, in shares of the photo, is in a box."""
         return any(left <= x <= right and top <= y <= low for left, top, right, low in self.boxes)
 
     def is_small(self) -> bool:
@@ -248,13 +244,15 @@ class TokenSource:
 
     def __init__(self, file: Path) -> None:
         self.checkpoint = read_checkpoint(file)
-        self.network = cast("Network", self.checkpoint.network)
-        self.encode = cache(self._encode)
+        network = self.network = cast("Network", self.checkpoint.network)
+        transform = evaluation_transform(network.config.input)
 
-    def _encode(self, photo: Path) -> Tensor:
-        transform = evaluation_transform(self.network.config.input)
-        with Image.open(photo) as picture:
-            return self.network.backbone(transform(picture.convert("RGB"))[None])
+        @cache
+        def encode(photo: Path) -> Tensor:
+            with Image.open(photo) as picture:
+                return network.backbone(transform(picture.convert("RGB"))[None])
+
+        self.encode = encode
 
 
 def _attend(attention: Attention, query: Tensor, memory: Tensor) -> Tensor:
@@ -275,17 +273,15 @@ def _to_grid(values: Tensor) -> Map:
 
 async def _draw_served(bundle: Path, pairs: list[Pair], *, trained: bool) -> list[Map]:
     """Returns the maps that the service makes, of trained or of candidate labels."""
-    pipeline = open_pipeline(
-        Settings(bundle=bundle, device="cpu", label_store="memory", deadline_ms=600_000)
-    )
+    settings = Settings(bundle=bundle, device="cpu", label_store="memory", deadline_ms=600_000)
+    pipeline = open_pipeline(settings)
     await pipeline.start()
     found: dict[tuple[Path, str], Map] = {}
     for photo in dict.fromkeys(pair.photo for pair in pairs):
         names = tuple(pair.label for pair in pairs if pair.photo == photo)
-        question = Question(top_k=len(names), explain=True, candidate_labels=names)
-        if trained:
-            labels = ("trained",)
-            question = Question(top_k=len(names), explain=True, include=names, label_set=labels)
+        labels = {"include": names, "label_set": ("trained",)}
+        labels = labels if trained else {"candidate_labels": names}
+        question = Question(top_k=len(names), explain=True, **labels)  # type: ignore[arg-type]
         selection = await pipeline.select(question)
         prediction = await pipeline.predict(photo.read_bytes(), selection)
         for label, explanation in zip(prediction.labels, prediction.explanations, strict=True):
@@ -302,9 +298,9 @@ def _report(title: str, pairs: list[Pair], methods: dict[str, list[Map]]) -> Non
         of_label = defaultdict[str, list[bool]](list)
         for pair, hit in zip(pairs, hits, strict=True):
             of_label[pair.label].append(hit)
-        by_label = _percent(_percent(found) / 100 for found in of_label.values())
-        of_small = _percent(hit for hit, is_small in zip(hits, small, strict=True) if is_small)
-        print(f"{name:36} {_percent(hits):6.1f} {of_small:6.1f} {by_label:9.1f}", flush=True)
+        means = (hits, list(compress(hits, small)), [np.mean(found) for found in of_label.values()])
+        every, of_small, by_label = (100 * float(np.mean(found)) for found in means)
+        print(f"{name:36} {every:6.1f} {of_small:6.1f} {by_label:9.1f}", flush=True)
 
 
 def _find_peak(cells: Map) -> tuple[float, float]:
@@ -313,10 +309,6 @@ def _find_peak(cells: Map) -> tuple[float, float]:
     large = np.asarray(Image.fromarray(cells).resize((columns, rows), Image.Resampling.BICUBIC))
     row, column = np.unravel_index(large.argmax(), large.shape)
     return (float(column) + 0.5) / columns, (float(row) + 0.5) / rows
-
-
-def _percent(shares: Iterable[float]) -> float:
-    return float(np.mean(list(shares))) * 100
 
 
 if __name__ == "__main__":

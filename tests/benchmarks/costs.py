@@ -28,7 +28,7 @@ from PIL import Image
 from service.bundle.card import InputContract
 from service.bundle.manifest import GraphName
 from service.bundle.reader import load_bundle
-from service.cli.bulk.run import BulkJob, Totals, run_bulk
+from service.cli.bulk.run import BulkJob, run_bulk
 from service.engine.sessions import SessionConfig, open_session
 from service.http.app import create_app
 from service.http.responses.prediction_json import write_prediction
@@ -107,14 +107,13 @@ def metrics(
 
 async def _time_metrics(bundle: Path, pairs: int, warm_up: int = 200) -> list[list[float]]:
     """Returns the seconds of a request with metrics and of one without, for each pair."""
-    photo = make_photo()
     apps = [await _open_app(bundle, counted=counted) for counted in (True, False)]
     seconds = []
     gc.disable()
     for pair in range(warm_up + pairs):
         took = [0.0, 0.0]
         for which in (0, 1) if pair % 2 else (1, 0):
-            took[which] = await _time_request(apps[which], photo)
+            took[which] = await _time_request(apps[which])
         seconds.append(took)
     gc.enable()
     for each in apps:
@@ -133,22 +132,18 @@ async def _open_app(bundle: Path, *, counted: bool) -> FastAPI:
     return opened
 
 
-async def _time_request(asgi: FastAPI, photo: bytes) -> float:
+async def _time_request(asgi: FastAPI) -> float:
     sent: list[MutableMapping[str, Any]] = []
-    body = iter([{"type": "http.request", "body": photo}])
+    body = iter([{"type": "http.request", "body": make_photo()}])
     scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/predict",
-        "query_string": b"label_set=trained",
-        "headers": [(b"content-type", b"image/png")],
+        **{"type": "http", "method": "POST", "path": "/predict"},
+        **{"query_string": b"label_set=trained", "headers": [(b"content-type", b"image/png")]},
     }
 
     async def receive() -> MutableMapping[str, Any]:
-        if (message := next(body, None)) is None:
-            await asyncio.Event().wait()  # the client stays
-        assert message is not None
-        return message
+        for message in body:
+            return message
+        return await asyncio.Future()  # the client stays
 
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
@@ -258,18 +253,15 @@ def bulk(
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, f"{number:05}.jpg") for number in range(photos)]
         for number, path in enumerate(paths):
-            picture = make_picture(number, 640, 480)
-            path.write_bytes(encode_picture(picture, "JPEG", quality=90))
+            path.write_bytes(encode_picture(make_picture(number, 640, 480), "JPEG", quality=90))
         with ServerProcess(*serve, "--log-level", "info") as server, server.open_client() as client:
             for number in range(rounds):
                 served, cost = _serve_photos(client, paths)
                 tagged = _tag_photos(bundle, folder)
                 ratios.append(tagged / served)
-                print(
-                    f"round {number + 1}: service {served:.1f} photos/s (its clients used "
-                    f"{cost:.2f} cores), bulk {tagged:.1f} photos/s, ratio {ratios[-1]:.2f}",
-                    flush=True,
-                )
+                print(f"round {number + 1}: service {served:.1f} photos/s (its clients used "
+                      f"{cost:.2f} cores), bulk {tagged:.1f} photos/s, ratio {ratios[-1]:.2f}",
+                      flush=True)  # fmt: skip
     print(f"median ratio {np.median(ratios):.2f}")
 
 
@@ -277,8 +269,7 @@ def _serve_photos(client: httpx.Client, paths: list[Path]) -> tuple[float, float
     """Returns photos per second, and the cores that the clients used."""
 
     def ask(path: Path) -> None:
-        headers = {"Content-Type": "image/jpeg"}
-        content = path.read_bytes()
+        content, headers = path.read_bytes(), {"Content-Type": "image/jpeg"}
         answer = client.post("/predict?label_set=trained", content=content, headers=headers)
         assert answer.status_code == 200, answer.text
 
@@ -295,12 +286,9 @@ def _tag_photos(bundle: Path, photos: str) -> float:
     settings = Settings(bundle=bundle, device="cpu", label_store="memory")
     moments: list[float] = []
 
-    def report(_totals: Totals, _to_do: int) -> None:
-        moments.append(time.perf_counter())
-
     with tempfile.TemporaryDirectory() as out:
         job = BulkJob(photos, out, Question(label_set=["trained"]), settings, part_size=100)
-        totals = asyncio.run(run_bulk(job, report))
+        totals = asyncio.run(run_bulk(job, lambda *_: moments.append(time.perf_counter())))
     assert totals.failed == 0
     return totals.tagged / (moments[-1] - moments[0])
 

@@ -1,4 +1,4 @@
-"""Our engine on a GPU beside bare sessions there, and its scores beside the CPU's.
+"""Compares our engine on a GPU with bare sessions there, and its scores with the CPU's.
 
     python -m tests.benchmarks.gpu [--bundle BUNDLE] [--precision fp32,fp16]
 
@@ -33,7 +33,6 @@ _CHANGING = (1, 4, 2, 8)
 
 
 def measure_sizes(bundle: Bundle, precision: Precision, seconds: float) -> None:
-    """Prints a row for each batch size."""
     engine = open_on_gpu(bundle, precision, max_batch_size=max(_SIZES))
     config, images = SessionConfig("cuda", precision), make_images(bundle, max(_SIZES))
     encoder, head = (open_session(bundle, name, config) for name in ("encoder", "trained_head"))
@@ -56,14 +55,12 @@ def measure_sizes(bundle: Bundle, precision: Precision, seconds: float) -> None:
 
 
 def open_on_gpu(bundle: Bundle, precision: Precision, max_batch_size: int = 0) -> Engine:
-    """Returns a warm engine."""
     engine = open_engine(bundle, device="cuda", precision=precision, max_batch_size=max_batch_size)
     engine.warm_up()
     return engine
 
 
 def make_images(bundle: Bundle, size: int) -> PixelArray:
-    """Returns noise of the size that the bundle takes, the same for all."""
     contract = bundle.card.input
     shape = (size, contract.height, contract.width, 3)
     return np.random.default_rng(0).integers(0, 256, shape, np.uint8)

@@ -62,7 +62,6 @@ HEADS: dict[str, Callable[[int], HeadConfig]] = {
 
 
 def main() -> None:
-    """Prints the table, a row as soon as it is measured."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.heads", description=__doc__)
     parser.add_argument("--labels", type=int, nargs="+", default=(80, 1000, 5000, 9605))
     parser.add_argument("--heads", nargs="+", default=list(HEADS), choices=list(HEADS))
@@ -81,24 +80,21 @@ def main() -> None:
 
 
 def measure(config: HeadConfig, batches: Sequence[int], seconds: float) -> Iterator[str]:
-    """Yields the cells of one row."""
     head = build_head(config).eval().requires_grad_(False)
     example = torch.zeros(1, SIDE * SIDE, WIDTH)
     yield from _size(head, example)
     any_tokens = not isinstance(head, Query2Label)
-    model = optimise(trace_head(head, SIDE * SIDE, WIDTH, any_tokens=any_tokens))
-    yield from _latencies(model, example.numpy(), batches, seconds)
+    graph = trace_head(head, SIDE * SIDE, WIDTH, any_tokens=any_tokens)
+    yield from _latencies(graph, example.numpy(), batches, seconds)
 
 
 def measure_backbone(batches: Sequence[int], seconds: float) -> Iterator[str]:
-    """Yields the cells of the backbone's row, of uint8 images."""
     backbone = Backbone(BACKBONE).eval().requires_grad_(False)
     side = STRIDE * SIDE
     yield from _size(backbone, torch.zeros(1, 3, side, side))
-    spec = InputConfig(height=side, width=side)
     images = np.zeros((1, side, side, 3), np.uint8)
-    model = optimise(trace_encoder(backbone, spec))
-    yield from _latencies(model, images, batches, seconds)
+    graph = trace_encoder(backbone, InputConfig(height=side, width=side))
+    yield from _latencies(graph, images, batches, seconds)
 
 
 def _size(module: nn.Module, example: Tensor) -> Iterator[str]:
@@ -109,14 +105,13 @@ def _size(module: nn.Module, example: Tensor) -> Iterator[str]:
 
 
 def _latencies(
-    model: onnx.ModelProto, example: npt.NDArray[Any], batches: Sequence[int], seconds: float
+    graph: onnx.ModelProto, example: npt.NDArray[Any], batches: Sequence[int], seconds: float
 ) -> Iterator[str]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only
     options.intra_op_num_threads = 1  # so that all the work is on the thread that is timed
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    model = optimise(graph).SerializeToString()
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     (source,) = session.get_inputs()
     for batch in batches:
         run = partial(session.run, None, {source.name: np.repeat(example, batch, axis=0)})

@@ -35,20 +35,17 @@ CLIENTS = 16
 
 
 def list_names(count: int, file: Path | None) -> list[str]:
-    """Returns distinct names: those of a file, or nouns and pairs of nouns."""
     nouns = file.read_text().splitlines() if file else read_nouns()
     return [*nouns, *(f"{a} {b}" for a, b in islice(product(nouns, nouns[7:]), count))][:count]
 
 
 async def register(pipeline: Pipeline, names: list[str]) -> str:
-    """Registers names, which encodes them; returns the set's name."""
     record = LabelSetRecord.model_validate({"name": f"labels-{len(names)}", "labels": names})
     await pipeline.catalogue.writable(record.name).register(define_label_set(record))
     return record.name
 
 
 async def compare_rates(settings: Settings, names: list[str], rounds: int, seconds: float) -> None:
-    """Prints photos per second of each size."""
     pipeline = open_pipeline(settings)
     await pipeline.start()
     sets = [await register(pipeline, names[:size]) for size in SIZES]
@@ -63,7 +60,6 @@ async def compare_rates(settings: Settings, names: list[str], rounds: int, secon
 
 
 async def measure_rate(pipeline: Pipeline, name: str, seconds: float) -> float:
-    """Returns photos per second of many parallel requests."""
     selection = await pipeline.select(Question(label_set=(name,), top_k=10))
     photo = make_photo(0)
     started = time.perf_counter()
@@ -80,7 +76,6 @@ async def measure_rate(pipeline: Pipeline, name: str, seconds: float) -> float:
 
 
 async def measure_size(settings: Settings, names: list[str], runs: int) -> None:
-    """Prints one row: registration, requests one by one, and peak memory."""
     pipeline = open_pipeline(settings)
     await pipeline.start()
     started = time.perf_counter()

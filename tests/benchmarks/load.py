@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 import psutil
 
@@ -44,8 +44,6 @@ _MOST_FOREIGN_CORES = 0.1
 _MOST_SLICES = 4
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
-SliceT = TypeVar("SliceT")
-
 
 @dataclass(frozen=True)
 class Request:
@@ -59,17 +57,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Load:
-    """Results of one slice of load."""
-
     rate: float  # 2xx answers per second
     p50_ms: float
     p99_ms: float
     errors: int  # other answers and broken connections
     foreign_cores: float  # used by processes that are neither server nor load
+    limit: float = 0.0  # of the machine meanwhile, photos per second, if measured
 
 
 def describe_loads(loads: Sequence[Load]) -> tuple[float, str]:
-    """Returns the median rate, and the median latencies as `p50/p99` in ms."""
     rate, p50, p99 = (
         statistics.median(getattr(load, name) for load in loads)
         for name in ("rate", "p50_ms", "p99_ms")
@@ -111,7 +107,6 @@ def measure_load(
 
 
 def find_processes(pids: Iterable[int]) -> list[psutil.Process]:
-    """Returns the processes that still exist."""
     found = []
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
@@ -137,18 +132,17 @@ def _machine_seconds() -> float:
     return float(sum(times[:8]) - times.idle - times.iowait)
 
 
-def measure_quietly(measure: Callable[[], SliceT], load_of: Callable[[SliceT], Load]) -> SliceT:
+def measure_quietly(measure: Callable[[], Load]) -> Load:
     """Repeats a slice until no other process disturbs it, at most 4 times; returns the quietest."""
-    slices: list[SliceT] = []
+    slices: list[Load] = []
     while len(slices) < _MOST_SLICES:
         slices.append(measure())
-        if load_of(slices[-1]).foreign_cores <= _MOST_FOREIGN_CORES:
+        if slices[-1].foreign_cores <= _MOST_FOREIGN_CORES:
             break
-    return min(slices, key=lambda each: load_of(each).foreign_cores)
+    return min(slices, key=lambda load: load.foreign_cores)
 
 
 def make_request(photo: bytes, query: str = "") -> bytes:
-    """Returns `POST /predict` as bytes on the wire."""
     head = f"POST /predict{query} HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\n"
     return f"{head}Content-Length: {len(photo)}\r\n\r\n".encode() + photo
 
@@ -165,7 +159,6 @@ class Client:
         return cls(*await asyncio.open_connection(*address))
 
     async def ask(self, request: bytes) -> tuple[int, float]:
-        """Returns status and seconds of the whole answer."""
         started = time.perf_counter()
         self._writer.write(request)
         head = await self._reader.readuntil(b"\r\n\r\n")
@@ -184,7 +177,6 @@ def percentile(values: list[float], percent: float) -> float:
 
 
 def count_a_second(work: Callable[[], object], threads: int, seconds: float) -> float:
-    """Returns how often per second `work` runs in this many threads."""
     work()
     started = time.perf_counter()
     counts = [0] * threads
@@ -202,7 +194,6 @@ def count_a_second(work: Callable[[], object], threads: int, seconds: float) -> 
 def median_seconds(
     work: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Returns the median seconds of `work`, repeated for so long, after a first."""
     work()
     taken: list[float] = []
     until = time.perf_counter() + seconds

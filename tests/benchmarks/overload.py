@@ -39,8 +39,6 @@ Answers = defaultdict[int, list[float]]
 
 
 class Subject:
-    """A server and the photo to send."""
-
     def __init__(self, running: Running, photo: bytes) -> None:
         self.request = make_request(photo, _QUERY)
         self._running = running
@@ -57,7 +55,6 @@ class Subject:
         return measure_load(self._running.address, request, clients, seconds, pids)
 
     async def probe(self, clients: int, pause_seconds: float, seconds: float) -> Answers:
-        """Returns the answers that a few clients get within so many seconds."""
         answers = Answers(list)
 
         async def ask() -> None:
@@ -136,7 +133,7 @@ def main(
     seconds: float = 6.0,
     queue_size: int = 64,
 ) -> None:
-    """Measures accepted requests beside the peak, refusals and recovery; exits with 1 if bad."""
+    """Measures accepted requests, refusals and recovery; exits with 1 if they are bad."""
     content = photo.read_bytes()
     server = list_ours(bundle, "auto", content)
     command = split_cores((*server.command, "--queue-size", str(queue_size)))

@@ -4,7 +4,7 @@
     python -m tests.benchmarks.own_cost --against ../before
 
 Each checkout runs its own server (`own_cost.py serve`), with a model and a decoder that cost
-nothing. Differences of 5 % show here; beside a model they drown in a noise of 10 %.
+nothing. Differences of 5 % show here; with a model the noise of 10 % hides them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ def main(
         for count in map(int, clients.split(",")):
 
             def ask(server: Server, running: Running, count: int = count) -> float:
-                """Returns microseconds a request."""
                 processes = find_processes(pids := running.pids())
                 before = busy_seconds(processes)
                 load = measure_load(running.address, server.request, count, seconds, pids)

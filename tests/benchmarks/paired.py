@@ -62,8 +62,7 @@ def main(  # noqa: PLR0913 - a parameter for each flag
             def ask(server: Server, running: Running, count: int = count) -> Load:
                 pids, request = running.pids(), server.request
                 return measure_quietly(
-                    lambda: measure_load(running.address, request, count, seconds, pids),
-                    lambda load: load,
+                    lambda: measure_load(running.address, request, count, seconds, pids)
                 )
 
             for server, loads in zip(servers, found := take_turns(pairs, turns, ask), strict=True):

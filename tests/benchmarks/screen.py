@@ -18,7 +18,6 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
-from numpy.typing import NDArray
 
 from export.calibration.screen import read_nouns
 from models.data import read_labelled_folder
@@ -46,7 +45,6 @@ _QUESTIONS = {
 def answer(
     engine: Engine, labels: LabelSet, question: Question, photos: Sequence[PixelArray]
 ) -> list[dict[str, float]]:
-    """Returns the scores of the answer to each photo, by label."""
     selection = select_labels([labels], question)
     found = [engine.run(photo[np.newaxis], [selection.heads])[0].logits for photo in photos]
     return [
@@ -54,22 +52,13 @@ def answer(
     ]
 
 
-def measure_map(
-    answers: Sequence[dict[str, float]], names: Sequence[str], targets: NDArray[np.int64]
-) -> float:
-    """Returns mAP in percent of answers, in which missing labels score 0."""
-    scores = [[found.get(name, 0.0) for name in names] for found in answers]
-    return mean_average_precision(torch.tensor(scores), torch.from_numpy(targets))
-
-
 async def make_sets(settings: Settings, names: Sequence[str]) -> tuple[Engine, list[LabelSet]]:
     """Returns the engine, the bundle's sets and one of the names."""
     pipeline = open_pipeline(settings)
     await pipeline.start()
-    catalogue = pipeline.catalogue
-    sets = [labels for labels in catalogue.list_sets() if labels.keys is not None]
+    sets = [labels for labels in pipeline.catalogue.list_sets() if labels.keys is not None]
     record = LabelSetRecord.model_validate({"name": "names", "labels": list(names)})
-    registered, _ = await catalogue.writable(record.name).register(define_label_set(record))
+    registered, _ = await pipeline.catalogue.writable(record.name).register(define_label_set(record))
     await pipeline.drain()
     return pipeline.engine, [*sets, registered]
 
@@ -107,8 +96,12 @@ def main(
             )
             maps = ""
             if question.top_k == 100 and known:
-                rows, own = [folder.label_names[i] for i in known], targets[:, known]
-                maps = ", ".join(f"{measure_map(a, rows, own):.2f}" for a in (screened, full))
+                rows, own = [folder.label_names[i] for i in known], torch.tensor(targets[:, known])
+                maps = ", ".join(  # labels that are missing in an answer score 0
+                    f"{mean_average_precision(torch.tensor(scores), own):.2f}"
+                    for answers in (screened, full)
+                    for scores in [[[found.get(name, 0.0) for name in rows] for found in answers]]
+                )
             print(f"| {labels.name} | {len(labels.names):,} | {title} "
                   f"| {100 * found / max(wanted, 1):.3f} % of {wanted:,} | {worst:.1e} | {maps} |",
                   flush=True)  # fmt: skip

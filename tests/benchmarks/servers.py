@@ -54,7 +54,6 @@ class Running:
     mark: str  # in the environment of its processes
 
     def pids(self) -> list[int]:
-        """Returns its processes, daemons included."""
         return [process.pid for process in _find_marked(self.mark)]
 
     def pause(self) -> None:
@@ -64,7 +63,6 @@ class Running:
 
     @contextlib.contextmanager
     def resumed(self) -> Iterator[None]:
-        """Lets paused processes run within."""
         for process in _find_marked(self.mark):
             process.resume()
         try:

@@ -1,4 +1,4 @@
-"""Our server beside the limit of the machine, and beside other servers of the same model.
+"""Compares our server with the limit of the machine, and with servers of the same model.
 
     python -m tests.benchmarks.serving [--bundle BUNDLE] [--precision fp32,int8] [--peers FOLDER]
 
@@ -12,9 +12,8 @@ from __future__ import annotations
 import statistics
 import sys
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -85,10 +84,7 @@ class Limit:
 
 @dataclass
 class Figures:
-    """Results of all rounds for one server."""
-
     loads: dict[int, list[Load]] = field(default_factory=lambda: defaultdict(list))
-    limits: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     memory_mib: list[float] = field(default_factory=list)
     cold_seconds: list[float] = field(default_factory=list)
 
@@ -106,7 +102,7 @@ def main(  # noqa: PLR0913 - a parameter for each flag
     rounds: int = 3,
     seconds: float = 4.0,
 ) -> None:
-    """Measures servers beside the limit of the machine."""
+    """Compares servers with the limit of the machine."""
     content, precisions = photo.read_bytes(), precision.split(",")
     servers = [list_ours(bundle, each, content, f"ours {each}") for each in precisions]
     servers += list_peers(peers, photo, only)
@@ -123,24 +119,23 @@ def main(  # noqa: PLR0913 - a parameter for each flag
 def _measure_server(
     server: Server, running: Running, limit: Limit, figures: Figures, seconds: float
 ) -> None:
-    def measure_slice(clients: int) -> tuple[Load, float]:
+    def measure_slice(clients: int) -> Load:
         before = limit.measure(seconds / 2, lone=clients == 1)
         load = measure_load(running.address, server.request, clients, seconds, running.pids())
-        return load, (before + limit.measure(seconds / 2, lone=clients == 1)) / 2
+        return replace(load, limit=(before + limit.measure(seconds / 2, lone=clients == 1)) / 2)
 
     figures.cold_seconds.append(running.cold_seconds)
     measure_load(running.address, server.request, 8, seconds, running.pids())  # the warm-up
     for clients in _CLIENTS:
-        load, most = measure_quietly(partial(measure_slice, clients), itemgetter(0))
+        load = measure_quietly(partial(measure_slice, clients))
         figures.loads[clients].append(load)
-        figures.limits[clients].append(most)
-        print(f"  {server.name} {clients}: of {most:.1f} {load}", file=sys.stderr, flush=True)
+        print(f"  {server.name} {clients}: {load}", file=sys.stderr, flush=True)
     figures.memory_mib.append(running.memory_mib())
 
 
 def _print_table(figures: dict[str, Figures]) -> None:
     lone, *_, loaded = (
-        statistics.median(limit for found in figures.values() for limit in found.limits[clients])
+        statistics.median(load.limit for found in figures.values() for load in found.loads[clients])
         for clients in _CLIENTS
     )
     print(f"limit of one process: {loaded:.0f} images/s loaded, {lone:.0f} one at a time\n")
@@ -158,8 +153,8 @@ def _print_table(figures: dict[str, Figures]) -> None:
 def _describe(found: Figures, clients: int) -> str:
     loads = found.loads[clients]
     rate, latencies = describe_loads(loads)
-    ratios = [load.rate / limit for load, limit in zip(loads, found.limits[clients], strict=True)]
-    return f"{rate:.0f} ({statistics.median(ratios):.2f}) {latencies}"
+    ratio = statistics.median(load.rate / load.limit for load in loads)
+    return f"{rate:.0f} ({ratio:.2f}) {latencies}"
 
 
 if __name__ == "__main__":

@@ -72,7 +72,6 @@ def send_mutated(client: httpx.Client, count: int, rng: random.Random) -> Counte
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bodies", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)

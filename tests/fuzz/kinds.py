@@ -155,7 +155,6 @@ def send_kinds(url: str, files: int, seed: int, out: Path) -> int:
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--files", type=int, default=100_000)

@@ -5,25 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from PIL import Image
-
 from service.images.formats import FORMATS
 from tests.support.odd_files import make_cut_files, make_odd_files
-from tests.support.photos import encode_picture, make_picture
+from tests.support.photos import encode_picture, make_exif, make_picture
 
 _MODES = {"PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"), "JPEG": ("L", "RGB", "CMYK"),
           "GIF": ("P",), "BMP": ("1", "L", "P", "RGB"), "WEBP": ("RGB", "RGBA"),
           "HEIF": ("RGB", "RGBA"), "AVIF": ("RGB", "RGBA")}  # fmt: skip
 _TRAILER_BYTES = 500
 # Numbers at the edges of lengths and sizes.
-_EDGES = (
-    b"\0\0\0\0",
-    b"\xff\xff\xff\xff",
-    b"\x7f\xff\xff\xff",
-    b"\x80\0\0\0",
-    b"\0\0\0\1",
-    b"\xff",
-)
+_EDGES = (bytes(4), b"\xff" * 4, b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\0\0\0\1", b"\xff")
 
 
 def make_seeds() -> list[bytes]:
@@ -35,9 +26,7 @@ def make_seeds() -> list[bytes]:
             grey = mode in ("1", "LA", "I;16")
             converted = (picture.convert("L") if grey else picture).convert(mode)
             seeds.append(encode_picture(converted, file_format))
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    seeds.append(encode_picture(picture, "JPEG", exif=exif, progressive=True))
+    seeds.append(encode_picture(picture, "JPEG", exif=make_exif(6), progressive=True))
     frames = [make_picture(seed, 40, 24) for seed in (1, 2)]
     moving = {"save_all": True, "append_images": frames}
     seeds += [encode_picture(picture, kind, **moving) for kind in ("GIF", "PNG", "WEBP")]
