@@ -28,9 +28,16 @@ from service.errors import (
 )
 from service.images.formats import FORMATS, find_container, find_unsupported_format
 from service.images.heif import count_pixels, find_sizes, hide_exif
-from service.images.jpeg import UPRIGHT, Jpeg, parse_jpeg, read_orientation, shrink_jpeg
+from service.images.jpeg import (
+    UPRIGHT,
+    Jpeg,
+    looks_cut,
+    parse_jpeg,
+    read_orientation,
+    shrink_jpeg,
+    trim_jpeg,
+)
 from service.images.png import make_transparent, parse_png
-from service.images.scans import looks_cut, trim_jpeg
 
 PixelArray = NDArray[np.uint8]
 

@@ -1,4 +1,4 @@
-"""The fast decoder gives nearly Pillow's pixels; the header says what a JPEG costs."""
+"""The fast decoder gives nearly Pillow's pixels; the header says what a JPEG costs; its end."""
 
 import io
 import struct
@@ -17,8 +17,9 @@ from service.bundle.card import InputContract, Interpolation
 from service.errors import ImageError, InvalidImage
 from service.images import jpeg
 from service.images.decode import PixelArray, decode_image
-from service.images.jpeg import Jpeg
-from tests.support.photos import encode_picture, make_exif, make_photo
+from service.images.jpeg import Jpeg, looks_cut, trim_jpeg
+from tests.support.odd_files import END, JPEGS
+from tests.support.photos import encode_picture, make_exif, make_photo, make_picture
 from tests.support.unread_files import FRAMES, make_jpeg
 
 needs_extra = pytest.mark.skipif(not jpeg.AVAILABLE, reason="the extra `fast` is not installed")
@@ -294,3 +295,51 @@ def test_header_is_the_one_that_decoders_find(mode: str, components: int) -> Non
     assert b"x" * 99 not in stripped
     assert Image.open(io.BytesIO(stripped)).tobytes() == Image.open(io.BytesIO(data)).tobytes()
     np.testing.assert_array_equal(decode(parsed), decode(data))
+
+
+several = pytest.mark.parametrize("photo", JPEGS.values(), ids=JPEGS)
+
+
+@several
+def test_picture_gets_its_end_back(photo: bytes) -> None:
+    assert trim_jpeg(photo) is photo
+    for rest in (END, b"", b"\xff", b"\xff\xff", b"\xff\xe0", END + b"more"):
+        assert trim_jpeg(photo[:-2] + rest, is_suspect=True) == photo
+
+
+@several
+@pytest.mark.parametrize("rest", [b"", END, b"\xff\xe1\0\x04ab" + END, b"\xff\xd8 a film"])
+def test_scan_that_ends_early_is_invalid(photo: bytes, rest: bytes) -> None:
+    for lost in (4, 5, 8, 20, 50, 100, 250):
+        with pytest.raises(InvalidImage):
+            trim_jpeg(photo[: -2 - lost] + rest, is_suspect=True)
+
+
+@pytest.mark.parametrize("name", ["baseline", "restarts"])
+def test_every_row_of_a_jpeg_counts(name: str) -> None:
+    """Wherever the data end, also after a whole row or restart interval."""
+    photo = JPEGS[name]
+    for length in range(photo.index(b"\xff\xda") + 20, len(photo) - 4, 7):
+        with pytest.raises(InvalidImage):
+            trim_jpeg(photo[:length] + END, is_suspect=True)
+
+
+def test_missing_scans_are_left_to_the_decoder_unless_it_warned() -> None:
+    photo = JPEGS["progressive"]
+    coarse = photo[: photo.rindex(b"\xff\xc4")] + END
+    assert trim_jpeg(coarse) is coarse
+    with pytest.raises(InvalidImage, match="scans"):
+        trim_jpeg(coarse, is_suspect=True)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+def test_grey_of_missing_data_in_the_last_corner_is_suspect(mode: str) -> None:
+    cut = encode(make_picture(5, 90, 50).convert(mode))[:-150] + END
+    assert looks_cut(Image.open(io.BytesIO(cut)))
+    assert not looks_cut(make_picture(5).convert(mode))
+
+
+def test_grey_picture_is_no_cut_one() -> None:
+    grey = encode(Image.new("RGB", (90, 50), (128, 128, 128)))
+    assert looks_cut(Image.open(io.BytesIO(grey)))
+    assert trim_jpeg(grey, is_suspect=True) == grey
