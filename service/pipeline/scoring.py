@@ -1,10 +1,7 @@
 """Turns logits into labels, best first: activation, thresholds, top-k.
 
-- Neither `top_k` nor `threshold`: all labels at or above their calibrated thresholds; a lone
-  softmax set, whose scores compete, answers with its best label.
-- `top_k`: the k best, whatever their scores.
-- `threshold`: all labels at or above it (a number for all, or `calibrated`).
-- Both: the k best at or above the threshold.
+`Question` says what `top_k` and `threshold` do. With neither, a lone softmax set, whose scores
+compete, answers with its best label.
 """
 
 from __future__ import annotations

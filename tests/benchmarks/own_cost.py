@@ -32,10 +32,9 @@ from tests.benchmarks.servers import (
     ROOT,
     Running,
     Server,
+    compare_in_turns,
     find_python,
     make_multipart,
-    run_servers,
-    take_turns,
 )
 
 
@@ -50,20 +49,17 @@ def main(
 
     The least of all turns is the best figure, since any disturbance only adds.
     """
+
+    def ask(server: Server, running: Running, count: int) -> float:
+        processes = find_processes(pids := running.pids())
+        before = busy_seconds(processes)
+        load = measure_load(running.address, server.request, count, seconds, pids)
+        if load.errors:
+            raise RuntimeError(f"{server.name}: {load.errors} errors")
+        return (busy_seconds(processes) - before) / (load.rate * seconds) * 1e6
+
     servers = [_list_free(folder.resolve()) for folder in (ROOT, *(against or ()))]
-    with run_servers(servers) as pairs:
-        for count in map(int, clients.split(",")):
-
-            def ask(server: Server, running: Running, count: int = count) -> float:
-                processes = find_processes(pids := running.pids())
-                before = busy_seconds(processes)
-                load = measure_load(running.address, server.request, count, seconds, pids)
-                if load.errors:
-                    raise RuntimeError(f"{server.name}: {load.errors} errors")
-                return (busy_seconds(processes) - before) / (load.rate * seconds) * 1e6
-
-            for server, costs in zip(servers, found := take_turns(pairs, turns, ask), strict=True):
-                _show(f"{count} clients, {server.name}", costs, found[0])
+    compare_in_turns(servers, clients, turns, ask, _show)
 
 
 def _list_free(checkout: Path) -> Server:

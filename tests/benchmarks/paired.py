@@ -24,10 +24,9 @@ from tests.benchmarks.servers import (
     PHOTO,
     Running,
     Server,
+    compare_in_turns,
     list_ours,
     list_peers,
-    run_servers,
-    take_turns,
 )
 
 
@@ -56,17 +55,14 @@ def main(  # noqa: PLR0913 - a parameter for each flag
         name = f"{checkout} {precisions[0]}"
         servers.append(list_ours(bundle, precisions[0], content, name, checkout.resolve()))
     servers += list_peers(peers, photo, only)
-    with run_servers(servers) as pairs:
-        for count in map(int, clients.split(",")):
 
-            def ask(server: Server, running: Running, count: int = count) -> Load:
-                pids, request = running.pids(), server.request
-                return measure_quietly(
-                    lambda: measure_load(running.address, request, count, seconds, pids)
-                )
+    def ask(server: Server, running: Running, count: int) -> Load:
+        pids = running.pids()
+        return measure_quietly(
+            lambda: measure_load(running.address, server.request, count, seconds, pids)
+        )
 
-            for server, loads in zip(servers, found := take_turns(pairs, turns, ask), strict=True):
-                _show(f"{count} clients, {server.name}", loads, found[0])
+    compare_in_turns(servers, clients, turns, ask, _show)
 
 
 def _show(title: str, loads: list[Load], first: list[Load]) -> None:

@@ -161,31 +161,31 @@ def run_server(server: Server) -> Iterator[Running]:
         process.wait()
 
 
-@contextlib.contextmanager
-def run_servers(servers: Sequence[Server]) -> Iterator[list[tuple[Server, Running]]]:
-    """Starts servers and pauses all of them; ends them like `run_server`."""
-    with contextlib.ExitStack() as stack:
-        pairs = [(server, stack.enter_context(run_server(server))) for server in servers]
-        for _, running in pairs:
-            running.pause()
-        yield pairs
+def compare_in_turns(
+    servers: Sequence[Server],
+    clients: str,
+    turns: int,
+    ask: Callable[[Server, Running, int], FigureT],
+    show: Callable[[str, list[FigureT], list[FigureT]], None],
+) -> None:
+    """Shows figures of servers, and of the first one to compare, for each number of `clients`.
 
-
-def take_turns(
-    pairs: Sequence[tuple[Server, Running]], turns: int, ask: Callable[[Server, Running], FigureT]
-) -> list[list[FigureT]]:
-    """Asks paused servers one after the other, every other turn backwards.
-
-    Returns:
-        The figures of each server, one a turn; those of a first turn, the warm-up, are dropped.
+    Servers run all the time, paused but for the one that is asked. Every other turn goes backwards,
+    and the first one, the warm-up, does not count.
     """
-    figures: list[list[FigureT]] = [[] for _ in pairs]
-    places = list(enumerate(pairs))
-    for turn in range(turns + 1):
-        for place, (server, running) in places if turn % 2 else places[::-1]:
-            with running.resumed():
-                figures[place].append(ask(server, running))
-    return [own[1:] for own in figures]
+    with contextlib.ExitStack() as stack:
+        places = [(place, server, stack.enter_context(run_server(server)))
+                  for place, server in enumerate(servers)]  # fmt: skip
+        for _, _, running in places:
+            running.pause()
+        for count in map(int, clients.split(",")):
+            figures: list[list[FigureT]] = [[] for _ in servers]
+            for turn in range(turns + 1):
+                for place, server, running in places if turn % 2 else places[::-1]:
+                    with running.resumed():
+                        figures[place].append(ask(server, running, count))
+            for server, own in zip(servers, figures, strict=True):
+                show(f"{count} clients, {server.name}", own[1:], figures[0][1:])
 
 
 def _answers(request: Request, port: int) -> bool:

@@ -175,14 +175,12 @@ def test_orientation_is_found_after_fill_bytes(count: int) -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 4000), (4000, 1), (65500, 1), (1, 65500)])
-@pytest.mark.parametrize("resize_mode", ["squash", "crop"])
-def test_extreme_shapes_are_accepted(size: tuple[int, int], resize_mode: Any) -> None:
-    contract = change(resize_mode, crop_pct=0.875)
-
-    pixels = decode(encode_picture(Image.new("RGB", size, (10, 20, 30))), contract)
-
-    assert pixels.shape == (16, 24, 3)
-    assert (pixels == [10, 20, 30]).all()
+def test_extreme_shapes_are_accepted(size: tuple[int, int]) -> None:
+    data = encode_picture(Image.new("RGB", size, (10, 20, 30)))
+    for contract in (CONTRACT, change(crop_pct=0.875)):
+        pixels = decode(data, contract)
+        assert pixels.shape == (16, 24, 3)
+        assert (pixels == [10, 20, 30]).all()
 
 
 def make_rle_bmp() -> bytes:
@@ -331,7 +329,7 @@ def test_random_bytes_give_an_image_or_an_image_error(magic: bytes, rest: bytes)
     assert_decoded_or_refused(magic + rest)
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(
     st.sampled_from([make_photo(1, file_format) for file_format in FORMATS]),
     st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=8),
@@ -345,16 +343,13 @@ def test_damaged_photo_gives_an_image_or_an_image_error(
     assert_decoded_or_refused(bytes(data))
 
 
-@pytest.mark.parametrize("resize_mode", ["squash", "crop"])
-def test_large_jpeg_decoded_at_a_fraction_stays_close_to_full_decoding(resize_mode: Any) -> None:
-    contract = change(resize_mode, crop_pct=0.9)
+def test_large_jpeg_decoded_at_a_fraction_stays_close_to_full_decoding() -> None:
     data = encode_picture(make_picture(8, 1203, 809), "JPEG", quality=95)
-
     full = Image.open(io.BytesIO(data)).convert("RGB")
-
-    difference = np.abs(decode(data, contract) - resize_image(full, contract).astype(int))
-    assert difference.any(), "the JPEG was decoded in full"
-    assert difference.mean() < 2.0
+    for contract in (change("squash"), change(crop_pct=0.9)):
+        difference = np.abs(decode(data, contract) - resize_image(full, contract).astype(int))
+        assert difference.any(), "the JPEG was decoded in full"
+        assert difference.mean() < 2.0
 
 
 def test_sideways_jpeg_is_reduced_for_its_upright_size() -> None:

@@ -134,12 +134,13 @@ def test_engine_returns_memory_of_explained_rows_only(engine: Engine) -> None:
 
 
 def test_inference_fails_on_memory_of_another_width(explainer: Explainer) -> None:
-    selection = select_labels((TRAINED,), Question(top_k=1, explain=True))
+    selection = select_labels((TRAINED,), Question(top_k=1, explain="overlay"))
     labels = score_labels([np.zeros(len(NAMES), np.float32)], selection)
     with pytest.raises(InferenceFailed):
         explainer.explain_labels(labels, selection, [np.zeros((TOKENS, 3), np.float32)], (4, 4))
     good = [np.ones((TOKENS, QUERY_WIDTH), np.float32)]
-    assert len(explainer.explain_labels(labels, selection, good, (4, 4))) == 1
+    (found,) = explainer.explain_labels(labels, selection, good, (4, 4))
+    assert found.overlay is not None
 
 
 @pytest.mark.parametrize(
