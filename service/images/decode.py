@@ -56,10 +56,8 @@ _UPRIGHT_TURNS = {
 _DRAFT_OVERSAMPLING = 2
 # A longer strip is cut before the centre crop: resized whole, 1 x 65500 pixels need gigabytes.
 _MAX_ASPECT = 8
-# Pillow's resize takes up to 48 bytes for each column or row.
-_MAX_SIDE = 65_535
-# The limits of libjpeg and libavif.
-_MAX_JPEG_SIDE, _MAX_AVIF_SIDE = 65_500, 32_768
+# Pillow's resize takes up to 48 bytes for each column or row. Then the limits of libjpeg, libavif.
+_MAX_SIDE, _MAX_JPEG_SIDE, _MAX_AVIF_SIDE = 65_535, 65_500, 32_768
 # Pixels of a HEIC or AVIF file: a picture and its tiles are 2.2 times one, and 3.7 times with the
 # HDR picture that phones derive from it and a gain map (`tmap`).
 _MAX_TIMES_DECODED = 4

@@ -19,7 +19,6 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PICTURE = frozenset({b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"})
 # After the pixels, and a second time, readers ignore them.
 _BEFORE_PIXELS = frozenset({b"PLTE", b"tRNS"})
-_EXIF = b"eXIf"
 _MAX_EXIF_BYTES = 64 * 1024  # a JPEG's limit
 _OVERHEAD = 12  # bytes of a chunk's length, name and checksum
 # Real files have far fewer; each costs some Python.
@@ -47,7 +46,7 @@ def parse_png(data: bytes) -> tuple[bytes, bytes] | None:
             kept.append(chunk)
             if not _has_checksum(chunk):
                 raise InvalidImage(detail=f"The PNG's {name.decode()} has a wrong checksum.")
-        elif name == _EXIF and len(chunk) <= _MAX_EXIF_BYTES and _has_checksum(chunk):
+        elif name == b"eXIf" and len(chunk) <= _MAX_EXIF_BYTES and _has_checksum(chunk):
             exif = exif or bytes(chunk[8:-4])
     return b"".join(kept), exif
 

@@ -44,9 +44,8 @@ class PipelineHost:
         if self.opened is None:
             error = NotReady("the pipeline is loading")
             if self._loading and (progress := self._loading.catalogue.reencoding_progress):
-                error.detail = "Label sets are encoded for this model: {} of {} are done.".format(
-                    *progress
-                )
+                done, count = progress
+                error.detail = f"Label sets are encoded for this model: {done} of {count} are done."
             raise error
         return self.opened
 
@@ -90,11 +89,8 @@ class PipelineHost:
             self.opened = pipeline
             card, engine = pipeline.bundle.card, pipeline.engine
             fields = {
-                "model": card.name,
-                "version": card.version,
-                "device": engine.device,
-                "provider": engine.provider,
-                "precision": engine.precision,
+                **{"model": card.name, "version": card.version, "device": engine.device},
+                **{"provider": engine.provider, "precision": engine.precision},
             }
             logger.info("ready", extra=fields)
 

@@ -38,14 +38,14 @@ class Prediction:
         Scores and thresholds are rounded to six decimals, maps to three.
         """
         # Writing dataclasses, or `asdict`, takes three times as long.
-        labels = [
+        labels: list[dict[str, Any]] = [
             {**vars(label), "score": _round(label.score), "threshold": _round(label.threshold)}
             for label in self.labels
         ]
-        for i, explanation in enumerate(self.explanations):
-            labels[i] = {**labels[i], "map": explanation.map.astype(float).round(3).tolist()}
-        for i, overlay in enumerate(overlays):
-            labels[i] = {**labels[i], "overlay": overlay}
+        for label, explanation in zip(labels, self.explanations, strict=False):
+            label["map"] = explanation.map.astype(float).round(3).tolist()
+        for label, overlay in zip(labels, overlays, strict=False):
+            label["overlay"] = overlay
         return {
             "image": {"width": self.width, "height": self.height},
             "labels": labels,
