@@ -16,7 +16,7 @@ from service.engine.engine import Engine
 from service.errors import DeadlineExceeded, ImageError, InferenceFailed, NoMaps, TooManyPixels
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import START_OF_IMAGE, Jpeg, parse_jpeg
-from service.labels.catalogue import Catalogue, open_catalogue
+from service.labels.catalogue import open_catalogue
 from service.labels.label_set import LabelSet
 from service.pipeline.explanation import Explainer, Explanation
 from service.pipeline.loading import Graphs, open_graphs

@@ -58,7 +58,9 @@ async def make_sets(settings: Settings, names: Sequence[str]) -> tuple[Engine, l
     await pipeline.start()
     sets = [labels for labels in pipeline.catalogue.list_sets() if labels.keys is not None]
     record = LabelSetRecord.model_validate({"name": "names", "labels": list(names)})
-    registered, _ = await pipeline.catalogue.writable(record.name).register(define_label_set(record))
+    registered, _ = await pipeline.catalogue.writable(record.name).register(
+        define_label_set(record)
+    )
     await pipeline.drain()
     return pipeline.engine, [*sets, registered]
 
