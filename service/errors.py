@@ -1,40 +1,24 @@
-"""Every error that the service raises on purpose, with the answer that a client gets.
+"""Every error that the service raises on purpose: status, code, title and detail of its answer.
 
-    ServiceError
-    |-- RequestError        the request, before its photos are read
-    |   |-- FieldError      MissingField, UnknownField, RepeatedField
-    |   `-- UrlError        UrlInputOff, UrlNotUsable, OriginTimeout
-    |-- ImageError          InvalidImage (EmptyImage), UnsupportedImage, TooManyPixels,
-    |                       PhotoSuspected
-    |-- QuestionError       UnknownLabel, ConflictingLabels, UnknownLabelSet, NoMaps
-    |-- LabelSetError       a label set cannot be registered, read or changed as asked
-    |-- StoreError          StoreUnavailable (StoreIncompatible), StoreFull, StoreReadOnly
-    |-- BusyError           QueueFull, DeadlineExceeded
-    |-- UnavailableError    NotReady, Draining
-    |-- InferenceFailed     OutOfMemory
-    |-- ServiceBroken       the process must be restarted
-    `-- StartError          the process cannot start
-    BundleError             also raised by the export
-
-`http/responses/problems.py` writes these classes as RFC 9457 problems.
+`http/responses/problems.py` writes these classes as RFC 9457 problems. The last ones stop the
+process, so that no client gets them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import islice
-from typing import Any, TypeVar, get_args
-
-from pydantic import BaseModel
+from typing import TypeVar
 
 # An answer repeats at most 80 characters of a client's name, and 10 names.
 _MAX_CHARACTERS = 80
-_MAX_NAMES = 10
+MAX_NAMES = 10
 # An unknown name is compared with at most 1,000 known ones, in a few milliseconds. With 50,000
 # labels, this would block the event loop for a second.
 _MAX_COMPARED = 1000
+
+ErrorT = TypeVar("ErrorT", bound=Exception)
 
 
 def quote(name: str) -> str:
@@ -48,9 +32,21 @@ def find_close(name: str, known: Sequence[str]) -> str | None:
     return found[0] if found else None
 
 
+def describe_unknown(name: str, known: Sequence[str]) -> str:
+    """Returns the end of a sentence about a name that a route does not take."""
+    listed = f" Known names: {', '.join(known)}" if known else " It takes none"
+    return f"unknown{_suggest(name, known)}{listed}"
+
+
+def without_frames(error: ErrorT) -> ErrorT:
+    """Returns an error without traceback, cause and context: their frames keep photos alive."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
+
+
 def _list_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f"{', '.join(map(quote, names[:_MAX_NAMES]))}{more}"
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{', '.join(map(quote, names[:MAX_NAMES]))}{more}"
 
 
 def _describe_sets(names: Sequence[str]) -> str:
@@ -76,12 +72,26 @@ class ServiceError(Exception):
         return ". ".join(filter(None, (self.title, self.detail)))
 
 
-class RequestError(ServiceError):
-    """The request is invalid; no image was decoded. Its message is its `detail`."""
+def list_coded(*bases: type[ServiceError]) -> Iterator[type[ServiceError]]:
+    """Yields those of the classes and of all classes below them that have a code of their own."""
+    for base in bases:
+        if "code" in vars(base):
+            yield base
+        yield from list_coded(*base.__subclasses__())
 
-    def __init__(self, detail: str | None = None) -> None:
-        self.detail = detail or self.detail
+
+class _DetailedError(ServiceError):
+    """Its message is its `detail`, in which `values` replace each `{}`; texts are quoted."""
+
+    def __init__(self, *values: object) -> None:
+        if values and self.detail:
+            quoted = (quote(value) if isinstance(value, str) else value for value in values)
+            self.detail = self.detail.format(*quoted)
         super().__init__(self.detail)
+
+
+class RequestError(_DetailedError):
+    """The request is invalid; no image was decoded."""
 
 
 class RouteNotFound(RequestError):
@@ -96,10 +106,12 @@ class MethodNotAllowed(RequestError):
 
 class Unauthorized(RequestError):
     status, code, title = 401, "unauthorized", "A valid key is needed"
+    detail = "Send a key: `Authorization: Bearer KEY`, or `X-API-Key: KEY`."
 
     def __init__(self, *, sent: bool) -> None:
-        send = "Send a key: `Authorization: Bearer KEY`, or `X-API-Key: KEY`."
-        super().__init__("The key is unknown." if sent else send)
+        if sent:
+            self.detail = "The key is unknown."
+        super().__init__()
 
 
 class Forbidden(RequestError):
@@ -110,23 +122,18 @@ class Forbidden(RequestError):
 class HostNotAllowed(RequestError):
     status, code = 403, "host_not_allowed"
     title = "Browsers may not use the service under this host name"
-
-    def __init__(self, host: str) -> None:
-        super().__init__(
-            f"If {quote(host)} is right, add it to ML_DECODER_ALLOWED_HOSTS, or set keys; IP "
-            "addresses and localhost need neither."
-        )
+    detail = (
+        "If {} is right, add it to ML_DECODER_ALLOWED_HOSTS, or set keys; IP addresses and "
+        "localhost need neither."
+    )
 
 
 class CrossSite(RequestError):
-    status, code = 403, "cross_site"
-    title = "A page of another site may not send this request"
-
-    def __init__(self, origin: str, host: str) -> None:
-        super().__init__(
-            f"The page is from {quote(origin)}, the service is at {quote(host)}: add the origin to "
-            "ML_DECODER_CORS_ORIGINS, or let your proxy pass on the header Host."
-        )
+    status, code, title = 403, "cross_site", "A page of another site may not send this request"
+    detail = (
+        "The page is from {}, the service is at {}: add the origin to ML_DECODER_CORS_ORIGINS, or "
+        "let your proxy pass on the header Host."
+    )
 
 
 class RateLimited(RequestError):
@@ -139,37 +146,40 @@ class RateLimited(RequestError):
         self.retry_after_seconds = retry_after_seconds
 
 
-class BodyTimeout(RequestError):
-    status, code, title = 408, "body_timeout", "The request body came too slowly"
-
-    def __init__(self, limit_seconds: float) -> None:
-        super().__init__(f"The request body did not arrive within {limit_seconds:g} seconds.")
+class BodyError(RequestError):
+    """The body cannot be read, whatever is in it."""
 
 
-class BodyTooLarge(RequestError):
-    status, code, title = 413, "body_too_large", "The request body is too large"
-
-    def __init__(self, limit_bytes: int, what: str = "The request body") -> None:
-        super().__init__(f"{what} is larger than {limit_bytes} bytes.")
-
-
-class MalformedBody(RequestError):
-    """The body is not valid JSON, base64 or multipart; `reason` is fixed wording."""
-
+class MalformedBody(BodyError):
     status, code, title = 400, "malformed_body", "The request body cannot be parsed"
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"{reason}.")
+        self.detail = f"{reason}."
+        super().__init__()
 
 
-class UnsupportedMediaType(RequestError):
+class BodyTimeout(BodyError):
+    status, code, title = 408, "body_timeout", "The request body came too slowly"
+    detail = "The request body did not arrive within {:g} seconds."
+
+
+class BodyTooLarge(BodyError):
+    status, code, title = 413, "body_too_large", "The request body is too large"
+
+    def __init__(self, limit_bytes: int, what: str = "The request body") -> None:
+        self.detail = f"{what} is larger than {limit_bytes} bytes."
+        super().__init__()
+
+
+class UnsupportedMediaType(BodyError):
     status, code, title = 415, "unsupported_media_type", "The Content-Type is not supported"
 
     def __init__(self, supported: Sequence[str]) -> None:
-        super().__init__(f"Send the body as one of: {', '.join(supported)}.")
+        self.detail = f"Send the body as one of: {', '.join(supported)}."
+        super().__init__()
 
 
-class UnsupportedContentEncoding(RequestError):
+class UnsupportedContentEncoding(BodyError):
     status, code = 415, "unsupported_content_encoding"
     title = "The Content-Encoding is not supported"
     detail = "Send the body without a Content-Encoding."
@@ -181,30 +191,25 @@ class FieldError(RequestError):
 
 class MissingField(FieldError):
     status, code, title = 422, "missing_field", "A field is missing"
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"Field '{name}' is missing.")
+    detail = "Field {} is missing."
 
 
 class UnknownField(FieldError):
     status, code, title = 422, "unknown_field", "A field is unknown"
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
-        super().__init__(f"Field {quote(name)} is {describe_unknown(name, known)}.")
+        self.detail = f"Field {quote(name)} is {describe_unknown(name, known)}."
+        super().__init__()
 
 
 class RepeatedField(FieldError):
     status, code, title = 422, "repeated_field", "A parameter is given more than once"
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"'{name}' is given more than once.")
+    detail = "{} is given more than once."
 
 
 class TooManyImages(RequestError):
     status, code, title = 422, "too_many_images", "Too many images in one request"
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"This route takes at most {limit} image(s) in one request.")
+    detail = "This route takes at most {} image(s) in one request."
 
 
 class UrlError(RequestError):
@@ -225,9 +230,7 @@ class UrlNotUsable(UrlError):
 
 class OriginTimeout(UrlError):
     status, code, title = 504, "origin_timeout", "The image took too long to fetch"
-
-    def __init__(self, limit_seconds: float) -> None:
-        super().__init__(f"The image did not arrive within {limit_seconds:g} seconds.")
+    detail = "The image did not arrive within {:g} seconds."
 
 
 @dataclass(frozen=True)
@@ -247,67 +250,26 @@ class InvalidParameters(RequestError):
     def __init__(self, values: Sequence[InvalidValue]) -> None:
         self.values = tuple(values)
         names = ", ".join(dict.fromkeys(f"'{value.name}'" for value in values))
-        super().__init__(f"Invalid: {names}.")
-
-
-def list_values(
-    pydantic_errors: Iterable[Any],
-    where: str | None = None,
-    model: type[BaseModel] | None = None,
-) -> list[InvalidValue]:
-    """Returns the first ten of pydantic's error dictionaries as values that a client may see.
-
-    `where` is None if each `loc` begins with it, as FastAPI's do; `model` as in `explain_error`.
-    """
-    found = list(pydantic_errors)
-    # An invalid item also makes its list invalid: only the item's error is useful.
-    parents = {error["loc"][:depth] for error in found for depth in range(len(error["loc"]))}
-    own = (error for error in found if error["loc"] not in parents)
-    values = []
-    for error in islice(own, _MAX_NAMES):
-        place, *names = error["loc"] if where is None else (where, *error["loc"])
-        name = ".".join(map(str, names)) or str(place)
-        values.append(InvalidValue(str(place), name, explain_error(error, model)))
-    return values
-
-
-def explain_error(error: Any, model: type[BaseModel] | None) -> str:  # noqa: ANN401 - a dictionary
-    """Returns the message of a pydantic error; for an unknown name, with the fields of `model`."""
-    if model is None or error["type"] != "extra_forbidden":
-        return str(error["msg"])
-    *path, name = error["loc"]
-    for part in path:
-        if isinstance(part, str):  # else an index of a list
-            (model,) = _find_models(model.model_fields[part].annotation)
-    return f"This name is {describe_unknown(name, tuple(model.model_fields))}"
-
-
-def _find_models(annotation: object) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in _find_models(part)]
-
-
-def describe_unknown(name: str, known: Sequence[str]) -> str:
-    """Returns the end of a sentence about a name that a route does not take."""
-    listed = f" Known names: {', '.join(known)}" if known else " It takes none"
-    return f"unknown{_suggest(name, known)}{listed}"
+        self.detail = f"Invalid: {names}."
+        super().__init__()
 
 
 class InvalidTensors(RequestError):
-    """The tensors of `/v2` do not fit the model; `reason` is fixed wording."""
+    """The tensors of `/v2` do not fit the model."""
 
     status, code, title = 400, "invalid_tensors", "The tensors are not valid"
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"{reason}.")
+        self.detail = f"{reason}."
+        super().__init__()
 
 
 class UnknownModel(RequestError):
     status, code, title = 404, "unknown_model", "There is no such model or version"
 
     def __init__(self, what: str, name: str, known: Sequence[str]) -> None:
-        super().__init__(f"{what} {quote(name)} is not served: use {' or '.join(known)}.")
+        self.detail = f"{what} {quote(name)} is not served: use {' or '.join(known)}."
+        super().__init__()
 
 
 class ImageError(ServiceError):
@@ -340,6 +302,8 @@ class UnsupportedImage(ImageError):
 
 
 class TooManyPixels(ImageError):
+    """`pixels` are the image's, if they are over `limit`, which may be that of `file_bytes`."""
+
     status, code, title = 413, "too_many_pixels", "The image has too many pixels"
 
     def __init__(
@@ -350,7 +314,6 @@ class TooManyPixels(ImageError):
         where: str = "(width x height)",
         file_bytes: int | None = None,
     ) -> None:
-        """`pixels` are the image's, if they are over it; the limit may be that of `file_bytes`."""
         super().__init__(f"over {limit} pixels {where}")
         self.pixels, self.where = pixels, where
         self.detail = f"At most {limit} pixels {where} are read."
@@ -372,9 +335,11 @@ class PhotoSuspected(ImageError):
 class QuestionError(ServiceError):
     """The question does not fit the labels; `names` are the invalid names in their given order."""
 
-    def __init__(self, names: tuple[str, ...], hint: str) -> None:
+    hint = ""  # follows the names in the detail
+
+    def __init__(self, names: tuple[str, ...], hint: str | None = None) -> None:
         self.names = names
-        self.detail = f"{_list_names(names)}{hint}"
+        self.detail = f"{_list_names(names)}{hint or self.hint}"
         super().__init__(self.detail)
 
 
@@ -388,9 +353,7 @@ class UnknownLabel(QuestionError):
 
 class ConflictingLabels(QuestionError):
     status, code, title = 422, "conflicting_labels", "A label is both included and excluded"
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        super().__init__(names, ": leave them out of `include` or of `exclude`.")
+    hint = ": leave them out of `include` or of `exclude`."
 
 
 class UnknownLabelSet(QuestionError):
@@ -409,20 +372,11 @@ class UnknownLabelSet(QuestionError):
 
 class NoMaps(QuestionError):
     status, code, title = 409, "no_maps", "This model has no maps of these labels"
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        super().__init__(names, ": ask for these label sets without `explain`.")
+    hint = ": ask for these label sets without `explain`."
 
 
-class LabelSetError(ServiceError):
-    """A label set cannot be registered, read, replaced or deleted as asked.
-
-    Its message is its `detail`: fixed wording around the client's names.
-    """
-
-    def __init__(self, detail: str) -> None:
-        self.detail = detail
-        super().__init__(detail)
+class LabelSetError(_DetailedError):
+    """A label set cannot be registered, read, replaced or deleted as asked."""
 
 
 class InvalidLabelSet(LabelSetError):
@@ -431,28 +385,26 @@ class InvalidLabelSet(LabelSetError):
     status, code, title = 422, "invalid_labels", "The labels cannot be used"
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"{reason}.")
         self.reason = reason
+        self.detail = f"{reason}."
+        super().__init__()
 
 
 class TextNotEncodable(LabelSetError):
     status, code = 422, "embedding_needed"
     title = "This model encodes no text: give every label an embedding"
+    detail = "Label {} has none."
 
 
 class OtherEmbeddings(LabelSetError):
     status, code = 409, "other_embeddings"
     title = "The embeddings come from another embedding space than the model's"
-
-    def __init__(self, given: str, wanted: str) -> None:
-        super().__init__(f"embedding_space is {quote(given)}; the model's is {quote(wanted)}.")
+    detail = "embedding_space is {}; the model's is {}."
 
 
 class NoOpenHead(LabelSetError):
     status, code, title = 409, "no_open_head", "This model knows its trained labels only"
-
-    def __init__(self) -> None:
-        super().__init__("Other labels need a bundle with an open head.")
+    detail = "Other labels need a bundle with an open head."
 
 
 class LabelSetNotFound(LabelSetError):
@@ -460,18 +412,14 @@ class LabelSetNotFound(LabelSetError):
 
     def __init__(self, name: str, known: Sequence[str] = ()) -> None:
         listed = f" {_describe_sets(known)}" if known else ""
-        super().__init__(f"{quote(name)}{_suggest(name, known)}{listed}")
+        self.detail = f"{quote(name)}{_suggest(name, known)}{listed}"
+        super().__init__()
 
 
 class LabelSetExists(LabelSetError):
     status, code = 409, "label_set_exists"
     title = "Another label set has this name; PUT replaces it"
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"{quote(name)} has other labels, prompts, embeddings or thresholds, or another "
-            "calibration."
-        )
+    detail = "{} has other labels, prompts, embeddings or thresholds, or another calibration."
 
 
 class LabelSetReadOnly(LabelSetError):
@@ -479,19 +427,19 @@ class LabelSetReadOnly(LabelSetError):
 
     status, code = 409, "label_set_read_only"
     title = "This label set is read-only, and its name is reserved"
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"{quote(name)}: choose another name.")
+    detail = "{}: choose another name."
 
 
 class LabelSetChanged(LabelSetError):
+    """`version` is the current one; None if there is no such set."""
+
     status, code = 412, "label_set_changed"
     title = "The label set is not in the version that the request demands"
 
     def __init__(self, name: str, version: str | None) -> None:
-        """`version` is the current one; None if there is no such set."""
         now = "does not exist" if version is None else f"has version {version}"
-        super().__init__(f"{quote(name)} {now}: read it again before you change it.")
+        self.detail = f"{quote(name)} {now}: read it again before you change it."
+        super().__init__()
 
 
 class TooManyLabelSets(LabelSetError):
@@ -499,18 +447,17 @@ class TooManyLabelSets(LabelSetError):
     title = "The label store is at its limit of sets or labels"
 
     def __init__(self, *, sets: int, labels: int) -> None:
-        super().__init__(
+        self.detail = (
             f"At most {sets} sets with {labels} labels, those of other bundles too: delete some, "
             "or raise the service's max_label_sets or max_labels."
         )
+        super().__init__()
 
 
 class VersionNotReached(LabelSetError):
     status, code = 409, "version_not_reached"
     title = "The label sets have not reached this version"
-
-    def __init__(self, wanted: int, reached: int) -> None:
-        super().__init__(f"min_version is {wanted}; the label store is at {reached}.")
+    detail = "min_version is {}; the label store is at {}."
 
 
 class StoreError(ServiceError):
@@ -556,8 +503,7 @@ class TooManyConnections(BusyError):
 
 
 class DeadlineExceeded(BusyError):
-    status, code = 504, "deadline_exceeded"
-    title = "The request took too long and was dropped"
+    status, code, title = 504, "deadline_exceeded", "The request took too long and was dropped"
 
 
 class UnavailableError(ServiceError):
@@ -596,13 +542,7 @@ class StartError(ServiceError):
 
 
 class BundleError(Exception):
-    """A bundle is missing, damaged or inconsistent; the message is one line for the operator."""
+    """A bundle is missing, damaged or inconsistent; the message is one line for the operator.
 
-
-ErrorT = TypeVar("ErrorT", bound=Exception)
-
-
-def without_frames(error: ErrorT) -> ErrorT:
-    """Returns an error without traceback, cause and context: their frames keep photos alive."""
-    error.__traceback__ = error.__cause__ = error.__context__ = None
-    return error
+    The export raises it too.
+    """

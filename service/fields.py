@@ -1,11 +1,16 @@
-"""Field types of requests, label sets and files; texts are in Unicode NFC and limited in length."""
+"""Field types of requests, label sets and files, and what is said of their invalid values.
+
+Texts are in Unicode NFC and limited in length.
+"""
 
 import unicodedata
-from collections.abc import Callable
-from typing import Annotated, LiteralString
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Annotated, Any, LiteralString, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
     StringConstraints,
     ValidationError,
@@ -14,6 +19,10 @@ from pydantic import (
     WrapValidator,
 )
 from pydantic_core import PydanticCustomError
+
+from service.errors import MAX_NAMES, InvalidParameters, InvalidValue, describe_unknown
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 MAX_NAME_CHARACTERS = 200
 MAX_PROMPT_CHARACTERS = 1000
@@ -94,3 +103,50 @@ def _refuse_bool(value: object) -> object:
 
 NoBool = BeforeValidator(_refuse_bool)
 """For numbers: Python's `bool` is an `int`."""
+
+
+def validate(model: type[ModelT], values: dict[str, Any], where: str) -> ModelT:
+    """Returns the model of `values`; raises InvalidParameters, with `where` such as `body`."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        shown = error.errors(include_url=False, include_context=False, include_input=False)
+        raise InvalidParameters(list_values(shown, where, model)) from error
+
+
+def list_values(
+    pydantic_errors: Iterable[Any],
+    where: str | None = None,
+    model: type[BaseModel] | None = None,
+) -> list[InvalidValue]:
+    """Returns the first ten of pydantic's error dictionaries as values that a client may see.
+
+    `where` is None if each `loc` begins with it, as FastAPI's do; `model` as in `explain_error`.
+    """
+    found = list(pydantic_errors)
+    # An invalid item also makes its list invalid: only the item's error is useful.
+    parents = {error["loc"][:depth] for error in found for depth in range(len(error["loc"]))}
+    own = (error for error in found if error["loc"] not in parents)
+    values = []
+    for error in islice(own, MAX_NAMES):
+        place, *names = error["loc"] if where is None else (where, *error["loc"])
+        name = ".".join(map(str, names)) or str(place)
+        values.append(InvalidValue(str(place), name, explain_error(error, model)))
+    return values
+
+
+def explain_error(error: Any, model: type[BaseModel] | None) -> str:  # noqa: ANN401 - a dictionary
+    """Returns the message of a pydantic error; for an unknown name, with the fields of `model`."""
+    if model is None or error["type"] != "extra_forbidden":
+        return str(error["msg"])
+    *path, name = error["loc"]
+    for part in path:
+        if isinstance(part, str):  # else an index of a list
+            (model,) = _find_models(model.model_fields[part].annotation)
+    return f"This name is {describe_unknown(name, tuple(model.model_fields))}"
+
+
+def _find_models(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _find_models(part)]

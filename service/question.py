@@ -1,10 +1,9 @@
 """The parameters of a prediction, checked alike for HTTP, the command line and Python."""
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from service.errors import InvalidParameters, list_values
 from service.fields import LabelSetName, LabelText, NoBool, replace_errors
 
 MAX_EXPLAINED = 100
@@ -92,11 +91,3 @@ class Question(BaseModel):
         "of an image get maps.",
         examples=[False],
     )
-
-
-def parse_question(values: dict[str, Any], place: str) -> Question:
-    """Returns a question, or raises InvalidParameters with `place`, such as `query` or `body`."""
-    try:
-        return Question.model_validate(values)
-    except ValidationError as error:
-        raise InvalidParameters(list_values(error.errors(), place, Question)) from error

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from service.errors import explain_error
+from service.fields import explain_error
 
 Precision = Literal["fp32", "fp16", "int8"]
 RunPrecision = Literal[Precision, "bf16"]

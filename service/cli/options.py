@@ -110,12 +110,13 @@ ExcludedPaths = Annotated[
 
 
 def _make_question(asked: Mapping[str, Any]) -> Question:
-    from service.question import parse_question
+    from service.fields import validate
+    from service.question import Question
 
     given = {name: value for name, value in asked.items() if value not in (None, [])}
     if formerly := given.pop("candidate_label", None):
         given["candidate_labels"] = [*given.get("candidate_labels", ()), *formerly]
-    return parse_question(given, "command line")
+    return validate(Question, given, "command line")
 
 
 def _read_settings(given: dict[str, Any]) -> Settings:

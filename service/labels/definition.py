@@ -221,7 +221,7 @@ def check_fit(definition: Definition, space: EmbeddingSpace, *, encodes_text: bo
     if not encodes_text and len(definition.given) < len(definition.names):
         given = set(definition.given)
         bare = next(name for i, name in enumerate(definition.names) if i not in given)
-        raise TextNotEncodable(f"Label {quote(bare)} has none.")
+        raise TextNotEncodable(bare)
     return definition
 
 

@@ -4,10 +4,10 @@ python -m tests.project.error_reference > docs/errors.md
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from service import errors
-from service.errors import ServiceError
+from service.errors import ServiceError, list_coded
 from tests.project.api_reference import write_table
 
 _HEAD = """<!-- Written by `make reference` from `service/errors.py`; do not edit. -->
@@ -48,8 +48,7 @@ _FAMILIES = (
     (errors.UnavailableError, "Start and stop"),
     (errors.InferenceFailed, "The model"),
 )
-# Code -> cause, remedy. These errors stop the process, so that no client gets them.
-_NOT_ANSWERED = (errors.ServiceBroken, errors.StartError)
+# Code -> cause, remedy.
 CAUSES = {
     "internal_error": (
         "A defect of the service.",
@@ -282,26 +281,16 @@ CAUSES = {
 }
 
 
-def list_errors(base: type[ServiceError]) -> Iterator[type[ServiceError]]:
-    """Yields `base` and its subclasses that clients get, one for each code."""
-    if base in _NOT_ANSWERED:
-        return
-    if "code" in vars(base) and base.__module__ == errors.__name__:  # tests have some too
-        yield base
-    for child in base.__subclasses__():
-        yield from list_errors(child)
-
-
 def write_catalogue() -> str:
     """Returns the page."""
     lines = [_HEAD]
     for base, heading in _FAMILIES:
-        lines += [f"## {heading}\n", *_write_rows(list_errors(base)), ""]
+        lines += [f"## {heading}\n", *_write_rows(list_coded(base)), ""]
     lines += ["## Anything else\n", *_write_rows([ServiceError]), "", _FOOT]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _write_rows(found: Iterator[type[ServiceError]] | list[type[ServiceError]]) -> Iterator[str]:
+def _write_rows(found: Iterable[type[ServiceError]]) -> Iterator[str]:
     rows = []
     for error in sorted(found, key=lambda error: (error.status, error.code)):
         cause, remedy = CAUSES[error.code]

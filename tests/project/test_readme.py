@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import ServiceError
+from service.errors import ServiceError, list_coded
 from service.question import Question
 from tests.project.api_reference import read_openapi, write_reference
 from tests.project.command_reference import write_commands
-from tests.project.error_reference import CAUSES, list_errors, write_catalogue
+from tests.project.error_reference import CAUSES, write_catalogue
 from tests.project.setting_reference import write_settings
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def test_generated_page_is_current(page: str, write: Callable[[], str]) -> None:
 
 
 def test_catalogue_explains_every_error_that_a_client_gets() -> None:
-    codes = {error.code for error in list_errors(ServiceError)}
+    codes = {error.code for error in list_coded(ServiceError)}
     assert codes == set(CAUSES)
     catalogue = (ROOT / "docs" / "errors.md").read_text("utf-8")
     for code in codes:

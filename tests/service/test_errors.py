@@ -34,11 +34,21 @@ def test_unsupported_image_lists_the_supported_types() -> None:
     assert {"JPEG", "PNG", "WEBP", "GIF", "BMP"} <= set(FORMATS)
 
 
-def test_too_many_pixels_states_the_limit() -> None:
-    detail = errors.TooManyPixels(50_000_000).detail
-    assert detail == "At most 50000000 pixels (width x height) are read."
-    detail = errors.TooManyPixels(65_535, where="on a side").detail
-    assert detail == "At most 65535 pixels on a side are read."
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (errors.TooManyPixels(50), "At most 50 pixels (width x height) are read."),
+        (errors.TooManyPixels(65, where="on a side"), "At most 65 pixels on a side are read."),
+        (errors.BodyTimeout(0.5), "The request body did not arrive within 0.5 seconds."),
+        (errors.MissingField("image"), "Field 'image' is missing."),
+        (errors.OtherEmbeddings("a", "b\n{}"), r"embedding_space is 'a'; the model's is 'b\n{}'."),
+        (errors.MalformedBody("no {}"), "no {}."),
+        (errors.LabelSetReadOnly("x" * 99), f"'{'x' * 80}': choose another name."),
+        (errors.NoOpenHead(), "Other labels need a bundle with an open head."),
+    ],
+)
+def test_detail_has_the_values_in_quotes(error: ServiceError, detail: str) -> None:
+    assert error.detail == detail
 
 
 def test_long_lists_of_long_names_are_cut() -> None:

@@ -16,10 +16,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from service.bundle.card import InputContract
 from service.errors import InvalidTensors, quote
+from service.fields import validate
 from service.http.requests.json import MAX_PARTS, parse_json
 from service.http.requests.uploads import decode_base64
 from service.images.decode import DecodedImage, PixelArray
-from service.question import Question, parse_question
+from service.question import Question
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 IMAGE = "image"
@@ -58,10 +59,14 @@ Text = Annotated[str, AfterValidator(_check_unicode)]
 Dimension = Annotated[int, Field(strict=True, ge=0, le=_MAX_DIMENSION)]
 
 
-class RequestParameters(BaseModel):
-    """Parameters of a request; unknown ones are ignored, as the protocol says."""
+class _Parameters(BaseModel):
+    """Unknown parameters are ignored, as the protocol says."""
 
     model_config = ConfigDict(extra="allow", strict=True)
+
+
+class RequestParameters(_Parameters):
+    """Parameters of a request; unknown ones are ignored, as the protocol says."""
 
     label_set: Text | None = Field(default=None, description="Names, separated by commas.")
     min_version: int | None = Field(default=None, description="As in `/predict`.")
@@ -75,18 +80,14 @@ class RequestParameters(BaseModel):
     binary_data_output: bool | None = Field(default=None, description="Default of `binary_data`.")
 
 
-class InputParameters(BaseModel):
+class InputParameters(_Parameters):
     """Parameters of an input; unknown ones are ignored."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     binary_data_size: int | None = Field(default=None, description="Bytes behind the JSON.")
 
 
-class OutputParameters(BaseModel):
+class OutputParameters(_Parameters):
     """Parameters of an output; unknown ones are ignored."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     binary_data: bool | None = Field(default=None, description="Send bytes behind the JSON.")
     classification: int | None = Field(
@@ -168,7 +169,7 @@ def parse_infer_request(
     fields: dict[str, Any] = {"top_k": _ALL_LABELS, "min_version": parameters.min_version}
     if parameters.label_set is not None:
         fields["label_set"] = [name.strip() for name in parameters.label_set.split(",")]
-    question = parse_question(fields, "body")
+    question = validate(Question, fields, "body")
     photos = _read_photos(asked.inputs, raw, contract, max_photos)
     seconds = parameters.timeout / 1e6 if parameters.timeout else math.inf
     return InferRequest(asked.id, seconds, photos, question, _read_outputs(asked))
@@ -200,13 +201,39 @@ def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
 def _read_photos(
     inputs: list[InputTensor], raw: memoryview, contract: InputContract, max_photos: int
 ) -> tuple[bytes | DecodedImage, ...]:
-    names = [tensor.name for tensor in inputs]
-    for name in names:
-        if name not in (IMAGE, PIXELS):
-            raise InvalidTensors(f"Input {quote(name)} is unknown: use '{IMAGE}' or '{PIXELS}'")
-    if len(names) != 1:
+    tensor = _take_input(inputs)
+    binary = _take_binary(tensor, raw)
+    size = [contract.height, contract.width, 3]
+    datatype, tails, shape = (
+        ("BYTES", ([], [1]), "[B] or [B, 1]")
+        if tensor.name == IMAGE
+        else ("UINT8", (size,), f"[B, {', '.join(map(str, size))}]")
+    )
+    if tensor.datatype != datatype:
+        raise InvalidTensors(f"Input '{tensor.name}' must have datatype {datatype}")
+    if tensor.shape[1:] not in tails:
+        raise InvalidTensors(f"Input '{tensor.name}' must have shape {shape}")
+    if not 1 <= tensor.shape[0] <= max_photos:
+        raise InvalidTensors(f"A request takes 1 to {max_photos} photos")
+    if tensor.name == IMAGE:
+        return _read_images(tensor, binary)
+    values = _read_numbers(tensor) if binary is None else np.frombuffer(binary, np.uint8)
+    _check_size(tensor, values.size)
+    pixels = values.reshape(tensor.shape)
+    return tuple(DecodedImage(each, contract.width, contract.height) for each in pixels)
+
+
+def _take_input(inputs: list[InputTensor]) -> InputTensor:
+    for tensor in inputs:
+        if tensor.name not in (IMAGE, PIXELS):
+            name = quote(tensor.name)
+            raise InvalidTensors(f"Input {name} is unknown: use '{IMAGE}' or '{PIXELS}'")
+    if len(inputs) != 1:
         raise InvalidTensors(f"Give exactly one input, '{IMAGE}' or '{PIXELS}'")
-    (tensor,) = inputs
+    return inputs[0]
+
+
+def _take_binary(tensor: InputTensor, raw: memoryview) -> memoryview | None:
     size = tensor.parameters.binary_data_size
     if (size or 0) != len(raw):
         raise InvalidTensors(
@@ -214,21 +241,11 @@ def _read_photos(
         )
     if size is not None and tensor.data is not None:
         raise InvalidTensors("An input must have 'data' or binary data, not both")
-    binary = None if size is None else raw
-    datatype = "BYTES" if tensor.name == IMAGE else "UINT8"
-    if tensor.datatype != datatype:
-        raise InvalidTensors(f"Input '{tensor.name}' must have datatype {datatype}")
-    if tensor.name == IMAGE:
-        return _read_images(tensor, binary, max_photos)
-    pixels = _read_pixels(tensor, binary, contract, max_photos)
-    return tuple(DecodedImage(each, contract.width, contract.height) for each in pixels)
+    return None if size is None else raw
 
 
-def _read_images(tensor: InputTensor, raw: memoryview | None, max_photos: int) -> tuple[bytes, ...]:
+def _read_images(tensor: InputTensor, raw: memoryview | None) -> tuple[bytes, ...]:
     """Returns files of photos: base64 in JSON; binary, each after its length (`_LENGTH`)."""
-    if len(tensor.shape) > 2 or tensor.shape[1:] not in ([], [1]):
-        raise InvalidTensors(f"Input '{IMAGE}' must have shape [B] or [B, 1]")
-    _check_batch(tensor, max_photos)
     if raw is not None:
         photos = _split_elements(raw)
         _check_size(tensor, len(photos))
@@ -240,20 +257,8 @@ def _read_images(tensor: InputTensor, raw: memoryview | None, max_photos: int) -
     return tuple(decode_base64(text) for text in texts)
 
 
-def _read_pixels(
-    tensor: InputTensor, raw: memoryview | None, contract: InputContract, max_photos: int
-) -> PixelArray:
-    """Returns uint8 [B, H, W, 3]."""
-    size = [contract.height, contract.width, 3]
-    if tensor.shape[1:] != size:
-        raise InvalidTensors(f"Input '{PIXELS}' must have shape [B, {', '.join(map(str, size))}]")
-    _check_batch(tensor, max_photos)
-    values = _read_numbers(tensor) if raw is None else np.frombuffer(raw, np.uint8)
-    _check_size(tensor, values.size)
-    return values.reshape(tensor.shape)
-
-
 def _read_numbers(tensor: InputTensor) -> PixelArray:
+    """Returns the values as uint8, in one dimension."""
     # NumPy would accept texts too, and pad each to the length of the longest.
     values = _flatten(tensor.data, levels=len(tensor.shape) - 1)
     kinds = set(map(type, values))
@@ -287,11 +292,6 @@ def _flatten(data: object, *, levels: int = 1) -> list[Any]:
             break
         data = list(chain.from_iterable(data))
     return data
-
-
-def _check_batch(tensor: InputTensor, max_photos: int) -> None:
-    if not 1 <= tensor.shape[0] <= max_photos:
-        raise InvalidTensors(f"A request takes 1 to {max_photos} photos")
 
 
 def _check_size(tensor: InputTensor, count: int) -> None:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from service import errors
-from service.errors import UnknownModel, UnsupportedMediaType
 from service.http.open_inference.answer import (
     EXTENSIONS,
     LiveAnswer,
@@ -30,7 +29,7 @@ from service.http.requests.body import BYTES, JSON, Body, cancel_on_disconnect
 from service.http.requests.parameters import Host
 from service.http.responses.openapi import document_answer, document_tensors, document_v2_errors
 from service.http.responses.problems import PREFIX
-from service.http.routes.predict import IMAGE_PROBLEMS, REQUEST_PROBLEMS, limit_images
+from service.http.routes.predict import REQUEST_PROBLEMS, limit_images
 from service.http.security.keys import ACCESS_PROBLEMS, PREDICT, PUBLIC
 from service.http.security.rates import LIMITED
 from service.images.decode import DecodedImage
@@ -51,18 +50,14 @@ _ANSWERS = document_answer(
         }
     },
 )
-_UNAVAILABLE = (errors.NotReady, errors.Draining)
-_MODEL_ERRORS = (
-    *(*_UNAVAILABLE, *ACCESS_PROBLEMS),
-    *(errors.UnknownModel, errors.InvalidParameters),
+_MODEL_ERRORS = document_v2_errors(
+    errors.UnavailableError, *ACCESS_PROBLEMS, errors.UnknownModel, errors.InvalidParameters
 )
-_INFER_ERRORS = (
-    *(errors.InvalidTensors, errors.UnknownModel),
-    # Any Content-Type is read: Triton's clients send none.
-    *(problem for problem in REQUEST_PROBLEMS if problem is not UnsupportedMediaType),
-    *IMAGE_PROBLEMS,
+_INFER_ERRORS = document_v2_errors(
+    *(errors.InvalidTensors, errors.UnknownModel, errors.MalformedBody, errors.BodyTimeout),
+    # Not UnsupportedMediaType: Triton's clients send no Content-Type.
+    *(errors.BodyTooLarge, errors.UnsupportedContentEncoding, *REQUEST_PROBLEMS, errors.ImageError),
 )
-
 
 ModelName = Annotated[str, Path(max_length=200)]
 
@@ -72,7 +67,7 @@ async def find_model(host: Host, name: ModelName) -> Pipeline:
     pipeline = host.pipeline
     known = [pipeline.bundle.card.name, *filter(None, [host.settings.model_alias])]
     if name not in known:
-        raise UnknownModel("Model", name, known)
+        raise errors.UnknownModel("Model", name, known)
     return pipeline
 
 
@@ -83,7 +78,7 @@ async def check_version(pipeline: Model, version: Annotated[str, Path(max_length
     """Raises `UnknownModel` if the path has another version."""
     known = pipeline.bundle.card.version
     if version != known:
-        raise UnknownModel("Version", version, [known])
+        raise errors.UnknownModel("Version", version, [known])
 
 
 async def model(pipeline: Model, name: ModelName) -> ModelAnswer:
@@ -141,7 +136,7 @@ async def live() -> LiveAnswer:
 @router.get(
     f"{PREFIX}/health/ready",
     summary="Readiness: predictions are answered",
-    responses=document_v2_errors(*_UNAVAILABLE),
+    responses=document_v2_errors(errors.UnavailableError),
 )
 async def ready(host: Host) -> ReadyAnswer:
     """Returns 200 if predictions are answered now."""
@@ -157,20 +152,20 @@ def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
     of_model.get(
         "",
         summary="Inputs and outputs",
-        responses=document_v2_errors(*_MODEL_ERRORS),
+        responses=_MODEL_ERRORS,
         dependencies=[*PREDICT, LIMITED, *depends],
     )(model)
     of_model.get(
         "/ready",
         summary="Readiness of the model",
-        responses=document_v2_errors(*_MODEL_ERRORS),
+        responses=_MODEL_ERRORS,
         dependencies=[*PREDICT, *depends],
     )(model_ready)
     of_model.post(
         "/infer",
         summary="Scores of photos or pixels",
         response_class=Response,
-        responses={**_ANSWERS, **document_v2_errors(*_INFER_ERRORS)},
+        responses={**_ANSWERS, **_INFER_ERRORS},
         openapi_extra=document_tensors(InferBody, HEADER_LENGTH),
         dependencies=[*PREDICT, LIMITED, *depends],
     )(infer)

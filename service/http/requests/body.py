@@ -12,11 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.errors import (
     BodyTimeout,
     BodyTooLarge,
-    MalformedBody,
     QueueFull,
     StartError,
     UnsupportedContentEncoding,
-    UnsupportedMediaType,
 )
 from service.settings import Settings
 
@@ -25,20 +23,9 @@ JSON = "application/json"
 BYTES = "application/octet-stream"
 RAW_IMAGE = "image/*"
 
-BODY_PROBLEMS = (
-    MalformedBody,
-    BodyTimeout,
-    BodyTooLarge,
-    UnsupportedMediaType,
-    UnsupportedContentEncoding,
-)
-"""Errors of every route that reads a body."""
-
 _MAX_DIGITS = 18
 # uvicorn writes an answer of up to this length without waiting for its client.
 _SHORT_BYTES = 65536
-# The answer, and its copy in the transport's buffer.
-_COPIES = 2
 _WATCH_AFTER_SECONDS = 0.05
 ResultT = TypeVar("ResultT")
 
@@ -138,10 +125,9 @@ class BudgetMiddleware:
 
 def _measure(headers: Iterable[tuple[bytes, bytes]]) -> int:
     """Returns the bytes that an answer takes until its client has read it; 0 for a short one."""
-    for name, value in headers:
-        if name == b"content-length":
-            return _COPIES * int(value) if int(value) > _SHORT_BYTES else 0
-    return 0
+    length = next((int(value) for name, value in headers if name == b"content-length"), 0)
+    # The answer, and its copy in the transport's buffer.
+    return 2 * length if length > _SHORT_BYTES else 0
 
 
 class Body:

@@ -16,9 +16,10 @@ from fastapi import Depends
 from starlette.requests import Request
 
 from service.errors import InvalidParameters, InvalidValue, RepeatedField, describe_unknown
+from service.fields import validate
 from service.labels.definition import check_candidates
 from service.pipeline.host import PipelineHost
-from service.question import Question, parse_question
+from service.question import Question
 
 LIST_PARAMETERS = frozenset({"include", "exclude", "label_set", "candidate_labels"})
 SINGLE_PARAMETERS = frozenset(Question.model_fields) - LIST_PARAMETERS
@@ -42,10 +43,10 @@ async def refuse_unknown_names(request: Request) -> None:
     if not request.scope["query_string"]:
         return
     known = [field.alias for field in request.scope["route"].dependant.query_params]
-    unknown = [name for name in request.query_params if name not in known]
-    if unknown:
-        reason = f"This name is {describe_unknown(unknown[0], known)}"
-        raise InvalidParameters([InvalidValue("query", unknown[0], reason)])
+    for name in request.query_params:
+        if name not in known:
+            reason = f"This name is {describe_unknown(name, known)}"
+            raise InvalidParameters([InvalidValue("query", name, reason)])
 
 
 KNOWN_NAMES = Depends(refuse_unknown_names)
@@ -65,7 +66,7 @@ def _read_query_string(text: bytes) -> Question:
     escaped = text.decode("utf-8", NOT_UTF8)
     for name, value in parse_qsl(escaped, keep_blank_values=True, errors=NOT_UTF8):
         query[name].append(value)
-    return parse_question(read_texts(query, "query"), "query")
+    return validate(Question, read_texts(query, "query"), "query")
 
 
 def read_texts(given: Mapping[str, list[str]], place: str) -> dict[str, Any]:
@@ -126,7 +127,7 @@ async def add_fields(query: Question, fields: dict[str, Any], max_candidates: in
 
 
 def _merge(query: Question, fields: dict[str, Any]) -> Question:
-    body = parse_question(fields, "body")
+    body = validate(Question, fields, "body")
     given = {name: value for name, value in query if value is not None}
     for name, value in given.items():
         if getattr(body, name) not in (None, value):

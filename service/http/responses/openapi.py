@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from service.errors import list_coded
 from service.http.requests.body import BYTES, JSON, MULTIPART, RAW_IMAGE
 from service.http.requests.parameters import LIST_PARAMETERS
 from service.http.requests.uploads import UploadShape
@@ -26,7 +27,7 @@ from service.question import Question
 _TEXT = {"type": "string"}
 _ERROR_HEADERS = {
     "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}},
-    "WWW-Authenticate": {"description": "`Bearer`.", "schema": {"type": "string"}},
+    "WWW-Authenticate": {"description": "`Bearer`.", "schema": _TEXT},
 }
 
 TAG = {"headers": {"ETag": {"description": "The set's version, in quotes.", "schema": _TEXT}}}
@@ -57,7 +58,10 @@ class DocumentedApp(FastAPI):
 
 
 def document_problems(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses` for the listed error classes, an example for each."""
+    """Returns FastAPI's `responses` for errors, an example for each.
+
+    A class without a code, such as `ImageError`, is all of those below it.
+    """
     return {
         status: {
             "description": "; ".join(f"`{error.code}`: {error.title}" for error in group),
@@ -79,7 +83,7 @@ def document_problems(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
 
 
 def document_v2_errors(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses` for the listed error classes of a route below `/v2`."""
+    """Returns FastAPI's `responses` for errors of a route below `/v2`."""
     return {
         status: {
             "model": ErrorAnswer,
@@ -101,12 +105,7 @@ def document_predict(shape: UploadShape) -> dict[str, Any]:
     def describe(image: dict[str, Any]) -> dict[str, Any]:
         if shape.batch:
             image = {"type": "array", "minItems": 1, "maxItems": shape.max_images, "items": image}
-        return {
-            "type": "object",
-            "required": [shape.image_field],
-            "additionalProperties": False,
-            "properties": {shape.image_field: image, **fields},
-        }
+        return _document_object(shape.image_field, {shape.image_field: image, **fields})
 
     binary = {"type": "string", "format": "binary", "description": "The image's bytes."}
     base64 = {"type": "string", "contentEncoding": "base64", "description": "The image's bytes."}
@@ -126,7 +125,7 @@ def document_predict(shape: UploadShape) -> dict[str, Any]:
             "description": "Instead of the image, if the service is set to fetch images.",
         }
         json["oneOf"] = [{"required": json.pop("required")}, {"required": ["url"]}]
-    return {"parameters": parameters, "requestBody": {"required": True, "content": content}}
+    return {"parameters": parameters, **_document_body(content)}
 
 
 def document_groups(max_images: int, **meanings: str) -> dict[str, Any]:
@@ -136,13 +135,7 @@ def document_groups(max_images: int, **meanings: str) -> dict[str, Any]:
         name: {"type": "array", "maxItems": max_images, "items": binary, "description": meaning}
         for name, meaning in meanings.items()
     }
-    schema = {
-        "type": "object",
-        "required": [next(iter(fields))],
-        "additionalProperties": False,
-        "properties": fields,
-    }
-    return {"requestBody": {"required": True, "content": {MULTIPART: {"schema": schema}}}}
+    return _document_body({MULTIPART: {"schema": _document_object(next(iter(fields)), fields)}})
 
 
 def document_conditions(**meanings: str) -> dict[str, Any]:
@@ -169,7 +162,7 @@ def document_json(
         schema["required"].remove(optional)
     schema = _inline(schema, schema.pop("$defs", {}))
     shown = {} if example is None else {"example": example}
-    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema, **shown}}}}
+    return _document_body({JSON: {"schema": schema, **shown}})
 
 
 def document_tensors(model: type[BaseModel], header: str) -> dict[str, Any]:
@@ -192,6 +185,19 @@ def document_answer(
     }
     own = {} if headers is None else {"headers": headers}
     return {HTTPStatus.OK.value: {"description": description, "content": content, **own}}
+
+
+def _document_body(content: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _document_object(required: str, properties: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": [required],
+        "additionalProperties": False,
+        "properties": properties,
+    }
 
 
 def _document_parameter(
@@ -217,8 +223,9 @@ def _group(
     errors: Iterable[ErrorType], find_status: Callable[[int], int]
 ) -> list[tuple[int, list[ErrorType]]]:
     groups: dict[int, list[ErrorType]] = defaultdict(list)
-    for error in errors:
-        groups[find_status(error.status)].append(error)
+    for base in errors:
+        for error in (base,) if "code" in vars(base) else list_coded(base):
+            groups[find_status(error.status)].append(error)
     return sorted(groups.items())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import asdict
 from http import HTTPStatus
 
@@ -16,14 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Match
 
-from service.errors import (
-    InvalidParameters,
-    MethodNotAllowed,
-    RequestError,
-    RouteNotFound,
-    ServiceError,
-    list_values,
-)
+from service.errors import InvalidParameters, MethodNotAllowed, RouteNotFound, ServiceError
+from service.fields import list_values
 
 PROBLEM_JSON = "application/problem+json"
 PREFIX = "/v2"
@@ -31,10 +24,6 @@ PREFIX = "/v2"
 ErrorType = type[ServiceError]
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-_FRAMEWORK_ERRORS: Mapping[int, type[RequestError]] = {
-    HTTPStatus.NOT_FOUND: RouteNotFound,
-    HTTPStatus.METHOD_NOT_ALLOWED: MethodNotAllowed,
-}
 # The protocol has 400 for everything that is invalid in a request.
 _BAD_REQUESTS = frozenset(
     {HTTPStatus.CONFLICT, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, HTTPStatus.UNPROCESSABLE_ENTITY}
@@ -71,9 +60,7 @@ class Problem(BaseModel):
         default=None, description="What is wrong in this one request.", examples=[None]
     )
     errors: list[ProblemValue] | None = Field(
-        default=None,
-        description="Each wrong value, for `invalid_parameters`.",
-        examples=[None],
+        default=None, description="Each wrong value, for `invalid_parameters`.", examples=[None]
     )
     request_id: str | None = Field(
         default=None, description="As in `X-Request-ID`.", examples=["6f1c0ab2"]
@@ -127,9 +114,8 @@ def find_v2_status(status: int) -> int:
 
 def add_problem_handlers(app: FastAPI) -> None:
     """Makes `app` answer every error of ours and of the framework with a problem."""
-    app.add_exception_handler(ServiceError, _answer_service_error)
-    app.add_exception_handler(RequestValidationError, _answer_validation_error)
-    app.add_exception_handler(HTTPException, _answer_http_exception)
+    for error in (ServiceError, RequestValidationError, HTTPException):
+        app.add_exception_handler(error, _answer_any)
 
 
 def answer_error(request: Request, error: ServiceError) -> JSONResponse:
@@ -144,30 +130,29 @@ def answer_unexpected(request: Request) -> JSONResponse:
     return _answer(request, ServiceError())
 
 
-async def _answer_service_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, ServiceError)
-    return answer_error(request, error)
-
-
-async def _answer_validation_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    return answer_error(request, InvalidParameters(list_values(error.errors())))
-
-
-async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
+async def _answer_any(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, ServiceError):
+        return answer_error(request, error)
+    if isinstance(error, RequestValidationError):
+        return answer_error(request, InvalidParameters(list_values(error.errors())))
     assert isinstance(error, HTTPException)
-    known = _FRAMEWORK_ERRORS.get(error.status_code)
-    if known is not None:
-        response = answer_error(request, known())
-    else:
-        unknown = ServiceError()
-        unknown.status, unknown.title = error.status_code, HTTPStatus(error.status_code).phrase
-        unknown.code = unknown.title.lower().replace(" ", "_")
-        response = _answer(request, unknown)
+    response = _answer(request, _translate(error.status_code))
     response.headers.update(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         response.headers["allow"] = ", ".join(_list_methods(request))
     return response
+
+
+def _translate(status: int) -> ServiceError:
+    """Returns the error for a status of the framework."""
+    if status == HTTPStatus.NOT_FOUND:
+        return RouteNotFound()
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        return MethodNotAllowed()
+    error = ServiceError()
+    error.status, error.title = status, HTTPStatus(status).phrase
+    error.code = error.title.lower().replace(" ", "_")
+    return error
 
 
 def _list_methods(request: Request) -> list[str]:

@@ -11,13 +11,11 @@ from fastapi import APIRouter, Query, Request
 
 from service import errors
 from service.calibration import find_threshold
-from service.errors import ImageError
 from service.fields import LabelText
-from service.http.requests.body import BODY_PROBLEMS, cancel_on_disconnect
+from service.http.requests.body import cancel_on_disconnect
 from service.http.requests.parameters import KNOWN_NAMES, Host
 from service.http.requests.uploads import read_groups
 from service.http.responses.openapi import document_groups, document_problems
-from service.http.responses.problems import describe_problem
 from service.http.responses.schemas import (
     CalibrationAnswer,
     ImageFailure,
@@ -26,6 +24,7 @@ from service.http.responses.schemas import (
     PhotoScore,
 )
 from service.http.routes.labels import NAME_PROBLEMS, Name
+from service.http.routes.predict import label_or_fail
 from service.http.security.keys import PREDICT
 from service.http.security.rates import LIMITED
 from service.pipeline.pipeline import Pipeline
@@ -39,7 +38,7 @@ _POSITIVE, _NEGATIVE = "positive", "negative"
 
 _PHOTO_PROBLEMS = (
     errors.CrossSite,
-    *BODY_PROBLEMS,
+    errors.BodyError,
     errors.MissingField,
     errors.UnknownField,
     errors.TooManyImages,
@@ -86,18 +85,15 @@ async def calibrate_label(
     pipeline = host.pipeline
     pipeline.catalogue.find(name)  # 404, as of the set's other routes
     question = Question(label_set=[name], include=[label], top_k=1)
-    selection = await pipeline.select(question)
+    selection = await pipeline.select(question, pipeline.make_deadline())
     photos = await read_groups(request, (_POSITIVE, _NEGATIVE), MAX_PHOTOS, host.settings)
     positive, negative = photos[_POSITIVE], photos[_NEGATIVE]
     work = _score(pipeline, selection, [*positive, *negative])
     scored = await cancel_on_disconnect(request, work)
-    usable = [
-        (each.score, i < len(positive))
-        for i, each in enumerate(scored)
-        if isinstance(each, PhotoScore)
-    ]
-    scores = np.array([score for score, _ in usable], np.float64)
-    targets = np.array([is_shown for _, is_shown in usable], np.int64)
+    scores = np.array([getattr(each, "score", np.nan) for each in scored], np.float64)
+    usable = ~np.isnan(scores)
+    targets = (np.arange(len(scored)) < len(positive))[usable].astype(np.int64)
+    scores = scores[usable]
     labels, current, best = selection.sets[0], None, None
     if targets.any():
         threshold = float(labels.thresholds[labels.positions[label]])
@@ -121,13 +117,10 @@ async def calibrate_label(
 async def _score(
     pipeline: Pipeline, selection: Selection, photos: Sequence[bytes]
 ) -> list[PhotoScore | ImageFailure]:
-    async def score(photo: bytes) -> PhotoScore | ImageFailure:
-        try:
-            prediction = await pipeline.predict(photo, selection, deadline)
-        except ImageError as error:
-            return ImageFailure(error=describe_problem(error))
-        return PhotoScore(score=prediction.labels[0].score)
-
     deadline = pipeline.make_deadline()
-    async with aclosing(run_in_order(map(score, photos), pipeline.concurrency)) as scored:
-        return [each async for each in scored]
+    works = (label_or_fail(pipeline, photo, selection, deadline) for photo in photos)
+    async with aclosing(run_in_order(works, pipeline.concurrency)) as results:
+        return [
+            each if isinstance(each, ImageFailure) else PhotoScore(score=each.labels[0].score)
+            async for each in results
+        ]

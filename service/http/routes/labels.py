@@ -5,21 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from http import HTTPStatus
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
-from pydantic import BaseModel, ValidationError
 
 from service import errors
-from service.errors import (
-    InvalidParameters,
-    InvalidValue,
-    LabelSetChanged,
-    list_values,
-    quote,
-)
-from service.fields import LabelSetName
-from service.http.requests.body import BODY_PROBLEMS, cancel_on_disconnect
+from service.errors import InvalidParameters, InvalidValue, LabelSetChanged, quote
+from service.fields import LabelSetName, validate
+from service.http.requests.body import JSON, cancel_on_disconnect
 from service.http.requests.json import read_json_object
 from service.http.requests.parameters import KNOWN_NAMES, Host
 from service.http.responses.openapi import (
@@ -48,25 +41,24 @@ from service.labels.definition import (
 )
 from service.labels.label_set import LabelSet
 from service.labels.store.store import ABSENT, PRESENT
+from service.pipeline.host import PipelineHost
 
-READ_PROBLEMS = (errors.NotReady, errors.Draining, *ACCESS_PROBLEMS)
+_READ_PROBLEMS = (errors.UnavailableError, *ACCESS_PROBLEMS)
 NAME_PROBLEMS = (
-    *READ_PROBLEMS,
+    *_READ_PROBLEMS,
     errors.LabelSetNotFound,
     errors.StoreUnavailable,
     errors.InvalidParameters,
 )
 _WRITE_PROBLEMS = (
-    *READ_PROBLEMS,
+    *_READ_PROBLEMS,
     errors.CrossSite,
     errors.Forbidden,
     errors.NoOpenHead,
     errors.LabelSetReadOnly,
-    errors.StoreUnavailable,
-    errors.StoreFull,
-    errors.StoreReadOnly,
+    errors.StoreError,
 )
-_JSON_PROBLEMS = (*BODY_PROBLEMS, errors.InvalidParameters)
+_JSON_PROBLEMS = (errors.BodyError, errors.InvalidParameters)
 _SET_PROBLEMS = (
     *_JSON_PROBLEMS,
     errors.InvalidLabelSet,
@@ -97,14 +89,11 @@ _EXAMPLE = {
     ]
 }
 
-ModelT = TypeVar("ModelT", bound=BaseModel)
-
 _TAG = re.compile(r'(W/)?"([^"]*)"', re.IGNORECASE)
 
 Name = Annotated[LabelSetName, Path(description="Name of the label set.")]
 
 router = APIRouter(prefix="/labels", tags=["labels"])
-
 
 _READING = [*PREDICT, LIMITED, KNOWN_NAMES]
 _WRITING = [*ADMINISTRATE, LIMITED, KNOWN_NAMES]
@@ -114,7 +103,7 @@ _WRITING = [*ADMINISTRATE, LIMITED, KNOWN_NAMES]
     "",
     summary="List label sets",
     dependencies=_READING,
-    responses=document_problems(*READ_PROBLEMS, errors.InvalidParameters),
+    responses=document_problems(*_READ_PROBLEMS, errors.InvalidParameters),
 )
 async def list_label_sets(host: Host) -> LabelSetsAnswer:
     """Lists every label set, the trained labels included."""
@@ -145,13 +134,7 @@ async def register_label_set(request: Request, host: Host) -> Response:
     A label is a bare name, or an object with a `name` and optionally a `threshold`, and a `prompt`
     that is encoded instead of the name, or an `embedding`.
     """
-    pipeline = host.pipeline
-    body = await read_json_object(request, host.settings)
-    definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set)
-    with pipeline.admit():
-        work = pipeline.catalogue.writable(definition.name).register(definition)
-        labels, created = await cancel_on_disconnect(request, work)
-        return await _answer(request, labels, created=created)
+    return await _register(request, host)
 
 
 @router.get(
@@ -170,7 +153,7 @@ async def read_label_set(request: Request, host: Host, name: Name) -> Response:
     """Returns a label set with its labels; the `ETag` is its version."""
     labels = host.pipeline.catalogue.find(name)
     if _has_version(request, labels):
-        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={"ETag": _make_tag(labels)})
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=_make_tag(labels))
     return await _answer(request, labels)
 
 
@@ -200,16 +183,7 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
     dropped; `version`, `origin`, `read_only` and `num_labels` are ignored. A label with
     `own_embedding: true` needs its `embedding` again.
     """
-    pipeline = host.pipeline
-    body = await read_json_object(request, host.settings)
-    definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set, name)
-    with pipeline.admit():
-        version = await _demand_version(request, pipeline.catalogue, name)
-        work = pipeline.catalogue.writable(definition.name).register(
-            definition, replace=True, if_version=version
-        )
-        labels, created = await cancel_on_disconnect(request, work)
-        return await _answer(request, labels, created=created)
+    return await _register(request, host, name)
 
 
 @router.patch(
@@ -243,7 +217,7 @@ async def change_thresholds(request: Request, host: Host, name: Name) -> Respons
     """
     pipeline = host.pipeline
     body = await read_json_object(request, host.settings)
-    given = (await asyncio.to_thread(_validate, ThresholdsRecord, body)).labels
+    given = (await asyncio.to_thread(validate, ThresholdsRecord, body, "body")).labels
     refuse_duplicates(tuple(label.name for label in given))
     thresholds = {label.name: label.threshold for label in given}
     with pipeline.admit():
@@ -266,6 +240,20 @@ async def delete_label_set(request: Request, host: Host, name: Name) -> None:
     with pipeline.admit():
         version = await _demand_version(request, pipeline.catalogue, name)
         await pipeline.catalogue.writable(name).delete(name, if_version=version)
+
+
+async def _register(request: Request, host: PipelineHost, name: str | None = None) -> Response:
+    """Registers the set of the body, or replaces the one with the `name` of the path."""
+    pipeline, version = host.pipeline, None
+    body = await read_json_object(request, host.settings)
+    definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set, name)
+    with pipeline.admit():
+        if name is not None:
+            version = await _demand_version(request, pipeline.catalogue, name)
+        sets = pipeline.catalogue.writable(definition.name)
+        work = sets.register(definition, replace=name is not None, if_version=version)
+        labels, created = await cancel_on_disconnect(request, work)
+        return await _answer(request, labels, created=created)
 
 
 async def _demand_version(request: Request, catalogue: Catalogue, name: str) -> int | None:
@@ -304,8 +292,8 @@ def _read_condition(request: Request, name: str) -> str | None:
     return ", ".join(lines) if lines else None
 
 
-def _make_tag(labels: LabelSet) -> str:
-    return f'"{labels.version}"'
+def _make_tag(labels: LabelSet) -> dict[str, str]:
+    return {"ETag": f'"{labels.version}"'}
 
 
 def _define(body: dict[str, Any], max_labels: int, name: str | None = None) -> Definition:
@@ -316,22 +304,14 @@ def _define(body: dict[str, Any], max_labels: int, name: str | None = None) -> D
         raise InvalidParameters(
             [InvalidValue("body", "name", f"Should be the name in the path, {quote(name)}")]
         )
-    return define_label_set(_validate(LabelSetRecord, body))
-
-
-def _validate(model: type[ModelT], body: dict[str, Any]) -> ModelT:
-    try:
-        return model.model_validate(body)
-    except ValidationError as error:
-        shown = error.errors(include_url=False, include_context=False, include_input=False)
-        raise InvalidParameters(list_values(shown, "body", model)) from error
+    return define_label_set(validate(LabelSetRecord, body, "body"))
 
 
 async def _answer(request: Request, labels: LabelSet, *, created: bool = False) -> Response:
     # Thousands of labels would block the event loop.
     content = await asyncio.to_thread(lambda: answer_label_set(labels).model_dump_json())
-    headers = {"ETag": _make_tag(labels)}
+    headers, status = _make_tag(labels), HTTPStatus.OK
     if created:
         headers["Location"] = f"{request.scope['root_path']}/labels/{labels.name}"
-    status = HTTPStatus.CREATED if created else HTTPStatus.OK
-    return Response(content, status, headers, media_type="application/json")
+        status = HTTPStatus.CREATED
+    return Response(content, status, headers, JSON)

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request, Response
 
 from service import errors
-from service.errors import (
-    ImageError,
-    InvalidParameters,
-    InvalidValue,
-    MalformedBody,
-    UrlInputOff,
-)
-from service.http.requests.body import BODY_PROBLEMS, JSON, cancel_on_disconnect
+from service.http.requests.body import JSON, cancel_on_disconnect
 from service.http.requests.parameters import add_fields, read_parameters
 from service.http.requests.uploads import Upload, UploadShape, decode_base64, read_upload
 from service.http.responses.openapi import document_predict, document_problems
@@ -41,16 +34,10 @@ _ONE_IMAGE = UploadShape()
 REQUEST_PROBLEMS = (
     *ACCESS_PROBLEMS,
     errors.CrossSite,
-    *BODY_PROBLEMS,
-    errors.MissingField,
-    errors.UnknownField,
-    errors.RepeatedField,
+    errors.FieldError,
     errors.TooManyImages,
     errors.InvalidParameters,
-    errors.UnknownLabel,
-    errors.ConflictingLabels,
-    errors.UnknownLabelSet,
-    errors.NoMaps,
+    errors.QuestionError,
     errors.InvalidLabelSet,
     errors.TextNotEncodable,
     errors.NoOpenHead,
@@ -59,18 +46,10 @@ REQUEST_PROBLEMS = (
     errors.QueueFull,
     errors.InferenceFailed,
     errors.OutOfMemory,
-    errors.NotReady,
-    errors.Draining,
+    errors.UnavailableError,
     errors.DeadlineExceeded,
 )
-_URL_PROBLEMS = (errors.UrlInputOff, errors.UrlNotUsable, errors.OriginTimeout)
-IMAGE_PROBLEMS = (
-    errors.InvalidImage,
-    errors.EmptyImage,
-    errors.UnsupportedImage,
-    errors.TooManyPixels,
-    errors.PhotoSuspected,
-)
+"""Errors of every prediction, apart from those of its body and its images."""
 
 router = APIRouter(route_class=DirectRoute, tags=["predict"], dependencies=[*PREDICT, LIMITED])
 
@@ -79,7 +58,9 @@ router = APIRouter(route_class=DirectRoute, tags=["predict"], dependencies=[*PRE
     "/predict",
     summary="Label one image",
     response_model=PredictAnswer,
-    responses=document_problems(*REQUEST_PROBLEMS, *_URL_PROBLEMS, *IMAGE_PROBLEMS),
+    responses=document_problems(
+        errors.BodyError, *REQUEST_PROBLEMS, errors.UrlError, errors.ImageError
+    ),
     openapi_extra=document_predict(_ONE_IMAGE),
 )
 async def predict(request: Request) -> Response:
@@ -87,10 +68,7 @@ async def predict(request: Request) -> Response:
 
     With the setting `url_input`, JSON may have a `url` instead of the `image`.
     """
-    host: PipelineHost = request.app.state.host
-    pipeline, parameters = host.pipeline, read_parameters(request)
-    upload = await read_upload(request, _ONE_IMAGE, host.settings)
-    question = await add_fields(parameters, upload.fields, host.settings.max_candidate_labels)
+    pipeline, upload, question = await _read(request, _ONE_IMAGE)
     work = _label_one(request, pipeline, upload, question)
     selection, prediction = await cancel_on_disconnect(request, work)
     answer = write_prediction(pipeline, selection, prediction, request.state.request_id)
@@ -101,7 +79,7 @@ async def predict(request: Request) -> Response:
     "/predict/batch",
     summary="Label up to 16 images",
     response_model=BatchAnswer,
-    responses=document_problems(*REQUEST_PROBLEMS),
+    responses=document_problems(errors.BodyError, *REQUEST_PROBLEMS),
     openapi_extra=document_predict(UploadShape(MAX_BATCH_IMAGES, batch=True)),
 )
 async def predict_batch(request: Request) -> Response:
@@ -110,11 +88,8 @@ async def predict_batch(request: Request) -> Response:
     If an image cannot be used, its entry has the problem, and the others are labelled. A problem of
     the whole request, such as a full queue, fails the whole request.
     """
-    host: PipelineHost = request.app.state.host
-    pipeline, parameters = host.pipeline, read_parameters(request)
-    shape = UploadShape(limit_images(host.settings), batch=True)
-    upload = await read_upload(request, shape, host.settings)
-    question = await add_fields(parameters, upload.fields, host.settings.max_candidate_labels)
+    shape = UploadShape(limit_images(request.app.state.host.settings), batch=True)
+    pipeline, upload, question = await _read(request, shape)
     _check_overlays(question, len(upload.images))
     work = _label_all(pipeline, upload, question)
     selection, results = await cancel_on_disconnect(request, work)
@@ -127,6 +102,14 @@ def limit_images(settings: Settings) -> int:
     return min(MAX_BATCH_IMAGES, settings.queue_size)
 
 
+async def _read(request: Request, shape: UploadShape) -> tuple[Pipeline, Upload, Question]:
+    host: PipelineHost = request.app.state.host
+    pipeline, parameters = host.pipeline, read_parameters(request)
+    upload = await read_upload(request, shape, host.settings)
+    question = await add_fields(parameters, upload.fields, host.settings.max_candidate_labels)
+    return pipeline, upload, question
+
+
 def _check_overlays(question: Question, images: int) -> None:
     """Raises InvalidParameters for more overlays than one image may have: each has 20 kB."""
     labels = min(question.top_k or MAX_EXPLAINED, MAX_EXPLAINED)
@@ -135,7 +118,7 @@ def _check_overlays(question: Question, images: int) -> None:
             f"A request may have {MAX_EXPLAINED} overlays: for {images} images send a top_k of at "
             f"most {MAX_EXPLAINED // images}, or fewer images"
         )
-        raise InvalidParameters([InvalidValue("body", "explain", reason)])
+        raise errors.InvalidParameters([errors.InvalidValue("body", "explain", reason)])
 
 
 async def _label_one(
@@ -146,7 +129,7 @@ async def _label_one(
     else:
         fetcher: Fetcher | None = request.app.state.fetcher
         if fetcher is None:
-            raise UrlInputOff
+            raise errors.UrlInputOff
         data = await fetcher.fetch(upload.url, request.state.reservation)
     deadline = pipeline.make_deadline()
     selection = await pipeline.select(question, deadline)
@@ -156,15 +139,20 @@ async def _label_one(
 async def _label_all(
     pipeline: Pipeline, upload: Upload, question: Question
 ) -> tuple[Selection, list[Prediction | ImageFailure]]:
-    async def label(image: bytes | str) -> Prediction | ImageFailure:
-        try:
-            return await pipeline.predict(decode_base64(image), selection, deadline)
-        except (ImageError, MalformedBody) as error:
-            return ImageFailure(error=describe_problem(error))
-
     deadline = pipeline.make_deadline()
     selection = await pipeline.select(question, deadline)
-    return selection, await run_together(label(image) for image in upload.images)
+    works = (label_or_fail(pipeline, image, selection, deadline) for image in upload.images)
+    return selection, await run_together(works)
+
+
+async def label_or_fail(
+    pipeline: Pipeline, image: bytes | str, selection: Selection, deadline: float
+) -> Prediction | ImageFailure:
+    """Returns the labels of one image of several, or why it cannot be used."""
+    try:
+        return await pipeline.predict(decode_base64(image), selection, deadline)
+    except (errors.ImageError, errors.MalformedBody) as error:
+        return ImageFailure(error=describe_problem(error))
 
 
 ROUTES = tuple(route for route in router.routes if isinstance(route, DirectRoute))

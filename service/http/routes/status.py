@@ -7,7 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from service.errors import Draining, InvalidParameters, NotReady
+from service.errors import InvalidParameters, UnavailableError
 from service.http.requests.parameters import KNOWN_NAMES, Host
 from service.http.responses.openapi import document_answer, document_problems
 from service.http.responses.schemas import HealthAnswer, InfoAnswer, answer_info
@@ -24,7 +24,7 @@ metrics_router = APIRouter()
     summary="Model card: licence, labels, thresholds, accuracy",
     tags=["model"],
     dependencies=[*PREDICT, LIMITED, KNOWN_NAMES],
-    responses=document_problems(NotReady, Draining, InvalidParameters, *ACCESS_PROBLEMS),
+    responses=document_problems(UnavailableError, InvalidParameters, *ACCESS_PROBLEMS),
 )
 async def info(host: Host) -> InfoAnswer:
     """Describes the model: licence, origin, input, labels with thresholds, accuracy."""
@@ -41,7 +41,7 @@ async def live() -> HealthAnswer:
     "/readyz",
     summary="Readiness: predictions are answered",
     tags=["health"],
-    responses=document_problems(NotReady, Draining),
+    responses=document_problems(UnavailableError),
 )
 async def ready(host: Host) -> HealthAnswer:
     """Returns 200 if predictions are answered now."""
