@@ -33,16 +33,15 @@ async def read_json_object(request: Request, settings: Settings) -> dict[str, An
     # A label may be an object of three members, one of them a text or a list of numbers.
     max_parts = MAX_PARTS + 6 * settings.max_labels_per_set
     max_numbers = MAX_EMBEDDING_VALUES * settings.max_labels_per_set
-    return await parse_aside(await body.read(), max_parts, max_numbers)
+    return await read_json(body, max_parts, max_numbers)
 
 
-async def parse_aside(
-    body: bytes, max_parts: int = MAX_PARTS, max_numbers: int = 0
-) -> dict[str, Any]:
+async def read_json(body: Body, max_parts: int = MAX_PARTS, max_numbers: int = 0) -> dict[str, Any]:
     """Calls `parse_json`, in a thread if the body is long."""
-    if len(body) <= _QUICK_BYTES:
-        return parse_json(body, max_parts, max_numbers)
-    return await asyncio.to_thread(parse_json, body, max_parts, max_numbers)
+    text = await body.read()
+    if len(text) <= _QUICK_BYTES:
+        return parse_json(text, max_parts, max_numbers)
+    return await asyncio.to_thread(parse_json, text, max_parts, max_numbers)
 
 
 def _read_int(digits: str) -> int:

@@ -10,26 +10,13 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from multipart import (
-    MultipartError,
-    MultipartSegment,
-    PushMultipartParser,
-    parse_options_header,
-)
+from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
 from starlette.requests import Request
 
-from service.errors import (
-    BodyTooLarge,
-    MalformedBody,
-    MissingField,
-    TooManyImages,
-    UnknownField,
-    UnsupportedContentEncoding,
-    UnsupportedMediaType,
-    quote,
-)
+from service import errors
+from service.errors import MalformedBody, quote
 from service.http.requests.body import JSON, MULTIPART, RAW_IMAGE, Body, read_media_type
-from service.http.requests.json import parse_aside
+from service.http.requests.json import read_json
 from service.http.requests.parameters import NOT_UTF8, read_texts
 from service.question import Question
 from service.scheduling.tasks import CALLER
@@ -60,16 +47,6 @@ class UploadShape:
         """The field with the images, in forms and in JSON."""
         return "images" if self.batch else "image"
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Every known field of a form, the image's first."""
-        return (self.image_field, *sorted(Question.model_fields))
-
-    @property
-    def media_types(self) -> tuple[str, ...]:
-        """The Content-Types of the route."""
-        return (MULTIPART, JSON) if self.batch else (MULTIPART, RAW_IMAGE, JSON)
-
 
 @dataclass(frozen=True)
 class Upload:
@@ -92,10 +69,15 @@ def decode_base64(image: bytes | str) -> bytes:
         return image
     prefix = _DATA_URL.match(image)
     text = image if prefix is None else image[prefix.end() :]
+    return _decode_base64(text, "The image must be standard base64, padded with '='")
+
+
+def _decode_base64(text: bytes | str, reason: str) -> bytes:
     try:
-        return base64.b64decode(text.replace("\r", "").replace("\n", ""), validate=True)
+        encoded = text.encode("ascii") if isinstance(text, str) else text
+        return base64.b64decode(encoded.replace(b"\r", b"").replace(b"\n", b""), validate=True)
     except ValueError as error:
-        raise MalformedBody("The image must be standard base64, padded with '='") from error
+        raise MalformedBody(reason) from error
 
 
 async def read_upload(request: Request, shape: UploadShape, settings: Settings) -> Upload:
@@ -106,14 +88,16 @@ async def read_upload(request: Request, shape: UploadShape, settings: Settings) 
     if media_type == MULTIPART:
         return await read_form(body, content_type, shape)
     if media_type == JSON:
-        return _read_json(await parse_aside(await body.read()), shape)
+        return _read_json(await read_json(body), shape)
     if media_type.startswith("image/") and not shape.batch:
         encoding = _take_encoding(request.headers.get("content-transfer-encoding"))
         return Upload([_decode_content(await body.read(), encoding)])
     length = request.headers.get("content-length", "0")
     if not media_type and length == "0" and "transfer-encoding" not in request.headers:
-        raise MissingField(shape.image_field)
-    raise UnsupportedMediaType(shape.media_types)
+        raise errors.MissingField(shape.image_field)
+    raise errors.UnsupportedMediaType(
+        (MULTIPART, JSON) if shape.batch else (MULTIPART, RAW_IMAGE, JSON)
+    )
 
 
 async def read_form(chunks: AsyncIterator[bytes], content_type: str, shape: UploadShape) -> Upload:
@@ -133,7 +117,7 @@ async def read_groups(
     """
     content_type = request.headers.get("content-type", "")
     if read_media_type(content_type) != MULTIPART:
-        raise UnsupportedMediaType((MULTIPART,))
+        raise errors.UnsupportedMediaType((MULTIPART,))
     form = _Form(fields, (), max_images)
     await form.read(Body(request, settings), content_type)
     return form.images
@@ -170,8 +154,11 @@ class _Form:
             raise MalformedBody("The multipart body is malformed, or its end is missing") from error
         first = next(iter(self.images))
         if not self.images[first]:
-            raise MissingField(first)
-        CALLER.get().count_photos(sum(map(len, self.images.values())))
+            raise errors.MissingField(first)
+        CALLER.get().count_photos(self._count_images())
+
+    def _count_images(self) -> int:
+        return sum(map(len, self.images.values()))
 
     async def _parse(self, chunks: AsyncIterator[bytes], boundary: str) -> None:
         # Latin-1 decodes any byte: a filename, which is ignored, may be in any encoding.
@@ -191,13 +178,13 @@ class _Form:
         self._name, self._pieces, self._length = name, [], 0
         self._encoding = _take_encoding(part.header("Content-Transfer-Encoding"), name)
         if part.header("Content-Encoding", "identity").strip().lower() != "identity":
-            raise UnsupportedContentEncoding
+            raise errors.UnsupportedContentEncoding
         if name in self.images:
-            if sum(map(len, self.images.values())) == self._max_images:
-                raise TooManyImages(self._max_images)
+            if self._count_images() == self._max_images:
+                raise errors.TooManyImages(self._max_images)
             return
         if name not in self._text_fields:
-            raise UnknownField(name, (*self.images, *sorted(self._text_fields)))
+            raise errors.UnknownField(name, (*self.images, *sorted(self._text_fields)))
         self._num_texts += 1
         if self._num_texts > MAX_TEXT_PARTS:
             raise MalformedBody(f"The form has more than {MAX_TEXT_PARTS} text fields")
@@ -205,15 +192,15 @@ class _Form:
     def _add(self, piece: bytes | bytearray) -> None:
         self._length += len(piece)
         if self._length > MAX_TEXT_BYTES and self._name not in self.images:
-            raise BodyTooLarge(MAX_TEXT_BYTES, "A text field")
+            raise errors.BodyTooLarge(MAX_TEXT_BYTES, "A text field")
         self._pieces.append(piece)
 
     def _end_part(self) -> None:
         content = _decode_content(b"".join(self._pieces), self._encoding, self._name)
         if self._name in self.images:
             self.images[self._name].append(content)
-            return
-        self.texts[self._name].append(content.decode("utf-8", NOT_UTF8))
+        else:
+            self.texts[self._name].append(content.decode("utf-8", NOT_UTF8))
 
 
 def _take_encoding(header: str | None, part: str | None = None) -> str:
@@ -231,12 +218,8 @@ def _decode_content(content: bytes, encoding: str, part: str | None = None) -> b
         return binascii.a2b_qp(content)
     if encoding != "base64":
         return content
-    try:
-        return base64.b64decode(content.translate(None, b"\r\n"), validate=True)
-    except ValueError as error:
-        raise MalformedBody(
-            f"The {_describe(part)} is not the base64 that its Content-Transfer-Encoding promises"
-        ) from error
+    promise = "is not the base64 that its Content-Transfer-Encoding promises"
+    return _decode_base64(content, f"The {_describe(part)} {promise}")
 
 
 def _describe(part: str | None) -> str:
@@ -244,10 +227,12 @@ def _describe(part: str | None) -> str:
 
 
 def _read_json(fields: dict[str, Any], shape: UploadShape) -> Upload:
-    known = shape.fields if shape.batch else (*shape.fields, _URL_FIELD)
+    known = [shape.image_field, *sorted(Question.model_fields)]
+    if not shape.batch:
+        known.append(_URL_FIELD)
     for name in fields:
         if name not in known:
-            raise UnknownField(name, known)
+            raise errors.UnknownField(name, known)
     if _URL_FIELD in fields:
         if shape.image_field in fields:
             raise MalformedBody(f"Give '{shape.image_field}' or '{_URL_FIELD}', not both")
@@ -261,15 +246,15 @@ def _read_json(fields: dict[str, Any], shape: UploadShape) -> Upload:
 def _take_images(fields: dict[str, Any], shape: UploadShape) -> list[bytes | str]:
     name = shape.image_field
     if name not in fields:
-        raise MissingField(name)
+        raise errors.MissingField(name)
     value = fields.pop(name)
     images = value if shape.batch else [value]
     if not (isinstance(images, list) and all(isinstance(image, str) for image in images)):
         kind = "a list of base64 texts" if shape.batch else "a base64 text"
         raise MalformedBody(f"Field '{name}' must be {kind}")
     if not images:
-        raise MissingField(name)
+        raise errors.MissingField(name)
     if len(images) > shape.max_images:
-        raise TooManyImages(shape.max_images)
+        raise errors.TooManyImages(shape.max_images)
     CALLER.get().count_photos(len(images))
     return images

@@ -64,7 +64,7 @@ class Fetcher:
         # Reading the system's certificates takes as long as several predictions.
         self._context = httpcore.default_ssl_context()
         self._network = _PublicNetwork(
-            network or httpcore.AnyIOBackend(), resolve or _Resolver(max_fetches).resolve
+            network or httpcore.AnyIOBackend(), resolve or _make_resolver(max_fetches)
         )
 
     async def fetch(self, url: str, reserved: Reservation) -> bytes:
@@ -101,27 +101,24 @@ class Fetcher:
                         continue
                     if response.status != _OK or b"content-encoding" in headers:
                         raise UrlNotUsable
-                    declared = headers.get(b"content-length", b"")
-                    return await self._read(declared, response.stream, reserved)
+                    self._check_size(int(headers.get(b"content-length", b"0")))
+                    return await self._read(response.stream, reserved)
         raise UrlNotUsable
 
     async def _read(
-        self,
-        declared: bytes,
-        stream: Iterable[bytes] | AsyncIterable[bytes],
-        reserved: Reservation,
+        self, stream: Iterable[bytes] | AsyncIterable[bytes], reserved: Reservation
     ) -> bytes:
         assert isinstance(stream, AsyncIterable)
-        what = "The image behind the URL"
-        if declared.isdigit() and int(declared) > self._max_bytes:
-            raise BodyTooLarge(self._max_bytes, what)
         body = bytearray()
         async for chunk in stream:
             body += chunk
-            if len(body) > self._max_bytes:
-                raise BodyTooLarge(self._max_bytes, what)
+            self._check_size(len(body))
             reserved.grow(len(chunk))
         return bytes(body)
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise BodyTooLarge(self._max_bytes, "The image behind the URL")
 
 
 class _PublicNetwork(httpcore.AsyncNetworkBackend):
@@ -155,12 +152,10 @@ def parse_url(url: str) -> httpcore.URL:
         raise UrlNotUsable
     try:
         parts = urlsplit(url)
-        port = parts.port
+        is_plain = "@" not in parts.netloc and parts.port in (None, _PORT)
     except ValueError as error:
         raise UrlNotUsable from error
-    if parts.scheme != "https" or not parts.hostname or "@" in parts.netloc:
-        raise UrlNotUsable
-    if port not in (None, _PORT):
+    if parts.scheme != "https" or not parts.hostname or not is_plain:
         raise UrlNotUsable
     target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
     return httpcore.URL(scheme="https", host=parts.hostname, port=_PORT, target=target)
@@ -193,18 +188,17 @@ def _unwrap(address: Address) -> list[Address]:
     return carried
 
 
-class _Resolver:
-    """Resolves names as the system does, in threads of its own.
+def _make_resolver(max_lookups: int) -> Resolve:
+    """Returns the system's look-up of names, in threads of its own.
 
     A name server that does not answer blocks a thread beyond the timeout; in the default pool these
     would use up the threads that parse bodies and write answers.
     """
+    threads = ThreadPoolExecutor(max_lookups, thread_name_prefix="resolver")
 
-    def __init__(self, max_lookups: int) -> None:
-        self._threads = ThreadPoolExecutor(max_lookups, thread_name_prefix="resolver")
-
-    async def resolve(self, host: str, port: int) -> list[str]:
-        """Returns IP addresses."""
+    async def resolve(host: str, port: int) -> list[str]:
         lookup = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, lookup)
+        found = await asyncio.get_running_loop().run_in_executor(threads, lookup)
         return [str(address[0]) for *_, address in found]
+
+    return resolve
