@@ -117,7 +117,11 @@ def write_infer_answer(
     Each of the predictions must have every label of the selection.
     """
     names = [part.labels.names[position] for part in selection.parts for position in part.chosen]
-    scores = _collect_scores(names, predictions)
+    columns = {name: column for column, name in enumerate(names)}
+    scores = np.zeros((len(predictions), len(names)), np.float32)
+    for row, prediction in enumerate(predictions):
+        for label in prediction.labels:
+            scores[row, columns[label.label]] = label.score
     written = [_write_output(output, names, scores) for output in asked.outputs]
     head: dict[str, Any] = {
         "model_name": model_name,
@@ -140,41 +144,24 @@ def write_infer_answer(
     )
 
 
-def _collect_scores(names: Sequence[str], predictions: Sequence[Prediction]) -> ScoreArray:
-    """Returns scores float32 [B, L], 0..1, in the order of the names."""
-    columns = {name: column for column, name in enumerate(names)}
-    scores = np.zeros((len(predictions), len(names)), np.float32)
-    for row, prediction in enumerate(predictions):
-        for label in prediction.labels:
-            scores[row, columns[label.label]] = label.score
-    return scores
-
-
 def _write_output(output: Output, names: Sequence[str], scores: ScoreArray) -> WrittenTensor:
-    if output.name == LABELS:
-        return _write_texts(output, [len(names)], list(names))
-    if output.classes is not None:
+    datatype, shape, values = "BYTES", [len(names)], list[Any](names)
+    if output.name == SCORES and output.classes is None:
+        datatype, shape, values = "FP32", [*scores.shape], scores.ravel().tolist()
+    elif output.name == SCORES:
         best = np.argsort(-scores, axis=1, kind="stable")[:, : output.classes]
-        texts = [
+        shape = [*best.shape]
+        values = [
             f"{scores[row, column]:.6f}:{column}:{names[column]}"
             for row, columns in enumerate(best)
             for column in columns
         ]
-        return _write_texts(output, list(best.shape), texts)
-    raw = scores.astype("<f4").tobytes()
-    return _write_tensor(output, "FP32", list(scores.shape), scores.ravel().tolist(), raw)
-
-
-def _write_texts(output: Output, shape: list[int], texts: list[str]) -> WrittenTensor:
-    encoded = [text.encode() for text in texts]
-    raw = b"".join(struct.pack("<I", len(text)) + text for text in encoded)
-    return _write_tensor(output, "BYTES", shape, texts, raw)
-
-
-def _write_tensor(
-    output: Output, datatype: str, shape: list[int], values: list[Any], raw: bytes
-) -> WrittenTensor:
     tensor: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": shape}
-    if output.binary:
-        return {**tensor, "parameters": {"binary_data_size": len(raw)}}, raw
-    return {**tensor, "data": values}, b""
+    if not output.binary:
+        return {**tensor, "data": values}, b""
+    raw = scores.astype("<f4").tobytes() if datatype == "FP32" else _pack_texts(values)
+    return {**tensor, "parameters": {"binary_data_size": len(raw)}}, raw
+
+
+def _pack_texts(texts: Sequence[str]) -> bytes:
+    return b"".join(struct.pack("<I", len(each)) + each for each in map(str.encode, texts))
