@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from service.bundle.reader import Bundle
-from service.errors import InvalidTensors, QueueFull
+from service.errors import InvalidTensors
 from service.http.open_inference import request
 from service.http.open_inference.request import HEADER_LENGTH
 from service.images.decode import decode_image
-from service.pipeline.pipeline import Pipeline
 from service.settings import Settings
 from tests.support.photos import make_photo
 from tests.support.serving import PHOTO, labels_of, send_image, serve_app, to_base64
@@ -138,7 +137,9 @@ def test_model_describes_itself(client: TestClient, path: str) -> None:
 
 def test_photos_get_the_scores_of_predict_in_their_order(client: TestClient) -> None:
     photos = [make_photo(seed) for seed in range(4)]
-    outputs = infer(client, image_input(*photos))
+    answer = post(client, image_input(*photos)).json()
+    assert answer["parameters"] == {"label_set": "trained", "label_set_version": "1.0"}
+    outputs = {output["name"]: output for output in answer["outputs"]}
     assert outputs["scores"]["shape"] == [4, 5]
     for row, photo in enumerate(photos):
         assert score_by_infer(outputs, row) == pytest.approx(
@@ -149,7 +150,6 @@ def test_photos_get_the_scores_of_predict_in_their_order(client: TestClient) -> 
 @pytest.mark.parametrize(
     ("trained", "default", "shown"),
     [
-        (True, None, "trained"),
         (False, None, "everyday"),
         (True, "everyday,trained", "everyday+trained"),
     ],
@@ -169,18 +169,15 @@ def test_columns_without_a_label_set_are_one_set_unless_the_settings_name_some(
 
 
 def test_labels_that_an_earlier_set_answers_are_a_parameter_of_the_answer(
-    open_bundle: Bundle,
+    client: TestClient,
 ) -> None:
-    with serve_app(open_bundle.path, label_store="memory") as client:
-        body = {"name": "mine", "labels": ["lamp", "yak"]}
-        client.post("/labels", json=body).raise_for_status()
-        parameters = {"label_set": "everyday,mine"}
-        answer = post(client, image_input(), parameters=parameters).json()
-        hidden = "labels answered by a set named before theirs: 1 of mine"
-        assert answer["parameters"]["hidden"] == hidden
-        parameters = {"label_set": "mine,everyday"}
-        answer = post(client, image_input(), parameters=parameters).json()
-        assert "hidden" not in answer["parameters"]
+    client.put("/labels/mine", json={"labels": ["lamp", "yak"]}).raise_for_status()
+    for label_set, hidden in (
+        ("everyday,mine", "labels answered by a set named before theirs: 1 of mine"),
+        ("mine,everyday", None),
+    ):
+        answer = post(client, image_input(), parameters={"label_set": label_set}).json()
+        assert answer["parameters"].get("hidden") == hidden
 
 
 def test_pixels_get_the_scores_of_their_photos(client: TestClient, open_bundle: Bundle) -> None:
@@ -267,10 +264,6 @@ def test_outputs_are_binary_if_requested(client: TestClient) -> None:
         assert parts["labels"] == pack(*names)
 
 
-def test_only_requested_outputs_are_sent(client: TestClient) -> None:
-    assert list(infer(client, image_input(), outputs=[{"name": "labels"}])) == ["labels"]
-
-
 def test_classification_gives_the_best_labels_with_score_and_column(client: TestClient) -> None:
     asked = [{"name": "scores", "parameters": {"classification": 2}}]
     outputs = infer(client, image_input(make_photo(0), make_photo(1)), outputs=asked)
@@ -285,9 +278,13 @@ def test_classification_gives_the_best_labels_with_score_and_column(client: Test
             assert float(score) == pytest.approx(scores[name], abs=2e-6)
 
 
-def test_more_classes_than_labels_are_all_of_them(client: TestClient) -> None:
+def test_requested_outputs_alone_are_sent_with_as_many_classes_as_there_are_labels(
+    client: TestClient,
+) -> None:
     asked = [{"name": "scores", "parameters": {"classification": 10**9}}]
-    assert infer(client, image_input(), outputs=asked)["scores"]["shape"] == [1, 5]
+    outputs = infer(client, image_input(), outputs=asked)
+    assert list(outputs) == ["scores"]
+    assert outputs["scores"]["shape"] == [1, 5]
 
 
 def test_id_is_returned_if_it_was_given(client: TestClient) -> None:
@@ -307,39 +304,28 @@ def test_label_set_is_a_parameter_and_several_are_joined_by_commas(client: TestC
 
 
 def test_registered_set_is_served_in_the_required_version(client: TestClient) -> None:
-    made = client.put("/labels/zoo", json={"labels": ["panda"]}).json()
-    parameters = {"label_set": "zoo", "min_version": int(made["version"])}
+    version = int(client.put("/labels/zoo", json={"labels": ["panda"]}).json()["version"])
+    parameters = {"label_set": "zoo", "min_version": version}
     assert infer(client, image_input(), parameters=parameters)["labels"]["data"] == ["panda"]
-    late = {"label_set": "zoo", "min_version": int(made["version"]) + 1000}
+    late = {"label_set": "zoo", "min_version": version + 1000}
     assert_error(post(client, image_input(), parameters=late), 400)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v2/models/other",
-        f"{MODEL}/versions/2.0",
-        "/v2/models/other/ready",
-        "/v2/models/other/versions/1.0",
-        "/v2/nowhere",
-    ],
-)
-def test_unknown_model_version_and_path_are_404(client: TestClient, path: str) -> None:
-    assert_error(client.get(path), 404)
-    assert_error(client.post(f"{path}/infer", json={"inputs": [image_input()]}), 404)
 
 
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("/v2/models/other", f"Model 'other' is not served: use {MODEL.rsplit('/', 1)[1]}"),
+        ("/v2/models/other", "Model 'other' is not served: use tiny-open"),
         (f"{MODEL}/versions/2.0", "Version '2.0' is not served: use 1.0"),
+        ("/v2/models/other/ready", "Model 'other'"),
+        ("/v2/models/other/versions/1.0", "Model 'other'"),
+        ("/v2/nowhere", "Not found"),
     ],
 )
-def test_unknown_model_and_version_are_named_with_the_served_ones(
+def test_unknown_model_version_and_path_are_404_naming_the_served_ones(
     client: TestClient, path: str, says: str
 ) -> None:
-    assert says in client.get(path).json()["error"]
+    assert_error(client.get(path), 404, says)
+    assert_error(client.post(f"{path}/infer", json={"inputs": [image_input()]}), 404)
 
 
 @pytest.mark.parametrize("path", [f"/v2/models/{'x' * 201}", f"{MODEL}/versions/{'1' * 201}"])
@@ -365,25 +351,19 @@ BAD_INPUTS: dict[str, tuple[dict[str, Any], str]] = {
     "product overflows": ({"shape": [2**31 - 1, 1]}, "1 to 16 photos"),
     "zero photos": ({"shape": [0], "data": []}, "1 to 16 photos"),
     "too many photos": ({"shape": [17], "data": [""] * 17}, "1 to 16 photos"),
-    "dimension is no number": ({"shape": ["1"]}, "integer"),
-    "dimension is true": ({"shape": [True]}, "integer"),
-    "dimension is a fraction": ({"shape": [1.5]}, "integer"),
     "no dimensions": ({"shape": []}, "at least 1"),
     "too many dimensions": ({"shape": [1] * 9}, "at most 8"),
     "wrong rank": ({"shape": [1, 1, 1]}, "[B] or [B, 1]"),
     "wrong datatype": ({"datatype": "FP32"}, "datatype BYTES"),
-    "unknown datatype": ({"datatype": "COMPLEX"}, "datatype BYTES"),
     "unknown input": ({"name": "imag"}, "'imag' is unknown"),
     "endless name": ({"name": "x" * 5000}, "x" * 80 + "'"),
     "lone surrogate": ({"name": "\ud800"}, "inputs"),
     "no data": ({"data": None}, "must have a list as 'data', or binary data"),
-    "data is a text": ({"data": to_base64(PHOTO)}, "must have a list as 'data', or binary data"),
     "data is numbers": ({"data": [1]}, "base64 texts"),
     "data is not base64": ({"data": ["data:image/png,AAAA"]}, "base64"),
     "no photo": ({"data": [to_base64(b"junk")]}, "damaged or is not an image"),
     "svg": ({"data": [to_base64(b"<svg xmlns='x'></svg>")]}, "not supported"),
     "bytes that did not come": ({"data": None, "parameters": {"binary_data_size": 5}}, "bytes"),
-    "size is a text": ({"parameters": {"binary_data_size": "5"}}, "valid integer"),
     "size is negative": ({"parameters": {"binary_data_size": -5}}, "bytes"),
 }
 
@@ -406,21 +386,16 @@ def test_error_of_one_photo_among_several_names_it(client: TestClient) -> None:
 
 
 BAD_PIXELS: dict[str, dict[str, Any]] = {
-    "other size": {"shape": [1, 15, 16, 3]},
     "planes first": {"shape": [1, 3, 16, 16]},
-    "no batch": {"shape": [16, 16, 3]},
     "shape says more": {"shape": [2, 16, 16, 3]},
     "overflowing batch": {"shape": [2**31 - 1, 16, 16, 3]},
-    "datatype": {"datatype": "FP32"},
     "no data": {"data": None},
-    "too large": {"data": [256] * 768},
     "negative": {"data": [-1] * 768},
     "huge": {"data": [2**70] * 768},
     "fractions": {"data": [0.5] * 768},
     "texts": {"data": ["0"] * 768},
     "truths": {"data": [True] * 768},
     "ragged": {"data": [[0], [0, 0]]},
-    "too few": {"data": [0] * 767},
     "objects": {"data": {"a": 1}},
 }
 
@@ -438,30 +413,17 @@ def output(name: str, **parameters: Any) -> dict[str, Any]:
 BAD_MEMBERS: dict[str, tuple[dict[str, Any], str]] = {
     "duplicate outputs": ({"outputs": [{"name": "scores"}, {"name": "scores"}]}, "more than once"),
     "unknown output": (output("logits"), "'logits' is unknown"),
-    "outputs are no list": ({"outputs": "scores"}, "outputs"),
     "no classes": (output("scores", classification=0), "equal to 1"),
     "classes of the names": (output("labels", classification=1), "output 'scores'"),
     "classes are true": (output("scores", classification=True), "valid integer"),
     "parameter of predict": ({"parameters": {"top_k": 3}}, "'top_k' is for /predict"),
     "labels of predict": ({"parameters": {"candidate_labels": "cat"}}, "'candidate_labels' is"),
     "shared memory": (output("scores", shared_memory_region=""), "Shared memory"),
-    "timeout is a text": ({"parameters": {"timeout": "5"}}, "parameters.timeout"),
     "timeout is true": ({"parameters": {"timeout": True}}, "parameters.timeout"),
-    "timeout is a fraction": ({"parameters": {"timeout": 0.5}}, "parameters.timeout"),
     "timeout is negative": ({"parameters": {"timeout": -1}}, "parameters.timeout"),
-    "timeout is endless": ({"parameters": {"timeout": 10**400}}, "parameters.timeout"),
-    "kind of outputs is a text": (
-        {"parameters": {"binary_data_output": "1"}},
-        "binary_data_output",
-    ),
-    "parameters are a list": ({"parameters": []}, "parameters"),
     "unknown label set": ({"parameters": {"label_set": "nowhere"}}, "'nowhere'"),
-    "label set is a number": ({"parameters": {"label_set": 5}}, "label_set"),
-    "id is a number": ({"id": 5}, "id"),
     "surrogate in the id": ({"id": "\udfff"}, "id"),
-    "surrogate in an output": (output("\ud800"), "outputs"),
     "id is endless": ({"id": "x" * 5000}, "id"),
-    "surrogate in a label set": ({"parameters": {"label_set": "\ud800"}}, "label_set"),
 }
 
 
@@ -473,9 +435,7 @@ def test_bad_request_is_refused(client: TestClient, case: str) -> None:
 
 
 IGNORED = {
-    "priority": {"priority": 1},
     "sequence": {"sequence_id": 7, "sequence_start": True, "sequence_end": False},
-    "named sequence": {"sequence_id": "a", "sequence_start": 1, "sequence_end": []},
     "unknown": {"labelset": "trained", "nothing": None, "nested": {"a": [1]}},
 }
 
@@ -494,25 +454,19 @@ def test_unknown_parameters_are_ignored_on_requests_inputs_and_outputs(
 
 
 @pytest.mark.parametrize(
-    ("deadline_ms", "timeout", "status"),
+    ("deadline_ms", "timeouts"),
     [
-        (30_000, 1, 504),
-        (30_000, None, 200),
-        (30_000, 0, 200),
-        (30_000, 60_000_000, 200),
-        (30_000, 2**64 - 1, 200),
-        (0.001, 60_000_000, 504),
-        (0.001, 0, 504),
+        (30_000, {1: 504, None: 200, 0: 200, 60_000_000: 200, 2**64 - 1: 200}),
+        (0.001, {60_000_000: 504, 0: 504}),
     ],
 )
 def test_timeout_in_microseconds_shortens_the_deadline_and_never_lengthens_it(
-    open_bundle: Bundle, deadline_ms: float, timeout: int | None, status: int
+    open_bundle: Bundle, deadline_ms: float, timeouts: dict[int | None, int]
 ) -> None:
     with serve_app(open_bundle.path, label_store="memory", deadline_ms=deadline_ms) as client:
-        answer = post(client, image_input(), parameters={"timeout": timeout})
-        assert answer.status_code == status, answer.text
-        if deadline_ms > 1:
-            assert infer(client, image_input())["scores"]["shape"] == [1, 5]
+        for timeout, status in timeouts.items():
+            answer = post(client, image_input(), parameters={"timeout": timeout})
+            assert answer.status_code == status, answer.text
 
 
 def test_alias_answers_in_every_route_of_the_model_by_its_own_name(open_bundle: Bundle) -> None:
@@ -543,9 +497,7 @@ def test_no_input_duplicate_inputs_and_both_kinds_are_refused(
         assert_error(post(client, *inputs), 400, "exactly one input")
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b"5", b'{"inputs": NaN}', b"[" * 200_000, b'{"a": 1, "a": 2}']
-)
+@pytest.mark.parametrize("body", [b"{", b"[]", b"[" * 200_000])
 def test_body_that_is_not_a_json_object_is_refused(client: TestClient, body: bytes) -> None:
     assert_error(client.post(INFER, content=body), 400)
 
@@ -555,7 +507,6 @@ BAD_BINARY: dict[str, tuple[list[int], bytes]] = {
     "ends within a value": ([1], struct.pack("<I", 100) + b"x"),
     "length of four gigabytes": ([1], b"\xff\xff\xff\xff"),
     "more values than the shape": ([1], pack(PHOTO, PHOTO)),
-    "fewer values than the shape": ([2], pack(PHOTO)),
     "nothing": ([1], b""),
 }
 
@@ -566,7 +517,7 @@ def test_bad_binary_tensor_is_refused(client: TestClient, case: str) -> None:
     assert_error(post_binary(client, {"inputs": [binary_input(raw, shape)]}, raw), 400)
 
 
-@pytest.mark.parametrize("length", ["-1", "x", "1e3", "9" * 5000, "999999", "", "٣"])
+@pytest.mark.parametrize("length", ["-1", "1e3", "9" * 5000, "999999", "", "٣"])
 def test_bad_header_length_is_refused(client: TestClient, length: str) -> None:
     raw = pack(PHOTO)
     headers = {HEADER_LENGTH: length.encode()}
@@ -583,7 +534,7 @@ def test_binary_size_must_be_that_of_the_bytes(client: TestClient) -> None:
     assert_error(post_binary(client, {"inputs": [both]}, raw), 400, "both")
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=st.binary(max_size=200), length=st.integers(-5, 300), shape=st.lists(st.integers()))
 def test_random_bytes_get_an_error(
     client: TestClient, raw: bytes, length: int, shape: list[int]
@@ -606,20 +557,6 @@ def test_error_is_counted_and_named_in_the_log_like_any_other(client: TestClient
     assert 'path="/v2/models/{name}",status="404"' in text
 
 
-def test_full_queue_is_429_with_retry_after(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def refuse(*_: object) -> None:
-        raise QueueFull("secret")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Pipeline, "predict", refuse)
-        response = post(client, image_input())
-    assert_error(response, 429)
-    assert response.headers["retry-after"] == "1"
-    assert "secret" not in response.text
-
-
 def test_while_draining_it_lives_but_is_not_ready(open_bundle: Bundle) -> None:
     with serve_app(open_bundle.path, label_store="memory") as client:
         assert client.portal is not None
@@ -627,14 +564,6 @@ def test_while_draining_it_lives_but_is_not_ready(open_bundle: Bundle) -> None:
         assert client.get("/v2/health/live").status_code == 200
         for path in ("/v2/health/ready", f"{MODEL}/ready", MODEL):
             assert_error(client.get(path), 503)
-        assert_error(post(client, image_input()), 503)
-
-
-def test_more_photos_than_the_queue_has_places_are_an_error_of_the_request(
-    open_bundle: Bundle,
-) -> None:
-    with serve_app(open_bundle.path, label_store="memory", queue_size=3) as client:
-        refused = post(client, image_input(*[PHOTO] * 4))
-        assert refused.status_code == 400
-        assert "3" in refused.json()["error"]
-        assert len(infer(client, image_input(*[PHOTO] * 3))["scores"]["data"]) == 15
+        refused = post(client, image_input())
+        assert_error(refused, 503)
+        assert refused.headers["retry-after"] == "2"

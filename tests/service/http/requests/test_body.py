@@ -1,23 +1,32 @@
 """Tests of bodies within limits of size, memory and time, and of clients that disconnect."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import anyio
 import pytest
+from fastapi.testclient import TestClient
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
 from service.bundle.reader import Bundle
 from service.errors import BodyTimeout, QueueFull, StartError
 from service.http.requests import body as body_module
-from service.http.requests.body import Body, BodyBudget, Reservation, cancel_on_disconnect
+from service.http.requests.body import (
+    Body,
+    BodyBudget,
+    Reservation,
+    cancel_on_disconnect,
+    open_budget,
+)
 from service.settings import Settings
-from tests.support.serving import PHOTO, assert_problem, assert_still_serving, send_image, serve_app
+from tests.support.serving import assert_problem, assert_still_serving, send_image, serve_app
 
 pytestmark = pytest.mark.anyio
 
 DISCONNECT: Message = {"type": "http.disconnect"}
+ROOM = 100_000
 
 
 def make_request(receive: Receive) -> Request:
@@ -41,6 +50,12 @@ async def finish_after(gate: asyncio.Event) -> int:
     return 7
 
 
+async def take_turns(count: int = 20) -> None:
+    """Lets the event loop run all that is ready; with a watched client, its watch too."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def read(request: Request, timeout_seconds: float = 30) -> Any:
     return Body(request, Settings(body_timeout_seconds=timeout_seconds)).read()
 
@@ -59,61 +74,53 @@ def test_held_bytes_are_free_again_when_they_are_released() -> None:
     assert budget.free_bytes == 100
 
 
-def test_body_without_room_is_refused_and_nothing_leaks(tiny_bundle: Bundle) -> None:
-    room = 4000 + len(PHOTO)
-    limits = {"max_held_bytes": room, "max_body_bytes": room}
-    with serve_app(tiny_bundle.path, **limits) as client:
-        for _ in range(3):
-            headers = {"Content-Type": "image/png"}
-            other = Reservation(client.app.state.budget)  # type: ignore[attr-defined]
-            other.grow(1)
-            large = client.post("/predict", content=bytes(room), headers=headers)
-            assert_problem(large, 429, "queue_full")
-            assert int(large.headers["retry-after"]) > 0
-            other.release()
-            assert send_image(client, b"junk").status_code == 400
-            assert_still_serving(client)
-        assert client.app.state.budget.free_bytes == room  # type: ignore[attr-defined]
+@pytest.fixture(scope="module")
+def narrow_client(tiny_bundle: Bundle) -> Iterator[TestClient]:
+    with serve_app(tiny_bundle.path, max_held_bytes=ROOM, max_body_bytes=ROOM) as client:
+        yield client
+
+
+@pytest.fixture
+def held(narrow_client: TestClient) -> Iterator[Reservation]:
+    """The bytes of another request; all are free again after the test."""
+    budget: BodyBudget = narrow_client.app.state.budget  # type: ignore[attr-defined]
+    other = Reservation(budget)
+    other.grow(1)
+    yield other
+    assert_still_serving(narrow_client)
+    assert budget.free_bytes == ROOM
+
+
+def test_body_without_room_is_refused(narrow_client: TestClient, held: Reservation) -> None:
+    headers = {"Content-Type": "image/png"}
+    large = narrow_client.post("/predict", content=bytes(ROOM), headers=headers)
+    assert_problem(large, 429, "queue_full")
+    assert int(large.headers["retry-after"]) > 0
+    held.release()
+    assert_problem(send_image(narrow_client, b"junk"), 400, "invalid_image")
 
 
 def test_answer_longer_than_the_budget_is_sent_if_no_other_request_has_bytes(
-    tiny_bundle: Bundle,
+    narrow_client: TestClient, held: Reservation
 ) -> None:
-    with serve_app(tiny_bundle.path, max_held_bytes=100_000, max_body_bytes=100_000) as client:
-        other = Reservation(client.app.state.budget)  # type: ignore[attr-defined]
-        other.grow(1)
-        assert_problem(client.get("/openapi.json"), 429, "queue_full")
-        other.release()
-        assert len(client.get("/openapi.json").content) > 100_000
-        assert client.app.state.budget.free_bytes == 100_000  # type: ignore[attr-defined]
+    assert_problem(narrow_client.get("/openapi.json"), 429, "queue_full")
+    held.release()
+    assert len(narrow_client.get("/openapi.json").content) > ROOM
 
 
-def test_less_for_all_bodies_than_for_one_stops_the_start(tiny_bundle: Bundle) -> None:
-    limits = {"max_held_bytes": 999, "max_body_bytes": 1000}
-    with pytest.raises(StartError, match="max_held_bytes"), serve_app(tiny_bundle.path, **limits):
-        pass
+def test_less_for_all_bodies_than_for_one_stops_the_start() -> None:
+    with pytest.raises(StartError, match="max_held_bytes"):
+        open_budget(Settings(max_held_bytes=999, max_body_bytes=1000))
 
 
-async def test_body_that_stops_arriving_is_refused_in_time() -> None:
-    chunks = iter([b"a", b""])
-
+@pytest.mark.parametrize("pause_seconds", [0.02, 60])
+async def test_time_of_a_body_counts_from_its_beginning(pause_seconds: float) -> None:
     async def receive() -> Message:
-        chunk = next(chunks, None)
-        if chunk is None:
-            await asyncio.Event().wait()
-        return {"type": "http.request", "body": chunk, "more_body": True}
+        await asyncio.sleep(pause_seconds)
+        return {"type": "http.request", "body": b"a", "more_body": True}
 
     with pytest.raises(BodyTimeout, match=r"0\.05 seconds"):
         await read(make_request(receive), timeout_seconds=0.05)
-
-
-async def test_time_of_a_body_counts_from_its_beginning() -> None:
-    async def receive() -> Message:
-        await asyncio.sleep(0.02)
-        return {"type": "http.request", "body": b"a", "more_body": True}
-
-    with pytest.raises(BodyTimeout):
-        await read(make_request(receive), timeout_seconds=0.1)
 
 
 async def test_cancelled_reader_is_no_timeout() -> None:
@@ -140,17 +147,19 @@ def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("watched")
 async def test_work_of_a_client_that_stays_is_finished() -> None:
-    async def work() -> int:
-        await asyncio.sleep(0.01)
-        return 7
-
-    assert await cancel_on_disconnect(make_leaving(asyncio.Event()), work()) == 7
+    gate = asyncio.Event()
+    answering = asyncio.create_task(
+        cancel_on_disconnect(make_leaving(asyncio.Event()), finish_after(gate))
+    )
+    await take_turns()
+    gate.set()
+    assert await answering == 7
 
 
 @pytest.mark.usefixtures("watched")
 async def test_error_of_the_work_comes_through() -> None:
     async def work() -> int:
-        await asyncio.sleep(0.01)
+        await take_turns()
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
@@ -184,7 +193,7 @@ async def test_client_that_left_before_the_work_cancels_it(watched: bool) -> Non
     left.set()
 
     async def work() -> int:
-        await asyncio.sleep(0.2)
+        await take_turns()
         return 7
 
     if not watched:  # it ends before the client is watched
@@ -204,7 +213,7 @@ async def test_other_messages_do_not_stop_the_work(monkeypatch: pytest.MonkeyPat
     )
     for _ in range(3):
         await messages.put({"type": "http.request", "body": b"", "more_body": False})
-        await asyncio.sleep(0.01)
+        await take_turns()
     assert messages.empty()
     gate.set()
 
@@ -225,7 +234,7 @@ async def test_receiving_in_a_task_group_ends_in_the_task_that_it_began_in(
         return DISCONNECT
 
     answering = asyncio.create_task(cancel_on_disconnect(make_request(receive), finish_after(gate)))
-    await asyncio.sleep(0.02)
+    await take_turns()
     (left if leaves else gate).set()
 
     if leaves:
@@ -247,14 +256,12 @@ async def test_client_that_leaves_while_it_is_answered_breaks_nothing(
     loop.set_exception_handler(lambda _loop, context: unexpected.append(context))
 
     answering = asyncio.create_task(cancel_on_disconnect(make_leaving(left), finish_after(gate)))
-    await asyncio.sleep(0.02)
+    await take_turns()
     for event in (gate, left) if turns < 0 else (left, gate):
         event.set()
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        await take_turns(turns)
     (result,) = await asyncio.gather(answering, return_exceptions=True)
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await take_turns()
 
     assert result == 7 or isinstance(result, ClientDisconnect)
     assert unexpected == []

@@ -17,7 +17,6 @@ from tests.support.serving import (
     PHOTO,
     assert_problem,
     assert_still_serving,
-    labels_of,
     serve_app,
     to_base64,
 )
@@ -58,7 +57,7 @@ def client(open_bundle: Bundle) -> Iterator[TestClient]:
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=BODIES)
 def test_any_json_is_answered_or_a_problem(
     client: TestClient, method: str, path: str, body: Any
@@ -69,38 +68,30 @@ def test_any_json_is_answered_or_a_problem(
         assert_problem(response, response.status_code, response.json()["code"])
 
 
-PREDICTING = [
-    ("POST", "/predict", "include"),
-    ("POST", "/predict/batch", "images"),
-    ("POST", "/v2/models/tiny-open/infer", "inputs"),
-]
-# Label sets may have as many numbers: embeddings.
-REGISTERING = [("POST", "/labels", "labels"), ("PUT", "/labels/pets", "labels"),
-               ("PATCH", "/labels/pets", "labels")]  # fmt: skip
+# Each reads its body in another way. Label sets may have millions of numbers: embeddings.
+READERS = {"/predict": "include", "/v2/models/tiny-open/infer": "inputs", "/labels": "labels"}
 DEEP = "[" * 900 + "]" * 900
 
 
 @pytest.mark.parametrize(
-    ("route", "value", "words"),
+    ("path", "value", "words"),
     [
-        *product(PREDICTING + REGISTERING, ["[]", "{}", '""', DEEP], ["lists, objects and texts"]),
-        *product(PREDICTING, ["1", "1e1", "true"], ["values"]),
+        *product(READERS, ["[]", "{}", '""', DEEP], ["lists, objects and texts"]),
+        *product([*READERS][:2], ["1", "1e1", "true"], ["values"]),
     ],
 )
 def test_millions_of_values_are_refused_before_they_are_parsed(
-    client: TestClient, route: tuple[str, str, str], value: str, words: str
+    client: TestClient, path: str, value: str, words: str
 ) -> None:
-    method, path, member = route
     times = 2 * MAX_PARTS // (900 if value == DEEP else 1)
-    body = f'{{"{member}": [{",".join([value] * times)}]}}'
-    headers = {"Content-Type": "application/json"}
-    response = client.request(method, path, content=body, headers=headers)
+    body = f'{{"{READERS[path]}": [{",".join([value] * times)}]}}'
+    response = client.post(path, content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
     assert words in response.text
 
 
 @pytest.mark.parametrize(
-    ("number", "times"), [("1", 2_000_000), ("1e1", 2_000_000), ("9" * 4000, 5000)]
+    ("number", "times"), [("1", 1_000_000), ("1e1", 1_000_000), ("9" * 4000, 4000)]
 )
 def test_others_run_while_numbers_are_parsed(number: str, times: int) -> None:
     body = f'{{"a": [{",".join([number] * times)}]}}'.encode()
@@ -108,7 +99,7 @@ def test_others_run_while_numbers_are_parsed(number: str, times: int) -> None:
 
 
 @pytest.mark.parametrize(("length", "in_loop"), [(1000, True), (100_000, False)])
-def test_long_json_is_parsed_beside_the_event_loop(
+def test_long_json_is_parsed_in_a_side_thread(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, length: int, *, in_loop: bool
 ) -> None:
     assert client.portal is not None
@@ -123,4 +114,3 @@ def test_long_json_is_parsed_beside_the_event_loop(
         body = {"image": to_base64(PHOTO), "include": ["x" * length]}
         assert client.post("/predict", json=body).status_code == 422
     assert [thread == loop_thread for thread in threads] == [in_loop]
-    assert labels_of(client.post("/predict", json={"image": to_base64(PHOTO)})) != []

@@ -15,19 +15,22 @@ from service.settings import Settings
 
 
 @pytest.fixture(scope="module")
-def paths() -> dict[str, Any]:
-    found: dict[str, Any] = create_app(PipelineHost(Settings())).openapi()["paths"]
+def document() -> dict[str, Any]:
+    return create_app(PipelineHost(Settings())).openapi()
+
+
+@pytest.fixture(scope="module")
+def paths(document: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = document["paths"]
     return found
 
 
-def test_predictions_come_first_and_metrics_after_the_other_routes_of_health() -> None:
-    document = create_app(PipelineHost(Settings())).openapi()
-    used = [
-        tag for path in document["paths"].values() for op in path.values() for tag in op["tags"]
-    ]
+def test_predictions_come_first_and_tags_are_described_in_their_order(
+    document: dict[str, Any], paths: dict[str, Any]
+) -> None:
+    used = [tag for path in paths.values() for op in path.values() for tag in op["tags"]]
     assert list(dict.fromkeys(used)) == [tag["name"] for tag in document["tags"]]
     assert used[0] == "predict"
-    assert all(tag["description"] for tag in document["tags"])
 
 
 def test_summaries_are_written_and_tell_the_routes_of_a_tag_apart(paths: dict[str, Any]) -> None:
@@ -62,16 +65,13 @@ def test_parameters_are_documented_in_query_and_body(paths: dict[str, Any]) -> N
         post = paths[path]["post"]
         assert {parameter["name"] for parameter in post["parameters"]} == set(Question.model_fields)
         for kind in ("multipart/form-data", "application/json"):
-            properties = post["requestBody"]["content"][kind]["schema"]["properties"]
+            content = post["requestBody"]["content"][kind]
+            properties = content["schema"]["properties"]
+            if kind == "multipart/form-data":  # else `/docs` sends a list as one field
+                way = {"style": "form", "explode": True}
+                assert content["encoding"] == dict.fromkeys(sorted(LIST_PARAMETERS), way)
             url = {"url"} if (path, kind) == ("/predict", "application/json") else set()
             assert set(properties) == {image, *url, *Question.model_fields}
-
-
-def test_forms_document_that_every_value_of_a_list_is_a_field(paths: dict[str, Any]) -> None:
-    for path in ("/predict", "/predict/batch"):
-        form = paths[path]["post"]["requestBody"]["content"]["multipart/form-data"]
-        assert set(form["encoding"]) == LIST_PARAMETERS
-        assert all(way == {"style": "form", "explode": True} for way in form["encoding"].values())
 
 
 def test_example_of_a_label_set_is_one(paths: dict[str, Any]) -> None:

@@ -15,8 +15,6 @@ from tests.support.photos import make_photo
 from tests.support.serving import (
     PHOTO,
     assert_problem,
-    assert_still_serving,
-    labels_of,
     send_image,
     send_images,
     serve_app,
@@ -77,15 +75,15 @@ def test_overlay_is_a_png_of_the_photos_proportions(client: TestClient) -> None:
 
 
 def test_explain_works_in_query_form_and_json(client: TestClient) -> None:
-    query = send_image(client, params={"explain": "true", "top_k": 2})
-    form = send_image(client, data={"explain": "true", "top_k": "2"})
-    json = client.post("/predict", json={"image": to_base64(PHOTO), "explain": True, "top_k": 2})
-    assert labels_of(query) == labels_of(form) == labels_of(json)
-    assert query.json()["labels"] == form.json()["labels"] == json.json()["labels"]
+    asked = {"explain": "true", "top_k": 2}
+    query = send_image(client, params=asked).json()["labels"]
+    form = send_image(client, data=asked).json()["labels"]
+    body = {"image": to_base64(PHOTO), "explain": True, "top_k": 2}
+    assert query == form == client.post("/predict", json=body).json()["labels"] != []
 
 
 def test_batch_rows_have_the_maps_of_single_answers(client: TestClient) -> None:
-    photos = [make_photo(seed) for seed in range(6)]
+    photos = [make_photo(seed) for seed in range(3)]
     parameters = {"explain": "true", "top_k": 3}
     results = send_images(client, photos, params=parameters).json()["results"]
     for photo, result in zip(photos, results, strict=True):
@@ -94,12 +92,6 @@ def test_batch_rows_have_the_maps_of_single_answers(client: TestClient) -> None:
             assert row["label"] == single["label"]
             for mine, other in zip(row["map"], single["map"], strict=True):
                 assert mine == pytest.approx(other, abs=0.002)
-
-
-def test_bad_image_of_an_explained_batch_fails_alone(client: TestClient) -> None:
-    results = send_images(client, [PHOTO, b"junk"], params={"explain": "true"}).json()["results"]
-    assert results[0]["labels"][0]["map"]
-    assert results[1]["error"]["code"] == "invalid_image"
 
 
 def test_only_the_best_labels_are_explained(client: TestClient) -> None:
@@ -120,4 +112,3 @@ def test_bundle_without_maps_answers_with_a_fixed_problem(tiny_bundle: Bundle) -
             assert problem["title"] == "This model has no maps of these labels"
             assert_problem(send_images(client, [PHOTO], params={"explain": value}), 409, "no_maps")
         assert send_image(client, params={"explain": "false"}).status_code == 200
-        assert_still_serving(client)

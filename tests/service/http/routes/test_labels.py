@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
-from service.bundle.writer import write_bundle
 from service.http.requests import json as json_bodies
 from service.labels.store.store import LabelStore
 from tests.support.serving import (
@@ -27,9 +24,6 @@ from tests.support.serving import (
 from tests.support.threads import Gate
 from tests.support.tiny_bundle import (
     EMBEDDING_WIDTH,
-    SPACE,
-    TINY_LABELS,
-    open_draft,
     write_open_bundle,
 )
 
@@ -57,8 +51,6 @@ def client(shared_open_client: TestClient) -> Iterator[TestClient]:
         if not entry["read_only"]:
             assert shared_open_client.delete(f"/labels/{entry['name']}").status_code == 204
     assert_still_serving(shared_open_client)
-    register(shared_open_client, {"name": "last", "labels": ["good"]})
-    assert shared_open_client.delete("/labels/last").status_code == 204
 
 
 def register(client: TestClient, body: dict[str, Any]) -> Any:
@@ -85,11 +77,8 @@ def test_registered_set_is_returned_and_listed(client: TestClient) -> None:
     ]
     assert client.get("/labels/pets").json() == body
     listed = client.get("/labels").json()["label_sets"]
-    assert [(entry["name"], entry["num_labels"]) for entry in listed] == [
-        ("trained", 5),
-        ("everyday", 3),
-        ("pets", 2),
-    ]
+    counts = {entry["name"]: entry["num_labels"] for entry in listed}
+    assert counts == {"trained": 5, "everyday": 3, "pets": 2}
 
 
 def test_predict_answers_from_the_registered_set(client: TestClient) -> None:
@@ -104,29 +93,6 @@ def test_predict_answers_from_the_registered_set(client: TestClient) -> None:
     by_name = {label["label"]: label for label in body["labels"]}
     assert (by_name["axolotl"]["threshold"], by_name["axolotl"]["calibrated"]) == (0.2, True)
     assert (by_name["red panda"]["threshold"], by_name["red panda"]["calibrated"]) == (0.3, False)
-
-
-def test_request_without_a_set_gets_the_trained_labels_and_the_sets_of_the_bundle(
-    client: TestClient,
-) -> None:
-    register(client, PETS)
-    response = send_image(client, params={"top_k": 99})
-    assert response.json()["label_set"] == {"name": "trained+everyday", "version": "1.0+1.0"}
-    named = scores_of(client, label_set="trained") | scores_of(client, label_set="everyday")
-    assert dict(labels_of(response)) == pytest.approx(named, abs=TOLERANCE)
-
-
-def test_label_of_both_default_sets_is_answered_by_the_trained_head(tmp_path: Path) -> None:
-    draft = open_draft()
-    sets = {"everyday.json": b'{"labels": ["cat", "chair"]}'}
-    bundle = write_bundle(tmp_path / "tiny-open", replace(draft, label_sets=sets))
-    with serve_app(bundle.path, label_store="memory") as client:
-        body = send_image(client, params={"top_k": 99}).json()
-        sources = {label["label"]: label["source"] for label in body["labels"]}
-        trained = {label.name: "trained" for label in TINY_LABELS}
-        assert sources == {**trained, "chair": "zero_shot"}
-        alone = scores_of(client, label_set="trained")["cat"]
-        assert scores_of(client)["cat"] == pytest.approx(alone, abs=TOLERANCE)
 
 
 def test_answer_names_the_labels_of_a_registered_set_that_an_earlier_set_answers(
@@ -149,54 +115,20 @@ def test_answer_names_the_labels_of_a_registered_set_that_an_earlier_set_answers
     assert (same["num_hidden"], same["hidden"]) == (12, chairs[:10])
 
 
-def test_several_sets_answer_as_each_of_them_alone(client: TestClient) -> None:
-    register(client, PETS)
-    names = ["pets", "trained", "everyday"]
-
-    response = send_image(client, params={"label_set": names, "top_k": 99})
-
-    body = response.json()
-    assert body["label_set"]["name"] == "pets+trained+everyday"
-    assert [entry["name"] for entry in body["label_sets"]] == names
-    alone = {k: v for name in names for k, v in scores_of(client, label_set=name).items()}
-    assert dict(labels_of(response)) == pytest.approx(alone, abs=TOLERANCE)
-    scores = [score for _, score in labels_of(response)]
-    assert scores == sorted(scores, reverse=True)
-
-
-def test_candidate_labels_are_for_one_request(client: TestClient) -> None:
-    names = ["a zebra", "a yak"]
-
-    body = send_image(client, params={"candidate_labels": names, "top_k": 9}).json()
-
-    assert body["label_set"]["name"] == "candidate_labels"
-    assert {label["label"] for label in body["labels"]} == set(names)
-    assert len(client.get("/labels").json()["label_sets"]) == 2
-    again = send_image(client, params={"candidate_labels": names, "top_k": 9})
-    assert labels_of(again) == [(la["label"], la["score"]) for la in body["labels"]]
-
-
-def test_candidate_labels_score_as_registered_ones_and_beside_other_sets(
+def test_candidate_labels_are_for_one_request_and_score_as_registered_ones(
     client: TestClient,
 ) -> None:
     register(client, PETS)
-    asked = {"candidate_labels": ["axolotl", "red panda"], "label_set": "trained"}
-    both = scores_of(client, **asked)
-    assert both == pytest.approx(
-        scores_of(client, label_set="pets") | scores_of(client, label_set="trained"), abs=TOLERANCE
-    )
-
-
-def test_include_exclude_threshold_and_top_k_work_over_open_sets(client: TestClient) -> None:
-    everything = scores_of(client, label_set="everyday")
-    assert set(everything) == {"chair", "table", "lamp"}
-    assert set(scores_of(client, label_set="everyday", exclude="chair")) == {"table", "lamp"}
-    only = scores_of(client, label_set=["everyday", "trained"], include=["lamp", "cat"])
-    assert set(only) == {"lamp", "cat"}
-    assert only["lamp"] == pytest.approx(everything["lamp"], abs=TOLERANCE)
-    best = max(everything, key=lambda name: everything[name])
-    assert list(scores_of(client, label_set="everyday", top_k=1)) == [best]
-    assert scores_of(client, label_set="everyday", threshold=1) == {}
+    names = ["axolotl", "red panda"]
+    registered = scores_of(client, label_set="pets")
+    body = send_image(client, params={"candidate_labels": names, "top_k": 9}).json()
+    assert body["label_set"]["name"] == "candidate_labels"
+    found = {label["label"]: label["score"] for label in body["labels"]}
+    assert found == pytest.approx(registered, abs=TOLERANCE)
+    assert len(client.get("/labels").json()["label_sets"]) == 3
+    both = scores_of(client, candidate_labels=names, label_set="trained")
+    trained = scores_of(client, label_set="trained")
+    assert both == pytest.approx(registered | trained, abs=TOLERANCE)
 
 
 def test_batch_and_json_bodies_take_label_sets(client: TestClient) -> None:
@@ -212,27 +144,11 @@ def test_batch_and_json_bodies_take_label_sets(client: TestClient) -> None:
 
 def test_same_set_once_more_is_200_and_another_of_its_name_409(client: TestClient) -> None:
     first = register(client, PETS)
-
     again = client.post("/labels", json=PETS)
-
-    assert again.status_code == 200
-    assert again.json() == first.json()
+    assert (again.status_code, again.json()) == (200, first.json())
     other = client.post("/labels", json={**PETS, "labels": ["newt"]})
     assert_problem(other, 409, "label_set_exists")
     assert client.get("/labels/pets").json() == first.json()
-
-
-def test_set_registered_many_times_at_once_is_made_once(client: TestClient) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        same = list(threads.map(lambda _: client.post("/labels", json=PETS), range(8)))
-        bodies = [{"name": "zoo", "labels": [f"yak {i}"]} for i in range(8)]
-        other = list(threads.map(lambda body: client.post("/labels", json=body), bodies))
-
-    assert sorted(response.status_code for response in same) == [200] * 7 + [201]
-    assert len({response.headers["etag"] for response in same}) == 1
-    assert sorted(response.status_code for response in other) == [201] + [409] * 7
-    (made,) = (response.json() for response in other if response.status_code == 201)
-    assert client.get("/labels/zoo").json() == made
 
 
 def test_put_makes_replaces_and_changes_nothing_twice(client: TestClient) -> None:
@@ -325,18 +241,17 @@ def test_many_writes_at_once_succeed_as_their_condition_permits(
         assert sorted(threads.map(put, range(8))) == [status] + [others] * 7
 
 
-def test_lines_of_a_condition_are_one_list(client: TestClient) -> None:
+@pytest.mark.parametrize("others", [("tag", '"0"'), ('"0"', "tag")])
+def test_lines_of_a_condition_are_one_list(client: TestClient, others: tuple[str, str]) -> None:
     tag = register(client, PETS).headers["etag"]
-    for first in (True, False):
-        lines = [tag, '"0"'] if first else ['"0"', tag]
-        known = client.get("/labels/pets", headers=[("If-None-Match", line) for line in lines])
-        assert known.status_code == 304
-        condition = [("If-Match", line) for line in lines]
-        written = client.put("/labels/pets", json={"labels": ["newt"]}, headers=condition)
-        assert written.status_code == 200
-        stale = client.put("/labels/pets", json=PETS, headers=condition)
-        assert_problem(stale, 412, "label_set_changed")
-        tag = client.put("/labels/pets", json=PETS).headers["etag"]
+    lines = [tag if line == "tag" else line for line in others]
+    known = client.get("/labels/pets", headers=[("If-None-Match", line) for line in lines])
+    assert known.status_code == 304
+    condition = [("If-Match", line) for line in lines]
+    written = client.put("/labels/pets", json={"labels": ["newt"]}, headers=condition)
+    assert written.status_code == 200
+    stale = client.put("/labels/pets", json=PETS, headers=condition)
+    assert_problem(stale, 412, "label_set_changed")
 
 
 def test_conditions_apply_to_the_version_of_another_process(
@@ -384,23 +299,6 @@ def test_sets_that_came_with_the_model_cannot_be_changed(client: TestClient, nam
         assert_problem(removed, 409, "label_set_read_only")
 
 
-def test_own_embeddings_take_the_place_of_texts(client: TestClient) -> None:
-    vector = np.random.default_rng(0).normal(size=EMBEDDING_WIDTH).tolist()
-    body = {
-        "name": "vectors",
-        "labels": [{"name": "quux", "embedding": vector}, "newt"],
-        "embedding_space": SPACE.fingerprint,
-    }
-    register(client, body)
-    register(client, {"name": "texts", "labels": ["newt"]})
-
-    both = scores_of(client, label_set="vectors")
-
-    assert set(both) == {"quux", "newt"}
-    alone = scores_of(client, label_set="texts")
-    assert both["newt"] == pytest.approx(alone["newt"], abs=TOLERANCE)
-
-
 def test_json_may_have_as_many_embeddings_as_a_set_and_little_else(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -414,103 +312,47 @@ def test_json_may_have_as_many_embeddings_as_a_set_and_little_else(
         assert "lists" in assert_problem(more, 400, "malformed_body")["detail"]
 
 
-def test_prompt_is_encoded_instead_of_the_name(client: TestClient) -> None:
-    register(client, {"name": "a", "labels": [{"name": "thing", "prompt": "a newt"}]})
-    register(client, {"name": "b", "labels": ["newt"]})  # the template is "a {}"
-    found, wanted = scores_of(client, label_set="a"), scores_of(client, label_set="b")
-    assert found["thing"] == pytest.approx(wanted["newt"], abs=TOLERANCE)
-    assert client.get("/labels/a").json()["labels"][0]["prompt"] == "a newt"
-
-
-def test_underscores_of_a_name_are_encoded_as_spaces(client: TestClient) -> None:
-    wanted = scores_of(client, candidate_labels=["wooden table", "wooden"])["wooden table"]
-    register(client, {"name": "snakes", "labels": ["wooden_table", "wooden table"]})
-    found = scores_of(client, label_set="snakes")
-    assert set(found) == {"wooden_table", "wooden table"}, "the names stay"
-    asked = scores_of(client, candidate_labels=["wooden_table"])
-    for score in (found["wooden_table"], asked["wooden_table"]):
-        assert score == pytest.approx(wanted, abs=TOLERANCE)
-
-
-def test_names_are_normalised(client: TestClient) -> None:
-    register(client, {"name": "pets", "labels": ["  cafe\u0301 ", "\u200dnewt"]})
-    assert set(scores_of(client, label_set="pets")) == {"caf\u00e9", "\u200dnewt"}
-    for spelling in ("cafe\u0301", "caf\u00e9"):
-        assert set(scores_of(client, label_set="pets", include=spelling)) == {"caf\u00e9"}
-
-
 def zeros(**values: Any) -> dict[str, Any]:
     return {"name": "x", "embedding": [0.0] * EMBEDDING_WIDTH, **values}
 
 
 @pytest.mark.parametrize(
-    "labels",
-    [
-        *([], "cat", [""], ["  "], ["a\x00b"], ["a\x07b"], ["a\u202eb"], ["x" * 201], [7]),
-        *([{"name": "a", "extra": 1}], [{"name": "a", "threshold": 1.1}]),
-        *([{"name": "a", "threshold": True}], [{"name": "a", "calibrated": 1}]),
-        [{"name": "a", "threshold": 2, "calibrated": False}],
-        *([{"name": "a", "prompt": ""}], [{"name": "a", "prompt": "p" * 1001}]),
-        [zeros(prompt="both")],
-    ],
-)
-def test_invalid_value_of_a_set_is_422(client: TestClient, labels: object) -> None:
-    response = client.post("/labels", json={"name": "x", "labels": labels})
-    assert_problem(response, 422, "invalid_parameters")
-    assert "x" not in {e["name"] for e in client.get("/labels").json()["label_sets"]}
-
-
-@pytest.mark.parametrize("name", ["../x", "x" * 101, None])
-def test_set_without_a_valid_name_is_422(client: TestClient, name: str | None) -> None:
-    body = {} if name is None else {"name": name, "labels": ["a"]}
-    assert_problem(client.post("/labels", json=body), 422, "invalid_parameters")
-
-
-@pytest.mark.parametrize(
-    "labels",
-    [
-        *(["a", " a"], ["e\u0301", "\u00e9"], [str(i) for i in range(51)], [""] * 51, [zeros()]),
-        *([zeros(embedding=[1.0] * (EMBEDDING_WIDTH + 1))], [zeros(embedding=[])]),
-        [zeros(embedding=["NaN"] * EMBEDDING_WIDTH)],
-        [zeros(embedding=[1e300] * EMBEDDING_WIDTH)],
-        [zeros(embedding=[1e30] * EMBEDDING_WIDTH)],
-    ],
-)
-def test_labels_that_cannot_be_used_are_422(client: TestClient, labels: list[Any]) -> None:
-    response = client.post("/labels", json={"name": "x", "labels": labels})
-    assert_problem(response, 422, "invalid_labels")
-    assert "x" not in {e["name"] for e in client.get("/labels").json()["label_sets"]}
-
-
-ZEROS = b"0, " * (EMBEDDING_WIDTH - 1)
-INFINITE = b'{"name": "x", "labels": [{"name": "a", "embedding": [' + ZEROS + b"%b]}]}"
-
-
-@pytest.mark.parametrize(
     ("body", "status", "code"),
     [
-        (INFINITE % b"NaN", 400, "malformed_body"),
-        (INFINITE % b"Infinity", 400, "malformed_body"),
-        (INFINITE % b"-Infinity", 400, "malformed_body"),
-        (INFINITE % b"1e999", 422, "invalid_labels"),
-        (rb'{"name": "x", "labels": ["\ud800"]}', 422, "invalid_parameters"),
-        (rb'{"name": "x\ud800", "labels": ["a"]}', 422, "invalid_parameters"),
+        ({}, 422, "invalid_parameters"),
+        ({"labels": ["a", "a"]}, 422, "invalid_labels"),
+        ({"labels": [""] * 51}, 422, "invalid_labels"),  # counted before each is checked
+        ({"labels": [zeros()]}, 422, "invalid_labels"),
+        ({"labels": [zeros(embedding=[])]}, 422, "invalid_labels"),
+        ({"labels": [zeros(embedding=["NaN"] * EMBEDDING_WIDTH)]}, 422, "invalid_labels"),
+        ({"labels": ["a"], "embedding_space": "0" * 64}, 409, "other_embeddings"),
+    ],
+)
+def test_set_that_cannot_be_used_is_refused(
+    client: TestClient, body: dict[str, Any], status: int, code: str
+) -> None:
+    assert_problem(client.post("/labels", json={"name": "x", **body}), status, code)
+    assert len(client.get("/labels").json()["label_sets"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("label", "status", "code"),
+    [
+        (b'{"name": "a", "embedding": [%b1e999]}', 422, "invalid_labels"),
+        (b'{"name": "a", "embedding": [%bNaN]}', 400, "malformed_body"),
+        (rb'"\ud800"', 422, "invalid_parameters"),
     ],
 )
 def test_infinite_number_and_half_of_a_surrogate_pair_are_refused(
-    client: TestClient, body: bytes, status: int, code: str
+    client: TestClient, label: bytes, status: int, code: str
 ) -> None:
+    label = label.replace(b"%b", b"0, " * (EMBEDDING_WIDTH - 1))
+    body = b'{"name": "x", "labels": [%b]}' % label
     response = client.post("/labels", content=body, headers={"Content-Type": "application/json"})
     assert_problem(response, status, code)
 
 
-def test_embeddings_of_another_space_are_409(client: TestClient) -> None:
-    body = {"name": "x", "labels": ["a"], "embedding_space": "0" * 64}
-    assert_problem(client.post("/labels", json=body), 409, "other_embeddings")
-
-
 def test_body_that_is_not_a_json_object_is_refused(client: TestClient) -> None:
-    assert_problem(client.post("/labels", content=b"x"), 415, "unsupported_media_type")
     headers = {"Content-Type": "application/json"}
     for content in (b"", b"[]", b"{", b'{"a": 1, "a": 2}'):
         response = client.post("/labels", content=content, headers=headers)
@@ -519,11 +361,6 @@ def test_body_that_is_not_a_json_object_is_refused(client: TestClient) -> None:
     assert_problem(client.post("/labels", json=many), 400, "malformed_body")
     other = client.put("/labels/pets", json={"name": "vets", "labels": ["a"]})
     assert_problem(other, 422, "invalid_parameters")
-
-
-def test_many_wrong_labels_get_a_short_answer(client: TestClient) -> None:
-    response = client.post("/labels", json={"name": "x", "labels": [""] * 40})
-    assert len(assert_problem(response, 422, "invalid_parameters")["errors"]) == 10
 
 
 @pytest.mark.parametrize(
@@ -540,6 +377,7 @@ def test_many_wrong_labels_get_a_short_answer(client: TestClient) -> None:
         ([{"name": "a", "embedding": "1"}], "labels.0.embedding", "Input should be a valid list"),
         ([], "labels", "List should have at least 1 item"),
         ("a", "labels", "Input should be a valid list"),
+        ([zeros(calibrated=1)], "labels.0.calibrated", "Input should be a valid boolean"),
     ],
 )
 def test_wrong_label_is_named_by_its_place_alone(
@@ -549,36 +387,28 @@ def test_wrong_label_is_named_by_its_place_alone(
     (error,) = assert_problem(response, 422, "invalid_parameters")["errors"]
     assert error["name"] == name
     assert error["reason"].startswith(reason)
-    assert_still_serving(client)
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", "/labels"), ("PUT", "/labels/x")])
-def test_unknown_member_gets_the_nearest_name_and_all_names(
-    client: TestClient, method: str, path: str
-) -> None:
-    body = {"name": "x", "labels": ["a"], "embeding_space": "y"}
-    response = client.request(method, path, json=body)
+def test_unknown_member_gets_the_nearest_name_and_all_names(client: TestClient) -> None:
+    body = {"labels": ["a"], "embeding_space": "y"}
+    response = client.put("/labels/x", json=body)
     (error,) = assert_problem(response, 422, "invalid_parameters")["errors"]
     assert error["name"] == "embeding_space"
     meant = "This name is unknown; did you mean 'embedding_space'? Known names: name, labels, "
     assert error["reason"].startswith(meant)
-    assert_still_serving(client)
 
 
 def test_json_may_begin_with_a_byte_order_mark(client: TestClient) -> None:
-    body = b'\xef\xbb\xbf{"name": "marked", "labels": ["a"]}'
     headers = {"Content-Type": "application/json"}
+    body = b'\xef\xbb\xbf{"name": "marked", "labels": ["a"]}'
     assert client.post("/labels", content=body, headers=headers).status_code == 201
-    assert client.put("/labels/marked", content=body, headers=headers).status_code == 200
     image = b'\xef\xbb\xbf{"image": "%b"}' % to_base64(PHOTO).encode()
     assert client.post("/predict", content=image, headers=headers).status_code == 200
-    images = b'\xef\xbb\xbf{"images": ["%b"]}' % to_base64(PHOTO).encode()
-    assert client.post("/predict/batch", content=images, headers=headers).status_code == 200
     twice = client.post("/labels", content=b"\xef\xbb\xbf" + body, headers=headers)
     assert_problem(twice, 400, "malformed_body")
 
 
-@pytest.mark.parametrize("name", ["a b", "-a", "x" * 101, "caf\u00e9"])
+@pytest.mark.parametrize("name", ["a b", "-a", "x" * 101])
 def test_invalid_name_of_a_set_is_refused_with_the_rule(client: TestClient, name: str) -> None:
     body = {"labels": ["a"]}
     answers = {
@@ -592,7 +422,6 @@ def test_invalid_name_of_a_set_is_refused_with_the_rule(client: TestClient, name
         assert "1 to 100 letters, digits or ._- of ASCII" in error["reason"]
     for method in ("GET", "DELETE"):
         assert_problem(client.request(method, f"/labels/{name}"), 422, "invalid_parameters")
-    assert_still_serving(client)
 
 
 def test_store_takes_no_more_labels_than_it_may(client: TestClient) -> None:
@@ -628,12 +457,6 @@ def test_version_of_an_own_write_can_be_required(client: TestClient) -> None:
     assert set(found) == {"red panda", "axolotl"}
 
 
-def test_info_has_the_embedding_space(client: TestClient) -> None:
-    head = client.get("/info").json()["open_head"]
-    assert head["embedding_space"]["fingerprint"] == SPACE.fingerprint
-    assert head["encodes_text"] is True
-
-
 def test_model_without_open_head_says_so(tiny_bundle: Bundle) -> None:
     with serve_app(tiny_bundle.path) as client:
         assert_problem(client.post("/labels", json=PETS), 409, "no_open_head")
@@ -642,7 +465,6 @@ def test_model_without_open_head_says_so(tiny_bundle: Bundle) -> None:
         (only,) = client.get("/labels").json()["label_sets"]
         assert only["name"] == "trained"
         assert client.get("/info").json()["open_head"] is None
-        assert_still_serving(client)
 
 
 def test_model_without_text_encoder_takes_embeddings_only(tmp_path: Path) -> None:
@@ -666,33 +488,20 @@ def test_model_without_trained_head_answers_from_its_own_sets(tmp_path: Path) ->
         assert client.get("/info").json()["head"] is None
 
 
-def test_one_or_several_sets_may_be_the_default(open_bundle: Bundle) -> None:
-    for default in ("everyday", "trained, everyday"):
-        settings = {"label_store": "memory", "default_label_set": default}
-        with serve_app(open_bundle.path, **settings) as client:
-            body = send_image(client, params={"top_k": 99}).json()
-            assert [part["name"] for part in body["label_sets"]] == default.split(", ")
-            sources = {label["source"] for label in body["labels"]}
-            assert sources == {"zero_shot"} | ({"trained"} if "trained" in default else set())
-            assert set(scores_of(client, label_set="everyday")) == {"chair", "table", "lamp"}
-
-
-def test_default_set_may_be_one_of_the_store(open_bundle: Bundle, tmp_path: Path) -> None:
-    settings = {"label_store": str(tmp_path / "labels.db"), "default_label_set": "trained,zoo"}
+def test_default_sets_may_be_of_the_bundle_and_of_the_store(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    settings = {"label_store": str(tmp_path / "labels.db"), "default_label_set": "everyday, zoo"}
     with serve_app(open_bundle.path, **settings) as client:
-        missing = assert_problem(send_image(client), 422, "unknown_label_set")
-        assert missing["detail"] == (
-            "'zoo', the default of requests that name none. "
-            "Known label sets: 'trained', 'everyday'."
-        )
-        named = assert_problem(
-            send_image(client, params={"label_set": "zoo"}), 422, "unknown_label_set"
-        )
-        assert named["detail"] == "'zoo'. Known label sets: 'trained', 'everyday'."
+        missing = assert_problem(send_image(client), 422, "unknown_label_set")["detail"]
+        known = "Known label sets: 'trained', 'everyday'."
+        assert missing == f"'zoo', the default of requests that name none. {known}"
+        asked = send_image(client, params={"label_set": "zoo"})
+        assert assert_problem(asked, 422, "unknown_label_set")["detail"] == f"'zoo'. {known}"
         register(client, {"name": "zoo", "labels": ["panda"]})
-        assert "panda" in scores_of(client)
     with serve_app(open_bundle.path, **settings) as client:
-        assert "panda" in scores_of(client)
+        assert set(scores_of(client)) == {"chair", "table", "lamp", "panda"}
+        assert set(scores_of(client, label_set="everyday")) == {"chair", "table", "lamp"}
 
 
 @pytest.mark.parametrize(
@@ -722,24 +531,18 @@ def test_draining_waits_for_a_change(
         draining.result(SECONDS)
 
 
-def test_misspelt_label_set_is_named_with_the_nearest_and_the_known(open_bundle: Bundle) -> None:
+def test_misspelt_label_set_is_named_with_the_nearest_and_the_known(client: TestClient) -> None:
     hint = "'everday'; did you mean 'everyday'? Known label sets: 'trained', 'everyday'."
-    with serve_app(open_bundle.path, label_store="memory") as client:
-        asked = send_image(client, params={"label_set": "everday"})
-        assert assert_problem(asked, 422, "unknown_label_set")["detail"] == hint
-        for response in (client.get("/labels/everday"), client.delete("/labels/everday")):
-            assert assert_problem(response, 404, "label_set_not_found")["detail"] == hint
-        put = client.put("/labels/everday", json={"labels": ["a"]}, headers={"If-Match": '"1"'})
-        detail = assert_problem(put, 412, "label_set_changed")["detail"]
-        assert detail == "'everday' does not exist: read it again before you change it."
-        good = send_image(client, params={"label_set": "everyday"})
-        assert good.status_code == 200
+    asked = send_image(client, params={"label_set": "everday"})
+    assert assert_problem(asked, 422, "unknown_label_set")["detail"] == hint
+    for response in (client.get("/labels/everday"), client.delete("/labels/everday")):
+        assert assert_problem(response, 404, "label_set_not_found")["detail"] == hint
+    put = client.put("/labels/everday", json={"labels": ["a"]}, headers={"If-Match": '"1"'})
+    detail = assert_problem(put, 412, "label_set_changed")["detail"]
+    assert detail == "'everday' does not exist: read it again before you change it."
 
 
-def test_label_that_is_there_twice_is_named_with_its_places(open_bundle: Bundle) -> None:
-    with serve_app(open_bundle.path, label_store="memory") as client:
-        twice = {"name": "zoo", "labels": ["yak", "caf\u00e9", "cafe\u0301"]}
-        detail = assert_problem(client.post("/labels", json=twice), 422, "invalid_labels")["detail"]
-        assert detail == "Label 'caf\u00e9' appears twice, as labels 2 and 3 of 3: remove one."
-        good = client.post("/labels", json={"name": "zoo", "labels": ["yak"]})
-        assert good.status_code == 201
+def test_label_that_is_there_twice_is_named_with_its_places(client: TestClient) -> None:
+    twice = {"name": "zoo", "labels": ["yak", "caf\u00e9", "cafe\u0301"]}
+    detail = assert_problem(client.post("/labels", json=twice), 422, "invalid_labels")["detail"]
+    assert detail == "Label 'caf\u00e9' appears twice, as labels 2 and 3 of 3: remove one."

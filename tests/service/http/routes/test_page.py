@@ -52,16 +52,13 @@ def test_scripts_and_styles_name_no_other_host() -> None:
             assert not re.search(r"(?:https?:)?//[\w-]+\.\w", text.replace("// ", "")), name
 
 
-@pytest.mark.parametrize("path", [*PAGES, "/page/app.js", "/page/nothing.js", "/swagger-ui/no.js"])
+@pytest.mark.parametrize("path", [*PAGES, "/page/app.js"])
 def test_policy_forbids_everything_but_this_host(client: TestClient, path: str) -> None:
-    response = client.get(path)
-    if response.status_code == 404:
-        assert_problem(response, 404, "not_found")
-        return
-    policy = response.headers["content-security-policy"]
+    headers = client.get(path).headers
+    policy = headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; ")
     assert "unsafe" not in policy
-    assert response.headers["x-content-type-options"] == "nosniff"
+    assert headers["x-content-type-options"] == "nosniff"
 
 
 def test_every_file_is_served_as_its_type_and_known_again(client: TestClient) -> None:
@@ -89,7 +86,7 @@ def test_page_in_the_cache_of_the_client_is_not_sent_again(client: TestClient, p
 @pytest.mark.parametrize(
     "path",
     [
-        *("/page", "/page/", "/page/samples", "/page/v2/x", "/page/a%00b"),
+        *("/page", "/page/", "/page/samples", "/page/nothing.js", "/page/a%00b"),
         *("/page/../app.py", "/page/%2e%2e/app.py", "/page//etc/passwd", "/swagger-ui/%2e%2e/x"),
     ],
 )
@@ -115,15 +112,12 @@ def test_every_file_takes_get_and_head_alone(client: TestClient, path: str) -> N
 
 
 @pytest.mark.parametrize("asked", ["foo=1-2", "bytes=a-b", "bytes=9999999-", "bytes=0-1", "junk"])
-@pytest.mark.parametrize("path", ["/", "/page/app.js"])
-def test_file_is_sent_whole_for_every_range(client: TestClient, path: str, asked: str) -> None:
-    response = client.get(path, headers={"Range": asked})
+def test_file_is_sent_whole_for_every_range(client: TestClient, asked: str) -> None:
+    response = client.get("/page/app.js", headers={"Range": asked})
     assert response.status_code == 200
     assert response.headers["accept-ranges"] == "none"
-    assert response.content == client.get(path).content
+    assert response.content == (PAGE_FOLDER / "app.js").read_bytes()
 
 
-def test_page_answers_head_and_is_not_part_of_the_api(client: TestClient) -> None:
-    head = client.head("/")
-    assert (head.status_code, head.content) == (200, b"")
+def test_page_is_not_part_of_the_api(client: TestClient) -> None:
     assert "/" not in client.get("/openapi.json").json()["paths"]

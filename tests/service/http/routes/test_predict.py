@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from textwrap import wrap
-from urllib.parse import quote
 
 import pytest
 from fastapi.testclient import TestClient
@@ -102,52 +101,39 @@ def test_bad_parameter_is_422_naming_it(client: TestClient, name: str, value: st
     assert name in assert_problem(send_image(client, data={name: value}), 422, code)["detail"]
 
 
-@pytest.mark.parametrize("name", sorted(Question.model_fields))
-def test_empty_parameter_is_ignored(client: TestClient, name: str) -> None:
+def test_empty_parameters_are_ignored(client: TestClient) -> None:
+    empty = dict.fromkeys(Question.model_fields, "")
     plain = labels_of(send_image(client))
-    assert labels_of(send_image(client, params={name: ""})) == plain
-    assert labels_of(send_image(client, data={name: ""})) == plain
+    assert labels_of(send_image(client, params=empty)) == plain
+    assert labels_of(send_image(client, data=empty)) == plain
     given = send_image(client, params={"top_k": 1}, data={"top_k": "", "include": ["", "cat"]})
     assert [name for name, _ in labels_of(given)] == ["cat"]
 
 
-@pytest.mark.parametrize("name", sorted(Question.model_fields))
+@pytest.mark.parametrize("name", ["include", "top_k"])
 def test_text_that_is_not_utf8_is_422_naming_its_parameter(client: TestClient, name: str) -> None:
     in_query = client.post(f"/predict?{name}=caf%E9", files={"image": PHOTO})
-    part = f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode() + b"caf\xe9"
-    in_form = client.post(
-        "/predict",
-        content=part
-        + b'\r\n--x\r\nContent-Disposition: form-data; name="image"\r\n\r\n'
-        + PHOTO
-        + b"\r\n--x--\r\n",
-        headers={"Content-Type": "multipart/form-data; boundary=x"},
-    )
+    in_form = send_image(client, data={name: b"caf\xe9"})
     for where, answer in (("query", in_query), ("body", in_form)):
         (error,) = assert_problem(answer, 422, "invalid_parameters")["errors"]
         assert error == {"where": where, "name": name, "reason": "Text should be UTF-8"}
 
 
-@pytest.mark.parametrize(
-    ("name", "nearest"),
-    [("topk", "top_k"), ("candidate_labels[]", "candidate_labels"), ("labels_set", "label_set")],
-)
 @pytest.mark.parametrize("path", ["/predict", "/predict/batch"])
 def test_unknown_parameter_gets_the_nearest_name_and_all_names(
-    client: TestClient, path: str, name: str, nearest: str
+    client: TestClient, path: str
 ) -> None:
-    image = "images" if path.endswith("batch") else "image"
-    base64 = to_base64(PHOTO)
-    json = {image: [base64] if path.endswith("batch") else base64}
-    in_query = client.post(f"{path}?{quote(name)}=3", files={image: PHOTO})
+    batch, base64 = path.endswith("batch"), to_base64(PHOTO)
+    json = {"images": [base64]} if batch else {"image": base64}
+    files = {"images" if batch else "image": PHOTO}
+    in_query = client.post(f"{path}?candidate_labels[]=3", files=files)
     (error,) = assert_problem(in_query, 422, "invalid_parameters")["errors"]
-    in_form = client.post(path, files={image: PHOTO}, data={name: "3"})
-    in_json = client.post(path, json={**json, name: "3"})
+    in_form = client.post(path, files=files, data={"candidate_labels[]": "3"})
+    in_json = client.post(path, json={**json, "candidate_labels[]": "3"})
     details = [assert_problem(each, 422, "unknown_field")["detail"] for each in (in_form, in_json)]
     for text in (error["reason"], *details):
-        assert f"is unknown; did you mean '{nearest}'? Known names: " in text
+        assert "is unknown; did you mean 'candidate_labels'? Known names: " in text
         assert all(known in text for known in Question.model_fields)
-    assert client.post(path, json=json).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["%E9", "%ED%B3%A9", "x" * 50_000])
@@ -193,12 +179,10 @@ def test_other_text_around_base64_is_400(client: TestClient, write: Callable[[st
     assert "base64" in assert_problem(bad, 400, "malformed_body")["detail"]
 
 
-@pytest.mark.parametrize("name", ["top_k", "threshold", "min_version"])
-def test_true_is_not_a_number(client: TestClient, name: str) -> None:
-    asked = {"image": to_base64(PHOTO)}
-    bad = client.post("/predict", json={**asked, name: True})
-    assert name in assert_problem(bad, 422, "invalid_parameters")["detail"]
-    assert client.post("/predict", json={**asked, "top_k": 1}).status_code == 200
+def test_true_is_not_a_number(client: TestClient) -> None:
+    asked = {"image": to_base64(PHOTO), "top_k": True, "threshold": True, "min_version": True}
+    problem = assert_problem(client.post("/predict", json=asked), 422, "invalid_parameters")
+    assert problem["detail"] == "Invalid: 'top_k', 'threshold', 'min_version'."
 
 
 def test_huge_top_k_means_all_labels(client: TestClient) -> None:
@@ -216,17 +200,15 @@ def test_unknown_and_conflicting_labels_are_named(client: TestClient) -> None:
     assert problem["detail"] == "'cat': leave them out of `include` or of `exclude`."
 
 
-@pytest.mark.parametrize("places", [1, 3])
-@pytest.mark.parametrize("surplus", [1, 16])
 def test_more_images_than_the_queue_has_places_are_an_error_of_the_request(
-    tiny_bundle: Bundle, places: int, surplus: int
+    tiny_bundle: Bundle,
 ) -> None:
+    places = 3
     with serve_app(tiny_bundle.path, queue_size=places) as client:
         texts = [to_base64(PHOTO)] * places
-        too_many = {"images": texts + [to_base64(PHOTO)] * surplus}
         for answer in (
-            send_images(client, [PHOTO] * (places + surplus)),
-            client.post("/predict/batch", json=too_many),
+            send_images(client, [PHOTO] * (places + 1)),
+            client.post("/predict/batch", json={"images": [*texts, to_base64(PHOTO)]}),
         ):
             problem = assert_problem(answer, 422, "too_many_images")
             assert f"at most {places} image(s)" in problem["detail"]
