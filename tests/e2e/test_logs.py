@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.photos import make_photo
@@ -27,21 +25,3 @@ def test_every_line_is_a_json_object_and_errors_carry_the_request_id(tiny_bundle
     assert line["duration_ms"] > 0
     assert [entry["message"] for entry in lines if entry["logger"] == "service.process.server"]
     assert all({"time", "level", "logger", "message"} <= entry.keys() for entry in lines)
-
-
-@pytest.mark.parametrize(
-    ("host", "keys", "warned"),
-    [
-        ("127.0.0.1", {}, False),
-        ("0.0.0.0", {}, True),
-        ("0.0.0.0", {"ML_DECODER_ADMIN_KEYS": "admin-key-00000001"}, False),
-    ],
-)
-def test_start_warns_of_a_public_address_without_keys(
-    tiny_bundle: Bundle, host: str, keys: dict[str, str], warned: bool
-) -> None:
-    with ServerProcess(*serve_command(tiny_bundle, "--host", host), **keys) as server:
-        server.wait_for_line("listening")
-        server.wait_for_line("ready")
-        assert server.stop() == 0
-        assert ("no keys are set" in server.stderr) == warned

@@ -16,6 +16,8 @@ from tests.support.photos import encode_picture, make_photo, make_picture
 from tests.support.serving import labels_of
 from tests.support.threads import needs_policies
 
+needs_ipv6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
+
 
 @pytest.fixture(scope="module")
 def server(tiny_bundle: Bundle) -> Iterator[ServerProcess]:
@@ -71,15 +73,14 @@ def test_request_log_is_one_line_with_the_request_id(
     assert 'method=GET path="/livez" status=200' in line
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_to_an_idle_server_exits_0(tiny_bundle: Bundle, number: int) -> None:
+def test_interrupt_to_an_idle_server_exits_0(tiny_bundle: Bundle) -> None:
     with ServerProcess(*serve_command(tiny_bundle)) as server:
         server.open_client().close()
-        server.send_signal(number)
+        server.send_signal(signal.SIGINT)
         assert server.wait() == 0
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
+@needs_ipv6
 def test_double_colon_listens_on_ipv4_and_ipv6_and_logs_client_addresses(
     tiny_bundle: Bundle,
 ) -> None:
@@ -97,26 +98,25 @@ def test_double_colon_listens_on_ipv4_and_ipv6_and_logs_client_addresses(
 
 
 @pytest.mark.parametrize(
-    ("host", "url"),
+    ("host", "keys", "url", "warned"),
     [
-        ("127.0.0.1", "http://127.0.0.1"),
-        ("0.0.0.0", "http://127.0.0.1"),
-        ("localhost", "http://localhost"),
-        pytest.param(
-            *("::", "http://127.0.0.1"),
-            marks=pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here"),
-        ),
+        ("127.0.0.1", {}, "http://127.0.0.1", False),
+        ("0.0.0.0", {}, "http://127.0.0.1", True),
+        ("0.0.0.0", {"ML_DECODER_ADMIN_KEYS": "admin-key-00000001"}, "http://127.0.0.1", False),
+        ("localhost", {}, "http://localhost", False),
+        pytest.param("::", {}, "http://127.0.0.1", True, marks=needs_ipv6),
     ],
 )
-def test_last_line_of_the_start_is_the_url_to_open(
-    tiny_bundle: Bundle, host: str, url: str
+def test_last_line_of_the_start_is_the_url_to_open_after_a_warning_without_keys(
+    tiny_bundle: Bundle, host: str, keys: dict[str, str], url: str, warned: bool
 ) -> None:
-    with ServerProcess(*serve_command(tiny_bundle, "--host", host)) as server:
+    with ServerProcess(*serve_command(tiny_bundle, "--host", host), **keys) as server:
         found = server.wait_for_line(r"serving url=\"(\S+)\"\n")
         assert server.stderr.endswith(found.group())
         assert httpx.get(f"{found.group(1)}readyz").status_code == 200
         _, port = server.find_address()
         assert found.group(1) == f"{url}:{port}/"
+        assert ("no keys are set" in server.stderr) == warned
 
 
 @needs_policies

@@ -91,7 +91,7 @@ def test_registered_labels_have_the_scores_of_transformers(case: Case, tmp_path:
         assert head["embedding_space"]["encoder"] == case.folder.name
 
 
-@pytest.mark.parametrize("interface", INTERFACES)
+@pytest.mark.parametrize("interface", ["predict", "triton"])
 def test_interface_answers_with_the_scores_of_transformers(
     case: Case, tmp_path: Path, interface: str
 ) -> None:

@@ -15,15 +15,13 @@ from tests.support.photos import make_photo
 from tests.support.serving import labels_of, to_base64
 
 MODEL = "tiny-open"
-ALIAS = "my-service"
 PHOTOS = [make_photo(seed) for seed in range(3)]
 TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module")
 def server(open_bundle: Bundle) -> Iterator[ServerProcess]:
-    flags = ("--label-store", "memory", "--model-alias", ALIAS)
-    with ServerProcess(*serve_command(open_bundle, *flags)) as server:
+    with ServerProcess(*serve_command(open_bundle, "--label-store", "memory")) as server:
         server.open_client().close()
         yield server
 
@@ -85,16 +83,12 @@ def test_client_finds_server_and_model_alive_and_ready(
     assert [tensor["name"] for tensor in metadata["outputs"]] == ["scores", "labels"]
 
 
-@pytest.mark.parametrize("binary_in", [True, False])
-@pytest.mark.parametrize("binary_out", [True, False])
+@pytest.mark.parametrize("binary", [True, False])
 def test_photos_get_the_scores_of_predict(
-    client: triton.InferenceServerClient,
-    wanted: list[dict[str, float]],
-    binary_in: bool,
-    binary_out: bool,
+    client: triton.InferenceServerClient, wanted: list[dict[str, float]], binary: bool
 ) -> None:
-    outputs = [triton.InferRequestedOutput(n, binary_data=binary_out) for n in ("scores", "labels")]
-    tensor = make_image_input(PHOTOS, binary=binary_in)
+    outputs = [triton.InferRequestedOutput(n, binary_data=binary) for n in ("scores", "labels")]
+    tensor = make_image_input(PHOTOS, binary=binary)
     result = client.infer(MODEL, [tensor], outputs=outputs, request_id="mine")
     assert result.get_response()["id"] == "mine"
     assert_same(read_scores(result), wanted)
@@ -124,17 +118,6 @@ def test_classification_returns_the_best_labels(
         assert float(found[0][0]) == pytest.approx(max(scores.values()), abs=TOLERANCE)
 
 
-def test_label_set_is_a_parameter(
-    server: ServerProcess, client: triton.InferenceServerClient
-) -> None:
-    tensor = make_image_input(PHOTOS[:1], binary=True)
-    result = client.infer(MODEL, [tensor], parameters={"label_set": "everyday"})
-    with server.open_client() as plain:
-        wanted = score_by_predict(plain, PHOTOS[0], label_set="everyday")
-    assert set(wanted) == {"chair", "table", "lamp"}
-    assert_same(read_scores(result), [wanted])
-
-
 def test_timeout_of_the_client_ends_its_request_and_its_other_parameters_change_nothing(
     client: triton.InferenceServerClient, wanted: list[dict[str, float]]
 ) -> None:
@@ -144,16 +127,6 @@ def test_timeout_of_the_client_ends_its_request_and_its_other_parameters_change_
     assert caught.value.status() == "504"
     sent = {"sequence_id": 5, "sequence_start": True, "priority": 3, "timeout": 60_000_000}
     result = client.infer(MODEL, [tensor], **sent, parameters={"trace": "abc"})
-    assert_same(read_scores(result), wanted)
-
-
-def test_alias_is_a_name_of_the_model(
-    client: triton.InferenceServerClient, wanted: list[dict[str, float]]
-) -> None:
-    assert client.is_model_ready(ALIAS)
-    assert client.get_model_metadata(ALIAS, "1.0")["name"] == ALIAS
-    result = client.infer(ALIAS, [make_image_input(PHOTOS, binary=True)])
-    assert result.get_response()["model_name"] == ALIAS
     assert_same(read_scores(result), wanted)
 
 
