@@ -144,11 +144,7 @@ def _open_fetcher(settings: Settings) -> Fetcher | None:
         return None
     from service.http.requests.urls import Fetcher
 
-    return Fetcher(
-        max_bytes=settings.max_body_bytes,
-        timeout_seconds=settings.url_timeout_seconds,
-        max_fetches=settings.queue_size,
-    )
+    return Fetcher(settings)
 
 
 def _add_metrics(app: FastAPI, host: PipelineHost) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -60,15 +61,13 @@ def compute_expected(bundle: Bundle, label_set: str) -> Scores:
 
 
 def ask_predict(bundle: Bundle, label_set: str, _: Path) -> Scores:
-    with serve_app(bundle.path) as client:
-        asked = {"label_set": label_set, "threshold": 0}
-        return [dict(labels_of(send_image(client, photo, params=asked))) for photo in PHOTOS]
+    return predict(bundle, label_set=label_set)
 
 
-def ask_candidates(bundle: Bundle, label_set: str, _: Path) -> Scores:
+def predict(bundle: Bundle, **asked: Any) -> Scores:
     with serve_app(bundle.path) as client:
-        asked = {"candidate_labels": list(PAIRS[label_set]), "threshold": 0}
-        return [dict(labels_of(send_image(client, photo, params=asked))) for photo in PHOTOS]
+        answers = [send_image(client, p, params={**asked, "threshold": 0}) for p in PHOTOS]
+    return [dict(labels_of(answer)) for answer in answers]
 
 
 def ask_batch(bundle: Bundle, label_set: str, _: Path) -> Scores:
@@ -150,12 +149,7 @@ def test_interface_answers_with_calibrated_scores(
         assert row == pytest.approx(scores, abs=1e-5)
 
 
-def test_candidate_labels_have_the_scores_of_the_same_names_in_a_set(
-    bundle: Bundle, tmp_path: Path
-) -> None:
-    for row, scores in zip(
-        ask_candidates(bundle, "everyday", tmp_path),
-        compute_expected(bundle, "everyday"),
-        strict=True,
-    ):
+def test_candidate_labels_have_the_scores_of_the_same_names_in_a_set(bundle: Bundle) -> None:
+    found = predict(bundle, candidate_labels=list(PAIRS["everyday"]))
+    for row, scores in zip(found, compute_expected(bundle, "everyday"), strict=True):
         assert row == pytest.approx(scores, abs=1e-5)

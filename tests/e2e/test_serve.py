@@ -16,8 +16,6 @@ from tests.support.photos import encode_picture, make_photo, make_picture
 from tests.support.serving import labels_of
 from tests.support.threads import needs_policies
 
-needs_ipv6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
-
 
 @pytest.fixture(scope="module")
 def server(tiny_bundle: Bundle) -> Iterator[ServerProcess]:
@@ -73,14 +71,7 @@ def test_request_log_is_one_line_with_the_request_id(
     assert 'method=GET path="/livez" status=200' in line
 
 
-def test_interrupt_to_an_idle_server_exits_0(tiny_bundle: Bundle) -> None:
-    with ServerProcess(*serve_command(tiny_bundle)) as server:
-        server.open_client().close()
-        server.send_signal(signal.SIGINT)
-        assert server.wait() == 0
-
-
-@needs_ipv6
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
 def test_double_colon_listens_on_ipv4_and_ipv6_and_logs_client_addresses(
     tiny_bundle: Bundle,
 ) -> None:
@@ -94,6 +85,8 @@ def test_double_colon_listens_on_ipv4_and_ipv6_and_logs_client_addresses(
         with server.connect("127.0.0.1", port) as client:  # uvicorn trusts it by default
             client.headers["X-Forwarded-For"] = "192.0.2.1"
             assert scores(send_image(client, make_photo()))
+        server.wait_for_line(rf'serving url="http://127.0.0.1:{port}/"\n')
+        assert "no keys are set" in server.stderr
         assert server.stop() == 0
 
 
@@ -104,10 +97,9 @@ def test_double_colon_listens_on_ipv4_and_ipv6_and_logs_client_addresses(
         ("0.0.0.0", {}, "http://127.0.0.1", True),
         ("0.0.0.0", {"ML_DECODER_ADMIN_KEYS": "admin-key-00000001"}, "http://127.0.0.1", False),
         ("localhost", {}, "http://localhost", False),
-        pytest.param("::", {}, "http://127.0.0.1", True, marks=needs_ipv6),
     ],
 )
-def test_last_line_of_the_start_is_the_url_to_open_after_a_warning_without_keys(
+def test_last_line_of_the_start_is_the_url_and_an_interrupt_exits_0(
     tiny_bundle: Bundle, host: str, keys: dict[str, str], url: str, warned: bool
 ) -> None:
     with ServerProcess(*serve_command(tiny_bundle, "--host", host), **keys) as server:
@@ -117,6 +109,8 @@ def test_last_line_of_the_start_is_the_url_to_open_after_a_warning_without_keys(
         _, port = server.find_address()
         assert found.group(1) == f"{url}:{port}/"
         assert ("no keys are set" in server.stderr) == warned
+        server.send_signal(signal.SIGINT)
+        assert server.wait() == 0
 
 
 @needs_policies

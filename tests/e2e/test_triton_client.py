@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import httpx2 as httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
@@ -33,29 +32,19 @@ def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
         yield client
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def wanted(server: ServerProcess) -> list[dict[str, float]]:
     """The trained labels' scores of `/predict` for the photos."""
+    asked = {"top_k": "1000", "label_set": "trained"}
     with server.open_client() as client:
-        return [score_by_predict(client, photo, label_set="trained") for photo in PHOTOS]
-
-
-def score_by_predict(client: httpx.Client, photo: bytes, **query: str) -> dict[str, float]:
-    asked = {"top_k": "1000", **query}
-    return dict(labels_of(client.post("/predict", files={"image": photo}, params=asked)))
+        answers = [client.post("/predict", files={"image": p}, params=asked) for p in PHOTOS]
+    return [dict(labels_of(answer)) for answer in answers]
 
 
 def make_image_input(photos: list[bytes], *, binary: bool) -> triton.InferInput:
     values = photos if binary else [to_base64(photo).encode() for photo in photos]
     tensor = triton.InferInput("image", [len(photos)], "BYTES")
     tensor.set_data_from_numpy(np.array(values, np.object_), binary_data=binary)
-    return tensor
-
-
-def make_pixels_input(bundle: Bundle, *, binary: bool) -> triton.InferInput:
-    pixels = np.stack([decode_image(p, bundle.card.input, 10**6).pixels for p in PHOTOS])
-    tensor = triton.InferInput("pixels", list(pixels.shape), "UINT8")
-    tensor.set_data_from_numpy(pixels, binary_data=binary)
     return tensor
 
 
@@ -94,15 +83,14 @@ def test_photos_get_the_scores_of_predict(
     assert_same(read_scores(result), wanted)
 
 
-@pytest.mark.parametrize("binary", [True, False])
 def test_pixels_get_the_scores_of_predict_without_naming_outputs(
-    client: triton.InferenceServerClient,
-    open_bundle: Bundle,
-    wanted: list[dict[str, float]],
-    binary: bool,
+    client: triton.InferenceServerClient, open_bundle: Bundle, wanted: list[dict[str, float]]
 ) -> None:
-    result = client.infer(MODEL, [make_pixels_input(open_bundle, binary=binary)], "1.0")
-    assert_same(read_scores(result), wanted)
+    pixels = np.stack([decode_image(p, open_bundle.card.input, 10**6).pixels for p in PHOTOS])
+    for binary in (True, False):
+        tensor = triton.InferInput("pixels", list(pixels.shape), "UINT8")
+        tensor.set_data_from_numpy(pixels, binary_data=binary)
+        assert_same(read_scores(client.infer(MODEL, [tensor], "1.0")), wanted)
 
 
 def test_classification_returns_the_best_labels(

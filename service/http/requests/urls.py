@@ -20,6 +20,7 @@ import httpcore2 as httpcore
 
 from service.errors import BodyTooLarge, OriginTimeout, QueueFull, UrlNotUsable
 from service.http.requests.body import Reservation
+from service.settings import Settings
 
 MAX_REDIRECTS = 3
 _MAX_CHARACTERS = 2000
@@ -47,24 +48,21 @@ class Fetcher:
 
     def __init__(
         self,
-        *,
-        max_bytes: int,
-        timeout_seconds: float,
-        max_fetches: int,
+        settings: Settings,
         network: httpcore.AsyncNetworkBackend | None = None,
         resolve: Resolve | None = None,
     ) -> None:
-        """The timeout is for a whole fetch, redirects included; at most `max_fetches` run at once.
+        """At most `queue_size` fetches run at once. A timeout includes redirects.
 
         `resolve` returns the IP addresses of a host and port; None asks the system.
         """
-        self._max_bytes = max_bytes
-        self._timeout_seconds = timeout_seconds
-        self._free = max_fetches
+        self._max_bytes = settings.max_body_bytes
+        self._timeout_seconds = settings.url_timeout_seconds
+        self._free = settings.queue_size
         # Reading the system's certificates takes as long as several predictions.
         self._context = httpcore.default_ssl_context()
         self._network = _PublicNetwork(
-            network or httpcore.AnyIOBackend(), resolve or _make_resolver(max_fetches)
+            network or httpcore.AnyIOBackend(), resolve or _make_resolver(self._free)
         )
 
     async def fetch(self, url: str, reserved: Reservation) -> bytes:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from service.errors import BodyTooLarge, OriginTimeout, QueueFull, UrlNotUsable
 from service.http.requests.body import BodyBudget, Reservation
 from service.http.requests.urls import MAX_REDIRECTS, Fetcher, Resolve, is_public, parse_url
+from service.settings import Settings
 from tests.support.photos import make_photo
 from tests.support.serving import assert_problem, assert_still_serving, serve_app
 
@@ -91,13 +92,10 @@ def make_fetcher(
     seconds: float = 30.0,
     max_fetches: int = 4,
 ) -> Fetcher:
-    return Fetcher(
-        max_bytes=MAX_BYTES,
-        timeout_seconds=seconds,
-        max_fetches=max_fetches,
-        network=network,
-        resolve=resolve or (network and network.resolve),
+    settings = Settings(
+        max_body_bytes=MAX_BYTES, url_timeout_seconds=seconds, queue_size=max_fetches
     )
+    return Fetcher(settings, network, resolve or (network and network.resolve))
 
 
 def fetch(fetcher: Fetcher, url: str) -> Coroutine[Any, Any, bytes]:

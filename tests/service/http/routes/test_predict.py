@@ -43,11 +43,7 @@ def test_parameters_work_in_query_form_and_json(client: TestClient) -> None:
     json = client.post("/predict", json={"image": to_base64(PHOTO), **asked})
     assert labels_of(query) == labels_of(form) == labels_of(json)
     assert len(labels_of(query)) == 2
-
-
-def test_client_request_id_comes_back(client: TestClient) -> None:
-    response = send_image(client, headers={"X-Request-ID": "abc-1"})
-    assert response.headers["x-request-id"] == response.json()["request_id"] == "abc-1"
+    assert len(labels_of(send_image(client, params={"top_k": 10**30}))) == 5
 
 
 def test_batch_rows_equal_single_answers(client: TestClient) -> None:
@@ -64,13 +60,6 @@ def test_second_image_and_contradicting_parameters_are_422(client: TestClient) -
     assert_problem(two, 422, "too_many_images")
     both = send_image(client, params={"top_k": 1}, data={"top_k": "2"})
     assert_problem(both, 422, "repeated_field")
-
-
-def test_bad_image_of_a_batch_fails_alone(client: TestClient) -> None:
-    good = send_images(client, [PHOTO, b"junk", PHOTO]).json()["results"]
-    assert good[0]["labels"] == good[2]["labels"] != []
-    assert set(good[1]) == {"error"}
-    assert (good[1]["error"]["code"], good[1]["error"]["status"]) == ("invalid_image", 400)
 
 
 def test_bad_base64_of_a_json_batch_fails_alone(client: TestClient) -> None:
@@ -183,10 +172,6 @@ def test_true_is_not_a_number(client: TestClient) -> None:
     asked = {"image": to_base64(PHOTO), "top_k": True, "threshold": True, "min_version": True}
     problem = assert_problem(client.post("/predict", json=asked), 422, "invalid_parameters")
     assert problem["detail"] == "Invalid: 'top_k', 'threshold', 'min_version'."
-
-
-def test_huge_top_k_means_all_labels(client: TestClient) -> None:
-    assert len(labels_of(send_image(client, params={"top_k": 10**30}))) == 5
 
 
 def test_unknown_and_conflicting_labels_are_named(client: TestClient) -> None:
