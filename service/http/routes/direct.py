@@ -6,9 +6,10 @@ FastAPI documents their routes, and answers 405.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Any
 
-from fastapi import Request
+from fastapi import HTTPException, Request
 from fastapi.params import Security
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -32,8 +33,7 @@ class DirectRoute(APIRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         if scope["method"] not in (self.methods or ()):
-            await super().handle(scope, receive, send)  # 405
-            return
+            raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED)
         request = Request(scope, receive, send)
         for guard in self._guards:
             await guard(request)

@@ -395,7 +395,7 @@ BAD_PIXELS: dict[str, dict[str, Any]] = {
     "fractions": {"data": [0.5] * 768},
     "texts": {"data": ["0"] * 768},
     "truths": {"data": [True] * 768},
-    "ragged": {"data": [[0], [0, 0]]},
+    "ragged": {"data": [[0], 0]},
     "objects": {"data": {"a": 1}},
 }
 

@@ -17,6 +17,7 @@ from service.errors import (
     ServiceError,
     TooManyImages,
     UnknownField,
+    UnsupportedContentEncoding,
 )
 from service.http.requests.uploads import (
     MAX_TEXT_BYTES,
@@ -166,6 +167,15 @@ IMAGE = make_part("image", b"good")
         (make_body(*[make_part("include", b"")] * (MAX_TEXT_PARTS + 1)), MalformedBody),
         (make_body(make_part("include", b"x" * (MAX_TEXT_BYTES + 1))), BodyTooLarge),
         (make_body(b'--frontier\r\nX: "y"\r\n\r\n\r\n'), MalformedBody),
+        (
+            make_body(make_part("image", b"*", "\r\nContent-Transfer-Encoding: base64")),
+            MalformedBody,
+        ),
+        (make_body(make_part("image", b"", "\r\nContent-Transfer-Encoding: uu")), MalformedBody),
+        (
+            make_body(make_part("image", b"", "\r\nContent-Encoding: gzip")),
+            UnsupportedContentEncoding,
+        ),
         (make_part("image", b"no closing boundary"), MalformedBody),
         (b"", MalformedBody),
         (b"not multipart at all", MalformedBody),
@@ -175,6 +185,15 @@ def test_bad_form_is_refused(body: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
         read(body)
     assert read(make_body(IMAGE)).images == [b"good"]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content"),
+    [("8bit", b"good"), ("Base64", b"Z2\r\n9vZA==\n"), ("quoted-printable", b"g=6Fod")],
+)
+def test_part_is_decoded_by_its_transfer_encoding(encoding: str, content: bytes) -> None:
+    header = f"\r\nContent-Transfer-Encoding: {encoding}"
+    assert read(make_body(make_part("image", content, header))).images == [b"good"]
 
 
 @pytest.mark.parametrize("boundary", ["", "; boundary=", "; boundary=" + "x" * 300])
