@@ -1,4 +1,4 @@
-"""An inference request of `/v2`: JSON, with the bytes of the tensors behind it if they are binary.
+"""An inference request of `/v2`: JSON, then the bytes of the tensors if they are binary.
 
 It has one input: `image` (BYTES, files of photos) or `pixels` (UINT8).
 """

@@ -36,7 +36,7 @@ def read_media_type(content_type: str) -> str:
 
 
 class BodyBudget:
-    """The bytes that bodies and long answers of an event loop may still take in memory.
+    """Memory left for request bodies and long answers, shared by one event loop.
 
     `max_body_bytes` limits one body; this stops a thousand clients that each stay below it.
     """

@@ -33,7 +33,7 @@ _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class UploadShape:
-    """The body that a route takes, apart from the fields of `Question`.
+    """The body that a route takes, besides the fields of `Question`.
 
     A batch has several images, in `images`. Other routes take one, in `image`, as the whole body,
     or by its `url` in JSON.

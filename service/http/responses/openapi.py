@@ -166,7 +166,7 @@ def document_json(
 
 
 def document_tensors(model: type[BaseModel], header: str) -> dict[str, Any]:
-    """Returns FastAPI's `openapi_extra`: JSON, its length in `header`, with bytes behind it."""
+    """Returns FastAPI's `openapi_extra`: JSON, its length in `header`, then bytes."""
     extra = document_json(model)
     body = "The JSON, followed by the bytes of the tensors."
     binary = {"type": "string", "format": "binary", "description": body}

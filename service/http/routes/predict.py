@@ -49,7 +49,7 @@ REQUEST_PROBLEMS = (
     errors.UnavailableError,
     errors.DeadlineExceeded,
 )
-"""Errors of every prediction, apart from those of its body and its images."""
+"""Errors of every prediction, without those of its body and its images."""
 
 router = APIRouter(route_class=DirectRoute, tags=["predict"], dependencies=[*PREDICT, LIMITED])
 

@@ -1,4 +1,4 @@
-"""Images by URL: from the public internet alone, by the address that was checked, within limits."""
+"""Images by URL: from the public internet only, by the address that was checked, within limits."""
 
 import asyncio
 import socket

@@ -507,10 +507,13 @@ def test_default_sets_may_be_of_the_bundle_and_of_the_store(
 def test_draining_waits_for_a_change(
     open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, change: str, body: Any, status: int
 ) -> None:
-    with serve_app(open_bundle.path, label_store="memory") as client, ThreadPoolExecutor() as aside:
+    with (
+        serve_app(open_bundle.path, label_store="memory") as client,
+        ThreadPoolExecutor() as threads,
+    ):
         register(client, PETS)
         gate = Gate(monkeypatch, LabelStore, "delete" if status == 204 else "check")
-        changing = aside.submit(client.request, *change.split(), json=body)
+        changing = threads.submit(client.request, *change.split(), json=body)
         gate.wait()
         assert client.portal is not None
         draining = client.portal.start_task_soon(client.app.state.host.drain)  # type: ignore[attr-defined]
