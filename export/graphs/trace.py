@@ -20,17 +20,12 @@ from torch import Tensor, nn
 
 from export import ExportError
 from models.config import InputConfig
+from models.heads.cosine import CosineHead
 from models.heads.maps import TrainedMaps, make_open_maps
 from models.heads.ml_decoder import MLDecoder, ScorerWithMemory
-from models.heads.open_labels import MappedHead, OpenLabelHead
+from models.heads.open_head import LabelEncoder, LabelScorer, OpenHead
 from models.heads.screen import LabelEncoderWithKeys, Screen
-from models.heads.two_towers import TwoTowers
-from models.heads.zero_shot import (
-    LabelEncoder,
-    LabelScorer,
-    LabelScorerWithMemory,
-    ZeroShotMLDecoder,
-)
+from models.heads.zero_shot import ZeroShotMLDecoder
 
 Example = tuple[Tensor, Mapping[int, str]]  # an input, and the size names of its dynamic axes
 
@@ -115,7 +110,7 @@ def trace_head(
     return trace_graph(head, tokens, "logits")
 
 
-def trace_label_encoder(head: OpenLabelHead, screen: Screen | None = None) -> onnx.ModelProto:
+def trace_label_encoder(head: OpenHead, screen: Screen | None = None) -> onnx.ModelProto:
     """Traces embeddings float32 [L, E] -> queries float32 [L, K], L dynamic.
 
     With a screen of the head, it also returns the keys.
@@ -146,7 +141,7 @@ def _describe_keys(screen: Screen) -> dict[str, Example]:
     return {name: (key, {0: "L"}) for name, key in screen.describe(queries).items()}
 
 
-def trace_open_head(head: MappedHead, *, with_memory: bool = False) -> onnx.ModelProto:
+def trace_open_head(head: OpenHead, *, with_memory: bool = False) -> onnx.ModelProto:
     """Traces tokens [B, S, C] and queries [L, K] -> logits float32 [B, L], all dynamic.
 
     With memory, it also returns that, float32 [B, S, D].
@@ -156,9 +151,8 @@ def trace_open_head(head: MappedHead, *, with_memory: bool = False) -> onnx.Mode
         "tokens": example("B", "S", config.encoder_width),
         "queries": example("L", config.query_width),
     }
-    if with_memory:
-        return trace_graph(LabelScorerWithMemory(head), inputs, "logits", MEMORY)
-    return trace_graph(LabelScorer(head), inputs, "logits")
+    targets = ("logits", MEMORY) if with_memory else ("logits",)
+    return trace_graph(LabelScorer(head, with_memory=with_memory), inputs, *targets)
 
 
 def trace_trained_maps(head: MLDecoder, grid: tuple[int, int]) -> onnx.ModelProto:
@@ -168,7 +162,7 @@ def trace_trained_maps(head: MLDecoder, grid: tuple[int, int]) -> onnx.ModelProt
     return trace_graph(TrainedMaps(head, grid), {"memory": memory, "labels": labels}, "maps")
 
 
-def trace_open_maps(head: ZeroShotMLDecoder | TwoTowers, grid: tuple[int, int]) -> onnx.ModelProto:
+def trace_open_maps(head: ZeroShotMLDecoder | CosineHead, grid: tuple[int, int]) -> onnx.ModelProto:
     """Traces memory [B, S, D] and queries [L, K] -> maps float32 [B, L, rows, columns]."""
     maps, count = make_open_maps(head, grid)
     width = head.remember(torch.zeros(1, 1, head.config.encoder_width)).shape[-1]

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from export import ExportError
 from export.graphs.graph import FloatArray, Graphs, open_session
 from models.config import InputConfig
+from models.heads.cosine import CosineHead
 from models.heads.maps import TrainedMaps, make_open_maps
 from models.heads.ml_decoder import MLDecoder
 from models.heads.ram import Ram
-from models.heads.two_towers import TwoTowers
 from models.heads.zero_shot import ZeroShotMLDecoder
 from service.images.decode import PixelArray
 
@@ -131,7 +131,7 @@ def _compare_head(head: nn.Module, graphs: Graphs) -> list[Deviation]:
     found = []
     if isinstance(head, Ram):
         return _compare_trained(head, graphs["trained_head"]) + _compare_open(head, graphs)
-    if isinstance(head, ZeroShotMLDecoder | TwoTowers):
+    if isinstance(head, ZeroShotMLDecoder | CosineHead):
         if "open_head_maps" in graphs:
             found = _compare_maps(head, graphs["open_head"], graphs["open_head_maps"])
         return found + _compare_open(head, graphs)
@@ -153,7 +153,7 @@ def _compare_trained(head: nn.Module, model: onnx.ModelProto) -> list[Deviation]
     return found
 
 
-def _compare_open(head: ZeroShotMLDecoder | TwoTowers | Ram, graphs: Graphs) -> list[Deviation]:
+def _compare_open(head: ZeroShotMLDecoder | CosineHead | Ram, graphs: Graphs) -> list[Deviation]:
     encode, score = open_session(graphs["label_encoder"]), open_session(graphs["open_head"])
     stream, found, config = np.random.default_rng(_SEED), [], head.config
     for batch, count, labels in OPEN_HEAD_SHAPES:
@@ -174,7 +174,7 @@ def _compare_open(head: ZeroShotMLDecoder | TwoTowers | Ram, graphs: Graphs) -> 
 
 
 def _compare_maps(
-    head: MLDecoder | ZeroShotMLDecoder | TwoTowers,
+    head: MLDecoder | ZeroShotMLDecoder | CosineHead,
     scorer: onnx.ModelProto,
     mapper: onnx.ModelProto,
 ) -> list[Deviation]:

@@ -16,10 +16,10 @@ from export.sources.trained import Source, UnusableCheckpointError
 from models.checkpoints.open_head import read_open_head
 from models.config import OpenHeadConfig, RamConfig
 from models.data import read_labelled_folder
-from models.heads.two_towers import TwoTowers
+from models.heads.cosine import CosineHead
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import TextEncoder, TextEncoderError, read_text_encoder
-from models.towers.network import TowerNetwork
+from models.towers import TowerNetwork
 from service.bundle.card import (
     Activation,
     EmbeddingSpace,
@@ -48,7 +48,7 @@ class OpenRequest:
 class OpenSource:
     """The contents of the files of an `OpenRequest`."""
 
-    head: ZeroShotMLDecoder | TwoTowers  # in eval mode
+    head: ZeroShotMLDecoder | CosineHead  # in eval mode
     text: TextEncoder  # of its embedding space
     label_sets: tuple[LabelSetRecord, ...]
     # Labels to calibrate on. Like a user's labels they are not trained labels; the head
@@ -86,7 +86,7 @@ def read_open_source(request: OpenRequest, source: Source, left_out: set[Path]) 
 
 def _read_head(
     request: OpenRequest, source: Source
-) -> tuple[ZeroShotMLDecoder | TwoTowers, TextEncoder, tuple[str, ...]]:
+) -> tuple[ZeroShotMLDecoder | CosineHead, TextEncoder, tuple[str, ...]]:
     """Returns the head, its text encoder and the names of the labels that it was trained on."""
     if request.checkpoint is None:
         if source.text is None or not isinstance(source.network, TowerNetwork):

@@ -12,12 +12,12 @@ from pydantic import AfterValidator, StringConstraints, TypeAdapter, ValidationE
 
 from export import ExportError
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from models.checkpoints.clip import read_clip
 from models.checkpoints.description import NO_HINTS, Hints
-from models.checkpoints.towers import read_towers
 from models.config import NetworkConfig, PrefixTokens
 from models.network import Network
 from models.text import TextEncoder
-from models.towers.network import TowerNetwork
+from models.towers import TowerNetwork
 from service.bundle.card import InputContract
 from service.fields import MAX_NAME_CHARACTERS, normalise_text
 
@@ -80,7 +80,7 @@ def read_source(
     Raises UnusableCheckpointError for a head alone, and for missing or invalid label names and
     thresholds.
     """
-    towers = read_towers(path, hints)
+    towers = read_clip(path, hints)
     if towers is not None:
         if (label_names or label_thresholds) is not None:
             raise UnusableCheckpointError("--label-names does not fit a model for open labels")

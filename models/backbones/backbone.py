@@ -66,7 +66,9 @@ class Backbone(nn.Module):
             return self, nn.Identity()
         if frozen_stages == 0:
             return nn.Identity(), self
-        return _LeadingStages(self.body, frozen_stages), _TrailingStages(self, frozen_stages)
+        body = cast("Any", self.body)
+        leading = nn.Sequential(body.conv_stem, body.bn1, *body.blocks[:frozen_stages])
+        return leading, _TrailingStages(self, frozen_stages)
 
     @property
     def num_stages(self) -> int:
@@ -110,25 +112,18 @@ def _create(name: str, image_size: tuple[int, int] | None, norm_pooled: bool) ->
     if not timm.is_model(name):
         raise BackboneError(f"timm has no model named {name!r}")
     try:
-        body = _create_without_head(name, image_size, norm_pooled)
+        try:
+            pooling = {} if norm_pooled else {"global_pool": ""}
+            body = create_timm(name, image_size, {"num_classes": 0, **pooling})
+        except AssertionError:  # some models require their pooling
+            body = create_timm(name, image_size, {"num_classes": 0})
+            body.head = nn.Identity()
     except Exception as error:  # timm's models raise many types
         size = "" if image_size is None else f" for {image_size[0]} x {image_size[1]} pixels"
         raise BackboneError(f"timm cannot build {name}{size}") from error
     if isinstance(body, PoolingVisionTransformer):  # returns class tokens only
         raise BackboneError(f"{name} gives no map of features, only class tokens")
     return body
-
-
-def _create_without_head(
-    name: str, image_size: tuple[int, int] | None, norm_pooled: bool
-) -> nn.Module:
-    try:
-        pooling = {} if norm_pooled else {"global_pool": ""}
-        return create_timm(name, image_size, {"num_classes": 0, **pooling})
-    except AssertionError:  # some models require their pooling
-        body = create_timm(name, image_size, {"num_classes": 0})
-        body.head = nn.Identity()
-        return body
 
 
 def create_timm(
@@ -143,26 +138,13 @@ def create_timm(
     return timm.create_model(name, pretrained=False, **options)
 
 
-class _LeadingStages(nn.Module):
-    """Stem and first stages of timm's EfficientNet family."""
-
-    def __init__(self, body: nn.Module, stages: int) -> None:
-        super().__init__()
-        parts = cast("Any", body)
-        self.stages = nn.Sequential(parts.conv_stem, parts.bn1, *parts.blocks[:stages])
-
-    def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.stages(images)
-        return features
-
-
 class _TrailingStages(nn.Module):
     """The other stages and the last convolution of timm's EfficientNet family."""
 
     def __init__(self, backbone: Backbone, stages: int) -> None:
         super().__init__()
-        parts = cast("Any", backbone.body)
-        self.stages = nn.Sequential(*parts.blocks[stages:], parts.conv_head, parts.bn2)
+        body = cast("Any", backbone.body)
+        self.stages = nn.Sequential(*body.blocks[stages:], body.conv_head, body.bn2)
         self.as_tokens = backbone.as_tokens
 
     def forward(self, features: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.backbones.backbone import BackboneError
 from models.checkpoints.description import NO_HINTS, CheckpointError, Hints, Weights
 from models.checkpoints.files import CheckpointFile, read_file, write_file
 from models.checkpoints.layouts.backbones import add_counters
@@ -36,22 +37,18 @@ class Checkpoint:
 
 
 def load_checkpoint(path: Path | str, **hints: Any) -> nn.Module:  # noqa: ANN401
-    """Reads the network of a checkpoint file; public as `models.load_checkpoint`.
+    """Reads the network of a checkpoint; public as `models.load_checkpoint`.
 
-    Args:
-        path: the file, ours or of a layout that `layouts/` reads, the folder of a timm repository,
-            or `hf-hub:owner/name`.
-        **hints: fields of `Hints`, such as `backbone="resnet50"`; give only facts that the file
-            lacks.
+    `path` is a file, ours or of a layout that `layouts/` reads, the folder of a timm repository, or
+    `hf-hub:owner/name`. `hints` are fields of `Hints`, such as `backbone="resnet50"`; give only
+    facts that the file lacks.
 
-    Returns:
-        A module in eval mode from prepared images [B, 3, H, W], or for a head alone from features
-        [B, C, H, W] or [B, S, C], to logits [B, N]. A head for open labels takes embeddings,
-        float [L, E], as second argument and returns [B, L]. RAM's takes them if given, RAM++'s as
-        [L, descriptions, E].
+    Returns a module in eval mode from prepared images [B, 3, H, W], or for a head alone from
+    features [B, C, H, W] or [B, S, C], to logits [B, N]. A head for open labels takes embeddings,
+    float [L, E], as second argument and returns [B, L]. RAM's takes them if given, RAM++'s as [L,
+    descriptions, E].
 
-    Raises:
-        CheckpointError: the file is of no known layout, or lacks a fact; one line that names it.
+    Raises CheckpointError if the file is of no known layout, or lacks a fact; one line names it.
     """
     return read_checkpoint(path, Hints(**hints)).network
 
@@ -59,42 +56,46 @@ def load_checkpoint(path: Path | str, **hints: Any) -> nn.Module:  # noqa: ANN40
 def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) -> Checkpoint:
     """Reads a checkpoint file, as `load_checkpoint` does, with its labels and notes."""
     file = path if isinstance(path, CheckpointFile) else read_file(path)
+    own = _CONFIG_KEY in file.metadata
     try:
-        return _read_network(file, hints)
+        weights = _read_own(file) if own else _read_foreign(file, hints)
+        network, config = _build(file.name, weights, hints)
     except CheckpointError:
         raise
     except Exception as error:  # of torch and timm, for odd shapes, types and widths
         raise CheckpointError(f"{file.name} has no network that can be built: {error}") from error
+    return Checkpoint(network, config, weights.label_names, weights.notes, file.sha256)
 
 
-def _read_network(file: CheckpointFile, hints: Hints) -> Checkpoint:
-    own = _CONFIG_KEY in file.metadata
-    weights = _read_own(file) if own else read_foreign(file.content, hints, file.description)
-    state, config = weights.state, None
+def _read_foreign(file: CheckpointFile, hints: Hints) -> Weights:
+    try:
+        return read_foreign(file.content, hints, file.description)
+    except BackboneError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _build(name: str, weights: Weights, hints: Hints) -> tuple[nn.Module, NetworkConfig | None]:
     if not isinstance(weights.config, NetworkConfig):
-        network: nn.Module = build_head(weights.config)
-    else:
-        config = hints.complete(file.name, weights.config)
-        network = Network(config)
-        state = state if own else add_counters(state, network.state_dict())
-    fill(network, state)
+        head = build_head(weights.config)
+        fill(head, weights.state)
+        return head.eval(), None
+    config = hints.complete(name, weights.config)
+    network = Network(config)
+    fill(network, add_counters(weights.state, network.state_dict()))
+    network.eval()
     if weights.example is not None:
-        _compare(file.name, network.eval(), *weights.example)
-    return Checkpoint(network.eval(), config, weights.label_names, weights.notes, file.sha256)
-
-
-def _compare(name: str, network: nn.Module, images: Tensor, expected: Tensor) -> None:
-    with torch.inference_mode():
-        deviation = (network(images) - expected).abs().max()
-    if not deviation <= _EXAMPLE_TOLERANCE * expected.abs().max():
-        raise CheckpointError(f"the model of {name} classifies by {MORE_THAN_POOLING}")
+        images, expected = weights.example
+        with torch.inference_mode():
+            deviation = (network(images) - expected).abs().max()
+        if not deviation <= _EXAMPLE_TOLERANCE * expected.abs().max():
+            raise CheckpointError(f"the model of {name} classifies by {MORE_THAN_POOLING}")
+    return network, config
 
 
 def read_backbone(file: CheckpointFile) -> Content | None:
     """Reads a backbone, perhaps with a classifier, under timm's names; None if there is a head."""
-    if _CONFIG_KEY in file.metadata:
-        return None
-    return read_bare_backbone(file.content, file.description)
+    own = _CONFIG_KEY in file.metadata
+    return None if own else read_bare_backbone(file.content, file.description)
 
 
 def write_checkpoint(

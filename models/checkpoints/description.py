@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, TypeAlias, get_args
 
 from pydantic import ValidationError
@@ -58,8 +58,8 @@ class Hints:
             changes["input"] = config.input.model_copy(update=plain)
         if self.single_label:
             changes["activation"] = "softmax"
-        fields = ("embedding_encoder", "embedding_template")
-        embedding = {key: value for key in fields if (value := getattr(self, key)) is not None}
+        keys = ("embedding_encoder", "embedding_template")
+        embedding = {key: value for key in keys if (value := getattr(self, key)) is not None}
         if embedding:
             if not isinstance(config.head, OpenHeadConfig):
                 raise CheckpointError(f"{name} has trained labels, so it takes no embeddings")
@@ -67,32 +67,29 @@ class Hints:
         try:
             return NetworkConfig.model_validate(dict(config) | changes)
         except ValidationError as error:
-            reason = error.errors(include_url=False)[0]["msg"]
-            raise CheckpointError(f"{name}: {reason}") from error
+            raise CheckpointError(f"{name}: {first_reason(error)}") from error
 
     def _check(self, name: str, config: NetworkConfig) -> None:
-        if self.backbone not in (None, config.backbone):
-            raise CheckpointError(f"{name} was made with {config.backbone}, not {self.backbone}")
-        if self.prefix_tokens not in (None, config.prefix_tokens):
-            raise CheckpointError(f"{name} was made with --prefix-tokens {config.prefix_tokens}")
-        if self.features not in (None, config.features):
-            raise CheckpointError(f"{name} was made with --features {config.features}")
-        if self.crop and config.input.resize_mode != "crop":
-            raise CheckpointError(f"{name} takes whole photos: leave out --crop")
-        height, width, head = config.input.height, config.input.width, config.head
-        if self.image_size is not None and {self.image_size} != {height, width}:
-            raise CheckpointError(
-                f"{name} was made for {height} x {width} pixels, not {self.image_size}"
-            )
+        head, spec = config.head, config.input
+        size = spec.height if spec.height == spec.width else None
         num_heads = head.num_heads if isinstance(head, DecoderConfig) else None
-        if self.num_heads not in (None, num_heads):
-            raise CheckpointError(
-                f"{name} has {num_heads or 'no'} attention heads, not {self.num_heads}"
-            )
         pre_norm = isinstance(head, Query2LabelConfig) and head.pre_norm
-        if self.pre_norm not in (None, pre_norm):
-            place = "before" if pre_norm else "behind"
-            raise CheckpointError(f"{name} has its norms {place} the attention")
+        made = "was made with"
+        for hint, fact, reason in (
+            (self.backbone, config.backbone, f"{made} {config.backbone}, not {self.backbone}"),
+            (self.prefix_tokens, config.prefix_tokens,
+             f"{made} --prefix-tokens {config.prefix_tokens}"),
+            (self.features, config.features, f"{made} --features {config.features}"),
+            (self.crop or None, spec.resize_mode == "crop", "takes whole photos: leave out --crop"),
+            (self.image_size, size,
+             f"was made for {spec.height} x {spec.width} pixels, not {self.image_size}"),
+            (self.num_heads, num_heads,
+             f"has {num_heads or 'no'} attention heads, not {self.num_heads}"),
+            (self.pre_norm, pre_norm,
+             f"has its norms {'before' if pre_norm else 'behind'} the attention"),
+        ):  # fmt: skip
+            if hint not in (None, fact):
+                raise CheckpointError(f"{name} {reason}")
 
 
 NO_HINTS = Hints()
@@ -125,7 +122,7 @@ def read_hints(given: argparse.Namespace) -> Hints:
 
 @dataclass(frozen=True)
 class Description:
-    """Facts that a foreign checkpoint gives, in the file or in one beside it."""
+    """Facts that a foreign checkpoint gives, in its file or in `config.json`."""
 
     architecture: str | None = None  # as its authors name it
     label_names: tuple[str, ...] | None = None  # N names
@@ -153,14 +150,17 @@ class Weights:
     # Images [B, 3, H, W] and their logits [B, N] by the file's own model, to compare with.
     example: tuple[Tensor, Tensor] | None = None
 
+    def put_on(self, body: State, **network: object) -> Weights:
+        """Joins a head with a backbone, under the names of its model, and its configuration."""
+        state = {f"backbone.body.{key}": tensor for key, tensor in body.items()}
+        state |= {f"head.{key}": tensor for key, tensor in self.state.items()}
+        config = NetworkConfig.model_validate({"head": self.config, **network})
+        return replace(self, state=state, config=config)
 
-def join_parts(
-    body: State, head_state: State, config: NetworkConfig, label_names: tuple[str, ...] | None
-) -> Weights:
-    """Joins a backbone, under the names of its model, and a head to a network."""
-    whole = {f"backbone.body.{key}": tensor for key, tensor in body.items()}
-    whole |= {f"head.{key}": tensor for key, tensor in head_state.items()}
-    return Weights(whole, config, label_names)
+
+def first_reason(error: ValidationError) -> str:
+    """Returns the message of the first of pydantic's errors."""
+    return error.errors(include_url=False)[0]["msg"]
 
 
 def read_names(names: object) -> tuple[str, ...] | None:

@@ -8,7 +8,7 @@ import io
 import json
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,17 @@ import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from huggingface_hub.utils import logging
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from models.checkpoints.description import CheckpointError, Description, State, read_names
-from models.checkpoints.formats import HUB, check_checkpoint, is_on_hub, is_safetensors
+from models.checkpoints.formats import HUB, is_on_hub, is_repository, is_safetensors
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-_CONFIG = "config.json"
+CONFIG = "config.json"
 
+_json_object = TypeAdapter(dict[str, Any])
 _MAX_DEPTH = 3  # of dictionaries: the file's, one of its wrappings, `module` in that
 _NUMBER = re.compile("[<>=|]?(f4|f8|i8|b1)")  # numpy's codes
 
@@ -54,7 +56,7 @@ def _read_number(kind: _NumberType, data: bytes) -> bool | float:
     return number
 
 
-# Plain data that other projects store beside their tensors: the best mAP as a numpy number
+# Plain data that other projects store with their tensors: the best mAP as a numpy number
 # (Query2Label), the command line's arguments (timm). Building these runs no code of the file.
 _PLAIN_DATA: list[Any] = [
     argparse.Namespace,
@@ -76,24 +78,17 @@ class CheckpointFile:
 
 def read_file(checkpoint: Path | str) -> CheckpointFile:
     """Reads safetensors, else torch's pickle of tensors and plain data only."""
-    check_checkpoint(checkpoint)
     description = _read_description(checkpoint)
     path = locate(checkpoint)
-    of_safetensors = is_safetensors(path)
+    parse = _parse_safetensors if is_safetensors(path) else _unpickle
     try:
         data = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read") from error
-    metadata, content = (
-        _parse_safetensors(path.name, data) if of_safetensors else ({}, _unpickle(path.name, data))
-    )
-    return CheckpointFile(
-        path.name,
-        hashlib.sha256(data).hexdigest(),
-        _take_plain(path.name, content, len(data)),
-        metadata,
-        description,
-    )
+    metadata, content = parse(path.name, data)
+    content = _take_plain(path.name, content, len(data))
+    sha256 = hashlib.sha256(data).hexdigest()
+    return CheckpointFile(path.name, sha256, content, metadata, description)
 
 
 def write_file(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> None:
@@ -105,32 +100,39 @@ def write_file(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> No
     staging.replace(path)
 
 
-def locate(checkpoint: Path | str) -> Path:
-    """Returns a local file, in a folder that of its weights; downloads one from the hub."""
-    if not is_on_hub(checkpoint) and not Path(checkpoint).is_dir():
+def locate(
+    checkpoint: Path | str, names: Sequence[str] = WEIGHTS, owner: str | None = None
+) -> Path:
+    """Returns a local file, in a repository or its folder the first of `names` that it has."""
+    if not is_repository(checkpoint):
         return Path(checkpoint)
-    for name in WEIGHTS:
+    for name in names:
         if (path := fetch(checkpoint, name)) is not None:
             return path
-    raise CheckpointError(f"{checkpoint} has neither {' nor '.join(WEIGHTS)}")
+    raise CheckpointError(f"{owner or checkpoint} has neither {' nor '.join(names)}")
 
 
 def _read_description(checkpoint: Path | str) -> Description:
-    path = fetch(checkpoint, _CONFIG)
-    if path is None:
-        return Description()
-    try:  # as timm writes it
-        found = json.loads(path.read_text(encoding="utf-8"))
-        name, preparation = found.get("architecture"), dict(found.get("pretrained_cfg") or {})
-        kind = found.get("model_type")
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{checkpoint} has a {_CONFIG} that is damaged") from error
+    found = read_json(checkpoint, CONFIG)  # as timm writes it
+    preparation = found.get("pretrained_cfg") or {}
+    if not isinstance(preparation, dict):
+        raise CheckpointError(f"{checkpoint} has a {CONFIG} that is damaged")
+    kind, name = found.get("model_type"), found.get("architecture")
     if kind in ("clip", "siglip"):
         raise CheckpointError(
             f"{checkpoint} is a {kind} model without labels: only export reads it"
         )
     name = name if isinstance(name, str) else None
     return Description(name, read_names(found.get("label_names")), preparation)
+
+
+def read_json(checkpoint: Path | str, name: str) -> dict[str, Any]:
+    """Returns the object in a file of a folder or a repository, empty without the file."""
+    path = fetch(checkpoint, name)
+    try:
+        return {} if path is None else _json_object.validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise CheckpointError(f"{checkpoint} has a {name} that is damaged") from error
 
 
 def fetch(checkpoint: Path | str, name: str) -> Path | None:
@@ -161,10 +163,10 @@ def _parse_safetensors(name: str, data: bytes) -> tuple[Mapping[str, str], State
     return header.get("__metadata__", {}), state
 
 
-def _unpickle(name: str, data: bytes) -> object:
+def _unpickle(name: str, data: bytes) -> tuple[Mapping[str, str], object]:
     try:
         with torch.serialization.safe_globals(_PLAIN_DATA):
-            content: object = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            return {}, torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{name} is not a file of plain tensors (code in a pickle is refused): store "
@@ -172,7 +174,6 @@ def _unpickle(name: str, data: bytes) -> object:
         ) from error
     except Exception as error:  # torch raises many types for damaged bytes
         raise CheckpointError(f"{name} is damaged or not a torch checkpoint") from error
-    return content
 
 
 def _take_plain(name: str, value: Any, size: int, depth: int = _MAX_DEPTH) -> Any:  # noqa: ANN401

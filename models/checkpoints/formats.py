@@ -35,11 +35,16 @@ def is_on_hub(checkpoint: Path | str) -> bool:
     return str(checkpoint).startswith(HUB)
 
 
+def is_repository(checkpoint: Path | str) -> bool:
+    """Whether this is on the hub, or a folder that describes its model in the same way."""
+    configs = ("config.json", "open_clip_config.json")
+    return is_on_hub(checkpoint) or any((Path(checkpoint) / name).is_file() for name in configs)
+
+
 def check_checkpoint(checkpoint: Path | str) -> None:
     """Raises CheckpointError unless this may be a file or a folder of weights, or on the hub."""
-    path = Path(checkpoint)
-    if not is_on_hub(checkpoint) and not (path.is_dir() and _describes_model(path)):
-        is_safetensors(path)
+    if not is_repository(checkpoint):
+        is_safetensors(Path(checkpoint))
 
 
 def is_safetensors(path: Path) -> bool:
@@ -54,7 +59,10 @@ def is_safetensors(path: Path) -> bool:
     except FileNotFoundError as error:
         raise CheckpointError(f"no checkpoint file at {path}") from error
     except IsADirectoryError as error:
-        raise CheckpointError(_describe_folder(path)) from error
+        kind = "folder without config.json: give the file of weights in it"
+        if (path / "manifest.json").is_file():
+            kind = "bundle: give it with --bundle, or serve it as it is"
+        raise CheckpointError(f"{path} is a {kind}") from error
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
     # 8 bytes of text would be a larger number.
@@ -69,16 +77,6 @@ def is_safetensors(path: Path) -> bool:
             "torch.save writes"
         )
     return False
-
-
-def _describes_model(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("config.json", "open_clip_config.json"))
-
-
-def _describe_folder(path: Path) -> str:
-    if (path / "manifest.json").is_file():
-        return f"{path} is a bundle: give it with --bundle, or serve it as it is"
-    return f"{path} is a folder without config.json: give the file of weights in it"
 
 
 def _check_safetensors(path: Path) -> None:

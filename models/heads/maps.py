@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from models.heads.attention import Attention
+from models.heads.cosine import CosineHead
 from models.heads.ml_decoder import DecoderLayer, MLDecoder
-from models.heads.two_towers import TwoTowers
 from models.heads.zero_shot import ZeroShotMLDecoder
 
 
@@ -72,7 +72,7 @@ class OpenMaps(nn.Module):
         return maps
 
 
-class TowerMaps(nn.Module):
+class CosineMaps(nn.Module):
     """Maps of open labels from patches' parts of the image's embedding, which is token 0."""
 
     def __init__(self, grid: tuple[int, int]) -> None:
@@ -86,12 +86,12 @@ class TowerMaps(nn.Module):
 
 
 def make_open_maps(
-    head: ZeroShotMLDecoder | TwoTowers, grid: tuple[int, int]
+    head: ZeroShotMLDecoder | CosineHead, grid: tuple[int, int]
 ) -> tuple[nn.Module, int]:
     """Returns the maps of a head and the number of tokens [B, S, C] that they need."""
     cells = math.prod(grid)
-    if isinstance(head, TwoTowers):
-        return TowerMaps(grid), 1 + cells
+    if isinstance(head, CosineHead):
+        return CosineMaps(grid), 1 + cells
     return OpenMaps(head, grid), cells
 
 
@@ -107,15 +107,11 @@ class Contributions(nn.Module):
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
-        self.num_heads, self.head_width = attention.num_heads, attention.head_width
+        self.num_heads = attention.num_heads
         with torch.no_grad():
-            self.register_buffer("key", self._split(attention.key.weight).clone())
-            self.register_buffer("value", self._split(attention.value.weight).clone())
-
-    def _split(self, x: Tensor) -> Tensor:
-        # [heads * D / heads, D] -> [heads, D / heads, D]
-        parts: Tensor = x.unflatten(0, (self.num_heads, self.head_width))
-        return parts
+            for name, layer in (("key", attention.key), ("value", attention.value)):
+                weight = layer.weight.unflatten(0, (self.num_heads, -1))  # [heads, D / heads, D]
+                self.register_buffer(name, weight.clone())
 
     def forward(self, memory: Tensor, queries: Tensor, readout: Tensor) -> Tensor:
         """Returns contributions [B, L, S], up to a positive factor for each image.
@@ -131,7 +127,7 @@ class Contributions(nn.Module):
 
     def _multiply(self, memory: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
         # [heads, L, D / heads] @ [heads, D / heads, D] -> [heads, L, D]
-        parts = labels.unflatten(-1, (self.num_heads, self.head_width)).transpose(0, 1) @ weight
+        parts = labels.unflatten(-1, (self.num_heads, -1)).transpose(0, 1) @ weight
         rows = parts.transpose(0, 1).flatten(0, 1)  # [L * heads, D]
         products: Tensor = rows @ memory.transpose(1, 2)  # [B, L * heads, S]
         split: Tensor = products.unflatten(1, (-1, self.num_heads))
@@ -141,7 +137,7 @@ class Contributions(nn.Module):
 class Drawing(nn.Module):
     """Positive contributions, smoothed, as shares of the maximum.
 
-    A token sees far beyond its cell, so a single one often lies beside the object; tokens whose
+    A token sees far beyond its cell, so a single one often lies next to the object; tokens whose
     neighbours agree do so less often. Each cell takes a quarter of each neighbour, along rows and
     columns; a cell at the edge is its own neighbour.
     """

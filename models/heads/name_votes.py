@@ -14,9 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-MIN_RATIO = 1e-6
-"""The ratio of a label with no probable name near it; its log is -14."""
-
 
 class NameVotes(nn.Module):
     """A linear classifier of P names over pooled tokens, and the names' embeddings."""
@@ -37,8 +34,7 @@ class NameVotes(nn.Module):
 
         The ratio is the votes in the photo over the votes in the mean photo.
         """
-        ratios = self.read(tokens) @ votes.T
-        return ratios.clamp_min(MIN_RATIO).log()
+        return to_log(self.read(tokens) @ votes.T)
 
     def read(self, tokens: Tensor) -> Tensor:
         """Maps tokens [B, S, C] to the names' probabilities [B, P]."""
@@ -63,3 +59,8 @@ class NameVotes(nn.Module):
         """
         found = torch.cat([self.read(tokens) for tokens in batches])
         self.prior.copy_(found.mean(dim=0))
+
+
+def to_log(ratios: Tensor) -> Tensor:
+    """Returns the logarithm of ratios, at least -14: no probable name is near."""
+    return ratios.clamp_min(1e-6).log()

@@ -7,31 +7,26 @@ values; decoder targets start at zero. As in `ml_decoder.py`, steps without an i
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from models.config import DecoderConfig, Query2LabelConfig
 from models.heads.attention import Attention, to_tokens
 from models.heads.ml_decoder import GroupLinear
 
-_TEMPERATURE = 10_000
 
-
-class FeedForward(nn.Module):
-    """Two linear layers with a ReLU between them."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.linear1 = nn.Linear(config.decoder_width, config.feedforward_width)
-        self.linear2 = nn.Linear(config.feedforward_width, config.decoder_width)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps [..., D] to [..., D]."""
-        mapped: Tensor = self.linear2(self.dropout(functional.relu(self.linear1(x))))
-        return mapped
+def _make_feedforward(config: DecoderConfig) -> nn.Sequential:
+    width, inner = config.decoder_width, config.feedforward_width
+    return nn.Sequential(
+        OrderedDict(
+            linear1=nn.Linear(width, inner),
+            relu=nn.ReLU(),
+            dropout=nn.Dropout(config.dropout),
+            linear2=nn.Linear(inner, width),
+        )
+    )
 
 
 class EncoderLayer(nn.Module):
@@ -42,7 +37,7 @@ class EncoderLayer(nn.Module):
         width = config.decoder_width
         self.pre_norm = config.pre_norm
         self.attention = Attention(width, config.num_heads, config.dropout)
-        self.feedforward = FeedForward(config)
+        self.feedforward = _make_feedforward(config)
         self.norm1 = nn.LayerNorm(width)
         self.norm2 = nn.LayerNorm(width)
         self.dropout = nn.Dropout(config.dropout)
@@ -71,7 +66,7 @@ class QueryLayer(nn.Module):
         self.self_attention = Attention(width, heads, rate) if self_attention else None
         self.norm1 = nn.LayerNorm(width) if self_attention else None
         self.attention = Attention(width, heads, rate)
-        self.feedforward = FeedForward(config)
+        self.feedforward = _make_feedforward(config)
         self.norm2 = nn.LayerNorm(width)
         self.norm3 = nn.LayerNorm(width)
         self.dropout = nn.Dropout(rate)
@@ -81,8 +76,7 @@ class QueryLayer(nn.Module):
     ) -> Tensor:
         """Maps a target [1 or B, N, D] and queries [1, N, D] to the next target [B, N, D].
 
-        Keys are tokens with their positions, values tokens, [B, S, D]; `fixed` if the target is the
-        same for all images.
+        Keys are tokens with positions, values tokens, [B, S, D]; `fixed`: the same for all images.
         """
         if self.self_attention is not None and self.norm1 is not None:
             normed = self.norm1(target) if self.pre_norm else target
@@ -150,7 +144,7 @@ def sine_positions(width: int, grid: tuple[int, int]) -> Tensor:
     rows, columns = grid
     half = width // 2
     steps = torch.arange(half).div(2, rounding_mode="floor")
-    frequencies = _TEMPERATURE ** (2 * steps / half)  # [half]
+    frequencies = 10_000 ** (2 * steps / half)  # [half]
 
     def wave(count: int) -> Tensor:  # [count, half]
         places = torch.arange(1, count + 1) / (count + 1e-6) * 2 * math.pi

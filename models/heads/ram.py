@@ -14,19 +14,17 @@ from torch.nn import functional
 
 from models.config import RamConfig
 from models.heads.attention import Attention, to_tokens
+from models.heads.open_head import OpenHead
 
 _EPSILON = 1e-12
-# Score of a missing description; a float16 graph has no larger number.
-_MISSING = -1e4
+_MISSING = -1e4  # score of a missing description; a float16 graph has no larger number
 
 
-class Ram(nn.Module):
-    """Logits of the file's tags, or of any labels from CLIP text embeddings.
+class Ram(OpenHead):
+    """Logits of the file's tags, or of any labels from CLIP text embeddings."""
 
-    `labels` are the tags' embeddings [N, T], in RAM++ [N, descriptions, T].
-    """
-
-    labels: Tensor
+    config: RamConfig
+    labels: Tensor  # the tags' embeddings [N, T], in RAM++ [N, descriptions, T]
 
     def __init__(self, config: RamConfig) -> None:
         super().__init__()
@@ -51,16 +49,11 @@ class Ram(nn.Module):
         Features are tokens [B, S, C] or a map [B, C, H, W]; embeddings [L, T], in RAM++
         [L, descriptions, T] or these flat. Descriptions of zeros are left out.
         """
-        labels = self.labels if embeddings is None else embeddings
-        return self.score(features, self.encode_labels(labels))
+        return super().forward(features, self.labels if embeddings is None else embeddings)
 
     def encode_labels(self, embeddings: Tensor) -> Tensor:
         """Maps label embeddings [L, E] to label queries [L, K]; RAM++'s are the embeddings."""
         return self._project(embeddings) if self.log_scale is None else embeddings
-
-    def score(self, features: Tensor, queries: Tensor) -> Tensor:
-        """Maps features and label queries [L, K] to logits [B, L]."""
-        return self.recall(features, self.remember(features), queries)
 
     def remember(self, features: Tensor) -> Tensor:
         """Maps features to projected tokens [B, 1 + S, T], first the class token, their mean."""
@@ -70,7 +63,7 @@ class Ram(nn.Module):
         return torch.cat([tokens.mean(dim=1, keepdim=True), tokens], dim=1)
 
     def recall(self, tokens: Tensor, memory: Tensor, queries: Tensor) -> Tensor:  # noqa: ARG002
-        """Maps the memory [B, 1 + S, T] of features and label queries [L, K] to logits [B, L]."""
+        """Maps the memory [B, 1 + S, T] and label queries [L, K] to logits [B, L]."""
         if self.log_scale is None:
             hidden = queries.unsqueeze(0)  # [1, L, D]
         else:

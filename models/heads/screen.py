@@ -1,6 +1,6 @@
 """The screen of an open head: it estimates the logits of all labels, to score the best ones only.
 
-Not in the paper. A decoder layer spends nine tenths of a label's cost on the steps behind the
+Not in the paper. A decoder layer spends nine tenths of a label's cost on the steps after the
 attention. Their first-order expansion at a reference value takes their place: a product of the
 attended value with the label's readout. There are no weights to train.
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.heads.attention import split_heads, to_tokens
-from models.heads.name_votes import MIN_RATIO
+from models.heads.name_votes import to_log
 from models.heads.zero_shot import ZeroShotMLDecoder
 
 NUM_NAMES = 32
@@ -66,7 +66,7 @@ class Screen(nn.Module):
     def describe(self, queries: Tensor) -> dict[str, Tensor]:
         """Maps label queries [L, K] to keys, arguments of `forward`.
 
-        - `projected` [L, D], as in the queries: alone, they are read faster
+        - `projected` [L, D], as in the queries: separate, they are read faster
         - `readouts` [L, D + 1]: the gradient of the logit without votes with respect to the
           attended value before the output projection, at the reference; and the offset
         - with prototypes, `votes` [L, V], the largest ones, and `names` int64 [L, V], theirs
@@ -127,7 +127,7 @@ class Screen(nn.Module):
         shares = None if head.votes is None else head.votes.read(tokens)  # [B, P]
         if shares is not None and votes is not None and names is not None:
             near = shares.gather(1, names.reshape(1, -1).expand(shares.shape[0], -1))
-            voted = _to_log((near.unflatten(1, names.shape) * votes).sum(dim=-1))
+            voted = to_log((near.unflatten(1, names.shape) * votes).sum(dim=-1))
         rank = (logits + voted) * scale + shift
         needed = _count(self.first, rank, wanted, size)  # [B]
         left, count = _best(rank, needed, 2 * MAX_SCORED)  # [B, count]
@@ -159,7 +159,7 @@ class Screen(nn.Module):
         decoded = head.layer.decode(rows[..., :width], rows[..., width : 2 * width], memory)
         logits = head.pool(decoded).squeeze(-1)
         if shares is not None:
-            logits = logits + _to_log((rows[..., 2 * width :] @ shares.unsqueeze(-1)).squeeze(-1))
+            logits = logits + to_log((rows[..., 2 * width :] @ shares.unsqueeze(-1)).squeeze(-1))
         return logits, positions, needed, memory
 
     def _pool(self, x: Tensor) -> Tensor:
@@ -167,10 +167,6 @@ class Screen(nn.Module):
         plane = x.transpose(1, 2).unflatten(-1, self.grid)
         pooled = functional.avg_pool2d(plane, _STRIDE, ceil_mode=True, count_include_pad=False)
         return pooled.flatten(2).transpose(1, 2)
-
-
-def _to_log(ratios: Tensor) -> Tensor:
-    return ratios.clamp_min(MIN_RATIO).log()
 
 
 def _count(stage: Stage, rank: Tensor, wanted: Tensor, size: Tensor) -> Tensor:

@@ -15,29 +15,25 @@ from models.config import ZeroShotMLDecoderConfig
 from models.heads.attention import to_tokens
 from models.heads.ml_decoder import DecoderLayer
 from models.heads.name_votes import NameVotes
-from models.heads.open_labels import MappedHead, OpenLabelHead
+from models.heads.open_head import OpenHead
 
 
-class ZeroShotMLDecoder(nn.Module):
+class ZeroShotMLDecoder(OpenHead):
     """The head for open labels; `votes` is None without prototypes."""
+
+    config: ZeroShotMLDecoderConfig
 
     def __init__(self, config: ZeroShotMLDecoderConfig) -> None:
         super().__init__()
         self.config = config
-        width = config.decoder_width
+        width, names = config.decoder_width, config.num_prototypes
         self.project = nn.Linear(config.embedding_width, width)
         self.embed = nn.Linear(config.encoder_width, width)
         self.layer = DecoderLayer(config)
         self.pool = nn.Linear(width, 1)
         self.votes: NameVotes | None = None
-        if config.num_prototypes:
-            self.votes = NameVotes(
-                config.encoder_width, config.num_prototypes, config.embedding_width
-            )
-
-    def forward(self, features: Tensor, embeddings: Tensor) -> Tensor:
-        """Maps features and label embeddings [L, E] to logits [B, L]."""
-        return self.score(features, self.encode_labels(embeddings))
+        if names:
+            self.votes = NameVotes(config.encoder_width, names, config.embedding_width)
 
     def encode_labels(self, embeddings: Tensor) -> Tensor:
         """Maps label embeddings [L, E] to label queries [L, K].
@@ -51,13 +47,6 @@ class ZeroShotMLDecoder(nn.Module):
             parts.append(self.votes.weigh(functional.normalize(embeddings, dim=-1)))
         return torch.cat(parts, dim=-1)
 
-    def score(self, features: Tensor, queries: Tensor) -> Tensor:
-        """Maps tokens [B, S, C] or features [B, C, H, W] and label queries [L, K] to logits [B, L].
-
-        The logit of a label does not depend on the other labels.
-        """
-        return self.recall(to_tokens(features), self.remember(features), queries)
-
     def remember(self, features: Tensor) -> Tensor:
         """Maps features to the memory [B, S, D] that the labels attend to."""
         return functional.relu(self.embed(to_tokens(features)))
@@ -67,48 +56,10 @@ class ZeroShotMLDecoder(nn.Module):
         width = self.config.decoder_width
         hidden = queries[:, :width].unsqueeze(0)  # [1, L, D]
         projected = queries[:, width : 2 * width].unsqueeze(0)  # [1, L, D]
-        decoded = self.layer.decode(hidden, projected, memory)  # [B, L, D]
-        logits: Tensor = self.pool(decoded).squeeze(-1)
+        logits: Tensor = self.pool(self.layer.decode(hidden, projected, memory)).squeeze(-1)
         # The decoder is trained without votes: otherwise it would rely on them, and independent
         # scores add up to more.
         if self.votes is None or self.training:
             return logits
         added: Tensor = logits + self.votes(tokens, queries[:, 2 * width :])
         return added
-
-
-class LabelEncoder(nn.Module):
-    """`encode_labels` for tracing."""
-
-    def __init__(self, head: OpenLabelHead) -> None:
-        super().__init__()
-        self.head = head
-
-    def forward(self, embeddings: Tensor) -> Tensor:
-        """Maps embeddings [L, E] to label queries [L, K]."""
-        return self.head.encode_labels(embeddings)
-
-
-class LabelScorer(nn.Module):
-    """`score` for tracing."""
-
-    def __init__(self, head: OpenLabelHead) -> None:
-        super().__init__()
-        self.head = head
-
-    def forward(self, tokens: Tensor, queries: Tensor) -> Tensor:
-        """Maps tokens [B, S, C] and label queries [L, K] to logits [B, L]."""
-        return self.head.score(tokens, queries)
-
-
-class LabelScorerWithMemory(nn.Module):
-    """`score` for tracing; returns the memory too."""
-
-    def __init__(self, head: MappedHead) -> None:
-        super().__init__()
-        self.head = head
-
-    def forward(self, tokens: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps tokens [B, S, C] and queries [L, K] to logits [B, L] and memory [B, S, D]."""
-        memory = self.head.remember(tokens)
-        return self.head.recall(tokens, memory, queries), memory

@@ -13,8 +13,8 @@ from export.graphs import text
 from export.graphs.text import build_text_graph, embed_tokens
 from export.sources.open import OpenRequest
 from export.sources.trained import UnusableCheckpointError
+from models.checkpoints.clip import read_clip
 from models.checkpoints.description import Hints
-from models.checkpoints.towers import read_towers
 from service.bundle.reader import Bundle
 from service.engine.engine import open_engine
 from service.labels.encoders import open_text_encoder
@@ -43,7 +43,7 @@ def test_small_formats_are_close_to_fp32(model: Path, tmp_path: Path) -> None:
     bundle = build_bundle(request)
     assert bundle.precisions() == ("fp32", "fp16")
     assert set(bundle.manifest.graphs["text_encoder"]) == {"fp32"}
-    towers = read_towers(model)
+    towers = read_clip(model)
     assert towers is not None
     exact = towers.text.embed([f"a photo of a {name}." for name in NAMES])
     embeddings = embed(bundle)
@@ -95,7 +95,7 @@ def test_options_of_other_models_are_refused(
 def test_text_encoder_beyond_the_limit_of_a_file_is_stored_in_16_bits(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    towers = read_towers(model)
+    towers = read_clip(model)
     assert towers is not None
     exact = build_text_graph(towers.text)
     monkeypatch.setattr(text, "_LARGEST", 0)

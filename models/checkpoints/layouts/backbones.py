@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from models.backbones.backbone import Backbone
-from models.checkpoints.description import State
+from models.checkpoints.description import CheckpointError, State
+from models.checkpoints.layouts.state import rename
+from models.config import InputConfig
 
 # The three of ML-Decoder's authors, then Query2Label's older two.
 TRESNETS = ("tresnet_m", "tresnet_v2_l", "tresnet_v2_xl", "tresnet_l", "tresnet_xl")
@@ -24,31 +26,31 @@ _ABN_EPSILON = 1e-5
 
 # The order matters: a convolution followed by a blur is nested one level deeper.
 _TRESNET_NAMES = (
-    (re.compile(r"(conv\d)\.0\.([01])\."), r"\1.\2."),
-    (re.compile(r"(conv\d)\.0\."), r"\1.conv."),
-    (re.compile(r"(conv\d)\.1\."), r"\1.bn."),
-    (re.compile(r"(downsample\.\d)\.0\."), r"\1.conv."),
-    (re.compile(r"(downsample\.\d)\.1\."), r"\1.bn."),
+    (r"(conv\d)\.0\.([01])\.", r"\1.\2."),
+    (r"(conv\d)\.0\.", r"\1.conv."),
+    (r"(conv\d)\.1\.", r"\1.bn."),
+    (r"(downsample\.\d)\.0\.", r"\1.conv."),
+    (r"(downsample\.\d)\.1\.", r"\1.bn."),
 )
 
-# The order matters here too: `attn.proj` and `attn.` overlap.
-_CVT_NAMES = (
-    (re.compile(r"^stage(\d)\."), r"model.encoder.stages.\1."),
-    (re.compile(r"\bpatch_embed\.proj\."), "embedding.convolution_embeddings.projection."),
-    (re.compile(r"\bpatch_embed\.norm\."), "embedding.convolution_embeddings.normalization."),
-    (re.compile(r"\bblocks\."), "layers."),
-    (re.compile(r"\bnorm1\."), "layernorm_before."),
-    (re.compile(r"\bnorm2\."), "layernorm_after."),
-    (re.compile(r"\battn\.proj\."), "attention.output.dense."),
-    (re.compile(r"\battn\."), "attention.attention."),
-    (re.compile(r"\bconv_proj_"), "convolution_proj_"),
-    (re.compile(r"proj_q\."), "projection_query."),
-    (re.compile(r"proj_k\."), "projection_key."),
-    (re.compile(r"proj_v\."), "projection_value."),
-    (re.compile(r"(convolution_\w+)\.conv\."), r"\1.convolution_projection.convolution."),
-    (re.compile(r"(convolution_\w+)\.bn\."), r"\1.convolution_projection.normalization."),
-    (re.compile(r"\bmlp\.fc1\."), "intermediate.dense."),
-    (re.compile(r"\bmlp\.fc2\."), "output.dense."),
+# The authors' CvT -> transformers. The order matters here too: `attn.proj` and `attn.` overlap.
+CVT_NAMES = (
+    (r"^stage(\d)\.", r"model.encoder.stages.\1."),
+    (r"\bpatch_embed\.proj\.", "embedding.convolution_embeddings.projection."),
+    (r"\bpatch_embed\.norm\.", "embedding.convolution_embeddings.normalization."),
+    (r"\bblocks\.", "layers."),
+    (r"\bnorm1\.", "layernorm_before."),
+    (r"\bnorm2\.", "layernorm_after."),
+    (r"\battn\.proj\.", "attention.output.dense."),
+    (r"\battn\.", "attention.attention."),
+    (r"\bconv_proj_", "convolution_proj_"),
+    (r"proj_q\.", "projection_query."),
+    (r"proj_k\.", "projection_key."),
+    (r"proj_v\.", "projection_value."),
+    (r"(convolution_\w+)\.conv\.", r"\1.convolution_projection.convolution."),
+    (r"(convolution_\w+)\.bn\.", r"\1.convolution_projection.normalization."),
+    (r"\bmlp\.fc1\.", "intermediate.dense."),
+    (r"\bmlp\.fc2\.", "output.dense."),
 )
 
 
@@ -63,6 +65,23 @@ def recognise(state: Mapping[str, Tensor], candidates: Iterable[str]) -> str | N
     return None
 
 
+def recognise_one_of(state: Mapping[str, Tensor], candidates: Iterable[str], authors: str) -> str:
+    """Returns the backbone; raises CheckpointError if it is none of the candidates."""
+    name = recognise(state, candidates)
+    if name is None:
+        raise CheckpointError(
+            f"the checkpoint's backbone is none of {authors}'s: {', '.join(candidates)}"
+        )
+    return name
+
+
+def prepare_imagenet(height: int, width: int) -> InputConfig:
+    """Returns the preparation of photos of Query2Label and RAM."""
+    return InputConfig(
+        height=height, width=width, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+    )
+
+
 def rename_tresnet(state: Mapping[str, Tensor]) -> State:
     """Renames an official TResNet (`body.*`) to timm's names.
 
@@ -70,7 +89,7 @@ def rename_tresnet(state: Mapping[str, Tensor]) -> State:
     uses batch norms, so the weights take that value here. If none is below epsilon, the authors'
     InplacABN_to_ABN has converted them already.
     """
-    renamed = {_rename(key, _TRESNET_NAMES): tensor for key, tensor in state.items()}
+    renamed = rename(state, _TRESNET_NAMES)
     norms = [key for key in renamed if key.endswith(".bn.weight")]
     if any((renamed[key] < _ABN_EPSILON).any() for key in norms):
         renamed |= {key: renamed[key].abs() + _ABN_EPSILON for key in norms}
@@ -84,25 +103,10 @@ def rename_swin(state: Mapping[str, Tensor]) -> State:
     that depend on the window size alone are computed anew.
     """
     return {
-        re.sub(r"^layers\.(\d)\.downsample", _in_next_stage, key): tensor
-        for key, tensor in state.items()
+        re.sub(r"(?<=^layers\.)\d(?=\.downsample)", lambda found: str(int(found[0]) + 1), key): v
+        for key, v in state.items()
         if not key.endswith(("relative_position_index", "attn_mask"))
     }
-
-
-def rename_cvt(state: Mapping[str, Tensor]) -> State:
-    """Renames the authors' CvT to transformers' names."""
-    return {_rename(key, _CVT_NAMES): tensor for key, tensor in state.items()}
-
-
-def _rename(key: str, names: Iterable[tuple[re.Pattern[str], str]]) -> str:
-    for pattern, replacement in names:
-        key = pattern.sub(replacement, key)
-    return key
-
-
-def _in_next_stage(found: re.Match[str]) -> str:
-    return f"layers.{int(found[1]) + 1}.downsample"
 
 
 def add_counters(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> State:
@@ -112,7 +116,7 @@ def add_counters(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Stat
 
 
 def take_pooled_norm(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> State:
-    """Uses the norm behind a network's pooling as the norm of each token.
+    """Uses the norm after a network's pooling as the norm of each token.
 
     timm's networks that pool by mean may normalise the mean (`fc_norm`); without their pooling
     they normalise each token (`norm`). The mean of normalised tokens is not the normalised mean,

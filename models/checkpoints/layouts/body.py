@@ -11,7 +11,7 @@ import timm
 import torch
 from torch import Tensor
 
-from models.backbones.backbone import Backbone, BackboneError, classifier_names, input_config
+from models.backbones.backbone import Backbone, classifier_names, input_config
 from models.checkpoints.description import CheckpointError, Description, Hints, State
 from models.checkpoints.layouts import backbones
 from models.checkpoints.layouts.state import take
@@ -23,9 +23,8 @@ OFFICIAL_TRESNET_MARK = "body.conv1.0.weight"
 _TRESNET_SIZE = 448
 _TRESNET_SIZES = {"tresnet_v2_xl": 640}
 _TRESNET_MARK = "body.conv1.conv.weight"
-_RESNET_MARK = "conv1.weight"
 _COUNTERS = "num_batches_tracked"  # of batch norms; not used by the network
-_STATISTICS = "running_mean"  # of batch norms
+_STATISTICS = "running_mean"
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +41,12 @@ class Body:
 def read_body(
     state: State, hints: Hints, described: Description, width: int | None, place: str = ""
 ) -> Body:
-    """Reads a backbone; raises CheckpointError.
+    """Reads a backbone; raises CheckpointError or BackboneError.
 
     `width` is that of the tokens that the head takes; None if the backbone classifies by itself.
     `place` is the prefix of the head's tensors in the file.
     """
-    state = strip(state, (OFFICIAL_TRESNET_MARK, _TRESNET_MARK, _RESNET_MARK))
+    state = strip(state, (OFFICIAL_TRESNET_MARK, _TRESNET_MARK, "conv1.weight"))  # ResNet's
     official = OFFICIAL_TRESNET_MARK in state
     if official:
         state = backbones.rename_tresnet(state)
@@ -64,19 +63,11 @@ def read_body(
             f"the file does not name its backbone: give --backbone (a timm name{example})"
         )
     spec = _prepare(name, hints, described, None)
-    try:
-        norm_pooled = any(f".{key}".endswith(".fc_norm.weight") for key in state)
-        backbone = Backbone(
-            name,
-            (spec.height, spec.width),
-            features=hints.features or "forward_features",
-            norm_pooled=norm_pooled,
-        )
-    except BackboneError as error:
-        raise CheckpointError(str(error)) from error
+    norm_pooled = any(f".{key}".endswith(".fc_norm.weight") for key in state)
+    features: Features = hints.features or "forward_features"
+    backbone = Backbone(name, (spec.height, spec.width), features=features, norm_pooled=norm_pooled)
     state = strip(state, (next(iter(backbone.body.state_dict())),))
     body = _fit(state, backbone, spec)
-    features = backbone.features
     if width is not None and hints.features is None and body.keys() <= state.keys():
         features = _find_features(state, backbone, spec, width, place)
     given = backbone.width if features == backbone.features else width
@@ -94,10 +85,7 @@ def read_body(
 
 
 def strip(state: State, marks: Collection[str]) -> State:
-    """Takes a backbone out of the attribute that all its tensors are in, such as `self.backbone`.
-
-    `marks` are names of tensors that a backbone may have.
-    """
+    """Takes a backbone, which has one of these tensors, out of an attribute as `self.backbone`."""
     inside = state
     while not any(mark in inside for mark in marks):
         roots = {key.partition(".")[0] for key in inside}
@@ -128,14 +116,11 @@ def _prepare(
         size = (hints.image_size, hints.image_size)
     elif known.keys() & {"input_size", "img_size"}:
         size = None
-    try:
-        return input_config(name, size, known, crop=hints.crop)
-    except BackboneError as error:
-        raise CheckpointError(str(error)) from error
+    return input_config(name, size, known, crop=hints.crop)
 
 
 def _fit(state: State, backbone: Backbone, spec: InputConfig) -> State:
-    """Returns exactly the backbone's tensors, counters of batch norms aside.
+    """Returns exactly the backbone's tensors, perhaps without the counters of batch norms.
 
     The backbone's own classifier is left out, and tensors that its tokens do not depend on are
     zeros: the authors' `add_ml_decoder_head` replaces `head` with all that is in it. Spoils the
@@ -191,7 +176,7 @@ def _find_features(
 
 
 def check_names(model: str, missing: Sequence[str], extra: Sequence[str]) -> None:
-    """Raises CheckpointError if there are names of tensors that a model has alone, or the file."""
+    """Raises CheckpointError if only the model, or only the file, has one of the names."""
     wrong = [f"no {key}" for key in missing[:1]] + [f"a {key}" for key in extra[:1]]
     if wrong:
         raise CheckpointError(

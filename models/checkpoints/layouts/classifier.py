@@ -14,23 +14,13 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from models.backbones.backbone import classifier_names, create_timm
-from models.checkpoints.description import (
-    CheckpointError,
-    Description,
-    Hints,
-    State,
-    Weights,
-    join_parts,
-)
+from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
 from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, check_names, read_body, strip
-from models.config import GapConfig, NetworkConfig
+from models.config import GapConfig
 
 MORE_THAN_POOLING = "more than pooling, a norm and linear layers, and cannot be served"
 
-# Between two linear layers of ASL's head there is nothing, so that they are one.
-_BOTTLENECK = "embedding_generator.0."
-_BOTTLENECK_TOP = "FC."
-_LEAVES: tuple[str, ...] = ("weight", "bias")
+_LEAVES = ("weight", "bias")
 
 
 def read_classifier(state: State, hints: Hints, described: Description) -> Weights | None:
@@ -56,24 +46,22 @@ def read_classifier(state: State, hints: Hints, described: Description) -> Weigh
 def _read_asl(state: State, hints: Hints, described: Description) -> Weights | None:
     head = {k.removeprefix("head.").removeprefix("fc."): v for k, v in state.items()}
     linear = {leaf: head[leaf] for leaf in _LEAVES if leaf in head}
-    if f"{_BOTTLENECK}weight" in head:
-        top, under = (
-            {leaf: head[f"{layer}{leaf}"].double() for leaf in _LEAVES}
-            for layer in (_BOTTLENECK_TOP, _BOTTLENECK)
+    if "embedding_generator.0.weight" in head:
+        # No activation between ASL's two linear layers, so they are merged.
+        under, top = (
+            {leaf: head[f"{layer}.{leaf}"].double() for leaf in _LEAVES}
+            for layer in ("embedding_generator.0", "FC")
         )
         weight, bias = top["weight"] @ under["weight"], top["weight"] @ under["bias"] + top["bias"]
         linear = {"weight": weight.float(), "bias": bias.float()}
     if len(linear) != 2:
         return None
     body = {key: tensor for key, tensor in state.items() if key.startswith("body.")}
-    found = read_body(body, hints, described, linear["weight"].shape[1])
     classes, width = linear["weight"].shape
-    config = NetworkConfig(
-        backbone=found.backbone,
-        input=found.input,
-        head=GapConfig(num_classes=classes, encoder_width=width),
-    )
-    return join_parts(found.state, _to_linear(linear), config, described.label_names)
+    found = read_body(body, hints, described, width)
+    config = GapConfig(num_classes=classes, encoder_width=width)
+    ours = Weights(_to_linear(linear), config, described.label_names)
+    return ours.put_on(found.state, backbone=found.backbone, input=found.input)
 
 
 def _read_timm(
@@ -88,12 +76,18 @@ def _read_timm(
     head_state = _to_linear(linear)
     places = ("fc_norm", f"{classifiers[0].partition('.')[0]}.norm")
     norm = next((place for place in places if f"{place}.weight" in state), None)
+    if norm is not None:
+        head_state |= {f"norm.{leaf}": state[f"{norm}.{leaf}"] for leaf in _LEAVES}
     found = read_body(state, replace(hints, prefix_tokens="drop"), described, None)
     spec = found.input
-    model = _load(create_timm(name, (spec.height, spec.width), {"num_classes": classes}), state)
-    hidden = _find_hidden(model)
+    model: Any = create_timm(name, (spec.height, spec.width), {"num_classes": classes})
+    try:
+        model.load_state_dict(state, strict=False)  # the body's tensors were compared
+    except RuntimeError as error:  # of shapes
+        raise CheckpointError("the file's tensors have other shapes than the model's") from error
+    hidden, activation = _find_hidden(model.eval())
     if hidden is not None:
-        head_state |= _to_linear(hidden[0].state_dict(), "hidden.0")
+        head_state |= _to_linear(hidden.state_dict(), "hidden.0")
     elif width != model.num_features:
         raise CheckpointError(f"{name} classifies by {MORE_THAN_POOLING}")
     by_token = getattr(model, "global_pool", None) == "token"
@@ -103,26 +97,23 @@ def _read_timm(
         pooling="first" if by_token else "mean",
         norm_epsilon=None if norm is None else model.get_submodule(norm).eps,
         hidden_width=None if hidden is None else width,
-        hidden_activation="relu" if hidden is None else hidden[1],
+        hidden_activation=activation,
     )
-    config = NetworkConfig(
-        backbone=name, input=spec, head=head, prefix_tokens="keep" if by_token else "drop"
-    )
-    if norm is not None:
-        head_state |= {f"norm.{leaf}": state[f"{norm}.{leaf}"] for leaf in _LEAVES}
     images = torch.rand(1, 3, spec.height, spec.width, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         example = (images, model(images))
     names = described.label_names or _find_imagenet_names(classes)
-    return replace(join_parts(found.state, head_state, config, names), example=example)
+    return Weights(head_state, head, names, example=example).put_on(
+        found.state, backbone=name, input=spec, prefix_tokens="keep" if by_token else "drop"
+    )
 
 
 def _refuse(state: State, name: str, classifiers: Sequence[str]) -> NoReturn:
     own = timm.create_model(name).state_dict()
     missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    behind = tuple(f"{layer}." for layer in classifiers)
-    check_names(name, [key for key in missing if not key.startswith(behind)], extra)
-    raise CheckpointError(f"the file has {name} without a classifier, and no head: no {behind[0]}*")
+    after = tuple(f"{layer}." for layer in classifiers)
+    check_names(name, [key for key in missing if not key.startswith(after)], extra)
+    raise CheckpointError(f"the file has {name} without a classifier, and no head: no {after[0]}*")
 
 
 def _to_linear(layer: Mapping[str, Tensor], ours: str = "linear") -> State:
@@ -130,25 +121,17 @@ def _to_linear(layer: Mapping[str, Tensor], ours: str = "linear") -> State:
     return {f"{ours}.{leaf}": tensor.reshape(tensor.shape[:2]) for leaf, tensor in layer.items()}
 
 
-def _find_hidden(model: Any) -> tuple[nn.Module, Literal["relu", "hardswish"]] | None:  # noqa: ANN401
-    """Returns the convolution that MobileNets have behind their pooling, and its activation."""
+def _find_hidden(model: Any) -> tuple[nn.Module | None, Literal["relu", "hardswish"]]:  # noqa: ANN401
+    """Returns the convolution that MobileNets have after their pooling, and its activation."""
     if getattr(model, "head_hidden_size", None) in (None, model.num_features):
-        return None
+        return None, "relu"
     layer, norm = getattr(model, "conv_head", None), getattr(model, "norm_head", nn.Identity())
     activation = getattr(norm, "act", getattr(model, "act2", None))
     if not isinstance(layer, nn.Conv2d) or not isinstance(activation, nn.ReLU | nn.Hardswish):
-        return None
+        return None, "relu"
     if isinstance(norm, nn.BatchNorm2d):
         layer = fuse_conv_bn_eval(layer, norm)
     return layer, "relu" if isinstance(activation, nn.ReLU) else "hardswish"
-
-
-def _load(model: Any, state: State) -> Any:  # noqa: ANN401 - timm's, with attributes of its own
-    try:
-        model.load_state_dict(state, strict=False)  # the body's tensors were compared
-    except RuntimeError as error:  # of shapes
-        raise CheckpointError("the file's tensors have other shapes than the model's") from error
-    return model.eval()
 
 
 def _find_imagenet_names(classes: int) -> tuple[str, ...] | None:

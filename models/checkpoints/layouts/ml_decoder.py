@@ -9,8 +9,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from models.checkpoints.description import CheckpointError, State
-from models.checkpoints.layouts.state import take, unpack_attention
+from models.checkpoints.description import CheckpointError, State, first_reason
+from models.checkpoints.layouts.state import require, take, unpack_attention
 from models.config import MLDecoderConfig, ZeroShotMLDecoderConfig
 from models.heads.attention import Attention
 
@@ -18,48 +18,43 @@ MARK = "embed_standart.weight"  # in every ML-Decoder head, below the head's own
 
 _DEFAULT_HEADS = 8
 _LAYER = "decoder.layers.0."
+_ATTENTION = f"{_LAYER}multihead_attn."
 
-# The authors' key -> ours below the head, the same for every kind.
+# The authors' key -> ours below the head.
 _SHARED_KEYS = {
     "decoder.embed_standart.weight": "embed.weight",
     "decoder.embed_standart.bias": "embed.bias",
+    "decoder.duplicate_pooling": "pool.weight",
+    "decoder.duplicate_pooling_bias": "pool.bias",
     **{
         f"{_LAYER}{part}.{leaf}": f"layer.{part}.{leaf}"
         for part in ("linear1", "linear2", "norm1", "norm2", "norm3")
         for leaf in ("weight", "bias")
     },
 }
-_TRAINED_KEYS = {
-    "decoder.query_embed.weight": "queries",
-    "decoder.duplicate_pooling": "pool.weight",
-    "decoder.duplicate_pooling_bias": "pool.bias",
-}
-_ZERO_SHOT_KEYS = {
+_TRAINED_KEYS = _SHARED_KEYS | {"decoder.query_embed.weight": "queries"}
+_ZERO_SHOT_KEYS = _SHARED_KEYS | {
     "wordvec_proj.weight": "project.weight",
     "wordvec_proj.bias": "project.bias",
-    "decoder.duplicate_pooling": "pool.weight",
-    "decoder.duplicate_pooling_bias": "pool.bias",
 }
 
-# First parts of a head's names, below its own prefix.
+# First parts of a head's names below its own prefix; like the authors' first version, timm's copy
+# has only the layers below `decoder.`.
 _PARTS = ("decoder.", "wordvec_proj.")
-_FIRST_PARTS = ("embed_standart.", "query_embed.", "duplicate_pooling")
+_BARE_PARTS = ("embed_standart.", "query_embed.", "duplicate_pooling")
 
 
 def split_head(state: Mapping[str, Tensor]) -> tuple[str, State, State] | None:
-    """Finds the head in a file, under any prefix.
+    """Finds the head in a file, under any prefix; None if there is none.
 
-    Returns:
-        (the head's prefix; its tensors, names from `decoder.` or `wordvec_proj.` on; all others),
-        or None if there is no head.
+    Returns its prefix, its tensors (names from `decoder.` or `wordvec_proj.` on) and all others.
     """
     marks = [key for key in state if key.endswith(MARK)]
     if len(marks) != 1:
         return None
     prefix = marks[0].removesuffix(MARK).removesuffix("decoder.")
-    own = tuple(f"{prefix}{part}" for part in (*_PARTS, *_FIRST_PARTS))
+    own = tuple(f"{prefix}{part}" for part in (*_PARTS, *_BARE_PARTS))
     head = take({key: tensor for key, tensor in state.items() if key.startswith(own)}, prefix)
-    # timm's copy, like the authors' first version, has only the layers below `decoder.`.
     head = {k if k.startswith(_PARTS) else f"decoder.{k}": v for k, v in head.items()}
     return prefix, head, {key: tensor for key, tensor in state.items() if not key.startswith(own)}
 
@@ -70,27 +65,37 @@ def read_ml_decoder(
     """Translates a head, whose names start at `decoder.` or `wordvec_proj.`."""
     keys, self_attention = _split_attentions(keys)
     zero_shot = any(key.startswith("wordvec_proj.") for key in keys)
-    names = _SHARED_KEYS | (_ZERO_SHOT_KEYS if zero_shot else _TRAINED_KEYS)
-    _check_keys(keys, names)
-    state = {ours: keys[theirs] for theirs, ours in names.items()}
-    attention = unpack_attention(take(keys, f"{_LAYER}multihead_attn."))
-    state |= {f"layer.attention.{key}": tensor for key, tensor in attention.items()}
+    names = _ZERO_SHOT_KEYS if zero_shot else _TRAINED_KEYS
+    require(keys, names, "ML-Decoder")
+    attention = take(keys, _ATTENTION)
+    extra = sorted(keys.keys() - names.keys() - {f"{_ATTENTION}{leaf}" for leaf in attention})
+    if extra:
+        raise CheckpointError(f"the checkpoint has {extra[0]}, which no ML-Decoder head has")
     if self_attention and zero_shot:
         raise CheckpointError(
             "the checkpoint has self-attention between open labels (vanilla decoder layers): a "
             "score would depend on the other labels"
         )
+    state = {ours: keys[theirs] for theirs, ours in names.items()}
+    unpacked = unpack_attention(attention)
+    state |= {f"layer.attention.{key}": tensor for key, tensor in unpacked.items()}
+    if self_attention:  # all queries attend to each other, also those of groups without classes
+        state["queries"] = _fold_self_attention(
+            state["queries"], self_attention, num_heads or _DEFAULT_HEADS
+        )
+    decoder_width, encoder_width = state["embed.weight"].shape
+    fields = {
+        "encoder_width": encoder_width,
+        "decoder_width": decoder_width,
+        "feedforward_width": len(state["layer.linear1.bias"]),
+        "num_heads": num_heads or _DEFAULT_HEADS,
+    }
     try:
-        if zero_shot:
-            return _read_zero_shot(state, num_heads or _DEFAULT_HEADS)
-        if self_attention:
-            # All queries attend to each other, also those of groups without classes.
-            folded = _fold_self_attention(state["queries"], self_attention, num_heads)
-            state["queries"] = folded
-        return _read_trained(state, num_heads or _DEFAULT_HEADS)
+        return (_read_zero_shot if zero_shot else _read_trained)(state, fields), state
     except ValidationError as error:
-        reason = error.errors(include_url=False)[0]["msg"]
-        raise CheckpointError(f"the ML-Decoder head is impossible: {reason}") from error
+        raise CheckpointError(
+            f"the ML-Decoder head is impossible: {first_reason(error)}"
+        ) from error
 
 
 def _split_attentions(keys: Mapping[str, Tensor]) -> tuple[State, State]:
@@ -99,20 +104,20 @@ def _split_attentions(keys: Mapping[str, Tensor]) -> tuple[State, State]:
     Since torch 2.1, `nn.TransformerDecoder` wants a `self_attn`: some authors rename the attention
     to the image, some give it both names. With other tensors, the layer is torch's own.
     """
-    named, crossed = take(keys, f"{_LAYER}self_attn."), take(keys, f"{_LAYER}multihead_attn.")
+    named, crossed = take(keys, f"{_LAYER}self_attn."), take(keys, _ATTENTION)
     rest = {k: v for k, v in keys.items() if not k.startswith(f"{_LAYER}self_attn.")}
     if not crossed:
-        return rest | {f"{_LAYER}multihead_attn.{k}": v for k, v in named.items()}, {}
+        return rest | {f"{_ATTENTION}{k}": v for k, v in named.items()}, {}
     same = named.keys() == crossed.keys() and all(named[k].equal(crossed[k]) for k in named)
     return rest, {} if same else named
 
 
-def _fold_self_attention(queries: Tensor, packed: State, num_heads: int | None) -> Tensor:
+def _fold_self_attention(queries: Tensor, packed: State, num_heads: int) -> Tensor:
     """Returns queries that need no self-attention, which sees the fixed queries only.
 
     A layer of torch normalises q + attention(q), ours q + q.
     """
-    attention = Attention(queries.shape[1], num_heads or _DEFAULT_HEADS, 0.0).double()
+    attention = Attention(queries.shape[1], num_heads, 0.0).double()
     whole = queries.double().unsqueeze(0)
     try:
         attention.load_state_dict(unpack_attention(packed))
@@ -123,41 +128,16 @@ def _fold_self_attention(queries: Tensor, packed: State, num_heads: int | None) 
     return folded.to(queries.dtype)
 
 
-def _check_keys(keys: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
-    missing = sorted(set(names) - set(keys))
-    if missing:
-        raise CheckpointError(f"the checkpoint's ML-Decoder head is incomplete: no {missing[0]}")
-    known = {*names, *(k for k in keys if k.startswith(f"{_LAYER}multihead_attn."))}
-    extra = sorted(set(keys) - known)
-    if extra:
-        raise CheckpointError(f"the checkpoint has {extra[0]}, which no ML-Decoder head has")
-
-
-def _read_trained(state: State, num_heads: int) -> tuple[MLDecoderConfig, State]:
+def _read_trained(state: State, fields: dict[str, int]) -> MLDecoderConfig:
     num_classes = len(state["pool.bias"])
     used = math.ceil(num_classes / state["pool.weight"].shape[-1])
     for name in ("queries", "pool.weight"):
         state[name] = state[name][:used].clone()  # groups past the last class are never read
-    config = MLDecoderConfig(
-        num_classes=num_classes, num_groups=used, **_widths(state), num_heads=num_heads
-    )
-    return config, state
+    return MLDecoderConfig(num_classes=num_classes, num_groups=used, **fields)
 
 
-def _read_zero_shot(state: State, num_heads: int) -> tuple[ZeroShotMLDecoderConfig, State]:
+def _read_zero_shot(state: State, fields: dict[str, int]) -> ZeroShotMLDecoderConfig:
     if tuple(state["pool.weight"].shape[1:]) != (1,) or tuple(state["pool.bias"].shape) != (1,):
         raise CheckpointError("the checkpoint's zero-shot head has more than one shared pooling")
     state["pool.weight"] = state["pool.weight"].T.clone()  # [D, 1] -> [1, D]
-    config = ZeroShotMLDecoderConfig(
-        embedding_width=state["project.weight"].shape[1], **_widths(state), num_heads=num_heads
-    )
-    return config, state
-
-
-def _widths(state: State) -> dict[str, int]:
-    decoder_width, encoder_width = state["embed.weight"].shape
-    return {
-        "encoder_width": encoder_width,
-        "decoder_width": decoder_width,
-        "feedforward_width": len(state["layer.linear1.bias"]),
-    }
+    return ZeroShotMLDecoderConfig(embedding_width=state["project.weight"].shape[1], **fields)

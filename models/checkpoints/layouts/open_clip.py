@@ -13,6 +13,7 @@ from timm.data import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from torch import Tensor, nn
 
 from models.checkpoints.description import CheckpointError, State
+from models.checkpoints.layouts.state import rename
 from models.config import InputConfig, ResizeMode
 
 # Options that are read, or change nothing outside training; others may change what is computed.
@@ -33,35 +34,32 @@ _PHOTOS: dict[str, Any] = {
 _RESIZE_MODES: dict[str, ResizeMode] = {"shortest": "crop", "squash": "squash"}
 _SIGLIP_TEXTS = {"no_causal_mask": True, "proj_bias": True, "pool_type": "last"}
 _TEXT, _VISION = "text_model.", "vision_model."
-_RENAMES = tuple(
-    (re.compile(pattern), name)
-    for pattern, name in (
-        (r"^visual\.trunk\.attn_pool\.latent$", f"{_VISION}head.probe"),
-        (r"^visual\.trunk\.attn_pool\.proj\.", f"{_VISION}head.attention.out_proj."),
-        (r"^visual\.trunk\.attn_pool\.norm\.", f"{_VISION}head.layernorm."),
-        (r"^visual\.trunk\.attn_pool\.", f"{_VISION}head."),
-        (r"^visual\.trunk\.patch_embed\.proj\.", f"{_VISION}embeddings.patch_embedding."),
-        (r"^visual\.trunk\.pos_embed$", f"{_VISION}embeddings.position_embedding.weight"),
-        (r"^visual\.trunk\.norm\.", f"{_VISION}post_layernorm."),
-        (r"^visual\.trunk\.blocks\.", f"{_VISION}encoder.layers."),
-        (r"^visual\.class_embedding$", f"{_VISION}embeddings.class_embedding"),
-        (r"^visual\.conv1\.", f"{_VISION}embeddings.patch_embedding."),
-        (r"^visual\.positional_embedding$", f"{_VISION}embeddings.position_embedding.weight"),
-        (r"^visual\.ln_pre\.", f"{_VISION}pre_layrnorm."),
-        (r"^visual\.ln_post\.", f"{_VISION}post_layernorm."),
-        (r"^visual\.transformer\.resblocks\.", f"{_VISION}encoder.layers."),
-        (r"^visual\.proj$", "visual_projection.weight"),
-        (r"^(text\.)?text_projection$", "text_projection.weight"),
-        (r"^text\.text_projection\.", f"{_TEXT}head."),
-        (r"^(text\.)?token_embedding\.", f"{_TEXT}embeddings.token_embedding."),
-        (r"^(text\.)?positional_embedding$", f"{_TEXT}embeddings.position_embedding.weight"),
-        (r"^(text\.)?ln_final\.", f"{_TEXT}final_layer_norm."),
-        (r"^(text\.)?transformer\.resblocks\.", f"{_TEXT}encoder.layers."),
-        (r"\.(?:ln_|norm)([12])\.", r".layer_norm\1."),
-        (r"\.mlp\.c_fc\.", ".mlp.fc1."),
-        (r"\.mlp\.c_proj\.", ".mlp.fc2."),
-        (r"(\.\d+)\.attn\.(?:out_)?proj\.", r"\1.self_attn.out_proj."),
-    )
+_NAMES = (
+    (r"^visual\.trunk\.attn_pool\.latent$", f"{_VISION}head.probe"),
+    (r"^visual\.trunk\.attn_pool\.proj\.", f"{_VISION}head.attention.out_proj."),
+    (r"^visual\.trunk\.attn_pool\.norm\.", f"{_VISION}head.layernorm."),
+    (r"^visual\.trunk\.attn_pool\.", f"{_VISION}head."),
+    (r"^visual\.trunk\.patch_embed\.proj\.", f"{_VISION}embeddings.patch_embedding."),
+    (r"^visual\.trunk\.pos_embed$", f"{_VISION}embeddings.position_embedding.weight"),
+    (r"^visual\.trunk\.norm\.", f"{_VISION}post_layernorm."),
+    (r"^visual\.trunk\.blocks\.", f"{_VISION}encoder.layers."),
+    (r"^visual\.class_embedding$", f"{_VISION}embeddings.class_embedding"),
+    (r"^visual\.conv1\.", f"{_VISION}embeddings.patch_embedding."),
+    (r"^visual\.positional_embedding$", f"{_VISION}embeddings.position_embedding.weight"),
+    (r"^visual\.ln_pre\.", f"{_VISION}pre_layrnorm."),
+    (r"^visual\.ln_post\.", f"{_VISION}post_layernorm."),
+    (r"^visual\.transformer\.resblocks\.", f"{_VISION}encoder.layers."),
+    (r"^visual\.proj$", "visual_projection.weight"),
+    (r"^(text\.)?text_projection$", "text_projection.weight"),
+    (r"^text\.text_projection\.", f"{_TEXT}head."),
+    (r"^(text\.)?token_embedding\.", f"{_TEXT}embeddings.token_embedding."),
+    (r"^(text\.)?positional_embedding$", f"{_TEXT}embeddings.position_embedding.weight"),
+    (r"^(text\.)?ln_final\.", f"{_TEXT}final_layer_norm."),
+    (r"^(text\.)?transformer\.resblocks\.", f"{_TEXT}encoder.layers."),
+    (r"\.(?:ln_|norm)([12])\.", r".layer_norm\1."),
+    (r"\.mlp\.c_fc\.", ".mlp.fc1."),
+    (r"\.mlp\.c_proj\.", ".mlp.fc2."),
+    (r"(\.\d+)\.attn\.(?:out_)?proj\.", r"\1.self_attn.out_proj."),
 )
 _PACKED = re.compile(r"(.*\.\d+)\.attn\.(?:in_proj_|qkv\.)(weight|bias)$")
 
@@ -113,9 +111,12 @@ def _describe_clip(
         "num_attention_heads": vision["width"] // vision.get("head_width", 64),
         **_describe_layers(vision, activation),
     }
-    texts = {**_describe_texts(text), **_describe_layers(text, _find_activation(text, activation))}
-    size = {"projection_dim": model["embed_dim"]}
-    return {"model_type": "clip", **size, "vision_config": images, "text_config": texts}
+    return {
+        "model_type": "clip",
+        "projection_dim": model["embed_dim"],
+        "vision_config": images,
+        "text_config": _describe_texts(text, activation),
+    }
 
 
 def _describe_siglip(
@@ -141,19 +142,23 @@ def _describe_siglip(
         "layer_norm_eps": block.norm1.eps,
     }
     texts = {
-        **_describe_texts(text),
-        **_describe_layers(text, _find_activation(text, "gelu")),
+        **_describe_texts(text, "gelu"),
         "projection_size": model["embed_dim"],
         "layer_norm_eps": (text.get("norm_kwargs") or {}).get("eps", 1e-5),
     }
     return {"model_type": "siglip", "vision_config": images, "text_config": texts}
 
 
-def _describe_texts(text: dict[str, Any]) -> dict[str, Any]:
+def _describe_texts(text: dict[str, Any], activation: str) -> dict[str, Any]:
+    if text.get("act_kwargs"):
+        if activation != "gelu" or text["act_kwargs"] != {"approximate": "tanh"}:
+            raise ValueError("an activation of another kind")
+        activation = "gelu_pytorch_tanh"
     return {
         "vocab_size": text["vocab_size"],
         "max_position_embeddings": text["context_length"],
         "num_attention_heads": text["heads"],
+        **_describe_layers(text, activation),
     }
 
 
@@ -166,28 +171,16 @@ def _describe_layers(tower: dict[str, Any], activation: str) -> dict[str, Any]:
     }
 
 
-def _find_activation(text: dict[str, Any], activation: str) -> str:
-    if not text.get("act_kwargs"):
-        return activation
-    if activation != "gelu" or text["act_kwargs"] != {"approximate": "tanh"}:
-        raise ValueError("an activation of another kind")
-    return "gelu_pytorch_tanh"
-
-
-def rename(state: Mapping[str, Tensor]) -> State:
+def rename_open_clip(state: Mapping[str, Tensor]) -> State:
     """Returns open_clip's tensors under the names of `transformers`."""
     found: State = {}
-    for theirs, tensor in state.items():
-        name = theirs
-        for pattern, replacement in _RENAMES:
-            name = pattern.sub(replacement, name)
+    for name, tensor in rename(state, _NAMES).items():
         if packed := _PACKED.match(name):
             for part, third in zip("qkv", tensor.chunk(3), strict=True):
                 found[f"{packed[1]}.self_attn.{part}_proj.{packed[2]}"] = third
-        elif name in {"visual_projection.weight", "text_projection.weight"}:
-            found[name] = tensor.T
         else:
-            found[name] = tensor
+            transposed = name in {"visual_projection.weight", "text_projection.weight"}
+            found[name] = tensor.T if transposed else tensor
     if "logit_bias" in found:  # SigLIP
         for leaf in ("weight", "bias"):
             parts = [found.pop(f"{_VISION}head.{part}.{leaf}") for part in ("q", "kv")]

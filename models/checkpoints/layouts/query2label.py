@@ -1,4 +1,4 @@
-"""The authors' Query2Label head (SlongLiu/query2labels)."""
+"""The authors' Query2Label (SlongLiu/query2labels): its head, alone or on one of its backbones."""
 
 from __future__ import annotations
 
@@ -8,45 +8,69 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 from torch import Tensor
 
-from models.checkpoints.description import CheckpointError, Hints, State
-from models.checkpoints.layouts.state import take, unpack_attention
+from models.backbones.cvt import CVTS
+from models.backbones.cvt import STRIDE as CVT_STRIDE
+from models.checkpoints.description import CheckpointError, Hints, State, Weights
+from models.checkpoints.layouts import backbones
+from models.checkpoints.layouts.state import rename, require, take, unpack_attention
 from models.config import Query2LabelConfig
 
 MARK = "fc.W"  # in every Query2Label head
-POSITIONS = "backbone.1.pe"  # the position table, which the authors store beside the backbone
+_POSITIONS = "backbone.1.pe"  # the position table, which the authors store next to the backbone
 _DEFAULT_HEADS = 4
-_WANTED = (POSITIONS, "query_embed.weight", "fc.W", "fc.b")
-_PARTS = re.compile(r"(self_attn|multihead_attn|linear1|linear2|norm1|norm2|norm3)\.")
-_OUR_PARTS = {
-    "linear1": "feedforward.linear1",
-    "linear2": "feedforward.linear2",
-    "norm1": "norm1",
-    "norm2": "norm2",
-    "norm3": "norm3",
-}
+_STRIDE = 32  # pixels a token, in all backbones except CvT
+_WANTED = (_POSITIONS, "query_embed.weight", "fc.W", "fc.b")
+_PART = re.compile(r"(\d+)\.(self_attn|multihead_attn|linear[12]|norm[123])\.(.*)")
+_OUR_PARTS = {"linear1": "feedforward.linear1", "linear2": "feedforward.linear2"}
 
 
-def read_query2label(keys: Mapping[str, Tensor], hints: Hints) -> tuple[Query2LabelConfig, State]:
-    """Translates a head, its position table included."""
-    missing = sorted(set(_WANTED) - set(keys))
-    if missing:
-        raise CheckpointError(f"the checkpoint's Query2Label head is incomplete: no {missing[0]}")
-    table = keys[POSITIONS]
+def read_query2label(state: State, hints: Hints, label_names: tuple[str, ...] | None) -> Weights:
+    """Translates a whole network, or a head with its position table."""
+    config, head_state = _read_head(state, hints)
+    head = Weights(head_state, config, label_names)
+    body = take(state, "backbone.0.")
+    if not body:
+        return head
+    body, name = _read_backbone(body)
+    stride = CVT_STRIDE if name in CVTS else _STRIDE
+    spec = backbones.prepare_imagenet(*(stride * count for count in config.grid))
+    return head.put_on(body, backbone=name, input=spec)
+
+
+def _read_backbone(state: State) -> tuple[State, str]:
+    """Returns (tensors under timm's names, backbone)."""
+    candidates: tuple[str, ...]
+    if "stage0.patch_embed.proj.weight" in state:
+        state, candidates = rename(state, backbones.CVT_NAMES), CVTS
+    elif "patch_embed.proj.weight" in state:
+        state, candidates = backbones.rename_swin(state), backbones.SWINS
+    elif "body.body.conv1.0.weight" in state:
+        state, candidates = backbones.rename_tresnet(take(state, "body.")), backbones.TRESNETS
+    else:
+        state, candidates = take(state, "body."), backbones.RESNETS
+    return state, backbones.recognise_one_of(state, candidates, "Query2Label")
+
+
+def _read_head(keys: Mapping[str, Tensor], hints: Hints) -> tuple[Query2LabelConfig, State]:
+    require(keys, _WANTED, "Query2Label")
+    table = keys[_POSITIONS]
     if table.dim() != 4:
         raise CheckpointError(f"the checkpoint's position table has shape {tuple(table.shape)}")
-    encoder = _read_layers(keys, "transformer.encoder.layers.")
-    decoder = _read_layers(keys, "transformer.decoder.layers.")
+    attentions = {"self_attn": "self_attention", "multihead_attn": "attention"}
     state = {
         "positions": table.flatten(2).transpose(1, 2).contiguous(),  # [1, D, h, w] -> [1, S, D]
         "queries": keys["query_embed.weight"],
         "pool.weight": keys["fc.W"].squeeze(0).unsqueeze(-1),  # [1, N, D] -> [N, D, 1]
         "pool.bias": keys["fc.b"].squeeze(0),
-        **_join(encoder, "encoder", {"self_attn": "attention"}),
-        **_join(decoder, "decoder", {"self_attn": "self_attention", "multihead_attn": "attention"}),
-        **_rename(keys, "transformer.encoder.norm.", "encoder_norm."),
-        **_rename(keys, "transformer.decoder.norm.", "norm."),
-        **_rename(keys, "input_proj.", "embed."),
+        **_read_layers(keys, "encoder", {"self_attn": "attention"}),
+        **_read_layers(keys, "decoder", attentions),
     }
+    for theirs, ours in (
+        ("transformer.encoder.norm.", "encoder_norm."),
+        ("transformer.decoder.norm.", "norm."),
+        ("input_proj.", "embed."),
+    ):
+        state |= {f"{ours}{leaf}": tensor for leaf, tensor in take(keys, theirs).items()}
     if "embed.weight" in state:
         state["embed.weight"] = state["embed.weight"].flatten(1)  # [D, C, 1, 1] -> [D, C]
     try:
@@ -58,7 +82,7 @@ def read_query2label(keys: Mapping[str, Tensor], hints: Hints) -> tuple[Query2La
 
 def _to_config(state: State, grid: tuple[int, int], hints: Hints) -> Query2LabelConfig:
     num_classes, width = state["queries"].shape
-    # Only a network with norms in front has a norm behind the encoder.
+    # Only a network with norms in front has a norm after the encoder.
     pre_norm = "encoder_norm.weight" in state if hints.pre_norm is None else hints.pre_norm
     encoders = {key.split(".")[1] for key in state if key.startswith("encoder.")}
     if pre_norm and not encoders:  # the norm is stored and not used
@@ -81,29 +105,18 @@ def _to_config(state: State, grid: tuple[int, int], hints: Hints) -> Query2Label
     )
 
 
-def _read_layers(keys: Mapping[str, Tensor], prefix: str) -> dict[str, State]:
-    """Returns the tensors of each part: `0.linear1` -> {weight, bias}."""
-    layers: dict[str, State] = {}
-    for key, tensor in take(keys, prefix).items():
-        index, _, rest = key.partition(".")
-        found = _PARTS.match(rest)
-        if not index.isdecimal() or found is None:
-            raise CheckpointError(f"the checkpoint has {prefix}{key}, which no Query2Label has")
-        layers.setdefault(f"{index}.{found[1]}", {})[rest[found.end() :]] = tensor
-    return layers
-
-
-def _join(layers: Mapping[str, State], ours: str, attentions: Mapping[str, str]) -> State:
+def _read_layers(keys: Mapping[str, Tensor], stack: str, attentions: Mapping[str, str]) -> State:
+    parts: dict[tuple[str, str], State] = {}  # (layer, part): {leaf: tensor}
+    for key, tensor in take(keys, f"transformer.{stack}.layers.").items():
+        found = _PART.fullmatch(key)
+        if found is None:
+            raise CheckpointError(
+                f"the checkpoint has transformer.{stack}.layers.{key}, which no Query2Label has"
+            )
+        parts.setdefault((found[1], found[2]), {})[found[3]] = tensor
     state: State = {}
-    for name, tensors in layers.items():
-        index, _, part = name.partition(".")
-        if part in attentions:
-            part, tensors = attentions[part], unpack_attention(tensors)
-        elif part in _OUR_PARTS:
-            part = _OUR_PARTS[part]
-        state |= {f"{ours}.{index}.{part}.{leaf}": tensor for leaf, tensor in tensors.items()}
+    for (layer, part), tensors in parts.items():
+        ours = attentions.get(part, _OUR_PARTS.get(part, part))
+        leaves = unpack_attention(tensors) if part in attentions else tensors
+        state |= {f"{stack}.{layer}.{ours}.{leaf}": tensor for leaf, tensor in leaves.items()}
     return state
-
-
-def _rename(keys: Mapping[str, Tensor], theirs: str, ours: str) -> State:
-    return {f"{ours}{leaf}": tensor for leaf, tensor in take(keys, theirs).items()}

@@ -1,4 +1,4 @@
-"""The authors' RAM and RAM++ (xinyu1205/recognize-anything), on Swin."""
+"""The authors' RAM and RAM++ (xinyu1205/recognize-anything): on Swin, or their head alone."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 from torch import Tensor
 
-from models.checkpoints.description import CheckpointError, Hints, State
+from models.checkpoints.description import CheckpointError, Hints, State, Weights
+from models.checkpoints.layouts import backbones
+from models.checkpoints.layouts.state import require, take
 from models.config import RamConfig
 
-BODY = "visual_encoder."
 HEADS = ("tagging_head.", "vision_multi.")  # the second is the older name
 
+_BODY = "visual_encoder."
 _DEFAULT_HEADS = 4
 _DESCRIPTIONS = 51  # of a tag in RAM++; a file has their total only
-_UNUSED = ("tag_encoder.", "text_decoder.")  # of RAM's training
+_ELSEWHERE = (_BODY, "tag_encoder.", "text_decoder.")  # the last two are of RAM's training
 _WANTED = ("label_embed", "wordvec_proj.weight", "fc.weight")
 _TENSORS = {
     "label_embed": "labels",
@@ -45,13 +47,23 @@ def is_ram(state: Mapping[str, Tensor]) -> bool:
     return any(key.startswith(HEADS) for key in state)
 
 
-def read_ram(keys: Mapping[str, Tensor], hints: Hints) -> tuple[RamConfig, State]:
-    """Translates a head, with or without the projection of image tokens."""
-    missing = sorted(set(_WANTED) - set(keys))
-    if missing:
-        raise CheckpointError(f"the checkpoint's RAM head is incomplete: no {missing[0]}")
-    state = {_rename(k): tensor for k, tensor in keys.items() if not k.startswith(_UNUSED)}
+def read_ram(state: State, hints: Hints, label_names: tuple[str, ...] | None) -> Weights:
+    """Translates a whole network, or a head with or without the projection of image tokens."""
+    config, head_state = _read_head(state, hints)
+    head = Weights(head_state, config, label_names)
+    body = backbones.rename_swin(take(state, _BODY))
+    if not body:
+        return head
+    name = backbones.recognise_one_of(body, backbones.SWINS, "RAM")
+    size = int(name.rpartition("_")[2])
+    return head.put_on(body, backbone=name, input=backbones.prepare_imagenet(size, size))
+
+
+def _read_head(keys: Mapping[str, Tensor], hints: Hints) -> tuple[RamConfig, State]:
+    require(keys, _WANTED, "RAM")
+    state = {_rename(k): tensor for k, tensor in keys.items() if not k.startswith(_ELSEWHERE)}
     width, text_width = state["project.weight"].shape
+    projects = "embed.weight" in state
     descriptions = _DESCRIPTIONS if "log_scale" in state else None
     if descriptions is not None:
         rows = len(state["labels"])
@@ -63,14 +75,14 @@ def read_ram(keys: Mapping[str, Tensor], hints: Hints) -> tuple[RamConfig, State
     try:
         config = RamConfig(
             num_classes=len(state["labels"]),
-            encoder_width=state["embed.weight"].shape[1] if "embed.weight" in state else text_width,
+            encoder_width=state["embed.weight"].shape[1] if projects else text_width,
             decoder_width=width,
             text_width=text_width,
             num_descriptions=descriptions,
             num_heads=hints.num_heads or _DEFAULT_HEADS,
             feedforward_width=len(state["layers.0.linear1.bias"]),
             num_layers=len({key.split(".")[1] for key in state if key.startswith("layers.")}),
-            image_projection="embed.weight" in state,
+            image_projection=projects,
         )
     except (ValidationError, KeyError) as error:
         raise CheckpointError("the checkpoint's RAM head is impossible") from error

@@ -1,17 +1,17 @@
-"""Unwraps the tensors of a foreign file and reads its description."""
+"""Unwraps the tensors of a foreign file, reads its description and renames tensors."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from models.checkpoints.description import CheckpointError, Description, State, read_names
 
-# Averaged weights come first: files store them beside the last ones, and they are served.
+# Prefer averaged (EMA) weights.
 _WRAPPINGS = ("state_dict_ema", "model_ema", "ema", "model", "state_dict", "model_state_dict")
 _AVERAGED = "module"  # a second wrapping of averaged weights
 _PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+")  # of data-parallel and compiled networks
@@ -60,8 +60,7 @@ def _read_description(content: Mapping[object, object]) -> Description:
 
 def _find_tensors(content: Mapping[object, object]) -> Mapping[object, object]:
     for name in _WRAPPINGS:
-        inner = content.get(name)
-        if isinstance(inner, Mapping):
+        if isinstance(inner := content.get(name), Mapping):
             averaged = inner.get(_AVERAGED)
             return averaged if isinstance(averaged, Mapping) else inner
     return content
@@ -70,6 +69,23 @@ def _find_tensors(content: Mapping[object, object]) -> Mapping[object, object]:
 def take(state: Mapping[str, Tensor], prefix: str) -> State:
     """Returns the tensors under a prefix, without it."""
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def rename(state: Mapping[str, Tensor], names: Iterable[tuple[str, str]]) -> State:
+    """Applies regular expressions and their replacements to each name, in their order."""
+    renamed: State = {}
+    for key, tensor in state.items():
+        for pattern, replacement in names:
+            key = re.sub(pattern, replacement, key)
+        renamed[key] = tensor
+    return renamed
+
+
+def require(state: Mapping[str, Tensor], names: Iterable[str], head: str) -> None:
+    """Raises CheckpointError if a head lacks one of these tensors."""
+    missing = sorted(set(names) - set(state))
+    if missing:
+        raise CheckpointError(f"the checkpoint's {head} head is incomplete: no {missing[0]}")
 
 
 def unpack_attention(packed: Mapping[str, Tensor]) -> State:

@@ -15,10 +15,10 @@ from export.graphs.verify import FP32_TOLERANCE, VerificationError, verify_head
 from export.int8.quantise import Quantiser
 from export.int8.search import signal_to_noise
 from export.variants import trace_heads
-from models.config import GapConfig, MLDecoderConfig, TwoTowerConfig, ZeroShotMLDecoderConfig
+from models.config import CosineConfig, GapConfig, MLDecoderConfig, ZeroShotMLDecoderConfig
 from models.heads.baselines import Gap
+from models.heads.cosine import CosineHead
 from models.heads.ml_decoder import MLDecoder
-from models.heads.two_towers import TwoTowers
 from models.heads.zero_shot import ZeroShotMLDecoder
 
 GRID = (2, 3)
@@ -40,10 +40,10 @@ def make_head(config: MLDecoderConfig | ZeroShotMLDecoderConfig) -> MLDecoder | 
 
 
 def test_graphs_of_two_towers_equal_torch() -> None:
-    config = TwoTowerConfig(
+    config = CosineConfig(
         kind="clip", embedding_width=WIDTH, embedding_encoder="tiny", embedding_template="{}"
     )
-    head = TwoTowers(config)
+    head = CosineHead(config)
     head.log_scale.data.fill_(3.0)
     graphs = trace_heads(head, 1 + TOKENS, WIDTH, GRID)
     for compared in (head, copy.deepcopy(head).double()):

@@ -26,15 +26,14 @@ def test_tokens_have_the_width_the_backbone_names(
     with torch.inference_mode():
         out = backbone(torch.randn(2, 3, *size))
     assert out.shape == (2, tokens, backbone.width)
+    assert backbone.count_tokens(size) == tokens
 
 
 def test_tokens_of_a_feature_map_keep_row_order() -> None:
-    backbone = Backbone("test_efficientnet", (64, 96)).eval()
-    images = torch.randn(1, 3, 64, 96)
+    backbone, images = Backbone("test_efficientnet", (64, 96)).eval(), torch.randn(1, 3, 64, 96)
     with torch.inference_mode():
         features = backbone.body.forward_features(images)  # type: ignore[operator]
-        tokens = backbone(images)
-    torch.testing.assert_close(tokens[0, 4], features[0, :, 1, 1])
+        torch.testing.assert_close(backbone(images)[0, 4], features[0, :, 1, 1])
 
 
 @pytest.mark.parametrize("stages", [0, 1, 3, 99])
@@ -69,8 +68,6 @@ def test_backbone_is_refused_when_timm_cannot_build_it(
 ) -> None:
     with pytest.raises(BackboneError, match=reason):
         Backbone(name, size)
-    assert Backbone("deit_tiny_patch16_224").prefix_tokens == 1
-    assert Backbone("test_resnet", (230, 230)).count_tokens((230, 230)) == 8 * 8
 
 
 @pytest.mark.parametrize(
@@ -84,10 +81,8 @@ def test_backbone_is_refused_when_timm_cannot_build_it(
 def test_count_tokens_refuses_a_size_without_a_map_of_features(
     name: str, size: tuple[int, int]
 ) -> None:
-    backbone = Backbone(name, (224, 224))
     with pytest.raises(BackboneError, match=f"{name} gives no map of features of {size[0]} x"):
-        backbone.count_tokens(size)
-    assert Backbone("test_resnet").count_tokens((64, 96)) == 2 * 3
+        Backbone(name, (224, 224)).count_tokens(size)
 
 
 def test_given_preparation_overrides_the_models_own() -> None:

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from timm.models import register_model
 from timm.models.vision_transformer import VisionTransformer
 
+from models.checkpoints.clip import TowerCheckpoint, read_clip
 from models.checkpoints.description import CheckpointError, Hints
-from models.checkpoints.towers import Towers, read_towers
 from tests.goldens import FOLDER
 from tests.models.tiny_towers import KINDS, write_towers
 
@@ -53,8 +53,8 @@ def write(folder: Path, kind: str, *, pickled: bool = False, **changes: Any) -> 
     return found
 
 
-def read(folder: Path, hints: Hints | None = None) -> Towers:
-    towers = read_towers(folder, hints or Hints())
+def read(folder: Path, hints: Hints | None = None) -> TowerCheckpoint:
+    towers = read_clip(folder, hints or Hints())
     assert towers is not None
     return towers
 
@@ -107,4 +107,4 @@ def test_other_model_is_refused(
 ) -> None:
     write(tmp_path / "tiny", kind, **{part: options})
     with pytest.raises(CheckpointError, match=reason):
-        read_towers(tmp_path / "tiny")
+        read_clip(tmp_path / "tiny")

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from models.towers.images import OneQuery
+from models.towers import OneQuery
 
 
 def test_parts_are_attention_times_value_of_each_token() -> None:

@@ -1,22 +1,22 @@
-"""The product of two towers: SigLIP's formula, and maps that are patches' shares of it."""
+"""The cosine head: SigLIP's formula, and maps that are patches' shares of it."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from models.config import TwoTowerConfig
-from models.heads.maps import TowerMaps, make_open_maps
-from models.heads.two_towers import TwoTowers
+from models.config import CosineConfig
+from models.heads.cosine import CosineHead
+from models.heads.maps import CosineMaps, make_open_maps
 
 GRID = (2, 3)
 
 
 @pytest.fixture
-def head() -> TwoTowers:
-    config = TwoTowerConfig(
+def head() -> CosineHead:
+    config = CosineConfig(
         kind="siglip", embedding_width=5, embedding_encoder="tiny", embedding_template="{}"
     )
-    head = TwoTowers(config).eval()
+    head = CosineHead(config).eval()
     head.log_scale.data.fill_(2.0)
     head.bias.data.fill_(-3.0)
     return head
@@ -28,19 +28,16 @@ def tokens() -> Tensor:
     return torch.randn(2, 7, 5)
 
 
-def test_logit_is_the_scaled_cosine_with_the_first_token(head: TwoTowers, tokens: Tensor) -> None:
+def test_logit_is_the_scaled_cosine_with_the_first_token(head: CosineHead, tokens: Tensor) -> None:
     labels = torch.randn(4, 5)
     cosines = torch.cosine_similarity(tokens[:, :1], labels[None], dim=-1)
-    torch.testing.assert_close(head(tokens, labels), cosines * torch.e**2 - 3)
-
-
-def test_logit_depends_neither_on_lengths_nor_on_patches(head: TwoTowers, tokens: Tensor) -> None:
-    labels = torch.randn(4, 5)
+    expected = cosines * torch.e**2 - 3
     other = torch.cat([3 * tokens[:, :1], torch.randn(2, 6, 5)], dim=1)
-    torch.testing.assert_close(head(other, 0.1 * labels), head(tokens, labels))
+    for found in (head(tokens, labels), head(other, 0.1 * labels)):
+        torch.testing.assert_close(found, expected)
 
 
-def test_map_peaks_at_the_patch_that_adds_most_to_the_label(head: TwoTowers) -> None:
+def test_map_peaks_at_the_patch_that_adds_most_to_the_label(head: CosineHead) -> None:
     tokens = torch.zeros(1, 7, 5)
     tokens[0, 0, :2] = 1.0
     tokens[0, 1 + 4, 0] = 1.0  # second row, second column
@@ -52,6 +49,6 @@ def test_map_peaks_at_the_patch_that_adds_most_to_the_label(head: TwoTowers) -> 
     assert drawn.amax(dim=(1, 2)).tolist() == [1.0, 1.0, 0.0]
 
 
-def test_map_of_a_label_does_not_depend_on_the_others(head: TwoTowers, tokens: Tensor) -> None:
-    draw, queries = TowerMaps(GRID), head.encode_labels(torch.randn(4, 5))
+def test_map_of_a_label_does_not_depend_on_the_others(head: CosineHead, tokens: Tensor) -> None:
+    draw, queries = CosineMaps(GRID), head.encode_labels(torch.randn(4, 5))
     torch.testing.assert_close(draw(tokens, queries)[:, 2:3], draw(tokens, queries[2:3]))

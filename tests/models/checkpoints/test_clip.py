@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from transformers import CLIPModel, SiglipModel
 
 from models.checkpoints.checkpoint import load_checkpoint
+from models.checkpoints.clip import TowerCheckpoint, read_clip
 from models.checkpoints.description import CheckpointError, Hints
-from models.checkpoints.towers import Towers, read_towers
-from models.config import TwoTowerConfig
+from models.config import CosineConfig
 from tests.models.tiny_towers import KINDS, SIDE, run_transformers, write_towers
 
 TEXTS = (
@@ -29,14 +29,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_towers(tmp_path_factory.mktemp("models") / f"tiny-{request.param}", request.param)
 
 
-def test_tokenizer_says_how_many_tokens_the_tower_reads(folder: Path) -> None:
-    text = read(folder).text
-    rules = Tokenizer.from_str(text.tokenizer.decode())
-    assert rules.truncation["max_length"] == text.module.max_tokens
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_towers(tmp_path_factory.mktemp("clip") / "tiny", "clip")
 
 
-def read(folder: Path, hints: Hints | None = None) -> Towers:
-    towers = read_towers(folder, hints or Hints())
+def read(folder: Path, hints: Hints | None = None) -> TowerCheckpoint:
+    towers = read_clip(folder, hints or Hints())
     assert towers is not None
     return towers
 
@@ -55,10 +54,12 @@ def test_logits_equal_transformers(folder: Path) -> None:
 
 
 def test_configuration_has_the_models_facts(folder: Path) -> None:
-    config = read(folder).network.config
+    towers = read(folder)
+    config, rules = towers.network.config, Tokenizer.from_str(towers.text.tokenizer.decode())
+    assert rules.truncation["max_length"] == towers.text.module.max_tokens
     clip = config.head.kind == "clip"
     assert config.backbone == folder.name
-    assert isinstance(config.head, TwoTowerConfig)
+    assert isinstance(config.head, CosineConfig)
     assert config.head.embedding_encoder == folder.name
     assert config.head.embedding_width == (20 if clip else 32)
     assert config.activation == ("softmax" if clip else "sigmoid")
@@ -85,13 +86,13 @@ def test_weights_of_older_versions_are_read(folder: Path, tmp_path: Path) -> Non
     torch.testing.assert_close(found, expected)
 
 
-def test_photos_are_cut_as_the_image_processor_says_if_asked(tmp_path: Path) -> None:
-    folder = write_towers(tmp_path / "tiny", "clip")
+def test_photos_are_cut_as_the_image_processor_says_if_asked(clip: Path, tmp_path: Path) -> None:
+    folder = copy(clip, tmp_path)
     change(folder / "preprocessor_config.json", size={"shortest_edge": 32}, resample=2)
     spec = read(folder, Hints(crop=True)).network.config.input
     assert (spec.resize_mode, spec.crop_pct, spec.interpolation) == ("crop", 0.75, "bilinear")
     with pytest.raises(CheckpointError, match="leave out --crop"):
-        read_towers(write_towers(tmp_path / "other", "siglip"), Hints(crop=True))
+        read_clip(write_towers(tmp_path / "other", "siglip"), Hints(crop=True))
 
 
 @pytest.mark.parametrize("canonical", [False, True])
@@ -109,36 +110,22 @@ def test_siglip_texts_are_cleaned_as_in_training(tmp_path: Path, *, canonical: b
     assert "".join(found) == (clean if canonical else kept)
 
 
-def test_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
-    folder = write_towers(tmp_path / "tiny", "clip")
-    rules = json.loads((folder / "tokenizer.json").read_text())
-    vocabulary = rules["model"]["vocab"]
-    vocabulary["other"] = len(vocabulary) + 1000
-    (folder / "tokenizer.json").write_text(json.dumps(rules))
+def test_tokenizer_of_another_model_is_refused(clip: Path, tmp_path: Path) -> None:
+    file = copy(clip, tmp_path) / "tokenizer.json"
+    model = json.loads(file.read_text())["model"]
+    model["vocab"]["other"] = 1400
+    change(file, model=model)
     with pytest.raises(CheckpointError, match="tokens, and a text tower that knows"):
-        read_towers(folder)
-    read(write_towers(tmp_path / "good", "clip"))
-
-
-@pytest.mark.parametrize(
-    ("lost", "reason"),
-    [
-        ("model.safetensors", "neither model.safetensors nor pytorch_model.bin"),
-        ("tokenizer.json", "has no tokenizer.json"),
-        ("preprocessor_config.json", "has no preprocessor_config.json"),
-        ("config.json", "must be a model of type clip or siglip; it is None"),
-    ],
-)
-def test_missing_file_is_named(folder: Path, tmp_path: Path, lost: str, reason: str) -> None:
-    lacking = copy(folder, tmp_path)
-    (lacking / lost).unlink()
-    with pytest.raises(CheckpointError, match=reason):
-        read_towers(lacking)
+        read_clip(file.parent)
 
 
 @pytest.mark.parametrize(
     ("file", "changes", "reason"),
     [
+        ("model.safetensors", None, "neither model.safetensors nor pytorch_model.bin"),
+        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("preprocessor_config.json", None, "has no preprocessor_config.json"),
+        ("config.json", None, "must be a model of type clip or siglip; it is None"),
         ("config.json", {"model_type": "siglip2"}, "of type clip or siglip; it is siglip2"),
         ("config.json", {"vision_config": 3}, "config.json that is damaged"),
         ("preprocessor_config.json", {"crop_size": {"height": 8, "width": 8}}, "not supported"),
@@ -147,13 +134,16 @@ def test_missing_file_is_named(folder: Path, tmp_path: Path, lost: str, reason: 
         ("tokenizer_config.json", {"bos_token": None}, "lacks special tokens"),
     ],
 )
-def test_other_model_is_refused(
-    tmp_path: Path, file: str, changes: dict[str, object], reason: str
+def test_missing_or_other_file_is_refused(
+    clip: Path, tmp_path: Path, file: str, changes: dict[str, object] | None, reason: str
 ) -> None:
-    folder = write_towers(tmp_path / "tiny", "clip")
-    change(folder / file, **changes)
+    copied = copy(clip, tmp_path)
+    if changes is None:
+        (copied / file).unlink()
+    else:
+        change(copied / file, **changes)
     with pytest.raises(CheckpointError, match=reason):
-        read_towers(folder)
+        read_clip(copied)
 
 
 @pytest.mark.parametrize(
@@ -182,55 +172,43 @@ def test_code_in_a_folder_is_neither_run_nor_offered(  # noqa: PLR0913 - fixture
     change(copied / file, auto_map=names, **other)
     if file == "preprocessor_config.json" and not own_class:
         with pytest.raises(CheckpointError, match="a preparation of photos that is not supported"):
-            read_towers(copied)
+            read_clip(copied)
     else:
         assert read(copied)
     assert not marker.exists()
     assert asked == []
-    assert read(folder)
 
 
-def test_repository_on_the_hub_is_read(
+def test_repository_on_the_hub_is_read_and_one_of_timm_left(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = tmp_path / "cache"
+    cache = tmp_path / "cache"  # of the files that were asked for
     cache.mkdir()
 
     def download(repository: str, name: str) -> str:
-        assert repository == "someone/tiny"
-        if not (folder / name).is_file():
+        found = (folder if repository == "someone/tiny" else tmp_path) / name
+        if not found.is_file():
             raise EntryNotFoundError(f"404 for {name}")
-        return str(shutil.copy(folder / name, cache / name))
+        return str(shutil.copy(found, cache / name))
 
     monkeypatch.setattr("models.checkpoints.files.hf_hub_download", download)
-    towers = read_towers("hf-hub:someone/tiny")
+    towers = read_clip("hf-hub:someone/tiny")
     assert towers is not None
     assert towers.network.config.backbone == towers.text.name == "someone/tiny"
     torch.testing.assert_close(towers.text.embed(TEXTS), read(folder).text.embed(TEXTS))
-
-
-def test_repository_of_timm_is_no_towers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"architecture": "resnet50", "model_type": "timm_wrapper"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-
-    def download(_: str, name: str) -> str:
-        if name != "config.json":
-            raise EntryNotFoundError(f"404 for {name}")
-        return str(tmp_path / name)
-
-    monkeypatch.setattr("models.checkpoints.files.hf_hub_download", download)
-    assert read_towers("hf-hub:timm/resnet50") is None
+    assert read_clip("hf-hub:timm/resnet50") is None
 
 
 def test_network_of_logits_is_not_read_from_towers(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="model without labels: only export reads it"):
         load_checkpoint(folder)
-    assert read(folder)
 
 
 def test_file_is_no_towers(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
-    assert read_towers(tmp_path / "model.safetensors") is None
+    assert read_clip(tmp_path / "model.safetensors") is None
 
 
 def change(path: Path, **changes: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import string
 from collections.abc import Mapping
@@ -24,16 +23,13 @@ from transformers.utils import logging
 
 from models.checkpoints.checkpoint import fill
 from models.checkpoints.description import NO_HINTS, CheckpointError, Hints, State
-from models.checkpoints.files import WEIGHTS, fetch, read_file
+from models.checkpoints.files import CONFIG, WEIGHTS, fetch, locate, read_file, read_json
 from models.checkpoints.formats import is_on_hub
-from models.checkpoints.layouts.open_clip import describe_model, describe_photos, rename
+from models.checkpoints.layouts.open_clip import describe_model, describe_photos, rename_open_clip
 from models.checkpoints.layouts.state import unwrap
-from models.config import InputConfig, NetworkConfig, TwoTowerConfig
+from models.config import CosineConfig, InputConfig, NetworkConfig
 from models.text import TextEncoder
-from models.towers.network import TowerNetwork
-from models.towers.texts import ClipTexts, SiglipTexts
-
-TowerModel = CLIPModel | SiglipModel
+from models.towers import ClipTexts, SiglipTexts, TowerNetwork
 
 # The texts of the models' own examples.
 _TEMPLATES = {"clip": "a photo of a {}.", "siglip": "This is a photo of {}."}
@@ -43,7 +39,7 @@ _CANONICAL = "SiglipTokenizer"  # of the first SigLIP, which was trained without
 
 
 @dataclass(frozen=True, eq=False)
-class Towers:
+class TowerCheckpoint:
     """A model with both towers, in eval mode."""
 
     network: TowerNetwork
@@ -52,13 +48,13 @@ class Towers:
 
 @dataclass(frozen=True, eq=False)
 class _Stored:
-    model: TowerModel
+    model: CLIPModel | SiglipModel
     sha256: str  # of the weights' file
     preparation: InputConfig
     canonical: bool  # texts are encoded without punctuation
 
 
-def read_towers(checkpoint: Path | str, hints: Hints = NO_HINTS) -> Towers | None:
+def read_clip(checkpoint: Path | str, hints: Hints = NO_HINTS) -> TowerCheckpoint | None:
     """Reads a folder, or `hf-hub:owner/name`; None if the checkpoint is something else.
 
     Raises CheckpointError for a folder of another model, and for missing and damaged files.
@@ -70,12 +66,11 @@ def read_towers(checkpoint: Path | str, hints: Hints = NO_HINTS) -> Towers | Non
     else:
         return None
     logging.set_verbosity_error()  # it would log every file that it reads
-    config = _read_json(checkpoint, "config.json")
-    open_clip = _read_json(checkpoint, "open_clip_config.json")
+    config = read_json(checkpoint, CONFIG)
     written = config.get("model_type")
     if written in _TEMPLATES:
         stored = _read_transformers(checkpoint, name, config)
-    elif open_clip:
+    elif open_clip := read_json(checkpoint, "open_clip_config.json"):
         stored = _read_open_clip(checkpoint, name, open_clip)
     elif "architecture" in config or (written is None and is_on_hub(checkpoint)):
         return None  # one file, perhaps with timm's description
@@ -86,32 +81,30 @@ def read_towers(checkpoint: Path | str, hints: Hints = NO_HINTS) -> Towers | Non
     preparation = stored.preparation
     if not hints.crop:
         preparation = preparation.model_copy(update={"resize_mode": "squash", "crop_pct": 1.0})
-    head = TwoTowerConfig(
-        kind=kind,
-        embedding_width=text.width,
-        embedding_encoder=name,
-        embedding_template=_TEMPLATES[kind],
-    )
     found = NetworkConfig(
         backbone=name,
         input=preparation,
-        head=head,
+        head=CosineConfig(
+            kind=kind,
+            embedding_width=text.width,
+            embedding_encoder=name,
+            embedding_template=_TEMPLATES[kind],
+        ),
         activation="softmax" if kind == "clip" else "sigmoid",
     )
     network = TowerNetwork(hints.complete(name, found), stored.model)
-    return Towers(network.eval().requires_grad_(False), text)
+    return TowerCheckpoint(network.eval().requires_grad_(False), text)
 
 
 def _read_transformers(checkpoint: Path | str, name: str, found: Mapping[str, Any]) -> _Stored:
-    state, sha256 = _read_state(checkpoint, name, WEIGHTS)
-    model = _build(name, found)
+    file = read_file(locate(checkpoint, WEIGHTS, name))
     # Older versions stored these numbers, which are not weights.
-    fill(model, {k: v for k, v in state.items() if not k.endswith(".position_ids")})
-    for beside in ("preprocessor_config.json", "processor_config.json"):
-        path = fetch(checkpoint, beside)
-        if path is not None:
-            break
-    else:
+    state = unwrap(file.content).state
+    state = {key: v for key, v in state.items() if not key.endswith(".position_ids")}
+    model = _build(name, found, state)
+    files = (fetch(checkpoint, f"{each}_config.json") for each in ("preprocessor", "processor"))
+    path = next(filter(None, files), None)
+    if path is None:
         raise CheckpointError(f"{name} has no preprocessor_config.json")
     try:
         preparation = _read_preparation(path.parent, model.vision_model.embeddings.image_size)
@@ -119,39 +112,31 @@ def _read_transformers(checkpoint: Path | str, name: str, found: Mapping[str, An
         raise CheckpointError(
             f"{name} has a preparation of photos that is not supported"
         ) from error
-    canonical = _read_json(checkpoint, "tokenizer_config.json").get("tokenizer_class")
-    return _Stored(model, sha256, preparation, canonical == _CANONICAL)
+    tokenizer = read_json(checkpoint, "tokenizer_config.json").get("tokenizer_class")
+    return _Stored(model, file.sha256, preparation, tokenizer == _CANONICAL)
 
 
 def _read_open_clip(checkpoint: Path | str, name: str, found: Mapping[str, Any]) -> _Stored:
-    state, sha256 = _read_state(checkpoint, name, _OPEN_CLIP_WEIGHTS)
-    model = _build(name, describe_model(found))
-    fill(model, rename(state))
+    file = read_file(locate(checkpoint, _OPEN_CLIP_WEIGHTS, name))
+    model = _build(name, describe_model(found), rename_open_clip(unwrap(file.content).state))
     cleaning = found["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}
     canonical = cleaning.get("clean") == "canonicalize"
-    return _Stored(model, sha256, describe_photos(found), canonical)
+    return _Stored(model, file.sha256, describe_photos(found), canonical)
 
 
-def _build(name: str, found: Mapping[str, Any]) -> TowerModel:
-    """Builds a model with random weights from the content of a `config.json`."""
-    clip = found["model_type"] == "clip"
+def _build(name: str, found: Mapping[str, Any], state: State) -> CLIPModel | SiglipModel:
+    """Builds a model from the content of a `config.json`."""
+    model: Any
     try:
-        config: Any = (CLIPConfig if clip else SiglipConfig).from_dict(dict(found))
-        for part in (config, config.text_config, config.vision_config):
-            part._attn_implementation = "eager"  # a fused kernel cannot be traced
-        return CLIPModel(config) if clip else SiglipModel(config)
+        if found["model_type"] == "clip":
+            model = CLIPModel(CLIPConfig.from_dict(dict(found)))
+        else:
+            model = SiglipModel(SiglipConfig.from_dict(dict(found)))
+        model.set_attn_implementation("eager")  # a fused kernel cannot be traced
     except Exception as error:  # the library raises many types for an odd configuration
         raise CheckpointError(f"{name} has a config.json that is damaged") from error
-
-
-def _read_state(checkpoint: Path | str, name: str, files: tuple[str, ...]) -> tuple[State, str]:
-    """Returns tensors and sha256 of the first of the files that exists."""
-    for each in files:
-        path = fetch(checkpoint, each)
-        if path is not None:
-            file = read_file(path)
-            return unwrap(file.content).state, file.sha256
-    raise CheckpointError(f"{name} has neither {' nor '.join(files)}")
+    fill(model, state)
+    return model  # type: ignore[no-any-return]
 
 
 def _read_preparation(folder: Path, size: int) -> InputConfig:
@@ -177,8 +162,8 @@ def _read_texts(checkpoint: Path | str, name: str, stored: _Stored) -> TextEncod
     path = fetch(checkpoint, "tokenizer.json")
     if path is None:
         raise CheckpointError(f"{name} has no tokenizer.json")
-    for beside in ("tokenizer_config.json", "special_tokens_map.json"):
-        fetch(checkpoint, beside)
+    for each in ("tokenizer_config.json", "special_tokens_map.json"):
+        fetch(checkpoint, each)
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent)
     except Exception as error:  # both libraries raise many types
@@ -229,14 +214,3 @@ def _clean(rules: normalizers.Normalizer | None, *, canonical: bool) -> normaliz
             normalizers.Strip(),
         ]
     return normalizers.Sequence(steps if rules is None else [*steps, rules])
-
-
-def _read_json(checkpoint: Path | str, name: str) -> dict[str, Any]:
-    """Returns a file's object, empty without the file."""
-    path = fetch(checkpoint, name)
-    if path is None:
-        return {}
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{checkpoint} has a {name} that is damaged") from error

@@ -1,0 +1,62 @@
+"""Heads for open labels: what export, maps and training share."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from models.config import OpenHeadConfig
+from models.heads.attention import to_tokens
+
+
+class OpenHead(nn.Module):
+    """Encodes labels without an image, then scores them; no logit depends on other labels."""
+
+    config: OpenHeadConfig
+
+    def encode_labels(self, embeddings: Tensor) -> Tensor:
+        """Maps label embeddings [L, E] to label queries [L, K]."""
+        raise NotImplementedError
+
+    def remember(self, features: Tensor) -> Tensor:
+        """Maps tokens [B, S, C] or features [B, C, H, W] to the memory [B, S, D]."""
+        raise NotImplementedError
+
+    def recall(self, tokens: Tensor, memory: Tensor, queries: Tensor) -> Tensor:
+        """Maps tokens [B, S, C], their memory [B, S, D] and queries [L, K] to logits [B, L]."""
+        raise NotImplementedError
+
+    def score(self, features: Tensor, queries: Tensor) -> Tensor:
+        """Maps features and label queries [L, K] to logits [B, L]."""
+        tokens = to_tokens(features)
+        return self.recall(tokens, self.remember(tokens), queries)
+
+    def forward(self, features: Tensor, embeddings: Tensor) -> Tensor:
+        """Maps features and label embeddings [L, E] to logits [B, L]."""
+        return self.score(features, self.encode_labels(embeddings))
+
+
+class LabelEncoder(nn.Module):
+    """`encode_labels` for tracing."""
+
+    def __init__(self, head: OpenHead) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """Maps embeddings [L, E] to label queries [L, K]."""
+        return self.head.encode_labels(embeddings)
+
+
+class LabelScorer(nn.Module):
+    """`score` for tracing."""
+
+    def __init__(self, head: OpenHead, *, with_memory: bool = False) -> None:
+        super().__init__()
+        self.head = head
+        self.with_memory = with_memory
+
+    def forward(self, tokens: Tensor, queries: Tensor) -> tuple[Tensor, ...]:
+        """Maps tokens [B, S, C] and queries [L, K] to logits [B, L] (and memory [B, S, D])."""
+        memory = self.head.remember(tokens)
+        logits = self.head.recall(tokens, memory, queries)
+        return (logits, memory) if self.with_memory else (logits,)

@@ -1,1 +1,0 @@
-"""CLIP's and SigLIP's image and text towers, of `transformers`' own layers."""
