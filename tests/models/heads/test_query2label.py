@@ -1,7 +1,5 @@
 """Query2Label's laws: positions, what batches share, every variant of its layers."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -11,15 +9,10 @@ from torch.nn import functional
 from models.config import Query2LabelConfig, TransformerDecoderConfig
 from models.heads.attention import Attention
 from models.heads.baselines import TransformerDecoder
-from models.heads.query2label import (
-    EncoderLayer,
-    Query2Label,
-    QueryLayer,
-    sine_positions,
-)
+from models.heads.query2label import EncoderLayer, Query2Label, QueryLayer, sine_positions
 from tests.goldens import FOLDER
+from tests.models.heads import WIDTHS
 
-WIDTHS = {"encoder_width": 12, "decoder_width": 16, "num_heads": 4, "feedforward_width": 24}
 # Targets start at zero, so what the first self-attention makes of them is constant.
 STARTS_AT_ZERO = ("decoder.0.self_attention", "decoder.0.norm1")
 
@@ -38,43 +31,6 @@ def test_positions_equal_the_authors(name: str) -> None:
     found = sine_positions(width, (rows, columns))
     expected = torch.from_numpy(table).flatten(1).T
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
-
-
-@pytest.mark.parametrize(
-    ("pre_norm", "encoders", "own"),
-    list(itertools.product((False, True), (0, 2), ((False, False), (True, True), (False, True)))),
-)
-def test_a_row_of_a_batch_equals_the_image_alone(
-    pre_norm: bool, encoders: int, own: tuple[bool, ...]
-) -> None:
-    head = build(pre_norm=pre_norm, num_encoder_layers=encoders, self_attention=own)
-    features = torch.randn(4, 12, 2, 3)
-    with torch.inference_mode():
-        together = head(features)
-        alone = torch.cat([head(row.unsqueeze(0)) for row in features])
-    assert together.shape == (4, 5)
-    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.filterwarnings("ignore:`torch.jit.:FutureWarning")
-@pytest.mark.parametrize("own", [(False, False), (True, True), (False, True)])
-def test_head_that_was_traced_with_one_image_serves_any_number(own: tuple[bool, ...]) -> None:
-    head = build(self_attention=own, num_encoder_layers=1)
-    stir(head)
-    features = torch.randn(4, 12, 2, 3)
-    with torch.inference_mode():
-        traced = torch.jit.trace(head, features[:1], check_trace=False)
-        torch.testing.assert_close(traced(features), head(features), rtol=1e-5, atol=1e-5)
-
-
-def test_places_matter_to_query2label_and_not_to_the_plain_decoder() -> None:
-    tokens = torch.randn(2, 6, 12)
-    plain = TransformerDecoder(TransformerDecoderConfig(num_classes=5, **WIDTHS)).eval()
-    with torch.inference_mode():
-        torch.testing.assert_close(plain(tokens), plain(tokens.flip(1)), rtol=1e-4, atol=1e-5)
-        head = build()
-        assert not torch.allclose(head(tokens), head(tokens.flip(1)), atol=1e-3)
 
 
 def test_every_parameter_gets_a_gradient() -> None:
@@ -127,7 +83,7 @@ def encode_as_detr(layer: EncoderLayer, tokens: Tensor, positions: Tensor) -> Te
 def decode_as_detr(
     layer: QueryLayer, target: Tensor, queries: Tensor, keys: Tensor, values: Tensor
 ) -> Tensor:
-    """The same of its decoder, without the self-attention where the layer has none."""
+    """The same of its decoder, without self-attention if the layer has none."""
     own, norm1 = layer.self_attention, layer.norm1
     if layer.pre_norm:
         if own is not None and norm1 is not None:
@@ -147,6 +103,20 @@ def stir(head: torch.nn.Module) -> None:
         parameter.data = torch.randn_like(parameter) * 0.5
 
 
+def decode_all(
+    head: Query2Label | TransformerDecoder, tokens: Tensor, positions: Tensor | float
+) -> Tensor:
+    queries = head.queries.expand(len(tokens), -1, -1)
+    target = torch.zeros_like(queries)
+    for layer in head.decoder:
+        target = decode_as_detr(layer, target, queries, tokens + positions, tokens)
+    return target
+
+
+def pool(head: Query2Label | TransformerDecoder, decoded: Tensor) -> Tensor:
+    return (decoded * head.pool.weight.squeeze(-1)).sum(dim=-1) + head.pool.bias
+
+
 @pytest.mark.parametrize("pre_norm", [False, True])
 @pytest.mark.parametrize("encoders", [0, 2])
 @pytest.mark.parametrize("own", [(False, False), (True, True), (False, True)])
@@ -159,36 +129,26 @@ def test_layers_take_the_steps_of_detr(
     assert [layer.pre_norm for layer in head.encoder] == [pre_norm] * encoders
     assert [layer.pre_norm for layer in head.decoder] == [pre_norm] * 2
     assert tuple(layer.self_attention is not None for layer in head.decoder) == own
-    features, positions = torch.randn(3, 6, 12), head.positions
+    features = torch.randn(3, 6, 12)
     tokens = head.embed(features)
     for layer in head.encoder:
-        tokens = encode_as_detr(layer, tokens, positions)
+        tokens = encode_as_detr(layer, tokens, head.positions)
     if pre_norm and encoders:
         tokens = head.encoder_norm(tokens)
-    queries = head.queries.expand(3, -1, -1)
-    target = torch.zeros_like(queries)
-    for layer in head.decoder:
-        target = decode_as_detr(layer, target, queries, tokens + positions, tokens)
-    expected = (head.norm(target) * head.pool.weight.squeeze(-1)).sum(dim=-1) + head.pool.bias
+    expected = pool(head, head.norm(decode_all(head, tokens, head.positions)))
     torch.testing.assert_close(head(features), expected, rtol=1e-4, atol=1e-4)
 
 
 @torch.inference_mode()
-def test_the_plain_decoder_has_torchs_layers_behind_a_relu() -> None:
+def test_the_plain_decoder_has_torchs_layers_after_a_relu() -> None:
     torch.manual_seed(0)
     config = TransformerDecoderConfig(num_classes=5, num_layers=2, **WIDTHS)
     head = TransformerDecoder(config).eval()
     stir(head)
-    assert [(layer.pre_norm, layer.self_attention is None) for layer in head.decoder] == [
-        (False, False)
-    ] * 2
+    layers = [(layer.pre_norm, layer.self_attention is None) for layer in head.decoder]
+    assert layers == [(False, False)] * 2
     features = torch.randn(3, 6, 12)
-    tokens = head.embed(features).relu()
-    queries = head.queries.expand(3, -1, -1)
-    target = torch.zeros_like(queries)
-    for layer in head.decoder:
-        target = decode_as_detr(layer, target, queries, tokens, tokens)
-    expected = (target * head.pool.weight.squeeze(-1)).sum(dim=-1) + head.pool.bias
+    expected = pool(head, decode_all(head, head.embed(features).relu(), 0.0))
     torch.testing.assert_close(head(features), expected, rtol=1e-4, atol=1e-4)
 
 

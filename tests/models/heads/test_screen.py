@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.config import ZeroShotMLDecoderConfig
 from models.heads.screen import NUM_NAMES, Screen, Stage
 from models.heads.zero_shot import ZeroShotMLDecoder
+from tests.models.heads import make_open
 
 GRID = (4, 6)
 TOKENS, WIDTH, LABELS, PROTOTYPES = 24, 16, 60, 40
@@ -16,18 +16,7 @@ SOME = (Stage(4.0, 1, 0), Stage(2.0, 1, 0))
 
 @pytest.fixture(params=[0, PROTOTYPES], ids=["plain", "votes"])
 def head(request: pytest.FixtureRequest) -> ZeroShotMLDecoder:
-    torch.manual_seed(0)
-    widths = {"encoder_width": 12, "embedding_width": 5, "decoder_width": WIDTH, "num_heads": 4}
-    config = ZeroShotMLDecoderConfig.model_validate(
-        {"feedforward_width": 24, "num_prototypes": request.param, **widths}
-    )
-    head = ZeroShotMLDecoder(config).eval().requires_grad_(False)
-    for norm in (head.layer.norm2, head.layer.norm3):
-        norm.weight.uniform_(0.5, 1.5)
-        norm.bias.normal_()
-    if head.votes is not None:
-        head.votes.names.copy_(torch.nn.functional.normalize(torch.randn(PROTOTYPES, 5), dim=-1))
-    return head
+    return make_open(request.param).requires_grad_(False)
 
 
 @pytest.fixture
