@@ -30,12 +30,7 @@ def test_embedding_does_not_depend_on_other_texts_in_the_batch(encoder: TextEnco
     torch.testing.assert_close(many[-3:], alone, rtol=0, atol=1e-6)
 
 
-def test_template_takes_the_name(encoder: TextEncoder) -> None:
-    found = encoder.embed_names(["red"], "a photo of {}")
-    torch.testing.assert_close(found, encoder.embed(["a photo of red"]))
-
-
-def test_name_is_encoded_with_spaces_for_underscores(encoder: TextEncoder) -> None:
+def test_template_takes_the_name_with_spaces_for_underscores(encoder: TextEncoder) -> None:
     found = encoder.embed_names(["red_square"], "a {}")
     torch.testing.assert_close(found, encoder.embed(["a red square"]))
 
@@ -57,7 +52,6 @@ def test_incomplete_folder_is_refused(file: str, tmp_path: Path) -> None:
     (folder / file).unlink()
     with pytest.raises(TextEncoderError, match="no BERT encoder"):
         read_text_encoder(folder)
-    assert read_text_encoder(write_text_encoder(folder)).width == WIDTH
 
 
 def test_weights_that_do_not_fit_the_configuration_are_refused(tmp_path: Path) -> None:
@@ -67,8 +61,6 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(tmp_path: Path) -
     config.write_text(text.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
     with pytest.raises(TextEncoderError, match="not those of its BERT"):
         read_text_encoder(folder)
-    config.write_text(text)
-    assert read_text_encoder(folder).width == WIDTH
 
 
 def test_packaged_encoder_puts_related_words_nearer() -> None:

@@ -1,6 +1,10 @@
 from pathlib import Path
+from typing import Any
 
-from models.checkpoints.checkpoint import read_checkpoint
+import torch
+from torch import Tensor, nn
+
+from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
 from models.checkpoints.description import NO_HINTS, Hints
 from models.config import NetworkConfig
 
@@ -10,3 +14,15 @@ def read_config(path: Path | str, hints: Hints = NO_HINTS) -> NetworkConfig:
     config = read_checkpoint(path, hints).config
     assert config is not None
     return config
+
+
+@torch.inference_mode()
+def assert_gives(
+    checkpoint: Path | str | nn.Module, inputs: Tensor, expected: Tensor, **hints: Any
+) -> None:
+    """Compares the logits of a checkpoint's network with the expected ones."""
+    if not isinstance(checkpoint, nn.Module):
+        checkpoint = load_checkpoint(checkpoint, **hints)
+    # What float32 sums round against.
+    limit = 1e-5 * max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(checkpoint(inputs), expected, rtol=1.3e-6, atol=limit)

@@ -1,45 +1,57 @@
 """Hints fit a checkpoint, or are refused; names are put in order."""
 
+import argparse
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from models.checkpoints.checkpoint import read_checkpoint
-from models.checkpoints.description import CheckpointError, Hints, read_names
-from models.evaluate import main
-from tests.models.test_average import LABELS, write_network
-from tests.support.photos import encode_picture, make_picture
+from models.checkpoints.checkpoint import read_checkpoint, write_checkpoint
+from models.checkpoints.description import (
+    CheckpointError,
+    Hints,
+    add_hint_flags,
+    read_hints,
+    read_names,
+)
+from tests.export.tiny_network import INPUT, LABELS, make_network
+
+HEIGHT, WIDTH = INPUT.height, INPUT.width
 
 
 @pytest.mark.parametrize(
-    ("hint", "reason"),
+    ("options", "hint", "reason"),
     [
-        ({"backbone": "resnet50"}, "was made with test_efficientnet, not resnet50"),
-        ({"image_size": 128}, "was made for 32 x 32 pixels, not 128"),
-        ({"num_heads": 3}, "has no attention heads, not 3"),
-        ({"pre_norm": True}, "has its norms behind the attention"),
+        ("--backbone resnet50", {"backbone": "resnet50"}, "was made with .*, not resnet50"),
+        ("--image-size 128", {"image_size": 128}, f"was made for {HEIGHT} x {WIDTH} pixels, not 1"),
+        ("--num-heads 3", {"num_heads": 3}, "has 4 attention heads, not 3"),
+        ("--pre-norm", {"pre_norm": True}, "has its norms behind the attention"),
+        ("--crop", {"crop": True}, "takes whole photos: leave out --crop"),
+        ("", {"embedding_template": "{}"}, "has trained labels, so it takes no embeddings"),
     ],
 )
 def test_hint_is_refused_when_it_contradicts_the_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], hint: dict[str, Any], reason: str
+    tmp_path: Path, options: str, hint: dict[str, Any], reason: str
 ) -> None:
-    checkpoint = tmp_path / "a.safetensors"
-    write_network(checkpoint, 1)
+    path, parser = tmp_path / "a.safetensors", argparse.ArgumentParser()
+    write_checkpoint(path, make_network(), LABELS, {})
     with pytest.raises(CheckpointError, match=f"a.safetensors {reason}"):
-        read_checkpoint(checkpoint, Hints(**hint))
-    assert read_checkpoint(checkpoint, Hints("test_efficientnet", 32, pre_norm=False))
-    for split in ("train", "test"):
-        for seed, label in enumerate(LABELS):
-            folder = tmp_path / "data" / split / label
-            folder.mkdir(parents=True)
-            (folder / "a.png").write_bytes(encode_picture(make_picture(seed), "PNG"))
-    evaluate = ["--checkpoint", str(checkpoint), "--data", str(tmp_path / "data")]
-    ((name, value),) = hint.items()
-    flag = f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
-    assert main([*evaluate, flag]) == 2
-    assert reason in capsys.readouterr().err
-    assert main([*evaluate, "--image-size", "32", "--single-label"]) == 0
+        read_checkpoint(path, Hints(**hint))
+    add_hint_flags(parser)
+    if options:
+        assert read_hints(parser.parse_args(options.split())) == Hints(**hint)
+
+
+def test_hints_that_fit_are_taken(tmp_path: Path) -> None:
+    path, network = tmp_path / "a.safetensors", make_network()
+    write_checkpoint(path, network, LABELS, {})
+    hints = Hints(network.config.backbone, num_heads=4, pre_norm=False, plain_pixels=True)
+    found = read_checkpoint(path, hints).config
+    assert found is not None
+    assert (found.input.mean, found.input.std) == ((0, 0, 0), (1, 1, 1))
+    single = read_checkpoint(path, Hints(single_label=True)).config
+    assert single is not None
+    assert single.activation == "softmax"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from models.checkpoints.checkpoint import load_checkpoint, write_checkpoint
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.formats import check_checkpoint
 from tests.export.tiny_network import LABELS, make_network
+from tests.models.checkpoints import assert_gives
 
 
 @pytest.fixture
@@ -36,42 +37,41 @@ def good(tmp_path: Path) -> Path:
     ],
 )
 def test_file_that_is_no_checkpoint_is_refused_as_what_it_is(
-    good: Path, tmp_path: Path, name: str, content: bytes, reason: str
+    tmp_path: Path, name: str, content: bytes, reason: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
     for refuse in (check_checkpoint, load_checkpoint):
-        with pytest.raises(CheckpointError, match=rf"^{name} .*{re.escape(reason)}"):
+        with pytest.raises(CheckpointError, match=rf"^{name} [^\n]*{re.escape(reason)}[^\n]*\Z"):
             refuse(tmp_path / name)
-    assert load_checkpoint(good)
 
 
 def test_file_that_is_cut_off_is_refused(good: Path, tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(99)}, tmp_path / "whole.pth")
     for whole in (good, tmp_path / "whole.pth"):
-        for length in (99, whole.stat().st_size - 1):
+        for length in (1, 99, whole.stat().st_size - 1):
             cut = tmp_path / f"cut{whole.suffix}"
             cut.write_bytes(whole.read_bytes()[:length])
-            with pytest.raises(CheckpointError, match="damaged or cut off"):
+            reason = "damaged or cut off" if length > 1 else r"is .*; a checkpoint is"
+            with pytest.raises(CheckpointError, match=reason):
                 check_checkpoint(cut)
         check_checkpoint(whole)
 
 
-def test_other_archives_than_torchs_are_refused(tmp_path: Path) -> None:
-    for name, inside in (
-        ("script.pth", ("script/data.pkl", "script/constants.pkl", "script/version")),
-        ("other.zip", ("readme.txt",)),
-    ):
-        with zipfile.ZipFile(tmp_path / name, "w") as archive:
-            for part in inside:
-                archive.writestr(part, "")
-    with pytest.raises(CheckpointError, match="is a TorchScript program: store its weights"):
-        check_checkpoint(tmp_path / "script.pth")
-    with pytest.raises(CheckpointError, match=r"is a zip archive that torch.save did not write"):
-        check_checkpoint(tmp_path / "other.zip")
-    for is_zip in (True, False):
-        torch.save({"weight": torch.zeros(1)}, tmp_path / "good.pth",
-                   _use_new_zipfile_serialization=is_zip)  # fmt: skip
-        check_checkpoint(tmp_path / "good.pth")
+@pytest.mark.parametrize(
+    ("inside", "reason"),
+    [
+        (("script/data.pkl", "script/constants.pkl"), "a TorchScript program: store its weights"),
+        (("readme.txt",), "a zip archive that torch.save did not write"),
+    ],
+)
+def test_other_archives_than_torchs_are_refused(
+    inside: tuple[str, ...], reason: str, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(tmp_path / "other.pth", "w") as archive:
+        for part in inside:
+            archive.writestr(part, "")
+    with pytest.raises(CheckpointError, match=f"^other.pth is {reason}"):
+        check_checkpoint(tmp_path / "other.pth")
 
 
 def test_safetensors_are_read_under_any_suffix(good: Path, tmp_path: Path) -> None:
@@ -94,5 +94,4 @@ def test_folder_of_timm_is_read_as_its_repository_on_the_hub(tmp_path: Path) -> 
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "test_resnet"}))
     images = torch.rand(1, 3, 64, 64)
-    with torch.inference_mode():
-        torch.testing.assert_close(load_checkpoint(tmp_path)(images), model(images))
+    assert_gives(tmp_path, images, model(images))
