@@ -1,9 +1,8 @@
 """CLIP's and SigLIP's towers, of `transformers`' own layers: images -> tokens, texts -> embeddings.
 
-The first token is the image's embedding, each other one a patch's part of it. One query gathers the
-embedding from the patches: SigLIP's pooling, and the class token in CLIP's last layer. A patch's
-part is attention times value, carried on along the residual path to the space of the embeddings;
-`heads/maps.py` says what this leaves out.
+The first token is the image's embedding, gathered by one query: SigLIP's pooling, and the class
+token in CLIP's last layer. The others are each patch's part of it, attention times value carried
+along the residual path; `heads/maps.py` says what this leaves out.
 """
 
 from __future__ import annotations

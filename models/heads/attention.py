@@ -1,7 +1,7 @@
 """Shared by all heads: tokens [B, S, C], and multi-head attention over them.
 
-Unlike torch's `MultiheadAttention`, query, key and value have separate projections, and queries may
-have batch 1: values that depend only on them are computed once, and exporters make them constants.
+Unlike in torch's, query, key and value have separate projections, and queries may have batch 1:
+values that depend only on them are computed once, and exporters make them constants.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Maps: how much each image token contributes to a label's logit.
 
-Image tokens reach a logit only through the sum over tokens of attention times value. So the
-contribution of token s by attention head h to label l is, to first order, a_lhs * (v_hs . u_lh):
-the attention to the token, times the worth of the token's value for the label. u carries the
-logit's weights back to the values along the residual path of the decoder layer: through the
-pooling, the gains of both norms and the output projection. It leaves out the feed-forward layer and
-the norms' centring and division. Related: attention times value (Kobayashi et al., arXiv
-2004.10102), attention times gradient (Chefer et al., arXiv 2103.15679). Attention alone misleads: a
-label that the image does not show attends to empty background; see `docs/explain.md`.
+To first order, token s by attention head h adds a_lhs * (v_hs . u_lh) to label l: the attention to
+the token, times the worth of its value for the label. u carries the logit's weights back to the
+values along the residual path of the decoder layer: pooling, gains of both norms, output
+projection. It leaves out the feed-forward layer and the norms' centring and division. Related:
+arXiv 2004.10102, 2103.15679. Attention without values misleads: a label that the image does not
+show attends to empty background; see `docs/explain.md`.
 """
 
 from __future__ import annotations

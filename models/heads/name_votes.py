@@ -1,9 +1,8 @@
 """Name votes: the names of a classifier vote for any label, by their distance to it.
 
-By total probability, p(label | photo) is the sum over names of p(name | photo) p(label | name). A
-softmax over the names' cosines with the label takes the place of p(label | name): ConSE
-(`evaluate_open.py`) averages all names, here only the nearest ones count. Scores are relative to
-the mean photo, so they can be added to a logit.
+p(label | photo) is the sum over names of p(name | photo) p(label | name), and the last factor a
+softmax over the names' cosines with the label: ConSE (`evaluate_open.py`) averages all names, here
+only the nearest count. Scores are relative to the mean photo, so they can be added to a logit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Zero-shot ML-Decoder (arXiv 2111.12933, section 3.4): logits of any label from its embedding.
 
 Text embedding -> linear -> ReLU -> label query; then the decoder layer of `ml_decoder.py` and one
-pooling that all labels share. `encode_labels` needs no image, so a service runs it once per label.
-Not in the paper: with prototypes, `name_votes.py` adds to each logit outside training.
+pooling for all labels. Not in the paper: `name_votes.py` adds to each logit outside training.
 """
 
 from __future__ import annotations

@@ -85,9 +85,8 @@ def prepare_imagenet(height: int, width: int) -> InputConfig:
 def rename_tresnet(state: Mapping[str, Tensor]) -> State:
     """Renames an official TResNet (`body.*`) to timm's names.
 
-    The official network normalises with InPlaceABN, which uses |weight| + epsilon; timm's
-    uses batch norms, so the weights take that value here. If none is below epsilon, the authors'
-    InplacABN_to_ABN has converted them already.
+    Its InPlaceABN uses |weight| + epsilon, which timm's batch norms take as weights. If none is
+    below epsilon, the authors' InplacABN_to_ABN has converted them already.
     """
     renamed = rename(state, _TRESNET_NAMES)
     norms = [key for key in renamed if key.endswith(".bn.weight")]

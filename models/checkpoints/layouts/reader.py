@@ -1,8 +1,6 @@
 """Recognises a foreign checkpoint's layout and translates it.
 
-The authors' ML-Decoder on their TResNet and on any timm backbone, also under timm's names; the
-authors' Query2Label on each of their backbones; RAM and RAM++ on Swin; heads of these without a
-backbone; classifiers without a decoder.
+ML-Decoder on TResNet and timm's backbones, Query2Label, RAM, RAM++ and their heads; classifiers.
 """
 
 from __future__ import annotations
