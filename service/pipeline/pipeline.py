@@ -87,7 +87,7 @@ class Pipeline:
             workers=engine.workers,
             max_wait_seconds=settings.max_wait_ms / 1000,
             drain_rate=self._drain_rate,
-            count_aside=lambda: self._side_threads.waiting,
+            count_side_items=lambda: self._side_threads.waiting,
         )
         self._batcher = Batcher[Item, Result](
             inference.run,
@@ -174,8 +174,8 @@ class Pipeline:
                 # than two. A slow photo would delay its batch, and a GPU would wait.
                 if isinstance(photo, bytes) and self.engine.device in CPU_DEVICES:
                     photo = parse_jpeg(photo) or photo
+                self.queue.check_room()  # before the photo costs a decode
                 if isinstance(photo, bytes) or (isinstance(photo, Jpeg) and not photo.is_quick):
-                    self.queue.check_room()  # before the photo costs a decode
                     started = time.perf_counter()
                     photo = await self._decode(photo, deadline)
                     decoding = (Stage("decode", started, time.perf_counter()),)
@@ -214,7 +214,7 @@ class Pipeline:
     ) -> Prediction:
         joined = time.perf_counter()
         item = Item(photo, selection.heads, bool(selection.question.explain))
-        done = await self._batcher.submit(item, deadline, has_place=bool(decoding))
+        done = await self._batcher.submit(item, deadline)
         image, logits = done.result.image, done.result.logits
         run_in_side_thread = self._side_threads.run
         if selection.num_labels <= _MAX_INLINE_LABELS:

@@ -15,7 +15,7 @@ from service.engine.heads import Head, LogitsArray, ScreenedLogits
 from service.errors import ImageError, InferenceFailed, OutOfMemory, ServiceBroken, without_frames
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import Jpeg
-from service.scheduling.batcher import IsAlone
+from service.scheduling.batcher import IsOnlyRun
 from service.stages import Observer, Stage, collect_stages, time_stage
 
 
@@ -47,7 +47,7 @@ class Inference:
     max_pixels: int
     observers: Sequence[Observer] = ()
 
-    def run(self, items: Sequence[Item], uses_all_threads: IsAlone) -> list[Result | Exception]:
+    def run(self, items: Sequence[Item], uses_all_threads: IsOnlyRun) -> list[Result | Exception]:
         """Returns the result or the error of each item; calls `uses_all_threads` after decoding.
 
         Raises InferenceFailed for the batch, or ServiceBroken if the engine fails on every one.
@@ -69,7 +69,7 @@ class Inference:
         return image, stages
 
     def _infer(
-        self, photos: Sequence[tuple[Item, DecodedImage, list[Stage]]], uses_all_threads: IsAlone
+        self, photos: Sequence[tuple[Item, DecodedImage, list[Stage]]], uses_all_threads: IsOnlyRun
     ) -> list[Result]:
         images = [image.pixels for _, image, _ in photos]
         pixels = np.stack(images) if len(images) > 1 else images[0][np.newaxis]  # not copied

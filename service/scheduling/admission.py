@@ -47,9 +47,9 @@ class DrainRate:
 class Admission:
     """Refuses requests until `open`, and counts the admitted ones; belongs to one event loop."""
 
-    def __init__(self, is_healthy: Callable[[], bool], drain_rate: DrainRate | None = None) -> None:
+    def __init__(self, is_healthy: Callable[[], bool], drain_rate: DrainRate) -> None:
         self._is_healthy = is_healthy
-        self._drain_rate = drain_rate or DrainRate()
+        self._drain_rate = drain_rate
         self._phase: Literal["loading", "ready", "draining"] = "loading"
         self._admitted = 0
         self._empty = asyncio.Event()

@@ -32,16 +32,25 @@ _MAX_TICKS = 10
 logger = logging.getLogger(__name__)
 
 # Whether no other batch runs or waits, so that this one may use every core.
-IsAlone = Callable[[], bool]
+IsOnlyRun = Callable[[], bool]
 # Runs a batch in a worker's thread: one result per item, in order. An exception in the place of a
 # result fails its item; a raised one fails the batch.
-RunBatch = Callable[[Sequence[ItemT], IsAlone], Sequence[ResultT | Exception]]
+RunBatch = Callable[[Sequence[ItemT], IsOnlyRun], Sequence[ResultT | Exception]]
+
+
+@dataclass(eq=False)
+class _Run(Generic[ItemT, ResultT]):
+    """A running batch, and how many ticks of the watchdog it has lasted."""
+
+    batch: Sequence[QueuedItem[ItemT, ResultT]]
+    ticks: int = 0
 
 
 class Batcher(Generic[ItemT, ResultT]):
     """One worker for each of `cores`; a run of more than `max_run_seconds` counts as hung.
 
-    `_work`, `_run`, `_is_alone`, `_call_in_loop` run in the workers, the rest in one event loop.
+    `_work`, `_run`, `_uses_all_threads` and `_call_in_loop` run in the workers, the rest in one
+    event loop.
     """
 
     def __init__(
@@ -55,8 +64,10 @@ class Batcher(Generic[ItemT, ResultT]):
         self._run_batch = run_batch
         self._queue = queue
         self._cores = cores
+        self._tick_seconds = max_run_seconds / _MAX_TICKS
+        self._watchdog: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._runs = Runs[ItemT, ResultT](max_run_seconds)
+        self._runs: set[_Run[ItemT, ResultT]] = set()
         self._living = 0
         self._stopped = asyncio.Event()
         self._dead = False
@@ -75,18 +86,16 @@ class Batcher(Generic[ItemT, ResultT]):
             # A daemon: a hung run must not keep the process from ending.
             name = f"infer-{number}"
             threading.Thread(target=self._work, args=(core,), name=name, daemon=True).start()
-        self._runs.watch(self._on_hang)
+        self._watch()
 
-    async def submit(
-        self, item: ItemT, deadline: float, *, has_place: bool = False
-    ) -> Done[ResultT]:
+    async def submit(self, item: ItemT, deadline: float) -> Done[ResultT]:
         """Returns the item's own result; a cancelled caller frees its place at once.
 
-        An item that is still queued at `deadline`, on the event loop's clock, is never run.
-        `has_place` is as in `BatchQueue.put`.
+        An item that is still queued at `deadline`, on the event loop's clock, is never run. As
+        for `BatchQueue.put`, `check_room` comes first.
 
         Raises:
-            BusyError: the queue is full, or the deadline passed.
+            DeadlineExceeded: the deadline passed.
             UnavailableError: the batcher is draining, not started, or dead.
             InferenceFailed: the item's batch failed.
         """
@@ -94,7 +103,7 @@ class Batcher(Generic[ItemT, ResultT]):
             raise Draining("the batcher is draining")
         if not self.healthy:
             raise NotReady("the batcher is not running")
-        queued = self._queue.put(item, deadline, has_place=has_place)
+        queued = self._queue.put(item, deadline)
         timer = asyncio.get_running_loop().call_at(deadline, self._expire, queued)
         try:
             return await queued.future
@@ -116,12 +125,17 @@ class Batcher(Generic[ItemT, ResultT]):
                 async with asyncio.timeout_at(deadline):
                     await self._stopped.wait()
         self.fail_all()
-        self._runs.stop()
+        if self._watchdog is not None:
+            self._watchdog.cancel()
 
     def fail_all(self) -> None:
         """Fails waiting and running items with `Draining`; the workers end their runs."""
-        self._queue.fail(Draining("stopped before this item was run"))
-        self._runs.fail(Draining("stopped while this item was run"))
+        self._fail(Draining("stopped before this item was answered"))
+
+    def _fail(self, error: Exception) -> None:
+        self._queue.fail(error)
+        for run in list(self._runs):
+            fail_items(run.batch, error)
 
     def _expire(self, queued: QueuedItem[ItemT, ResultT]) -> None:
         if not queued.future.done():
@@ -139,15 +153,16 @@ class Batcher(Generic[ItemT, ResultT]):
         finally:
             self._call_in_loop(partial(self._on_worker_end, batch))
 
-    def _is_alone(self, core: Core) -> bool:
-        alone = len(self._runs) == 1 and not self._queue
-        if alone:
-            core.unpin()  # a lone run may use every core
-        return alone
+    def _uses_all_threads(self, core: Core) -> bool:
+        is_only_one = len(self._runs) == 1 and not self._queue
+        if is_only_one:
+            core.unpin()
+        return is_only_one
 
     def _run(self, batch: Sequence[QueuedItem[ItemT, ResultT]], core: Core) -> None:
         started = time.perf_counter()
-        run = self._runs.begin(batch)
+        run = _Run(batch)
+        self._runs.add(run)
         if len(self._runs) == len(self._cores):
             core.pin()
         else:
@@ -155,7 +170,7 @@ class Batcher(Generic[ItemT, ResultT]):
         report: Callable[[], None]
         return_seconds = 0.0
         try:
-            uses_all_threads = partial(self._is_alone, core)
+            uses_all_threads = partial(self._uses_all_threads, core)
             results = self._run_batch([queued.item for queued in batch], uses_all_threads)
             if len(results) != len(batch):
                 raise InferenceFailed(f"{len(results)} results for {len(batch)} items")
@@ -171,7 +186,7 @@ class Batcher(Generic[ItemT, ResultT]):
             return_seconds = seconds * _RETURN_SHARE
             report = partial(_deliver, batch, results, started, seconds)
         finally:
-            self._runs.end(run)
+            self._runs.remove(run)
             self._queue.finish(len(batch), return_seconds)
         # Last: a client's next item must not find that this batch still runs.
         self._call_in_loop(report)
@@ -187,15 +202,23 @@ class Batcher(Generic[ItemT, ResultT]):
             self._stopped.set()
         if batch:  # the worker died while it ran this batch
             self._dead = True
-            fail_items(batch, NotReady("the batcher died"))
-            self._queue.fail(NotReady("the batcher died"))
+            died = NotReady("the batcher died")
+            fail_items(batch, died)
+            self._queue.fail(died)
 
-    def _on_hang(self) -> None:
-        logger.critical("a run of the batcher hangs")
-        self._dead = True
-        self._stopped.set()
-        self._runs.fail(NotReady("a run hangs"))
-        self._queue.fail(NotReady("a run hangs"))
+    def _watch(self) -> None:
+        """Counts the ticks of runs, not time: a suspended process is not taken for a hang."""
+        runs = list(self._runs)
+        for run in runs:
+            run.ticks += 1
+        if any(run.ticks > _MAX_TICKS for run in runs):
+            logger.critical("a run of the batcher hangs")
+            self._dead = True
+            self._stopped.set()
+            self._fail(NotReady("a run hangs"))
+        else:
+            loop = asyncio.get_running_loop()
+            self._watchdog = loop.call_later(self._tick_seconds, self._watch)
 
 
 def _deliver(
@@ -212,64 +235,3 @@ def _deliver(
         else:
             waited = started - queued.arrived
             queued.future.set_result(Done(result, waited, seconds, len(batch)))
-
-
-@dataclass(eq=False)
-class Run(Generic[ItemT, ResultT]):
-    """A running batch, and how many ticks of the watchdog it has lasted."""
-
-    batch: Sequence[QueuedItem[ItemT, ResultT]]
-    ticks: int = 0
-
-
-class Runs(Generic[ItemT, ResultT]):
-    """The running batches, and a watchdog for runs of `max_seconds`, as when a GPU driver hangs.
-
-    Workers call `begin`, `end` and `len`; one event loop calls the rest.
-    """
-
-    def __init__(self, max_seconds: float) -> None:
-        self._max_seconds = max_seconds
-        self._runs: set[Run[ItemT, ResultT]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    def begin(self, batch: Sequence[QueuedItem[ItemT, ResultT]]) -> Run[ItemT, ResultT]:
-        """Adds a running batch."""
-        run = Run(batch)
-        self._runs.add(run)
-        return run
-
-    def end(self, run: Run[ItemT, ResultT]) -> None:
-        """Removes the run."""
-        self._runs.remove(run)
-
-    def fail(self, error: Exception) -> None:
-        """Fails every running item; the workers go on."""
-        for run in list(self._runs):
-            fail_items(run.batch, error)
-
-    def watch(self, on_hang: Callable[[], None]) -> None:
-        """Starts the watchdog, which calls `on_hang` once."""
-        pause = self._max_seconds / _MAX_TICKS
-        self._timer = asyncio.get_running_loop().call_later(pause, self._watch_on, on_hang)
-
-    def stop(self) -> None:
-        """Stops the watchdog."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def tick(self) -> bool:
-        """Returns whether a run hangs; ticks, not time, so that a suspended process does not."""
-        runs = list(self._runs)
-        for run in runs:
-            run.ticks += 1
-        return any(run.ticks > _MAX_TICKS for run in runs)
-
-    def _watch_on(self, on_hang: Callable[[], None]) -> None:
-        if self.tick():
-            on_hang()
-        else:
-            self.watch(on_hang)

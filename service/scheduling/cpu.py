@@ -24,7 +24,7 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 class Core:
-    """A core for one worker's thread, which alone calls the methods.
+    """A core for one worker; only the worker's thread calls the methods.
 
     While the event loop wakes up often, Linux leaves two workers on one core for milliseconds and
     another core idle. So a worker that starts a run while all others run pins its core.
@@ -39,18 +39,24 @@ class Core:
     def pin(self) -> None:
         """Pins the calling thread to this core."""
         if self._number is not None and not self._pinned:
-            self._move({self._number})
+            _move_thread({self._number})
             self._pinned = True
 
     def unpin(self) -> None:
         """Lets the calling thread run on any core again."""
         if self._pinned:
-            self._move(self._all_numbers)
+            _move_thread(self._all_numbers)
             self._pinned = False
 
-    def _move(self, numbers: Iterable[int]) -> None:
-        with suppress(OSError):  # a core may have been taken from the process meanwhile
-            os.sched_setaffinity(0, numbers)
+
+def _move_thread(numbers: Iterable[int]) -> None:
+    with suppress(OSError):  # a core may have been taken from the process meanwhile
+        os.sched_setaffinity(0, numbers)
+
+
+def _list_numbers() -> list[int]:
+    """Returns the numbers of the cores that this process may use; none on macOS."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 ANY_CORE = Core(None)
@@ -61,7 +67,7 @@ def list_cores(workers: int, *, pin: bool) -> list[Core]:
 
     If workers and cores differ in number, none is pinned: the kernel knows which cores are free.
     """
-    numbers = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    numbers = _list_numbers()
     if not pin or workers == 1 or workers != len(numbers):
         return [ANY_CORE] * workers
     return [Core(number, numbers) for number in numbers]
@@ -69,8 +75,8 @@ def list_cores(workers: int, *, pin: bool) -> list[Core]:
 
 def count_cores() -> int:
     """Returns the number of cores that this process may use, container limits included."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, int(min(allowed or 1, read_cpu_quota())))
+    allowed = len(_list_numbers()) or os.cpu_count() or 1
+    return max(1, int(min(allowed, read_cpu_quota())))
 
 
 def count_processes() -> int:
@@ -88,8 +94,7 @@ class CoreShare:
     def pin(self) -> None:
         """Pins this thread, and those that it starts, to these cores."""
         if self.numbers:
-            with suppress(OSError):  # as in `Core`
-                os.sched_setaffinity(0, self.numbers)
+            _move_thread(self.numbers)
 
 
 def divide_cores(processes: int) -> list[CoreShare]:
@@ -101,7 +106,7 @@ def divide_cores(processes: int) -> list[CoreShare]:
     count = count_cores()
     each, more = divmod(count, processes)
     sizes = [max(1, each + (place < more)) for place in range(processes)]
-    numbers = sorted(os.sched_getaffinity(0), key=_locate)
+    numbers = sorted(_list_numbers(), key=_locate)
     if count < max(len(numbers), processes):
         return [CoreShare(size) for size in sizes]
     ends = [sum(sizes[: place + 1]) for place in range(processes)]

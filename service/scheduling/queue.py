@@ -49,8 +49,8 @@ class BatchSizes:
 class BatchQueue(Generic[ItemT, ResultT]):
     """A first-in first-out queue of `size` places; `workers` threads call `take` and `finish`.
 
-    `count_aside` returns how many places are taken by items that are not in the queue yet. A free
-    worker waits up to `max_wait_seconds` for the oldest item's batch to fill.
+    `count_side_items` returns how many places are taken by items in side threads. A free worker
+    waits up to `max_wait_seconds` for the oldest item's batch to fill.
     """
 
     def __init__(  # noqa: PLR0913 - each is a setting of its own
@@ -60,15 +60,15 @@ class BatchQueue(Generic[ItemT, ResultT]):
         *,
         workers: int = 1,
         max_wait_seconds: float = 0.0,
-        drain_rate: DrainRate | None = None,
-        count_aside: Callable[[], int] = lambda: 0,
+        drain_rate: DrainRate,
+        count_side_items: Callable[[], int] = lambda: 0,
     ) -> None:
         self._size = size
         self._batch_sizes = batch_sizes
         self._workers = workers
         self._max_wait_seconds = max_wait_seconds
-        self._drain_rate = drain_rate or DrainRate()
-        self._count_aside = count_aside
+        self._drain_rate = drain_rate
+        self._count_side_items = count_side_items
         self._items: deque[QueuedItem[ItemT, ResultT]] = deque()
         self._changed = threading.Condition()
         self._takers = 0  # workers that wait in `take`
@@ -82,13 +82,13 @@ class BatchQueue(Generic[ItemT, ResultT]):
 
     @property
     def places_taken(self) -> int:
-        """Items in the queue, and those of `count_aside`."""
-        return len(self._items) + self._count_aside()
+        """Items in the queue and in side threads."""
+        return len(self._items) + self._count_side_items()
 
     @property
     def is_full(self) -> bool:
         """Whether another item would be refused."""
-        return len(self._items) + self._count_aside() >= self._size
+        return self.places_taken >= self._size
 
     def estimate_wait(self) -> float:
         """Returns the seconds, 1 to 60, that a full queue takes to drain."""
@@ -99,16 +99,11 @@ class BatchQueue(Generic[ItemT, ResultT]):
         if self.is_full:
             raise _make_refusal(self.estimate_wait())
 
-    def put(
-        self, item: ItemT, deadline: float, *, has_place: bool = False
-    ) -> QueuedItem[ItemT, ResultT]:
+    def put(self, item: ItemT, deadline: float) -> QueuedItem[ItemT, ResultT]:
         """Adds an item, to be dropped after `deadline` on the event loop's clock.
 
-        Raises QueueFull if every place is taken, unless the item `has_place`: `count_aside` has
-        counted it since it passed `check_room`.
+        `check_room` comes first: at once, or before the item's work in a side thread.
         """
-        if not has_place:
-            self.check_room()
         future = asyncio.get_running_loop().create_future()
         queued: QueuedItem[ItemT, ResultT] = QueuedItem(item, time.perf_counter(), deadline, future)
         with self._changed:
@@ -126,7 +121,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
     def finish(self, count: int, return_seconds: float) -> None:
         """Notes a finished batch, whose clients may send the next items within `return_seconds`.
 
-        Until then a worker waits for its share of `count`; a lone client's item is a whole share.
+        Until then a worker waits for its share of `count`. With one client, one item is enough.
         """
         with self._changed:
             self._under_way -= count

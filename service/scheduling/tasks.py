@@ -95,7 +95,7 @@ class SideThreads:
 
     def __init__(self, threads: int, max_pixels: int = 0) -> None:
         self.waiting = 0  # calls that are not done, the running ones included
-        self._threads = ThreadPoolExecutor(threads + 1, thread_name_prefix="aside")
+        self._threads = ThreadPoolExecutor(threads + 1, thread_name_prefix="side")
         self._free = threads + 1
         self._max_large, self._max_pixels = threads, max_pixels
         self._running: list[int] = []  # pixels of the running calls that have some

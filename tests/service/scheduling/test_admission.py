@@ -16,7 +16,7 @@ SECONDS = 60.0
 
 def open_admission(workers: list[str] | None = None) -> Admission:
     """Returns an admission that fails once the list is empty."""
-    admission = Admission(lambda: workers is None or bool(workers))
+    admission = Admission(lambda: workers is None or bool(workers), DrainRate())
     admission.open()
     return admission
 
@@ -26,7 +26,7 @@ def in_seconds(seconds: float) -> float:
 
 
 async def test_requests_are_refused_before_it_opens() -> None:
-    admission = Admission(lambda: True)
+    admission = Admission(lambda: True, DrainRate())
     assert admission.state == "loading"
     with pytest.raises(NotReady, match="loading"), admission.admit():
         pass
@@ -60,9 +60,11 @@ async def test_closing_refuses_requests_and_waits_for_the_admitted_ones() -> Non
 
 
 async def test_closing_waits_no_longer_than_its_deadline() -> None:
-    admission = open_admission()
+    workers = ["living"]
+    admission = open_admission(workers)
     with admission.admit():
         await admission.close(in_seconds(0.01))
+        workers.clear()  # changes nothing now
         assert admission.state == "draining"
 
 
@@ -71,14 +73,6 @@ async def test_failed_request_is_not_waited_for() -> None:
     with pytest.raises(ZeroDivisionError), admission.admit():
         raise ZeroDivisionError
     await admission.close(in_seconds(SECONDS))
-
-
-async def test_state_stays_draining_when_the_workers_die() -> None:
-    workers = ["living"]
-    admission = open_admission(workers)
-    await admission.close(in_seconds(SECONDS))
-    workers.clear()
-    assert admission.state == "draining"
 
 
 def answer(rate: DrainRate, start: float, count: int, each: float) -> float:
@@ -94,6 +88,7 @@ def test_estimate_follows_the_pace_within_bounds(each: float, seconds: float) ->
     rate = DrainRate()
     now = answer(rate, 100, 50, each)
     assert rate.estimate_seconds(64, now) == pytest.approx(seconds)
+    assert rate.estimate_seconds(64, now + 5) >= min(60, 1.1 * seconds)
 
 
 def test_idle_time_does_not_count() -> None:
@@ -101,12 +96,6 @@ def test_idle_time_does_not_count() -> None:
     answer(rate, 0, 10, 5.0)
     now = answer(rate, 10_000, 1000, 0.1)
     assert rate.estimate_seconds(100, now) == pytest.approx(10, rel=0.01)
-
-
-def test_standstill_raises_the_estimate() -> None:
-    rate = DrainRate()
-    now = answer(rate, 0, 10, 0.1)
-    assert rate.estimate_seconds(10, now) < rate.estimate_seconds(10, now + 5)
 
 
 def test_time_so_far_counts_before_the_first_answer() -> None:

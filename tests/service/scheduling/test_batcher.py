@@ -6,11 +6,10 @@ sleeping.
 
 import asyncio
 import math
-import sys
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -23,11 +22,11 @@ from service.errors import (
     InferenceFailed,
     NotReady,
     OutOfMemory,
-    QueueFull,
 )
-from service.scheduling.batcher import Batcher, IsAlone, RunBatch, Runs
+from service.scheduling.admission import DrainRate
+from service.scheduling.batcher import Batcher, IsOnlyRun, RunBatch
 from service.scheduling.cpu import ANY_CORE, Core
-from service.scheduling.queue import BatchQueue, BatchSizes, QueuedItem
+from service.scheduling.queue import BatchQueue, BatchSizes
 
 pytestmark = pytest.mark.anyio
 
@@ -43,17 +42,17 @@ class Doubler:
 
     def __init__(self, *, closed: bool = False) -> None:
         self.batches: list[list[int]] = []
-        self.alone: list[bool] = []
+        self.used_all_threads: list[bool] = []
         self.gate = threading.Event()
         self.started = threading.Semaphore(0)
         if not closed:
             self.gate.set()
 
     def __call__(
-        self, items: Sequence[int], uses_all_threads: IsAlone
+        self, items: Sequence[int], uses_all_threads: IsOnlyRun
     ) -> Sequence[int | Exception]:
         self.batches.append(list(items))
-        self.alone.append(uses_all_threads())
+        self.used_all_threads.append(uses_all_threads())
         self.started.release()
         assert self.gate.wait(SECONDS)
         if DEADLY in items:
@@ -66,23 +65,16 @@ class Doubler:
         assert await asyncio.to_thread(self.started.acquire, timeout=SECONDS)
 
 
-def make_batcher(  # noqa: PLR0913 - each is a setting of its own
+def make_batcher(
     run: RunBatch[Any, int],
     *,
     max_batch_size: int = 4,
-    queue_size: int = 100,
-    small_batch_size: int | None = None,
     cores: Sequence[Core] = (ANY_CORE,),
-    max_wait_seconds: float = 0.0,
     max_run_seconds: float = math.inf,
     started: bool = True,
 ) -> Batcher[Any, int]:
-    queue = BatchQueue[Any, int](
-        queue_size,
-        BatchSizes(max_batch_size, small_batch_size or max_batch_size),
-        workers=len(cores),
-        max_wait_seconds=max_wait_seconds,
-    )
+    sizes = BatchSizes(max_batch_size, max_batch_size)
+    queue = BatchQueue[Any, int](100, sizes, workers=len(cores), drain_rate=DrainRate())
     batcher = Batcher[Any, int](run, queue, cores=cores, max_run_seconds=max_run_seconds)
     made.append(batcher)
     if started:
@@ -149,16 +141,6 @@ async def assert_still_works(batcher: Batcher[int, int]) -> None:
     assert batcher.healthy
 
 
-async def test_item_gets_its_own_result_and_its_times() -> None:
-    batcher = make_batcher(Doubler())
-
-    done = await batcher.submit(4, soon())
-
-    assert (done.result, done.batch_size) == (8, 1)
-    assert done.queue_seconds >= 0
-    assert done.run_seconds > 0
-
-
 async def test_times_of_queue_and_run_are_separate() -> None:
     run = Doubler(closed=True)
     batcher = make_batcher(run)
@@ -175,6 +157,7 @@ async def test_times_of_queue_and_run_are_separate() -> None:
     first, second = await runs, await waits
     passed = time.perf_counter() - sent
 
+    assert (first.result, first.batch_size) == (2, 1)
     assert first.run_seconds >= held
     assert second.queue_seconds >= held
     assert all(done.queue_seconds + done.run_seconds <= passed for done in (first, second))
@@ -209,30 +192,7 @@ async def test_worker_waits_for_the_next_items_of_answered_clients(
     assert run.batches == [[1000], [0, 1, 2], [4, 5, 6]]
 
 
-@pytest.fixture
-def undisturbed() -> Iterator[None]:
-    """No other thread runs before the test waits for one."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(SECONDS)
-    yield
-    sys.setswitchinterval(interval)
-
-
-@pytest.mark.usefixtures("undisturbed")
-async def test_free_workers_share_what_waits() -> None:
-    run = Doubler(closed=True)
-    batcher = make_batcher(run, max_batch_size=8, cores=[ANY_CORE] * 2)
-    tasks = [send(batcher, item) for item in range(5)]
-    await run.wait_for_start()
-    await run.wait_for_start()
-
-    assert sorted(run.batches) == [[0, 1, 2], [3, 4]]
-
-    run.gate.set()
-    assert await asyncio.gather(*tasks) == [0, 2, 4, 6, 8]
-
-
-async def test_batch_is_alone_only_without_another_run() -> None:
+async def test_batch_uses_all_threads_only_without_another_run() -> None:
     run, batcher, first = await make_busy(cores=[ANY_CORE] * 2, max_batch_size=1)
     second = send(batcher, 1)
     await run.wait_for_start()
@@ -241,10 +201,10 @@ async def test_batch_is_alone_only_without_another_run() -> None:
     await asyncio.gather(first, second)
     await send(batcher, 2)
 
-    assert run.alone == [True, False, True]
+    assert run.used_all_threads == [True, False, True]
 
 
-async def test_batch_is_not_alone_when_items_wait() -> None:
+async def test_batch_does_not_use_all_threads_when_items_wait() -> None:
     run, batcher, first = await make_busy(max_batch_size=1)
     others = [send(batcher, item) for item in (1, 2)]
     await let_tasks_run()
@@ -252,7 +212,7 @@ async def test_batch_is_not_alone_when_items_wait() -> None:
     run.gate.set()
     await asyncio.gather(first, *others)
 
-    assert run.alone == [True, False, True]
+    assert run.used_all_threads == [True, False, True]
 
 
 async def test_answered_item_does_not_count_as_running() -> None:
@@ -262,7 +222,7 @@ async def test_answered_item_does_not_count_as_running() -> None:
     for item in range(500):
         await batcher.submit(item, soon())
 
-    assert run.alone == [True] * 500
+    assert run.used_all_threads == [True] * 500
 
 
 class Photo:
@@ -270,7 +230,7 @@ class Photo:
 
 
 async def test_answered_item_is_freed() -> None:
-    batcher = make_batcher(lambda items, _is_alone: [0] * len(items))
+    batcher = make_batcher(lambda items, _: [0] * len(items))
     photo = Photo()
     loop, gone = asyncio.get_running_loop(), asyncio.Event()
     weakref.finalize(photo, loop.call_soon_threadsafe, gone.set)
@@ -281,23 +241,8 @@ async def test_answered_item_is_freed() -> None:
     await asyncio.wait_for(gone.wait(), SECONDS / 2)  # long before its deadline
 
 
-async def test_full_queue_refuses_at_once_and_admits_later() -> None:
-    run, batcher, first = await make_busy(queue_size=2)
-    waiting = [send(batcher, item) for item in (1, 2)]
-    await let_tasks_run()
-
-    with pytest.raises(QueueFull):
-        await batcher.submit(3, soon())
-
-    assert len(batcher._queue) == 2
-
-    run.gate.set()
-    assert await asyncio.gather(first, *waiting) == [2000, 2, 4]
-    await assert_still_works(batcher)
-
-
 async def test_cancelled_waiter_frees_its_place_and_does_not_stall_its_batch() -> None:
-    run, batcher, first = await make_busy(queue_size=3)
+    run, batcher, first = await make_busy()
     second, third, fourth = (send(batcher, item) for item in (2, 3, 4))
     await let_tasks_run()
 
@@ -335,42 +280,28 @@ async def test_expired_item_fails_and_is_never_run() -> None:
     assert run.batches == [[1000], [21]]
 
 
-async def test_failed_batch_fails_its_own_items_only() -> None:
+async def test_failed_batch_fails_its_own_items_and_an_error_as_a_result_one_item() -> None:
     run, batcher, first = await make_busy(max_batch_size=2)
-    tasks = [send(batcher, item) for item in (-1, 2, 3, 4)]
+    tasks = [send(batcher, item) for item in (-1, 2, 3, SPOILT)]
     await let_tasks_run()
     run.gate.set()
 
     results = await asyncio.gather(first, *tasks, return_exceptions=True)
 
-    assert [type(result) for result in results[1:3]] == [InferenceFailed, InferenceFailed]
-    assert results[3:] == [6, 8]
-    assert run.batches == [[1000], [-1, 2], [3, 4]]
+    kinds = [InferenceFailed, InferenceFailed, int, ZeroDivisionError]
+    assert [type(result) for result in results[1:]] == kinds
+    assert results[3] == 6
+    assert run.batches == [[1000], [-1, 2], [3, SPOILT]]
     await assert_still_works(batcher)
 
 
-async def test_error_as_a_result_fails_its_own_item_only() -> None:
-    run, batcher, first = await make_busy()
-    tasks = [send(batcher, item) for item in (1, SPOILT, 2)]
-    await let_tasks_run()
-    run.gate.set()
-
-    with pytest.raises(ZeroDivisionError):
-        await tasks[1]
-
-    assert await asyncio.gather(*tasks[::2]) == [2, 4]
-    assert run.batches[1:] == [[1, SPOILT, 2]]
-    assert await first == 2000
-    await assert_still_works(batcher)
-
-
-def exhaust(_items: Sequence[int], _is_alone: IsAlone) -> Sequence[int]:
+def exhaust(_items: Sequence[int], _: IsOnlyRun) -> Sequence[int]:
     raise OutOfMemory("no memory")
 
 
 @pytest.mark.parametrize(
     ("run", "error"),
-    [(exhaust, OutOfMemory), (lambda _items, _is_alone: [], InferenceFailed)],
+    [(exhaust, OutOfMemory), (lambda _items, _: [], InferenceFailed)],
     ids=["the engine's own error", "missing results"],
 )
 async def test_failed_batch_raises_its_error(run: Any, error: type[Exception]) -> None:
@@ -379,28 +310,10 @@ async def test_failed_batch_raises_its_error(run: Any, error: type[Exception]) -
         await batcher.submit(1, soon())
 
 
-async def test_wait_setting_lets_a_batch_fill_up() -> None:
-    run = Doubler()
-    batcher = make_batcher(run, max_batch_size=3, max_wait_seconds=SECONDS)
-    first, second = send(batcher, 1), send(batcher, 2)
-    await let_tasks_run()
-    assert run.batches == []
-
-    third = send(batcher, 3)
-
-    assert await asyncio.gather(first, second, third) == [2, 4, 6]
-    assert run.batches == [[1, 2, 3]]
-
-
-async def test_wait_setting_ends_after_its_time() -> None:
-    assert await send(make_batcher(Doubler(), max_wait_seconds=0.001), 1) == 2
-
-
 async def test_drain_finishes_waiting_items_and_refuses_new_ones() -> None:
-    run = Doubler(closed=True)
-    batcher = make_batcher(run, max_batch_size=2, max_wait_seconds=SECONDS)
-    tasks = [send(batcher, item) for item in range(5)]
-    await run.wait_for_start()
+    run, batcher, first = await make_busy(max_batch_size=2)
+    tasks = [first, *(send(batcher, item) for item in range(3))]
+    await let_tasks_run()
 
     drain = asyncio.create_task(batcher.drain(soon()))
     await let_tasks_run()
@@ -409,8 +322,8 @@ async def test_drain_finishes_waiting_items_and_refuses_new_ones() -> None:
     run.gate.set()
     await drain
 
-    assert await asyncio.gather(*tasks) == [0, 2, 4, 6, 8]
-    assert run.batches == [[0, 1], [2, 3], [4]]
+    assert await asyncio.gather(*tasks) == [2000, 0, 2, 4]
+    assert run.batches == [[1000], [0, 1], [2]]
 
 
 async def test_drain_waits_for_every_worker() -> None:
@@ -438,17 +351,13 @@ async def test_drain_fails_unfinished_items_at_its_deadline() -> None:
 
 
 async def test_drain_of_an_idle_or_unstarted_batcher_returns() -> None:
+    unstarted = make_batcher(Doubler(), started=False)
+    assert not unstarted.healthy
+    with pytest.raises(NotReady):
+        await unstarted.submit(1, soon())
     async with asyncio.timeout(SECONDS):
         await make_batcher(Doubler()).drain(math.inf)
-        await make_batcher(Doubler(), started=False).drain(math.inf)
-
-
-async def test_batcher_refuses_when_not_started() -> None:
-    batcher = make_batcher(Doubler(), started=False)
-
-    assert not batcher.healthy
-    with pytest.raises(NotReady):
-        await batcher.submit(1, soon())
+        await unstarted.drain(math.inf)
 
 
 async def assert_dead(batcher: Batcher[int, int], tasks: list[asyncio.Task[int]]) -> None:
@@ -493,13 +402,25 @@ async def test_hung_run_ends_the_drain() -> None:
 
 
 async def test_suspended_process_is_not_taken_for_a_hang() -> None:
-    run, batcher, held = await make_busy(max_run_seconds=0.5)
+    run, batcher, held = await make_busy(max_run_seconds=0.2)
 
-    time.sleep(0.6)  # noqa: ASYNC251 - so that nothing else happens
+    time.sleep(0.25)  # noqa: ASYNC251 - so that nothing else happens
     run.gate.set()
 
     assert await held == 2000
     await assert_still_works(batcher)
+
+
+async def test_worker_pins_its_core_when_all_others_work() -> None:
+    run, cores = Doubler(closed=True), (NotedCore(), NotedCore(), NotedCore())
+    batcher = make_batcher(run, max_batch_size=1, cores=cores)
+    tasks = [await hold_worker(batcher, run) for _ in cores]
+
+    # The first uses all threads: it is unpinned when it begins and when it asks.
+    assert sorted(core.notes for core in cores) == [[False], [False, False], [True]]
+
+    run.gate.set()
+    await asyncio.gather(*tasks)
 
 
 # One step of a random history: a new item, a client that leaves, or time for the tasks.
@@ -511,30 +432,6 @@ steps = st.lists(
     ),
     max_size=40,
 )
-
-
-async def test_worker_pins_its_core_when_all_others_work() -> None:
-    run, cores = Doubler(closed=True), (NotedCore(), NotedCore(), NotedCore())
-    batcher = make_batcher(run, max_batch_size=1, cores=cores)
-    tasks = [await hold_worker(batcher, run) for _ in cores]
-
-    # The first is alone: it is unpinned when it begins and when it asks.
-    assert sorted(core.notes for core in cores) == [[False], [False, False], [True]]
-
-    run.gate.set()
-    await asyncio.gather(*tasks)
-
-
-@pytest.mark.parametrize(("items", "sizes"), [(3, [2, 1]), (7, [4, 3])])
-async def test_batches_grow_with_the_number_of_items(items: int, sizes: list[int]) -> None:
-    run, batcher, held = await make_busy(small_batch_size=2)
-    tasks = [send(batcher, item) for item in range(items)]
-    await let_tasks_run()
-
-    run.gate.set()
-
-    assert await asyncio.gather(held, *tasks) == [2000, *range(0, 2 * items, 2)]
-    assert [len(batch) for batch in run.batches] == [1, *sizes]
 
 
 @settings(max_examples=40)
@@ -560,43 +457,3 @@ async def test_each_item_gets_its_own_result_under_random_arrival_and_leaving(
     for (value, _), result in zip(sent, results, strict=True):
         assert isinstance(result, failures) or result == 2 * value
     assert all(len(batch) <= max_batch_size for batch in run.batches)
-
-
-def make_batch() -> list[QueuedItem[int, int]]:
-    return [QueuedItem(1, 0.0, 0.0, asyncio.get_running_loop().create_future())]
-
-
-async def test_run_hangs_after_eleven_ticks() -> None:
-    runs = Runs[int, int](SECONDS)
-    runs.begin(make_batch())
-    assert [runs.tick() for _ in range(12)] == [False] * 10 + [True] * 2
-
-
-async def test_ended_runs_never_hang() -> None:
-    runs, batch = Runs[int, int](SECONDS), make_batch()
-    for _ in range(100):
-        run = runs.begin(batch)
-        assert not runs.tick()
-        runs.end(run)
-    assert len(runs) == 0
-
-
-async def test_watchdog_reports_a_hung_run_and_all_runs_can_be_failed() -> None:
-    runs, hung, other = Runs[int, int](0.01), make_batch(), make_batch()
-    hung_noted = asyncio.Event()
-    runs.begin(hung)
-    runs.watch(hung_noted.set)
-    runs.begin(other)
-    await asyncio.wait_for(hung_noted.wait(), SECONDS)
-    runs.fail(NotReady("a run hangs"))
-    assert all(isinstance(batch[0].future.exception(), NotReady) for batch in (hung, other))
-
-
-async def test_stopped_watchdog_reports_nothing() -> None:
-    runs, hung_noted = Runs[int, int](0.0), asyncio.Event()
-    runs.begin(make_batch())
-    runs.watch(hung_noted.set)
-    runs.stop()
-    for _ in range(50):
-        await asyncio.sleep(0)
-    assert not hung_noted.is_set()

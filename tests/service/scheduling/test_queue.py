@@ -23,6 +23,7 @@ ENDLESS = float("inf")
 def make_queue(
     size: int = 5, *, batch_sizes: BatchSizes = ANY_SIZE, **options: Any
 ) -> BatchQueue[int, int]:
+    options.setdefault("drain_rate", DrainRate())
     return BatchQueue[int, int](size, batch_sizes, **options)
 
 
@@ -125,8 +126,13 @@ async def test_worker_waits_for_the_first_item_or_the_next_items_of_answered_cli
     assert items_of(await taking) == [*range(1, answered), 7]
 
 
-async def test_closed_queue_returns_its_items_and_then_ends_the_workers() -> None:
-    queue = make_queue(batch_sizes=BatchSizes(2, 2), max_wait_seconds=SECONDS)
+@pytest.mark.parametrize(("wait", "answered"), [(SECONDS, 0), (0.0, 3)])
+async def test_closed_queue_returns_its_items_at_once_and_then_ends_the_workers(
+    wait: float, answered: int
+) -> None:
+    queue = make_queue(max_wait_seconds=wait)
+    if answered:
+        answer(queue, answered, SECONDS)
     waits = asyncio.create_task(asyncio.to_thread(queue.take))
     queue.put(1, NEVER)
 
@@ -136,17 +142,18 @@ async def test_closed_queue_returns_its_items_and_then_ends_the_workers() -> Non
     assert queue.take() == []
 
 
-async def test_worker_waits_no_longer_than_the_return_time() -> None:
-    queue = make_queue()
-    answer(queue, 3, 0.02)
+@pytest.mark.parametrize(("wait", "answered"), [(0.02, 0), (0.0, 3)])
+async def test_worker_waits_no_longer_than_the_setting_or_the_return_time(
+    wait: float, answered: int
+) -> None:
+    queue = make_queue(max_wait_seconds=wait)
+    if answered:
+        answer(queue, answered, 0.02)
     started = time.perf_counter()
     queue.put(1, NEVER)
 
     assert items_of(queue.take()) == [1]
     assert time.perf_counter() - started >= 0.02
-
-    queue.put(2, NEVER)
-    assert items_of(queue.take()) == [2]  # the time is over for this one too
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 9), (2, 2)], ids=["lone client", "full batch"])
@@ -186,17 +193,6 @@ async def test_worker_does_not_wait_again_for_clients_that_came_back() -> None:
     assert items_of(queue.take()) == [3]
 
 
-async def test_worker_does_not_wait_when_the_queue_is_closed() -> None:
-    queue = make_queue()
-    answer(queue, 3, SECONDS)
-    queue.put(1, NEVER)
-    taking = asyncio.create_task(asyncio.to_thread(queue.take))
-
-    queue.close()
-
-    assert items_of(await taking) == [1]
-
-
 class Unprintable:
     """A photo, say: its text would be four times its size."""
 
@@ -205,26 +201,13 @@ class Unprintable:
 
 
 async def test_taken_item_can_be_removed_and_is_not_printed() -> None:
-    queue = BatchQueue[Unprintable, int](5, BatchSizes(1, 1), workers=1, max_wait_seconds=0)
+    queue = BatchQueue[Unprintable, int](5, BatchSizes(1, 1), drain_rate=DrainRate())
     taken, stays = (queue.put(Unprintable(), NEVER) for _ in range(2))
     assert queue.take() == [taken]
 
     queue.remove(taken)
 
     assert queue.take() == [stays]
-
-
-async def test_full_queue_refuses_until_an_item_is_removed() -> None:
-    queue = make_queue(1)
-    first = queue.put(1, NEVER)
-    with pytest.raises(QueueFull):
-        queue.put(2, NEVER)
-
-    queue.remove(first)
-    queue.remove(first)  # once more changes nothing
-
-    assert items_of([queue.put(3, NEVER)]) == [3]
-    assert len(queue) == 1
 
 
 async def test_failing_the_queue_empties_it_and_spares_done_items() -> None:
@@ -240,18 +223,19 @@ async def test_failing_the_queue_empties_it_and_spares_done_items() -> None:
     assert str(stays.future.exception()) == "stopping"
 
 
-async def test_items_aside_take_places_but_an_item_that_has_one_enters() -> None:
-    aside = [1]
-    queue = BatchQueue[int, int](2, ANY_SIZE, count_aside=lambda: len(aside))
+async def test_queue_is_full_with_items_in_side_threads_until_one_is_removed() -> None:
+    queue = make_queue(2, count_side_items=lambda: 1)
     queue.check_room()
-    queue.put(1, NEVER)
+    first = queue.put(1, NEVER)
     assert (len(queue), queue.places_taken, queue.is_full) == (1, 2, True)
     with pytest.raises(QueueFull):
         queue.check_room()
 
-    queue.put(2, NEVER, has_place=True)
+    queue.remove(first)
+    queue.remove(first)  # once more changes nothing
 
-    assert items_of(queue.take()) == [1, 2]
+    queue.check_room()
+    assert (len(queue), queue.is_full) == (0, False)
 
 
 async def test_refusal_carries_the_time_after_which_there_may_be_room() -> None:
@@ -259,9 +243,9 @@ async def test_refusal_carries_the_time_after_which_there_may_be_room() -> None:
     started = time.perf_counter()
     drain_rate.note_start(started - 20)
     drain_rate.note_answer(started)
-    queue = BatchQueue[int, int](2, ANY_SIZE, count_aside=lambda: 2, drain_rate=drain_rate)
+    queue = make_queue(2, count_side_items=lambda: 2, drain_rate=drain_rate)
 
     with pytest.raises(QueueFull) as caught:
-        queue.put(1, NEVER)
+        queue.check_room()
 
     assert caught.value.retry_after_seconds == pytest.approx(40, abs=1)
