@@ -6,9 +6,9 @@ from functools import partial
 
 from fastapi import FastAPI
 from ray import serve
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.app import create_app, lifespan
+from service.http.security.browsers import ChangeHeaders, RawHeaders
 from service.http.telemetry.access import RAW_REQUEST_ID
 from service.http.telemetry.logs import configure_logs
 from service.pipeline.host import PipelineHost
@@ -22,26 +22,13 @@ def build_app() -> FastAPI:
     app = create_app(PipelineHost(settings))
     # Ray sends requests to a replica that has started, without asking /readyz.
     app.router.lifespan_context = partial(lifespan, opened_first=True)
-    app.add_middleware(DropRequestId)
+    app.add_middleware(ChangeHeaders, change=drop_request_id)
     return app
 
 
-class DropRequestId:
-    """ASGI middleware that sends no `X-Request-ID`: Ray adds it."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
-
-        async def send_without(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = message["headers"]
-                message["headers"] = [pair for pair in headers if pair[0] != RAW_REQUEST_ID]
-            await send(message)
-
-        await self._app(scope, receive, send_without)
+def drop_request_id(headers: RawHeaders) -> RawHeaders:
+    """Removes `X-Request-ID`, which Ray adds."""
+    return [header for header in headers if header[0] != RAW_REQUEST_ID]
 
 
 class MLDecoder:

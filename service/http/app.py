@@ -20,7 +20,12 @@ from service.http.responses.openapi import DocumentedApp
 from service.http.responses.problems import add_problem_handlers, answer_error
 from service.http.routes import calibrate, labels, page, predict, status
 from service.http.routes.direct import DirectRouter
-from service.http.security.browsers import SecurityHeaders, Sites, read_origins
+from service.http.security.browsers import (
+    ChangeHeaders,
+    Sites,
+    add_security_headers,
+    read_origins,
+)
 from service.http.security.keys import KeyRing
 from service.http.security.proxies import TrustedProxies
 from service.http.security.rates import RateLimiter
@@ -166,7 +171,7 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
     origins = read_origins(settings.cors_origins)
     if origins is not None:
         app.add_middleware(CORSMiddleware, **origins)
-    app.add_middleware(SecurityHeaders)
+    app.add_middleware(ChangeHeaders, change=add_security_headers)
 
 
 @asynccontextmanager

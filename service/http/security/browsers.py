@@ -2,7 +2,7 @@
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -10,6 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import CrossSite, HostNotAllowed, StartError, quote
 from service.settings import Settings
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
 
 # `data:` pictures are Swagger UI's icons, `blob:` ones are photos that were never uploaded.
 PAGE_POLICY = "; ".join(
@@ -33,8 +35,6 @@ _PAGE_HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
 )
-
-
 _BROWSER_HEADERS = (b"origin", b"sec-fetch-")
 # Node.js sends this one; browsers send `Sec-Fetch-Site` with it.
 _NODE_HEADER = (b"sec-fetch-mode", b"cors")
@@ -98,21 +98,30 @@ class Sites:
         return True
 
 
-class SecurityHeaders:
-    """ASGI middleware: adds security headers that the route has not set, more of them to HTML."""
+class ChangeHeaders:
+    """ASGI middleware: sends the headers that `change` makes of an answer's."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, change: Callable[[RawHeaders], RawHeaders]) -> None:
         self._app = app
+        self._change = change
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
 
-        async def send_with_headers(message: Message) -> None:
+        async def send_changed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = _add_headers(message["headers"])
+                message["headers"] = self._change(message["headers"])
             await send(message)
 
-        await self._app(scope, receive, send_with_headers)
+        await self._app(scope, receive, send_changed)
+
+
+def add_security_headers(headers: RawHeaders) -> RawHeaders:
+    """Adds security headers that the route has not set, more of them to HTML."""
+    given = dict(headers)
+    is_page = given.get(b"content-type", b"").startswith(b"text/html")
+    wanted = _PAGE_HEADERS if is_page else COMMON_HEADERS
+    return [*headers, *(header for header in wanted if header[0] not in given)]
 
 
 def _is_same_host(origin: str, hosts: Sequence[str]) -> bool:
@@ -157,10 +166,3 @@ def read_origins(setting: str | None) -> dict[str, Any] | None:
         "expose_headers": ["ETag", "Inference-Header-Content-Length", "Location", "Retry-After",
                            "X-Request-ID"],
     }  # fmt: skip
-
-
-def _add_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    given = dict(headers)
-    is_page = given.get(b"content-type", b"").startswith(b"text/html")
-    wanted = _PAGE_HEADERS if is_page else COMMON_HEADERS
-    return [*headers, *(header for header in wanted if header[0] not in given)]

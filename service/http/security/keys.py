@@ -16,8 +16,6 @@ from service.errors import Forbidden, HostNotAllowed, RateLimited, StartError, U
 from service.settings import Settings, expand_home
 
 _MIN_CHARACTERS = 16
-_FROM_FILE = "@"
-_DIGEST_CHARACTERS = 16
 # Not part of a header's value (RFC 9110, section 5.5).
 _WHITE_SPACE = " \t"
 # The network of one home or office.
@@ -59,47 +57,43 @@ class KeyRing:
     def name_caller(self, key: str | None, address: str) -> str:
         """Returns the digest of a known key, else the address (IPv6: its /64 network)."""
         if key is not None and _contains((*self._predict, *self._administrate), key):
-            return f"key {_digest(key).hex()[:_DIGEST_CHARACTERS]}"
+            return f"key {_digest(key).hex()[:16]}"
         return f"address {_widen(address)}"
 
 
-async def require_predict_key(request: Request) -> None:
-    """Checks that the client may predict; sets `request.state.caller` for the rate limit."""
-    _admit(request, KeyRing.check_predict)
+class Guard:
+    """A dependency: checks the key, or where none is needed the browser's host name.
+
+    Sets `request.state.caller` for the rate limit.
+    """
+
+    def __init__(self, check: Callable[[KeyRing, str | None], bool]) -> None:
+        self._check = check
+
+    async def __call__(self, request: Request) -> None:
+        """Raises `Unauthorized`, `Forbidden`, `RateLimited`, `HostNotAllowed` or `CrossSite`."""
+        state = request.app.state
+        ring: KeyRing = state.keys
+        key = None if ring.is_empty else _read_key(request)
+        if state.rates is not None:
+            request.state.caller = _name_caller(request, ring, key)
+        try:
+            needs_key = self._check(ring, key)
+        except Unauthorized:
+            if key:  # a guess
+                state.wrong_keys.count(_name_caller(request, ring, key))
+            raise
+        if not needs_key:
+            state.sites.check(request.scope)
 
 
-async def require_admin_key(request: Request) -> None:
-    """Checks that the client may change label sets; sets `request.state.caller` too."""
-    _admit(request, KeyRing.check_administrate)
-
-
-async def admit_browser(request: Request) -> None:
-    """Checks the browser's host name if predictions need no key; sets `request.state.caller`."""
-    _admit(request, KeyRing.check_public)
-
-
-PUBLIC = Depends(admit_browser)
+PUBLIC = Depends(Guard(KeyRing.check_public))
 _DOCUMENTED = (Security(_BEARER), Security(_HEADER))
-PREDICT = (Depends(require_predict_key), *_DOCUMENTED)
-ADMINISTRATE = (Depends(require_admin_key), *_DOCUMENTED)
+PREDICT = (Depends(Guard(KeyRing.check_predict)), *_DOCUMENTED)
+ADMINISTRATE = (Depends(Guard(KeyRing.check_administrate)), *_DOCUMENTED)
 
 ACCESS_PROBLEMS = (Unauthorized, HostNotAllowed, RateLimited)
 """Errors of `PREDICT`; also `CrossSite` unless the method is GET, and `Forbidden` of a change."""
-
-
-def _admit(request: Request, check: Callable[[KeyRing, str | None], bool]) -> None:
-    ring: KeyRing = request.app.state.keys
-    key = None if ring.is_empty else _read_key(request)
-    if request.app.state.rates is not None:
-        request.state.caller = _name_caller(request, ring, key)
-    try:
-        needs_key = check(ring, key)
-    except Unauthorized:
-        if key:  # a guess
-            request.app.state.wrong_keys.count(_name_caller(request, ring, key))
-        raise
-    if not needs_key:
-        request.app.state.sites.check(request.scope)
 
 
 def _name_caller(request: Request, ring: KeyRing, key: str | None) -> str:
@@ -120,8 +114,8 @@ def _read_keys(setting: str, secret: SecretStr | None) -> tuple[bytes, ...]:
         return ()
     text = secret.get_secret_value()
     source = setting
-    if text.startswith(_FROM_FILE):
-        path = expand_home(text[len(_FROM_FILE) :])
+    if text.startswith("@"):
+        path = expand_home(text[1:])
         source = f"{setting}: the key file {path}"
         try:
             text = path.read_text(encoding="utf-8-sig")

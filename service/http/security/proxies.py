@@ -5,18 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-from typing import TYPE_CHECKING
 
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from service.errors import StartError, quote
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
-# As uvicorn's own flag and variable.
-_TRUSTED_VARIABLE = "FORWARDED_ALLOW_IPS"
-_TRUSTED_BY_DEFAULT = "127.0.0.1"
 _PREFIX_HEADER = b"x-forwarded-prefix"
 # Answers contain the prefix, in URLs and in HTML: no empty or relative segment, nothing to escape.
 _PREFIX = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~-]+)+")
@@ -33,7 +27,7 @@ class TrustedProxies(ProxyHeadersMiddleware):
     """
 
     def __init__(self, app: ASGIApp, root_path: str | None) -> None:
-        trusted = os.environ.get(_TRUSTED_VARIABLE, _TRUSTED_BY_DEFAULT)
+        trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")  # as uvicorn's own flag
         super().__init__(app, trusted)  # type: ignore[arg-type]
         self._root_path = read_root_path(root_path)
 
@@ -55,7 +49,7 @@ class TrustedProxies(ProxyHeadersMiddleware):
             return ""
         named = b",".join(values).decode("latin-1")
         parts = [part.strip().removesuffix("/") for part in named.split(",")]
-        if len(named) > _MAX_CHARACTERS or not all(map(_is_prefix, filter(None, parts))):
+        if len(named) > _MAX_CHARACTERS or not all(map(_PREFIX.fullmatch, filter(None, parts))):
             logger.debug("invalid X-Forwarded-Prefix", extra={"value": named[:_MAX_CHARACTERS]})
             return ""
         return "".join(parts)
@@ -64,16 +58,12 @@ class TrustedProxies(ProxyHeadersMiddleware):
 def read_root_path(setting: str | None) -> str:
     """Returns the prefix, empty for none; raises `StartError` if the setting is invalid."""
     prefix = (setting or "").removesuffix("/")
-    if prefix and not (_is_prefix(prefix) and len(prefix) <= _MAX_CHARACTERS):
+    if prefix and not (_PREFIX.fullmatch(prefix) and len(prefix) <= _MAX_CHARACTERS):
         raise StartError(
             "root_path must be a path such as /tags or /a/b, of letters, digits, '.', '_', '~' and "
             f"'-'; it is {quote(prefix)}"
         )
     return prefix
-
-
-def _is_prefix(text: str) -> bool:
-    return _PREFIX.fullmatch(text) is not None
 
 
 def _enter(scope: Scope, root_path: str) -> None:

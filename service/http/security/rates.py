@@ -51,24 +51,21 @@ class RateLimiter:
         enough for the whole request.
         """
         now = time.monotonic()
-        full_at = max(self._full_at.get(caller, now), now)
         whole = min(counted + units, self._amount) * self._seconds_each
-        wait_seconds = full_at + whole - now - self._window_seconds
-        is_short = wait_seconds - counted * self._seconds_each > _TOLERANCE_SECONDS
-        self._fill_at(caller, full_at if is_short else full_at + units * self._seconds_each)
-        if is_short:
+        until_full = max(self._full_at.get(caller, now) - now, 0.0)
+        wait_seconds = until_full + whole - self._window_seconds
+        if wait_seconds - counted * self._seconds_each > _TOLERANCE_SECONDS:
+            self.charge(caller, 0)  # a recent use
             raise RateLimited(wait_seconds)
+        self.charge(caller, units)
 
     def charge(self, caller: str, units: int) -> None:
         """Counts units without refusing them: the caller's next requests wait longer."""
         now = time.monotonic()
-        full_at = max(self._full_at.get(caller, now), now)
-        self._fill_at(caller, full_at + units * self._seconds_each)
-
-    def _fill_at(self, caller: str, full_at: float) -> None:
-        if caller not in self._full_at and len(self._full_at) >= self._max_callers:
+        full_at = self._full_at.get(caller)
+        if full_at is None and len(self._full_at) >= self._max_callers:
             self._evict_one()
-        self._full_at[caller] = full_at
+        self._full_at[caller] = max(full_at or now, now) + units * self._seconds_each
         self._full_at.move_to_end(caller)
 
     def _evict_one(self) -> None:

@@ -2,11 +2,12 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from PIL import Image
 
 from service.bundle.reader import Bundle
@@ -15,6 +16,7 @@ from service.http.security.rates import RateLimiter
 from tests.support.photos import encode_picture
 from tests.support.serving import PHOTO, assert_problem, send_image, serve_app, to_base64
 
+KEYS = ["first-key-00000001", "second-key-0000001"]
 CROWD = [f"address {number}" for number in range(1000)]
 
 
@@ -166,17 +168,27 @@ def test_invalid_rate_stops_the_start(rate: str) -> None:
     RateLimiter("1/minute").count("a")
 
 
-def test_surplus_is_429_with_the_seconds_to_wait_and_other_keys_go_on(tiny_bundle: Bundle) -> None:
-    keys = ["first-key-00000001", "second-key-0000001"]
-    options = {"predict_keys": ",".join(keys), "rate_limit": "2/hour"}
-    with serve_app(tiny_bundle.path, **options) as client:
-        for key in keys:
-            headers = {"X-API-Key": key}
-            assert [send_image(client, headers=headers).status_code for _ in "ab"] == [200, 200]
-            refused = send_image(client, headers=headers)
-            assert_problem(refused, 429, "rate_limited")
-            assert 1 <= int(refused.headers["retry-after"]) <= 3600
-        assert client.get("/livez").status_code == 200
+@pytest.fixture(scope="module")
+def client(open_bundle: Bundle) -> Iterator[TestClient]:
+    options = {"label_store": "memory", "admin_keys": ",".join(KEYS), "rate_limit": "1/day"}
+    with serve_app(open_bundle.path, **options) as client:
+        client.headers["X-API-Key"] = KEYS[0]
+        yield client
+
+
+def set_rate(client: TestClient, rate: str) -> None:
+    client.app.state.rates = RateLimiter(rate)  # type: ignore[attr-defined]
+
+
+def test_surplus_is_429_with_the_seconds_to_wait_and_other_keys_go_on(client: TestClient) -> None:
+    set_rate(client, "2/hour")
+    for key in KEYS:
+        headers = {"X-API-Key": key}
+        assert [send_image(client, headers=headers).status_code for _ in "ab"] == [200, 200]
+        refused = send_image(client, headers=headers)
+        assert_problem(refused, 429, "rate_limited")
+        assert 1 <= int(refused.headers["retry-after"]) <= 3600
+    assert client.get("/livez").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -192,48 +204,48 @@ def test_surplus_is_429_with_the_seconds_to_wait_and_other_keys_go_on(tiny_bundl
     ],
 )
 def test_every_route_that_takes_work_counts_whatever_it_answers(
-    open_bundle: Bundle, method: str, path: str, body: bytes
+    client: TestClient, method: str, path: str, body: bytes
 ) -> None:
-    headers = {"Content-Type": "image/png" if body == PHOTO else "application/json"}
-    with serve_app(open_bundle.path, label_store="memory", rate_limit="1/hour") as client:
-        first, second = (
-            client.request(method, path, content=body, headers=headers).status_code for _ in "ab"
-        )
-        assert first != 429 == second
-        assert client.get("/livez").status_code == 200
+    kind = "image/png" if body == PHOTO else "application/json"
+    set_rate(client, "1/hour")
+    asked = {"content": body, "headers": {"Content-Type": kind}}
+    first, second = (client.request(method, path, **asked).status_code for _ in "ab")
+    assert first != 429 == second
 
 
 def batch(count: int) -> dict[str, Any]:
-    return {"path": "/predict/batch", "files": [("images", PHOTO)] * count}
+    return {"url": "/predict/batch", "files": [("images", PHOTO)] * count}
 
 
 def calibration(count: int) -> dict[str, Any]:
     path = "/labels/everyday/calibrate?label=lamp"
-    return {"path": path, "files": [("positive", PHOTO)] * count}
+    return {"url": path, "files": [("positive", PHOTO)] * count}
 
 
 def tensors(count: int) -> dict[str, Any]:
     data = [to_base64(PHOTO)] * count
     tensor = {"name": "image", "datatype": "BYTES", "shape": [count], "data": data}
-    return {"path": "/v2/models/tiny-open/infer", "json": {"inputs": [tensor]}}
+    return {"url": "/v2/models/tiny-open/infer", "json": {"inputs": [tensor]}}
 
 
 @pytest.mark.parametrize("make", [batch, calibration, tensors])
 def test_each_photo_of_a_request_counts(
-    open_bundle: Bundle, make: Callable[[int], dict[str, Any]]
+    client: TestClient, make: Callable[[int], dict[str, Any]]
 ) -> None:
-    with serve_app(open_bundle.path, rate_limit="7/hour", label_store="memory") as client:
+    set_rate(client, "7/hour")
+    assert [client.post(**make(3)).status_code for _ in "ab"] == [200, 200]
+    refused = client.post(**make(3))
+    assert refused.status_code == 429
+    # It has counted one: all seven are used, and three are needed.
+    assert int(refused.headers["retry-after"]) == pytest.approx(3 * 3600 / 7, abs=2)
 
-        def send(count: int) -> Any:
-            asked = make(count)
-            return client.post(asked.pop("path"), **asked)
 
-        assert [send(3).status_code for _ in "ab"] == [200, 200]
-        refused = send(3)
-        assert refused.status_code == 429
-        # It has counted one: all seven are used, and three are needed.
-        assert int(refused.headers["retry-after"]) == pytest.approx(3 * 3600 / 7, abs=2)
-        assert client.get("/livez").status_code == 200
+def test_large_photo_counts_for_each_12_mi_pixels(client: TestClient) -> None:
+    set_rate(client, "7/hour")
+    large = encode_picture(Image.new("1", (5000, 5034)), "PNG")  # just over 2 * 12 Mi pixels
+    photos = (large, large, PHOTO, PHOTO)
+    codes = [send_image(client, photo).status_code for photo in photos]
+    assert codes == [200, 200, 200, 429]
 
 
 def test_request_of_more_photos_than_the_rate_needs_all_of_it(clock: Clock) -> None:
@@ -266,11 +278,3 @@ def test_request_of_several_photos_is_served_after_its_retry_after(
         ask_for(limiter, photos)
     clock.seconds += math.ceil(caught.value.retry_after_seconds)
     ask_for(limiter, photos)
-
-
-def test_large_photo_counts_for_each_12_mi_pixels(tiny_bundle: Bundle) -> None:
-    large = encode_picture(Image.new("1", (5000, 5034)), "PNG")  # just over 2 * 12 Mi pixels
-    with serve_app(tiny_bundle.path, rate_limit="7/hour") as client:
-        assert [send_image(client, large).status_code for _ in "ab"] == [200, 200]
-        assert send_image(client).status_code == 200
-        assert_problem(send_image(client), 429, "rate_limited")
