@@ -26,7 +26,6 @@ from service.scheduling.cpu import count_processes, divide_cores
 from service.settings import Settings
 
 if TYPE_CHECKING:
-    from service.process.server import WorkerSeat
     from service.process.workers import Worker
 
 _MEMORY_FOLDER = "/dev/shm"
@@ -57,7 +56,7 @@ def serve_model(
 def _serve(
     settings: Settings,
     open_graphs: Callable[[Settings], Graphs],
-    seat: WorkerSeat | None = None,
+    worker: Worker | None = None,
 ) -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="open") as opener:
         opening = opener.submit(open_graphs, settings)
@@ -72,7 +71,7 @@ def _serve(
         failure = opening.exception() if opening.done() else None
         if isinstance(failure, StartError | BundleError):
             raise failure  # before a port is open
-        run_server(settings, lambda settings: open_pipeline(settings, opening.result()), seat)
+        run_server(settings, lambda settings: open_pipeline(settings, opening.result()), worker)
 
 
 def _supervise(
@@ -82,15 +81,14 @@ def _supervise(
     open_graphs: Callable[[Settings], Graphs],
 ) -> None:
     gc.disable()
-    from service.http.telemetry.metrics import bind_own_port
     from service.pipeline import pipeline  # noqa: F401 - before the fork, so that workers share it
-    from service.process import server
-    from service.process.ports import reserve_port
+    from service.process import server  # noqa: F401
+    from service.process.ports import Ports
     from service.process.workers import Supervisor
 
     gc.freeze()
     gc.enable()
-    ports, metrics_port = reserve_port(settings), bind_own_port(settings)
+    ports = Ports(settings, shared=True)
     shares = divide_cores(workers)
     supervisor = os.getpid()
 
@@ -101,14 +99,12 @@ def _supervise(
             "intra_op_threads": settings.intra_op_threads or share.count,
             "decode_threads": settings.decode_threads or share.count,
         }
-        seat = server.WorkerSeat(worker, ports, metrics_port)
-        _serve(settings.model_copy(update=threads), open_graphs, seat)
+        _serve(settings.model_copy(update=threads), open_graphs, worker)
         if os.getppid() != supervisor:  # it was killed, before it removed them
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    server.log_listening(settings, ports)
-    Supervisor(workers, serve, lambda: server.log_serving(settings, ports)).run()
+    Supervisor(workers, ports, serve).run()
 
 
 def _count_workers(settings: Settings) -> int:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from service.errors import StartError
+from service.http.telemetry.logs import EventCounter
 from service.settings import Settings
 
 # An idle connection takes 14 kB.
@@ -26,7 +27,6 @@ _RESERVE = 16
 _SHED_SHARE = 16
 # A search that found fewer than that is repeated after this time.
 _SEARCH_SECONDS = 0.1
-_LOG_SECONDS = 1
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Connections:
         self._surplus: dict[Connection, None] = {}  # those of `_open` that are for health only
         self._of_address = Counter[str]()
         self._next_search = 0.0  # on the loop's clock
-        self._unlogged = Counter[str]()
+        self._closed = EventCounter[str](self._log)
 
     def add(self, connection: Connection) -> bool:
         """Adds a connection; returns False if it may ask for health only, or is closed."""
@@ -117,14 +117,11 @@ class Connections:
     def _abort(self, connection: Connection, reason: str) -> None:
         self.remove(connection)
         connection.abort()
-        if not self._unlogged:
-            asyncio.get_running_loop().call_later(_LOG_SECONDS, self._log)
-        self._unlogged[reason] += 1
+        self._closed.count(reason)
 
-    def _log(self) -> None:
-        fields = {"open": len(self._open), **self._unlogged}
+    def _log(self, closed: Counter[str]) -> None:
+        fields = {"open": len(self._open), **closed}
         logger.warning("too many connections: some were closed", extra=fields)
-        self._unlogged.clear()
 
 
 def _raise_file_limit() -> int:

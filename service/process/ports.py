@@ -1,68 +1,96 @@
-"""The service's port: opened, shared by worker processes, and why it cannot be opened."""
+"""The ports of a service: opened, shared by worker processes, and why one cannot be opened."""
 
 from __future__ import annotations
 
 import errno
+import ipaddress
+import logging
 import socket
-from collections.abc import Sequence
 from contextlib import ExitStack
 
 from service.errors import StartError
+from service.http.security.proxies import read_root_path
 from service.settings import Settings
 
+_ALL_INTERFACES = frozenset({"0.0.0.0", "::"})
 # Of a host with several addresses, such as localhost, some may not exist here.
 _NOT_HERE = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
+logger = logging.getLogger(__name__)
 
-def open_dual_stack(settings: Settings) -> list[socket.socket] | None:
-    """Returns sockets of IPv6 and IPv4 if the host is `::`; else None: uvicorn opens its own.
 
-    uvicorn would listen on IPv6 only. With one socket for both, IPv4 clients have addresses like
-    ::ffff:127.0.0.1, which `FORWARDED_ALLOW_IPS` does not match.
+class Ports:
+    """The sockets of `port`, one for each address of the host, and those of `metrics_port`.
+
+    `shared` sockets of `port` do not listen: they reserve it for those of `share`. They have no
+    SO_REUSEPORT, so a port where another service listens is taken.
     """
-    if settings.host != "::":
-        return None
-    try:
-        six = socket.create_server(("::", settings.port), family=socket.AF_INET6)
-        return [six, socket.create_server(("0.0.0.0", six.getsockname()[1]))]
-    except OSError as error:
-        raise explain_port(settings, error) from error
+
+    def __init__(self, settings: Settings, *, shared: bool = False) -> None:
+        """Opens and logs the ports; raises `StartError` for one that cannot be opened."""
+        self._settings = settings
+        self.metrics: list[socket.socket] = []
+        if settings.metrics_port is not None:
+            try:
+                self.metrics = _bind_all(settings.host, settings.metrics_port)
+            except OSError as error:
+                raise _explain_metrics_port(settings, error) from error
+            for listener in self.metrics:
+                listener.setblocking(False)  # another worker may accept first
+            fields = {"address": settings.host, "port": self.metrics[0].getsockname()[1]}
+            logger.info("metrics", extra=fields)
+        try:
+            self.sockets = _bind_all(settings.host, settings.port, listen=not shared)
+        except OSError as error:
+            raise _explain_port(settings, error) from error
+        self._log_listening()
+
+    def share(self) -> list[socket.socket]:
+        """Binds another socket to each address, for one process.
+
+        Linux spreads new connections over the sockets that listen, by a hash of their addresses.
+        With one socket for all processes, one of two event loops accepted up to 32 of 32
+        connections.
+        """
+        shared = []
+        for each in self.sockets:
+            own = _make_socket(each.family)
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            own.bind(each.getsockname())
+            shared.append(own)
+        return shared
+
+    def log_serving(self) -> None:
+        """Logs the URL that a browser on this machine opens."""
+        host = self._settings.host
+        host = "127.0.0.1" if host in _ALL_INTERFACES else _bracket(host)
+        root_path = read_root_path(self._settings.root_path)
+        port = self.sockets[0].getsockname()[1]
+        logger.info("serving", extra={"url": f"http://{host}:{port}{root_path}/"})
+
+    def _log_listening(self) -> None:
+        for listener in self.sockets:
+            address, port = listener.getsockname()[:2]
+            logger.info("listening", extra={"address": address, "port": port, "state": "loading"})
+        if self._settings.predict_keys is None and not _is_local(self._settings.host):
+            if self._settings.admin_keys is None:
+                logger.warning("no keys are set: any client may predict and change label sets")
+            else:
+                logger.warning("no predict_keys are set: any client may predict")
 
 
-def reserve_port(settings: Settings) -> list[socket.socket]:
-    """Binds a socket to each address of the host; `share_port` binds others to the same.
+def _bind_all(host: str, port: int, *, listen: bool = True) -> list[socket.socket]:
+    """Binds a socket to each address of the host; `::` means IPv4 too.
 
-    The sockets do not listen, and have no SO_REUSEPORT: a port where another service listens is
-    taken. Raises `StartError` then, or if the host has no address here.
+    With one socket for both families, IPv4 clients would have addresses like ::ffff:127.0.0.1,
+    which `FORWARDED_ALLOW_IPS` does not match.
     """
-    try:
-        return _bind_all(settings.host, settings.port)
-    except OSError as error:
-        raise explain_port(settings, error) from error
-
-
-def share_port(reserved: Sequence[socket.socket]) -> list[socket.socket]:
-    """Binds another socket to each reserved address.
-
-    Linux spreads new connections over the sockets that listen, by a hash of their addresses. With
-    one socket for all processes, one of two event loops accepted up to 32 of 32 connections.
-    """
-    shared = []
-    for each in reserved:
-        own = _make_socket(each.family)
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        own.bind(each.getsockname())
-        shared.append(own)
-    return shared
-
-
-def _bind_all(host: str, port: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     failure: OSError | None = None
     with ExitStack() as opened:  # closes them if one fails
         for name in ("::", "0.0.0.0") if host == "::" else (host,):
             found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            for family, _, _, _, (address, _, *rest) in found:
+            for family, _, _, _, (address, _, *rest) in dict.fromkeys(found):
                 try:
                     own = opened.enter_context(_make_socket(family))
                     own.bind((address, port, *rest))
@@ -71,6 +99,8 @@ def _bind_all(host: str, port: int) -> list[socket.socket]:
                         raise
                     failure = error
                     continue
+                if listen:
+                    own.listen()
                 port = own.getsockname()[1]  # with port 0, the others get that of the first
                 sockets.append(own)
         if not sockets and failure is not None:
@@ -87,20 +117,31 @@ def _make_socket(family: int) -> socket.socket:
     return own
 
 
-def bracket(host: str) -> str:
-    """Returns a host as it is written in a URL."""
+def _bracket(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def explain_port(settings: Settings, error: BaseException | None) -> StartError:
-    """Returns the error for an operator whose port cannot be opened."""
-    code = getattr(error, "errno", None)
-    if isinstance(error, socket.gaierror) or code == errno.EADDRNOTAVAIL:
-        reason = "the host is not an address of this machine; set another --host or ML_DECODER_HOST"
-    elif code == errno.EADDRINUSE:
-        reason = "the port is already in use; set another --port or ML_DECODER_PORT"
-    elif code == errno.EACCES:
-        reason = "permission denied; set a --port or ML_DECODER_PORT of at least 1024"
-    else:
-        reason = getattr(error, "strerror", None) or "the port cannot be opened"
-    return StartError(f"cannot listen on {bracket(settings.host)}:{settings.port}: {reason}")
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _explain_port(settings: Settings, error: OSError) -> StartError:
+    reasons = {
+        errno.EADDRNOTAVAIL: "the host is not an address of this machine; set another --host or "
+        "ML_DECODER_HOST",
+        errno.EADDRINUSE: "the port is already in use; set another --port or ML_DECODER_PORT",
+        errno.EACCES: "permission denied; set a --port or ML_DECODER_PORT of at least 1024",
+    }
+    code = errno.EADDRNOTAVAIL if isinstance(error, socket.gaierror) else error.errno
+    reason = reasons.get(code or 0) or error.strerror or "the port cannot be opened"
+    return StartError(f"cannot listen on {_bracket(settings.host)}:{settings.port}: {reason}")
+
+
+def _explain_metrics_port(settings: Settings, error: OSError) -> StartError:
+    reason = error.strerror or "cannot be opened"
+    if error.errno == errno.EADDRINUSE:
+        reason = "the port is already in use; set another --metrics-port"
+    return StartError(f"metrics_port {settings.metrics_port} of {settings.host}: {reason}")

@@ -87,9 +87,10 @@ class LingeringTransport:
         self._timer: asyncio.TimerHandle | None = None
         self._reading_timer: asyncio.TimerHandle | None = None
         self._unread_bytes = 0
-        # The transport does not name it after the close.
-        opened = transport.get_extra_info("socket")
+        opened = transport.get_extra_info("socket")  # None after the close
         self._file = -1 if opened is None else opened.fileno()
+        with suppress(OSError, AttributeError):  # a Unix socket, a system without the option
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MAX_UNSENT_BYTES)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the transport
         return getattr(self._transport, name)
@@ -205,12 +206,8 @@ def _restart_at_body(protocol: HttpToolsProtocol) -> SteadyParser:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection; `make_protocol` sets the class attributes."""
+    """One connection of an app whose requests `refuse` may answer."""
 
-    header_timeout_seconds: float
-    body_timeout_seconds: float  # of a body whose answer is sent, and of reading answers
-    refuse: Refuse
-    open_connections: Connections
     _lingering: LingeringTransport
     _is_surplus = False
     _request_timer: asyncio.TimerHandle | None = None
@@ -218,13 +215,26 @@ class LimitedProtocol(HttpToolsProtocol):
     _in_message = False
     _head_bytes = 0
 
+    def __init__(
+        self,
+        settings: Settings,
+        connections: Connections,
+        refuse: Refuse,
+        **uvicorns: Any,  # noqa: ANN401
+    ) -> None:
+        super().__init__(**uvicorns)
+        self._header_seconds = settings.header_timeout_seconds
+        # For a body whose answer is sent, and for reading answers.
+        self._body_seconds = settings.body_timeout_seconds
+        self._open_connections = connections
+        self._refuse = refuse
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        _limit_unsent_bytes(transport)
-        self._lingering = LingeringTransport(transport, self.body_timeout_seconds)
+        self._lingering = LingeringTransport(transport, self._body_seconds)
         super().connection_made(cast("asyncio.Transport", self._lingering))
         self.parser = SteadyParser(self, self)
-        self._start_request_timer(self.header_timeout_seconds)
-        self._is_surplus = not self.open_connections.add(self)
+        self._start_request_timer(self._header_seconds)
+        self._is_surplus = not self._open_connections.add(self)
 
     def find_idle_start(self) -> float | None:
         """As in `Connection`; connections that linger or are closing count as idle for long."""
@@ -237,9 +247,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._request_timer is None:
             return None
         sends = self._lingering.client_sends
-        return self._request_timer.when() - (
-            self.body_timeout_seconds if sends else self.header_timeout_seconds
-        )
+        return self._request_timer.when() - (self._body_seconds if sends else self._header_seconds)
 
     def abort(self) -> None:
         """Closes the connection at once."""
@@ -256,9 +264,9 @@ class LimitedProtocol(HttpToolsProtocol):
         # uvicorn types the cycle as never None, yet there is none before the first request.
         elif self.cycle is None or self.cycle.response_complete:  # type: ignore[redundant-expr]
             if self._lingering.client_sends:
-                self._start_request_timer(self.body_timeout_seconds)
+                self._start_request_timer(self._body_seconds)
             elif self._in_message or self.timeout_keep_alive_task is None:
-                self._start_request_timer(self.header_timeout_seconds)
+                self._start_request_timer(self._header_seconds)
 
     def on_message_begin(self) -> None:
         self._in_message = True
@@ -301,7 +309,7 @@ class LimitedProtocol(HttpToolsProtocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.open_connections.remove(self)
+        self._open_connections.remove(self)
         self._stop_request_timer()
         self._lingering.stop()
         if self._running is not None and not self._running.response_complete:
@@ -338,7 +346,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_surplus:
             cycle.scope[SURPLUS] = True  # type: ignore[literal-required]
             cycle.keep_alive = False
-        refusal = None if self.pipeline or self.flow.write_paused else self.refuse(cycle.scope)
+        refusal = None if self.pipeline or self.flow.write_paused else self._refuse(cycle.scope)
         if refusal is None:
             self._running = cycle
             super()._start_asgi_task(cycle, app)
@@ -356,27 +364,7 @@ class LimitedProtocol(HttpToolsProtocol):
         lines = [b"%b: %b\r\n" % header for header in headers]
         self.transport.write(b"".join((STATUS_LINE[refusal.status], *lines, b"\r\n", refusal.body)))
         cycle.response_started = cycle.response_complete = True
-        cycle.on_response = lambda: None  # else cycle and protocol keep each other, as garbage
+        cycle.on_response = lambda: None  # breaks a reference cycle
         if not cycle.keep_alive:
             self.transport.close()
         self.on_response_complete()
-
-
-def _limit_unsent_bytes(transport: asyncio.Transport) -> None:
-    opened, option = transport.get_extra_info("socket"), getattr(socket, "TCP_NOTSENT_LOWAT", None)
-    if opened is not None and option is not None:  # Linux
-        with suppress(OSError):  # a Unix socket
-            opened.setsockopt(socket.IPPROTO_TCP, option, _MAX_UNSENT_BYTES)
-
-
-def make_protocol(
-    settings: Settings, refuse: Refuse | None, connections: Connections
-) -> type[LimitedProtocol]:
-    """Returns the protocol class for `uvicorn.Config(http=...)`."""
-    attributes = {
-        "header_timeout_seconds": settings.header_timeout_seconds,
-        "body_timeout_seconds": settings.body_timeout_seconds,
-        "refuse": staticmethod(refuse or (lambda _scope: None)),
-        "open_connections": connections,
-    }
-    return type("Protocol", (LimitedProtocol,), attributes)

@@ -9,36 +9,31 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-import ipaddress
 import logging
 import math
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
-from typing import cast
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from service.http.app import create_app
 from service.http.routes import predict, status
-from service.http.security.proxies import read_root_path
-from service.http.telemetry.metrics import bind_own_port
 from service.pipeline.host import OpenPipeline, PipelineHost
 from service.pipeline.pipeline import Pipeline
 from service.process.connections import Connections
-from service.process.ports import bracket, explain_port, open_dual_stack, share_port
-from service.process.protocol import LimitedProtocol, Refuse, make_protocol
+from service.process.ports import Ports
+from service.process.protocol import LimitedProtocol, Refuse
 from service.process.shedding import Shedder
 from service.process.workers import Worker
 from service.scheduling.cpu import set_thread_scheduling
 from service.settings import Settings
 
-_ALL_INTERFACES = frozenset({"0.0.0.0", "::"})
 _OBJECTS_PER_COLLECTION = 5000
 # After draining, answers still have to reach their clients.
 _CLOSING_SECONDS = 1
@@ -46,32 +41,31 @@ _CLOSING_SECONDS = 1
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class WorkerSeat:
-    """A worker and the ports that it shares with others; `metrics_port` listens already."""
-
-    worker: Worker
-    ports: Sequence[socket.socket]
-    metrics_port: socket.socket | None
-
-
 class Server(uvicorn.Server):
     """uvicorn that stops if the pipeline fails, and drains it before it closes.
 
-    As a `worker` it reports to its supervisor, which stops it. `own_ports` are sockets that listen
-    for other apps, which have no lifespan.
+    As a `worker` it is stopped by its supervisor. `announce` is called once, when predictions are
+    answered. `own_ports` are sockets that listen for other apps, which have no lifespan.
     """
 
     def __init__(
-        self, config: uvicorn.Config, host: PipelineHost, worker: Worker | None = None
+        self,
+        config: uvicorn.Config,
+        host: PipelineHost,
+        announce: Callable[[], None],
+        worker: Worker | None = None,
     ) -> None:
         super().__init__(config)
-        self.own_ports: list[tuple[socket.socket, uvicorn.Config]] = []
         self._host = host
+        self.own_ports: list[tuple[socket.socket, uvicorn.Config]] = []
+        self._announce = announce
+        self._announced = False
         self._worker = worker
         self._stops = 0
-        self._aborted = False
-        self._announced = False
+
+    @property
+    def _aborted(self) -> bool:
+        return self._stops >= 2
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Drains at the first signal, fails unanswered requests at the second, ends at the third.
@@ -88,25 +82,17 @@ class Server(uvicorn.Server):
     def _stop(self) -> None:
         self._stops += 1
         self.should_exit = True
-        self._aborted = self._stops >= 2
         self.force_exit = self._stops >= 3
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts listening, or raises `StartError`; logs the addresses with their real ports."""
+        """Starts listening; all workers but the first of a start are ready before."""
         if self._worker is not None:
             await self._prepare(self._worker)
-        try:
-            await super().startup(sockets)
-        except SystemExit as end:  # uvicorn's answer to an OSError
-            raise explain_port(self._host.settings, end.__context__) from end
-        if self._worker is None:
-            listeners = (listener for server in self.servers for listener in server.sockets)
-            log_listening(self._host.settings, listeners)
+        await super().startup(sockets)
+        loop = asyncio.get_running_loop()
         for listener, config in self.own_ports:
-            protocol = partial(
-                cast("type[LimitedProtocol]", config.http), config, self.server_state, {}
-            )
-            loop = asyncio.get_running_loop()
+            http: Any = config.http
+            protocol = partial(http, config=config, server_state=self.server_state, app_state={})
             self.servers.append(await loop.create_server(protocol, sock=listener))
 
     async def _prepare(self, worker: Worker) -> None:
@@ -128,10 +114,7 @@ class Server(uvicorn.Server):
         self._host.check_alive()
         if self._host.ready and not self._announced:
             self._announced = True
-            if self._worker is None:
-                log_serving(self._host.settings, self.servers[0].sockets)
-            else:
-                self._worker.report_ready()
+            self._announce()
         return self._host.failure is not None or await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -162,36 +145,6 @@ class Server(uvicorn.Server):
             await asyncio.wait({task}, timeout=0.1)
 
 
-def log_listening(settings: Settings, listeners: Iterable[socket.socket]) -> None:
-    """Logs the addresses, and a warning if any client may use them."""
-    for listener in listeners:
-        address, port = listener.getsockname()[:2]
-        logger.info("listening", extra={"address": address, "port": port, "state": "loading"})
-    if settings.predict_keys is None and not _is_local(settings.host):
-        if settings.admin_keys is None:
-            logger.warning("no keys are set: any client may predict and change label sets")
-        else:
-            logger.warning("no predict_keys are set: any client may predict")
-
-
-def log_serving(settings: Settings, listeners: Sequence[socket.socket]) -> None:
-    """Logs the URL to open."""
-    logger.info("serving", extra={"url": format_url(settings, listeners[0].getsockname()[1])})
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def format_url(settings: Settings, port: int) -> str:
-    """Returns the URL that a browser on this machine opens."""
-    host = "127.0.0.1" if settings.host in _ALL_INTERFACES else settings.host
-    return f"http://{bracket(host)}:{port}{read_root_path(settings.root_path)}/"
-
-
 def _freeze_memory() -> None:
     # A full collection of all loaded objects would take 50 ms each time.
     gc.collect()
@@ -206,17 +159,17 @@ def _freeze_memory() -> None:
 
 
 def run_server(
-    settings: Settings, open_pipeline: OpenPipeline, seat: WorkerSeat | None = None
+    settings: Settings, open_pipeline: OpenPipeline, worker: Worker | None = None
 ) -> None:
-    """Serves until SIGTERM or Ctrl+C; as a worker, on the shared ports of its seat.
+    """Serves until SIGTERM or Ctrl+C; a worker shares the ports of its supervisor.
 
     Raises `StartError` or `BundleError` if it cannot start, `ServiceBroken` if it broke since.
     """
 
     def open_and_freeze(settings: Settings) -> Pipeline:
         pipeline = open_pipeline(settings)
-        if seat is not None:
-            pipeline.note = partial(seat.worker.suspects.note, seat.worker.number)
+        if worker is not None:
+            pipeline.note = partial(worker.suspects.note, worker.number)
         _freeze_memory()
         return pipeline
 
@@ -227,12 +180,11 @@ def run_server(
     shedder = Shedder(host, app.state.metrics, (route.path for route in shed))
     connections = Connections(settings)
 
-    def configure(app: ASGIApp, refuse: Refuse | None) -> uvicorn.Config:
+    def configure(app: ASGIApp, refuse: Refuse) -> uvicorn.Config:
+        http: Any = partial(LimitedProtocol, settings, connections, refuse)
         return uvicorn.Config(
             app,
-            host=settings.host,
-            port=settings.port,
-            http=make_protocol(settings, refuse, connections),
+            http=http,
             ws="none",
             log_config=None,
             access_log=False,
@@ -242,14 +194,13 @@ def run_server(
             timeout_keep_alive=math.ceil(settings.keep_alive_seconds),
         )
 
-    # `startup` raises the error of a port with a better message.
-    logging.getLogger("uvicorn.error").addFilter(lambda log: not isinstance(log.msg, OSError))
     set_thread_scheduling()
-    server = Server(configure(app, shedder.refuse), host, None if seat is None else seat.worker)
-    metrics_port = bind_own_port(settings) if seat is None else seat.metrics_port
-    if metrics_port is not None:
-        own_app = status.make_metrics_app(app.state.metrics)
-        server.own_ports.append((metrics_port, configure(own_app, None)))
-    server.run(open_dual_stack(settings) if seat is None else share_port(seat.ports))
+    ports = Ports(settings) if worker is None else worker.ports
+    announce = ports.log_serving if worker is None else worker.report_ready
+    server = Server(configure(app, shedder.refuse), host, announce, worker)
+    if ports.metrics:
+        config = configure(status.make_metrics_app(app.state.metrics), lambda _scope: None)
+        server.own_ports += [(listener, config) for listener in ports.metrics]
+    server.run(ports.sockets if worker is None else ports.share())
     if host.failure is not None:
         raise host.failure

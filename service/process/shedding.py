@@ -9,7 +9,6 @@ ASGI server receives, also before their bodies are read.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
@@ -21,19 +20,17 @@ from service.errors import BusyError, QueueFull, TooManyConnections
 from service.http.responses.problems import PROBLEM_JSON, describe_type
 from service.http.security.browsers import COMMON_HEADERS
 from service.http.security.proxies import read_root_path
-from service.http.telemetry.access import RAW_REQUEST_ID, choose_request_id, read_request_id
+from service.http.telemetry.access import PROBES, RAW_REQUEST_ID, choose_request_id
+from service.http.telemetry.logs import EventCounter
 from service.http.telemetry.metrics import Metrics
 from service.pipeline.host import PipelineHost
 from service.process.protocol import SURPLUS, Refusal
 
-_HEALTH = ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/metrics")
 _BODIES: dict[type[BusyError], bytes] = {
     error: describe_type(error, "%b").model_dump_json(exclude_none=True).encode()
     for error in (QueueFull, TooManyConnections)
 }
 _HEADERS = ((b"content-type", PROBLEM_JSON.encode()), *COMMON_HEADERS)
-# A line for each refusal would cost as much as the refusal.
-_LOG_SECONDS = 1
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +47,8 @@ class Shedder:
         self._metrics = metrics
         prefixes = ("", read_root_path(host.settings.root_path))
         self._paths = {prefix + path: path for path in paths for prefix in prefixes}
-        self._health = {prefix + path for path in _HEALTH for prefix in prefixes}
-        self._unlogged = Counter[tuple[str, type[BusyError]]]()
+        self._health = {prefix + path for path in PROBES for prefix in prefixes}
+        self._refused = EventCounter[tuple[str, type[BusyError]]](_log)
 
     def refuse(self, scope: Mapping[str, Any]) -> Refusal | None:
         """Returns the refusal for a request, by its ASGI scope, or None to pass it on."""
@@ -70,23 +67,16 @@ class Shedder:
         self, error: type[BusyError], scope: Mapping[str, Any], path: str, retry_after: int
     ) -> Refusal:
         started = time.perf_counter()
-        request_id = choose_request_id(read_request_id(scope)).encode()
+        request_id = choose_request_id(scope).encode()
         headers = [*_HEADERS, (b"retry-after", b"%d" % retry_after), (RAW_REQUEST_ID, request_id)]
         refusal = Refusal(error.status, headers, _BODIES[error] % request_id)
         seconds = time.perf_counter() - started
         self._metrics.count_request(scope["method"], path, error.status, seconds, error.code)
-        if not self._unlogged:
-            asyncio.get_running_loop().call_later(_LOG_SECONDS, self._log)
-        self._unlogged[path, error] += 1
+        self._refused.count((path, error))
         return refusal
 
-    def _log(self) -> None:
-        for (path, error), count in self._unlogged.items():
-            fields = {
-                "path": path,
-                "status": error.status,
-                "problem": error.code,
-                "count": count,
-            }
-            logger.warning("requests refused", extra=fields)
-        self._unlogged.clear()
+
+def _log(refused: Counter[tuple[str, type[BusyError]]]) -> None:
+    for (path, error), count in refused.items():
+        fields = {"path": path, "status": error.status, "problem": error.code, "count": count}
+        logger.warning("requests refused", extra=fields)

@@ -17,12 +17,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 
 from service.errors import BundleError, ServiceBroken, StartError
 from service.http.telemetry.logs import name_worker
+from service.process.ports import Ports
 from service.scheduling.suspects import Suspects
 
 _SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -47,6 +48,7 @@ class Worker:
 
     number: int
     listens_at_once: bool
+    ports: Ports
     link: Connection
     suspects: Suspects
     complete: mmap.mmap  # shared: 1 once all workers of the start have been ready
@@ -76,13 +78,12 @@ class Worker:
         return True
 
 
-@dataclass
+@dataclass(eq=False)
 class _Slot:
     """One of `count` workers: its process, or when its replacement starts."""
 
     number: int
-    process: ForkProcess | None = None
-    link: Connection | None = None
+    process: ForkProcess = field(init=False)
     ready: bool = False
     reason: str = ""
     failed_starts: int = 0  # one after the other
@@ -100,13 +101,12 @@ class Supervisor:
     is tried again after 1, 2, 4 and up to 30 seconds, as long as another worker is ready.
     """
 
-    def __init__(
-        self, count: int, serve: Callable[[Worker], None], announce: Callable[[], None]
-    ) -> None:
-        """`announce` is called once, when all workers are ready."""
+    def __init__(self, count: int, ports: Ports, serve: Callable[[Worker], None]) -> None:
+        self._ports = ports
         self._serve = serve
-        self._announce = announce
         self._slots = [_Slot(number) for number in range(1, count + 1)]
+        # Those with a process, by the supervisor's end of the link, which ends with the process.
+        self._running: dict[Connection, _Slot] = {}
         self._complete = mmap.mmap(-1, 1)
         self._suspects = Suspects(count)
         self._stops = 0
@@ -118,43 +118,50 @@ class Supervisor:
         """
         with _catch_signals() as signals:
             try:
-                while not self._stops or self._list_running():
-                    self._start_missing()
-                    self._wait(signals)
+                while not self._stops or self._running:
+                    self._wait(signals, self._start_missing())
             finally:
-                for slot in self._list_running():
-                    _kill(slot)
+                self._kill_all()
 
-    def _list_running(self) -> list[_Slot]:
-        return [slot for slot in self._slots if slot.process is not None]
+    def _kill_all(self) -> None:
+        for slot in self._running.values():
+            slot.process.kill()
 
-    def _start_missing(self) -> None:
+    def _start_missing(self) -> float | None:
+        """Starts the workers whose time has come; returns the seconds until the next one's."""
+        if self._stops:
+            return None
+        pauses = []
         for slot in self._slots:
-            if slot.process is None and not self._stops and slot.start_at <= time.monotonic():
-                self._start(slot)
+            if slot not in self._running.values():
+                pause = slot.start_at - time.monotonic()
+                if pause > 0:
+                    pauses.append(pause)
+                else:
+                    self._start(slot)
+        return min(pauses, default=None)
 
     def _start(self, slot: _Slot) -> None:
-        slot.link, theirs = multiprocessing.Pipe()
+        link, theirs = multiprocessing.Pipe()
         slot.ready, slot.reason = False, ""
         at_once = slot.number == 1 and not self._complete[0]
-        worker = Worker(slot.number, at_once, theirs, self._suspects, self._complete)
-        process = multiprocessing.get_context("fork").Process(
-            target=self._run_worker, args=(worker,), name=f"worker {slot.number}"
+        worker = Worker(slot.number, at_once, self._ports, theirs, self._suspects, self._complete)
+        slot.process = multiprocessing.get_context("fork").Process(
+            target=self._run_worker, args=(worker, link), name=f"worker {slot.number}"
         )
         # A signal between the fork and the worker's own handlers would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
-            process.start()
+            slot.process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         theirs.close()
-        slot.process = process
-        logger.info("worker started", extra={"worker": slot.number, "pid": process.pid})
+        self._running[link] = slot
+        logger.info("worker started", extra={"worker": slot.number, "pid": slot.process.pid})
 
-    def _run_worker(self, worker: Worker) -> None:
-        for slot in self._slots:
-            if slot.link is not None:
-                slot.link.close()  # else no worker would notice the supervisor's end
+    def _run_worker(self, worker: Worker, link: Connection) -> None:
+        for each in (link, *self._running):
+            each.close()  # else no worker would notice the supervisor's end
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes
@@ -163,58 +170,48 @@ class Supervisor:
         worker.suspects.watch(worker.number)
         try:
             self._serve(worker)
+            return
         except (StartError, BundleError, ServiceBroken) as error:
-            _exit(worker, str(error))
+            reason = str(error)
         except BaseException:
             logger.exception("unexpected error in a worker")
-            _exit(worker, "unexpected error: see the log")
+            reason = "unexpected error: see the log"
+        worker.send(reason)
+        sys.stderr.flush()
+        os._exit(1)  # Python's own exit could wait for a hanging GPU
 
-    def _wait(self, signals: socket.socket) -> None:
-        running = self._list_running()
-        links = [slot.link for slot in running if slot.link is not None]
-        sentinels = [slot.process.sentinel for slot in running if slot.process is not None]
-        pauses = [slot.start_at for slot in self._slots if slot.process is None]
-        timeout = None
-        if pauses and not self._stops:
-            timeout = max(0.0, min(pauses) - time.monotonic())
-        found = wait([signals, *links, *sentinels], timeout)
+    def _wait(self, signals: socket.socket, timeout: float | None) -> None:
+        found = wait([signals, *self._running], timeout)
         if signals in found:
             for _ in signals.recv(64):
                 self._stop()
-        for slot in running:
-            self._receive(slot)
-            if slot.process is not None and slot.process.sentinel in found:
-                self._reap(slot)
+        for link in [each for each in self._running if each in found]:
+            try:
+                self._receive(self._running[link], link.recv())
+            except (EOFError, OSError):
+                self._reap(self._running.pop(link))
 
     def _stop(self) -> None:
         self._stops += 1
-        for slot in self._list_running():
-            if slot.link is not None:
-                with suppress(OSError):
-                    slot.link.send(_STOP)
-            if self._stops >= _KILLING_STOP:
-                _kill(slot)
+        for link in self._running:
+            with suppress(OSError):
+                link.send(_STOP)
+        if self._stops >= _KILLING_STOP:
+            self._kill_all()
 
-    def _receive(self, slot: _Slot) -> None:
-        try:
-            while slot.link is not None and slot.link.poll():
-                message = slot.link.recv()
-                if message == _READY:
-                    slot.ready, slot.failed_starts = True, 0
-                else:
-                    slot.reason = message
-        except (EOFError, OSError):
-            slot.link = None
+    def _receive(self, slot: _Slot, message: str) -> None:
+        if message != _READY:
+            slot.reason = message
+            return
+        slot.ready, slot.failed_starts = True, 0
         if not self._complete[0] and all(each.ready for each in self._slots):
             self._complete[0] = 1
-            self._announce()
+            self._ports.log_serving()
 
     def _reap(self, slot: _Slot) -> None:
-        assert slot.process is not None
         slot.process.join()
         code = slot.process.exitcode or 0
         was_ready, slot.ready = slot.ready, False
-        slot.process = slot.link = None
         stack, refused = self._suspects.end(slot.number)
         if self._stops and code in (0, -signal.SIGTERM):
             return
@@ -232,17 +229,6 @@ class Supervisor:
         pause = min(2.0**slot.failed_starts, _LONGEST_PAUSE_SECONDS)
         slot.failed_starts += 1
         slot.start_at = time.monotonic() + pause
-
-
-def _exit(worker: Worker, reason: str) -> None:
-    worker.send(reason)
-    sys.stderr.flush()
-    os._exit(1)  # Python's own exit could wait for a hanging GPU
-
-
-def _kill(slot: _Slot) -> None:
-    if slot.process is not None:
-        slot.process.kill()
 
 
 def _describe(code: int) -> str:

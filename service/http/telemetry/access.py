@@ -18,8 +18,9 @@ from service.http.telemetry.logs import request_id_of
 from service.http.telemetry.metrics import CLIENT_LEFT, Metrics
 from service.pipeline.host import PipelineHost
 
-REQUEST_ID_HEADER = "X-Request-ID"
-RAW_REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
+RAW_REQUEST_ID = b"x-request-id"
+PROBES = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/metrics"})
+"""Paths that orchestrators and Prometheus ask every few seconds."""
 
 # No white space, quotes or control characters: safe in log lines and headers.
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -45,12 +46,12 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = choose_request_id(read_request_id(scope))
+        request_id = choose_request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
         token = request_id_of.set(request_id)
         answer = _Answer(send, request_id)
         started = time.perf_counter()
-        self._metrics.start_request()
+        self._metrics.in_flight.inc()
         try:
             await self._app(scope, receive, answer.send)
         except ClientDisconnect:
@@ -72,7 +73,8 @@ class Access:
         # The template, not the path: clients choose paths, so their number has no limit.
         template: str = getattr(scope.get("route"), "path", "")
         problem: str | None = scope["state"].get("problem")
-        self._metrics.end_request(method, template, status, seconds, problem)
+        self._metrics.in_flight.dec()
+        self._metrics.count_request(method, template, status, seconds, problem)
         fields: dict[str, object] = {
             "method": method,
             "path": template or scope["path"][:_LOGGED_PATH_CHARACTERS],
@@ -105,19 +107,14 @@ class _Answer:
             await response(scope, receive, self.send)
 
 
-def read_request_id(scope: Mapping[str, Any]) -> str | None:
-    """Returns the value of the client's `X-Request-ID`, valid or not."""
-    # Without Starlette's `Headers`, which would be made for this alone.
+def choose_request_id(scope: Mapping[str, Any]) -> str:
+    """Returns the client's `X-Request-ID` of 1 to 128 letters, digits or `._:-`, or a new id."""
+    # Without Starlette's `Headers`, which would be made for this only.
     for name, value in scope["headers"]:
         if name == RAW_REQUEST_ID:
-            found: str = value.decode("latin-1")
-            return found
-    return None
-
-
-def choose_request_id(offered: str | None) -> str:
-    """Returns `offered` if it is 1 to 128 letters, digits or any of `._:-`, else a new id."""
-    if offered is not None and _VALID_REQUEST_ID.fullmatch(offered):
-        return offered
+            offered: str = value.decode("latin-1")
+            if _VALID_REQUEST_ID.fullmatch(offered):
+                return offered
+            break
     # An id is no secret, so it needs no system call. Forked processes are reseeded.
     return f"{random.getrandbits(128):032x}"

@@ -3,21 +3,26 @@
 The data of an event are fields (`extra={"status": 200}`), not parts of its message.
 """
 
+import asyncio
 import json
 import logging
 import re
 import sys
+from collections import Counter
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
 
 LogFormat = Literal["text", "json"]
+KeyT = TypeVar("KeyT")
 
 request_id_of: ContextVar[str | None] = ContextVar("request_id_of", default=None)
 """Id of the current request, in its task and in the tasks that it starts."""
 
+LOG_SECONDS = 1
 _PLAIN_VALUE = re.compile(r"[A-Za-z0-9._:+-]+")
 # uvicorn's copy of the message, with terminal colours.
 _NOT_FIELDS = frozenset({*RESERVED_ATTRS, "color_message"})
@@ -73,6 +78,27 @@ def make_formatter(log_format: LogFormat) -> logging.Formatter:
         timestamp="time",
         reserved_attrs=[*_NOT_FIELDS],
     )
+
+
+class EventCounter(Generic[KeyT]):
+    """Counts frequent events of one event loop, and has them logged together once a second.
+
+    A line for each refusal would cost as much as the refusal.
+    """
+
+    def __init__(self, log: Callable[[Counter[KeyT]], None]) -> None:
+        self._log = log
+        self._unlogged = Counter[KeyT]()
+
+    def count(self, key: KeyT) -> None:
+        """Counts one event."""
+        if not self._unlogged:
+            asyncio.get_running_loop().call_later(LOG_SECONDS, self._flush)
+        self._unlogged[key] += 1
+
+    def _flush(self) -> None:
+        self._log(self._unlogged)
+        self._unlogged.clear()
 
 
 def _quote(value: object) -> str:

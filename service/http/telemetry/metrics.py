@@ -5,15 +5,14 @@ Counting takes a few microseconds a request; gauges are sampled, which costs req
 """
 
 import asyncio
-import errno
 import logging
 import os
-import socket
 from collections import Counter as Tally
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -31,7 +30,6 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from service.errors import StartError
 from service.labels.catalogue import Catalogue
 from service.pipeline.host import PipelineHost
-from service.settings import Settings
 from service.stages import Stage
 
 PREFIX = "ml_decoder"
@@ -42,8 +40,6 @@ SECONDS_BUCKETS = (
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
 SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-
-GaugeMode = Literal["livesum", "livemin", "livemax"]
 
 # Clients may send any word as a method; others share the label `other`.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -81,51 +77,41 @@ class Metrics:
             )
         # Else each counter and histogram would have a series of creation times.
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = CollectorRegistry()
+        registry = self.registry = CollectorRegistry()
+        counter = partial(Counter, namespace=PREFIX, registry=registry)
+        gauge = partial(Gauge, namespace=PREFIX, registry=registry)
+        histogram = partial(Histogram, namespace=PREFIX, registry=registry)
+        seconds = partial(histogram, buckets=SECONDS_BUCKETS)
         labels = ("method", "path", "status")
-        self._requests = _Children(
-            self._seconds("request_seconds", "HTTP requests, until the answer is sent", *labels)
+        text = "HTTP requests, until the answer is sent, seconds"
+        self._requests = _Children(seconds("request_seconds", text, labels))
+        text = "Decoding of a photo, with the wait for a thread, seconds"
+        self._decode = seconds("decode_seconds", text)
+        self._queue = seconds("queue_seconds", "Wait of a photo for the engine, seconds")
+        text = "Runs of the engine, one for a batch, seconds"
+        self._inference = seconds("inference_seconds", text)
+        self._batch_size = histogram("batch_size", "Images in a run", buckets=SIZE_BUCKETS)
+        text = "Requests refused or failed"
+        self._rejected = _Children(counter("rejected", text, ["reason"]))
+        self._disconnects = counter("disconnects", "Clients that left early")
+        total, worst, best = (
+            partial(gauge, multiprocess_mode=mode) for mode in ("livesum", "livemin", "livemax")
         )
-        self._decode = self._seconds(
-            "decode_seconds", "Decoding of a photo, with the wait for a thread"
-        )
-        self._queue = self._seconds("queue_seconds", "Wait of a photo for the engine")
-        self._inference = self._seconds("inference_seconds", "Runs of the engine, one for a batch")
-        self._batch_size = Histogram(
-            f"{PREFIX}_batch_size", "Images in a run", buckets=SIZE_BUCKETS, registry=self.registry
-        )
-        rejected = f"{PREFIX}_rejected", "Requests refused or failed", ["reason"]
-        self._rejected = _Children(Counter(*rejected, registry=self.registry))
-        self._disconnects = Counter(
-            f"{PREFIX}_disconnects", "Clients that left early", registry=self.registry
-        )
-        self._in_flight = self._gauge("requests_in_flight", "HTTP requests now", "livesum")
-        self._queue_size = self._gauge("queue_size", "Photos that wait now", "livesum")
-        self._ready = self._gauge("ready", "Whether predictions are answered", "livemin")
+        self.in_flight = total("requests_in_flight", "HTTP requests now")
+        self._queue_size = total("queue_size", "Photos that wait now")
+        self._ready = worst("ready", "Whether predictions are answered")
         runs = ("model", "version", "device", "provider", "precision")
-        self._model_info = self._gauge("model_info", "The model and its device", "livemax", *runs)
-        self._label_sets = self._gauge("label_sets", "Label sets", "livemax", "origin")
-        self._labels = self._gauge("labels", "Labels of all sets", "livemax", "origin")
-        self._set_version = self._gauge(
-            "label_set_version", "Version of the label store that is served", "livemin"
-        )
-        self._store_up = self._gauge("label_store_up", "Whether the store answers", "livemin")
-
-    def start_request(self) -> None:
-        """Counts a request that has arrived."""
-        self._in_flight.inc()
-
-    def end_request(
-        self, method: str, path: str, status: int, seconds: float, problem: str | None
-    ) -> None:
-        """Counts the end of a started request, as `count_request` does."""
-        self._in_flight.dec()
-        self.count_request(method, path, status, seconds, problem)
+        self._model_info = best("model_info", "The model and its device", runs)
+        self._label_sets = best("label_sets", "Label sets", ["origin"])
+        self._labels = best("labels", "Labels of all sets", ["origin"])
+        text = "Version of the label store that is served"
+        self._set_version = worst("label_set_version", text)
+        self._store_up = worst("label_store_up", "Whether the store answers")
 
     def count_request(
         self, method: str, path: str, status: int, seconds: float, problem: str | None
     ) -> None:
-        """Counts a request without `start_request`; `path` is its route's template, or empty."""
+        """Counts a request that has ended; `path` is its route's template, or empty."""
         known = method if method in _METHODS else "other"
         self._requests[known, path, status].observe(seconds)
         if status == CLIENT_LEFT:
@@ -170,14 +156,6 @@ class Metrics:
         self._set_version.set(catalogue.store_revision)
         self._store_up.set(catalogue.store_answers)
 
-    def _seconds(self, name: str, text: str, *labels: str) -> Histogram:
-        described = f"{PREFIX}_{name}", f"{text}, seconds", labels
-        return Histogram(*described, buckets=SECONDS_BUCKETS, registry=self.registry)
-
-    def _gauge(self, name: str, text: str, mode: GaugeMode, *labels: str) -> Gauge:
-        described = f"{PREFIX}_{name}", text, labels
-        return Gauge(*described, registry=self.registry, multiprocess_mode=mode)
-
 
 def open_registry(metrics: Metrics) -> CollectorRegistry:
     """Returns the registry to expose: of this process, or of all that share the folder."""
@@ -202,31 +180,6 @@ async def keep_sampling(metrics: Metrics, host: PipelineHost) -> None:
         except Exception:
             logger.exception("sampling the metrics failed")
         await asyncio.sleep(SAMPLE_SECONDS)
-
-
-def bind_own_port(settings: Settings) -> socket.socket | None:
-    """Listens on `metrics_port`, if it is set; `StartError` if it is taken. Workers share it."""
-    port = settings.metrics_port
-    if port is None:
-        return None
-    try:
-        family, *_, address = socket.getaddrinfo(
-            settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.create_server(address[:2], family=family)
-    except OSError as error:
-        raise _explain_own_port(settings, error) from error
-    listener.setblocking(False)  # another worker may accept first
-    fields = {"address": settings.host, "port": listener.getsockname()[1]}
-    logger.info("metrics", extra=fields)
-    return listener
-
-
-def _explain_own_port(settings: Settings, error: OSError) -> StartError:
-    reason = error.strerror or "cannot be opened"
-    if error.errno == errno.EADDRINUSE:
-        reason = "the port is already in use; set another --metrics-port"
-    return StartError(f"metrics_port {settings.metrics_port} of {settings.host}: {reason}")
 
 
 def _mark_dead_processes() -> None:

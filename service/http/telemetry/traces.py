@@ -19,11 +19,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.http.telemetry.access import PROBES
 from service.pipeline.host import PipelineHost
 from service.stages import Stage
 
-# Sent every few seconds by orchestrators and Prometheus.
-_UNTRACED = frozenset({"/livez", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})
 _BATCH_SIZE = "ml_decoder.batch_size"
 
 # `perf_counter` at the end of each photo's inference; the tasks of a request share one list.
@@ -128,4 +127,4 @@ def open_provider() -> TracerProvider:
 
 
 def _is_untraced(scope: MutableMapping[str, Any]) -> bool:
-    return scope["type"] != "http" or scope["path"].removeprefix(scope["root_path"]) in _UNTRACED
+    return scope["type"] != "http" or scope["path"].removeprefix(scope["root_path"]) in PROBES

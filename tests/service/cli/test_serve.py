@@ -40,7 +40,7 @@ def test_server_gets_the_graphs_that_were_opened_during_imports(
     graphs, pipeline = object.__new__(Graphs), object.__new__(Pipeline)
     opened, got = list[Settings](), list[object]()
 
-    def run_server(settings: Settings, open_pipeline: OpenPipeline, _seat: None) -> None:
+    def run_server(settings: Settings, open_pipeline: OpenPipeline, _worker: None) -> None:
         got.extend([open_pipeline(settings), open_pipeline(settings), gc.isenabled()])
 
     def open_it(settings: Settings) -> Graphs:

@@ -11,14 +11,9 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.server import ServerState
 
+from service.errors import StartError
 from service.process.connections import Connections
-from service.process.protocol import (
-    LimitedProtocol,
-    LingeringTransport,
-    Refusal,
-    Refuse,
-    make_protocol,
-)
+from service.process.protocol import LimitedProtocol, Refusal, Refuse
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -77,12 +72,14 @@ def connect(
     body_timeout_seconds: float = 0.01,
     *,
     unsent: Sequence[int] = (),
-    refuse: Refuse | None = None,
+    refuse: Refuse = lambda _scope: None,
     **settings: float,
 ) -> tuple[FakeTransport, LimitedProtocol]:
     given = Settings(body_timeout_seconds=body_timeout_seconds, **settings)
     config = uvicorn.Config(answer, log_config=None)
-    protocol = make_protocol(given, refuse, Connections(given))(config, ServerState(), {})
+    protocol = LimitedProtocol(
+        given, Connections(given), refuse, config=config, server_state=ServerState(), app_state={}
+    )
     transport = FakeTransport(*unsent)
     protocol.connection_made(transport)
     return transport, protocol
@@ -121,6 +118,11 @@ async def test_uvicorn_has_the_private_names_that_the_protocol_uses() -> None:
     missing = [name for name, owner in names.items() if not hasattr(owner, name)]
     assert not missing, f"uvicorn {uvicorn.__version__} lacks {missing}: see protocol.py"
     await receive_and_answer(protocol)
+
+
+async def test_limit_above_the_files_of_the_process_stops_the_start() -> None:
+    with pytest.raises(StartError, match="raise `ulimit -n`"):
+        Connections(Settings(max_connections=2**40))
 
 
 async def test_connection_is_aborted_when_the_client_reads_nothing() -> None:
@@ -228,6 +230,7 @@ async def test_last_answer_does_not_close_the_connection_while_the_client_sends(
     protocol.data_received(rest)
     assert not transport.is_closing()
     assert transport.sent.count(b"HTTP/1.1 ") == 1
+    protocol.connection_lost(None)
 
 
 async def test_last_answer_closes_the_connection_when_the_client_has_sent_all() -> None:
@@ -238,13 +241,28 @@ async def test_last_answer_closes_the_connection_when_the_client_has_sent_all() 
     assert "write_eof" not in transport.calls
 
 
-async def test_shutdown_waits_shortly_while_the_client_sends() -> None:
-    transport, protocol = connect(300)
+@pytest.mark.parametrize(("seconds", "is_shutdown"), [(0.01, False), (300, True)])
+async def test_lingering_ends_at_its_timeout_or_shortly_after_a_shutdown(
+    seconds: float, *, is_shutdown: bool
+) -> None:
+    transport, protocol = connect(seconds)
+    await receive_and_answer(protocol, LAST_UPLOAD)
+    assert transport.calls[-2:] == ["write_eof", "resume_reading"]
+    if is_shutdown:
+        protocol.shutdown()
+    await transport.wait_for_end()
+    assert transport.calls[-1] == "abort"
+
+
+async def test_shutdown_lingers_while_the_client_sends_and_ends_with_the_connection() -> None:
+    transport, protocol = connect(0.01)
     await receive_and_answer(protocol, UPLOAD)
     protocol.shutdown()
     assert "write_eof" in transport.calls
     assert not transport.is_closing()
-    await transport.wait_for_end()
+    protocol.connection_lost(None)
+    await asyncio.sleep(0.05)
+    assert not transport.is_closing()
 
 
 def send_past_the_limit(start: bytes, piece: bytes) -> FakeTransport:
@@ -302,64 +320,3 @@ async def test_trailer_is_not_a_header(offer: bytes) -> None:
     assert b"x-api-key" not in names
     await receive_and_answer(protocol)
     assert transport.sent.count(b"HTTP/1.1 204 ") == 1
-
-
-def begin_request(linger_seconds: float = 300) -> tuple[FakeTransport, LingeringTransport]:
-    """Returns a transport whose client is sending."""
-    transport = FakeTransport()
-    lingering = LingeringTransport(transport, linger_seconds)
-    lingering.client_sends = True
-    return transport, lingering
-
-
-async def test_close_is_immediate_when_the_client_sends_nothing() -> None:
-    transport, lingering = begin_request()
-    lingering.end_request()
-    lingering.write(b"answer")
-    lingering.close()
-    assert transport.calls == ["write answer", "close"]
-    assert not lingering.lingers
-
-
-async def test_close_lingers_until_the_request_ends() -> None:
-    transport, lingering = begin_request()
-    lingering.write(b"answer")
-    lingering.close()
-    assert lingering.lingers
-    assert lingering.is_closing()
-    lingering.write(b"more")
-    lingering.close()
-    assert transport.calls == ["write answer", "write_eof", "resume_reading"]
-    lingering.end_request()
-    assert transport.calls[3:] == ["close"]
-    lingering.stop()
-
-
-@pytest.mark.parametrize(("seconds", "limited"), [(0.01, False), (300, True)])
-async def test_lingering_ends_at_its_timeout_or_soon_after_it_is_limited(
-    seconds: float, *, limited: bool
-) -> None:
-    transport, lingering = begin_request(seconds)
-    lingering.close()
-    if limited:
-        lingering.limit_linger()
-    await transport.wait_for_end()
-    assert transport.calls[-1] == "abort"
-
-
-async def test_lingering_ends_when_the_connection_is_lost() -> None:
-    transport, lingering = begin_request(0.01)
-    lingering.close()
-    lingering.stop()
-    await asyncio.sleep(0.05)
-    assert not transport.is_closing()
-
-
-async def test_close_now_does_not_linger() -> None:
-    transport, lingering = begin_request()
-    lingering.close_now()
-    assert transport.calls == ["close"]
-
-
-async def test_lingering_transport_passes_other_calls_on() -> None:
-    assert LingeringTransport(FakeTransport(5), 1).get_write_buffer_size() == 5

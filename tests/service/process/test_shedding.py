@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from service.bundle.reader import Bundle
+from service.http.telemetry import logs
 from service.http.telemetry.metrics import Metrics
 from service.pipeline.host import PipelineHost
 from service.process import shedding
@@ -30,8 +30,17 @@ async def host(tiny_bundle: Bundle) -> AsyncIterator[PipelineHost]:
 
 
 @pytest.fixture
-def shedder(host: PipelineHost) -> Shedder:
-    return Shedder(host, Metrics(), PATHS)
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+def shedder(host: PipelineHost, metrics: Metrics) -> Shedder:
+    return Shedder(host, metrics, PATHS)
+
+
+def read_count(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"ml_decoder_{name}", labels)
 
 
 @pytest.fixture
@@ -81,17 +90,17 @@ async def test_other_request_passes(shedder: Shedder, scope: dict[str, Any]) -> 
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("path", ["/predict", "/tags/predict"])
 async def test_prediction_below_the_root_path_is_refused_and_counted_by_its_route(
-    host: PipelineHost, path: str
+    host: PipelineHost, metrics: Metrics, path: str
 ) -> None:
     host.settings = host.settings.model_copy(update={"root_path": "/tags"})
-    metrics = Metrics()
     shedder = Shedder(host, metrics, PATHS)
-    assert shedder.refuse(make_scope(path)) is not None
-    labels = {"method": "POST", "path": "/predict", "status": "429"}
-    assert metrics.registry.get_sample_value("ml_decoder_request_seconds_count", labels) == 1
-    for other in (f"/tags{path}", "/tags", "/other/predict"):
-        if other != "/tags/predict":
-            assert shedder.refuse(make_scope(other)) is None
+    for _ in range(3):
+        assert shedder.refuse(make_scope(path)) is not None
+    route = {"method": "POST", "path": "/predict", "status": "429"}
+    assert read_count(metrics, "request_seconds_count", **route) == 3
+    assert read_count(metrics, "rejected_total", reason="queue_full") == 3
+    for other in ("/tags/tags/predict", "/tags", "/other/predict"):
+        assert shedder.refuse(make_scope(other)) is None
 
 
 @pytest.mark.usefixtures("full")
@@ -104,30 +113,15 @@ async def test_request_passes_when_the_service_drains(shedder: Shedder, host: Pi
 async def test_refusals_are_logged_once_a_second_for_each_route(
     shedder: Shedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = asyncio.Queue[logging.LogRecord]()
-
-    async def read_line() -> tuple[str, int]:
-        fields = vars(await lines.get())
-        return fields["path"], fields["count"]
-
-    monkeypatch.setattr(shedding.logger, "handle", lines.put_nowait)
-    monkeypatch.setattr(shedding, "_LOG_SECONDS", 0)
+    lines: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        shedding.logger, "warning", lambda _, extra: lines.append((extra["path"], extra["count"]))
+    )
+    monkeypatch.setattr(logs, "LOG_SECONDS", 0)
     for path in ("/predict", "/predict/batch", "/predict"):
         shedder.refuse(make_scope(path))
-    assert await read_line() == ("/predict", 2)
-    assert await read_line() == ("/predict/batch", 1)
+    await asyncio.sleep(0.01)
+    assert lines == [("/predict", 2), ("/predict/batch", 1)]
     shedder.refuse(make_scope())
-    assert await read_line() == ("/predict", 1)
-    assert lines.empty()
-
-
-@pytest.mark.usefixtures("full")
-async def test_refusals_are_counted_like_answers(host: PipelineHost) -> None:
-    metrics = Metrics()
-    shedder = Shedder(host, metrics, PATHS)
-    for _ in range(3):
-        shedder.refuse(make_scope())
-    labels = {"method": "POST", "path": "/predict", "status": "429"}
-    count = metrics.registry.get_sample_value("ml_decoder_request_seconds_count", labels)
-    reason = {"reason": "queue_full"}
-    assert count == metrics.registry.get_sample_value("ml_decoder_rejected_total", reason) == 3
+    await asyncio.sleep(0.01)
+    assert lines[2:] == [("/predict", 1)]
