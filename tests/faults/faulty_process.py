@@ -8,7 +8,7 @@ from tests.faults.conftest import serve_command
 
 
 class FaultyProcess(ServerProcess):
-    """Starts `faulty_server.py`; `release` unblocks the engine, `open` opens the bundle."""
+    """Starts `faulty_server.py`; `release` unblocks the engine, `block` blocks it again."""
 
     program = ("-m", "tests.faults.faulty_server")
 
@@ -24,6 +24,9 @@ class FaultyProcess(ServerProcess):
 
     def release(self) -> None:
         self._hold.touch()
+
+    def block(self) -> None:
+        self._hold.unlink(missing_ok=True)
 
     def open(self, worker: int | None = None) -> None:
         """Lets one worker, or all, open the bundle."""

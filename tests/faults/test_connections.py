@@ -19,6 +19,8 @@ pytestmark = pytest.mark.usefixtures("client")
 
 HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
 ENDLESS = HEAD + b"Connection: close\r\nContent-Length: 1000000000000\r\n\r\n"
+LIVE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+LAST = LIVE.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 MIB = 1024 * 1024
 
 
@@ -29,6 +31,15 @@ def connect(server: ServerProcess) -> socket.socket:
 def read_reply(connection: socket.socket) -> bytes:
     """Reads until the server closes the connection."""
     return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def talk(server: ServerProcess, *pieces: bytes) -> bytes:
+    """Sends bytes and reads until the server closes the connection; empty if it resets it."""
+    with connect(server) as connection, suppress(ConnectionError):
+        for piece in pieces:
+            connection.sendall(piece)
+        return read_reply(connection)
+    return b""
 
 
 def ask_raw(server: ServerProcess, request: bytes) -> bytes:
@@ -68,9 +79,8 @@ def test_early_last_answer_arrives_when_the_client_sends_all_before_it_reads(
     head = b"POST %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: %b\r\n"
     body = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (8 * MIB, bytes(8 * MIB))
     for _ in range(3):
-        with connect(server) as connection:
-            connection.sendall(head % (target, kind) + body)
-            assert read_reply(connection).startswith(b"HTTP/1.1 %b " % status)
+        reply = talk(server, head % (target, kind) + body)
+        assert reply.startswith(b"HTTP/1.1 %b " % status)
 
 
 def send_until_cut_off(connection: socket.socket) -> None:
@@ -121,9 +131,7 @@ def test_contradicting_lengths_are_refused(server: ServerProcess, headers: bytes
 
 def test_body_longer_than_its_length_is_not_a_second_request(server: ServerProcess) -> None:
     length = f"Content-Length: {len(PHOTO)}\r\n\r\n".encode()
-    with connect(server) as connection:
-        connection.sendall(HEAD + length + PHOTO + b"x" * 2000)
-        reply = read_reply(connection)
+    reply = talk(server, HEAD + length + PHOTO + b"x" * 2000)
     assert reply.count(b"HTTP/1.1 200") <= 1
     assert b" 400 " in reply or reply.count(b"HTTP/1.1") == 1
 
@@ -148,9 +156,8 @@ def test_unfinished_bodies_free_their_memory_when_their_clients_leave(open_bundl
 def test_stalled_body_is_answered_408_and_closed(
     server: ServerProcess, client: httpx.Client
 ) -> None:
-    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
     with connect(server) as connection:
-        connection.sendall(head + b"Content-Length: 1000\r\n\r\nxyz")
+        connection.sendall(HEAD + b"Content-Length: 1000\r\n\r\nxyz")
         assert_still_serving(client)  # meanwhile
         reply = read_reply(connection)
     assert reply.startswith(b"HTTP/1.1 408 ")
@@ -176,9 +183,7 @@ def test_unread_answer_is_cut_off_although_the_kernel_has_room_for_it(
 
 @pytest.mark.parametrize("head", [b"", b"GET /livez HTTP/1.1\r\nHost: "])
 def test_stalled_headers_close_the_connection(server: ServerProcess, head: bytes) -> None:
-    with connect(server) as connection:
-        connection.sendall(head)
-        assert read_reply(connection) == b""
+    assert talk(server, head) == b""
 
 
 @pytest.mark.parametrize(
@@ -193,24 +198,18 @@ def test_request_with_an_upgrade_keeps_its_body(server: ServerProcess, body: byt
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
     request = HEAD + offer + body
     for pieces in ([request * 3], [request[:400], request[400:], request + request]):
-        with connect(server) as connection:
-            for piece in pieces:
-                connection.sendall(piece)
-            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            reply = read_reply(connection)
+        reply = talk(server, *pieces, LAST)
         assert re.findall(rb"HTTP/1.1 (\d+)", reply) == [b"200"] * 4
         assert reply.count(b'"labels"') == 3
 
 
 def test_request_with_an_upgrade_and_no_body_is_answered(server: ServerProcess) -> None:
     offer = HEAD + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
-    with connect(server) as connection:
-        connection.sendall(2 * offer + b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n")
-        reply = read_reply(connection)
+    reply = talk(server, 2 * offer + LAST)
     assert re.findall(rb"HTTP/1.1 (\d+)", reply) == [b"400", b"400", b"200"]
 
 
-@pytest.mark.parametrize("rest", [b"\r\n", b"GET /livez HTTP/1.1\r\n\r\n", b"junk"])
+@pytest.mark.parametrize("rest", [b"\r\n", LIVE, b"junk"])
 def test_bytes_after_the_last_request_do_not_spoil_its_answer(
     server: ServerProcess, rest: bytes
 ) -> None:
@@ -221,13 +220,10 @@ def test_bytes_after_the_last_request_do_not_spoil_its_answer(
 
 
 def test_body_of_a_request_with_an_upgrade_is_not_a_second_request(server: ServerProcess) -> None:
-    smuggled = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
     offer = HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
-    request = offer + b"Content-Length: %d\r\n\r\n" % len(smuggled) + smuggled
+    request = offer + b"Content-Length: %d\r\n\r\n" % len(LIVE) + LIVE
     assert ask_raw(server, request).startswith(b"HTTP/1.1 400 ")
-    with connect(server) as connection:
-        connection.sendall(request + b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n")
-        assert read_reply(connection).count(b"HTTP/1.1 ") == 2
+    assert talk(server, request + LAST).count(b"HTTP/1.1 ") == 2
 
 
 @pytest.mark.parametrize(
@@ -242,25 +238,12 @@ def test_body_of_a_request_with_an_upgrade_is_not_a_second_request(server: Serve
     ids=["path", "header", "headers", "long headers", "trailers"],
 )
 def test_overlong_head_closes_the_connection(server: ServerProcess, head: bytes) -> None:
-    with connect(server) as connection:
-        try:
-            connection.sendall(head)
-            reply = read_reply(connection)
-        except ConnectionError:  # closed while we were sending
-            reply = b""
-    assert b"HTTP/1.1 200 " not in reply
+    assert b"HTTP/1.1 200 " not in talk(server, head)
 
 
 def test_connection_is_closed_when_too_many_requests_are_sent_ahead(server: ServerProcess) -> None:
-    ask = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
-    last = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     for count, kept in ((10, True), (10_000, False)):
-        with connect(server) as connection:
-            connection.sendall(count * ask + last)
-            try:
-                reply = read_reply(connection)
-            except ConnectionError:
-                reply = b""
+        reply = talk(server, count * LIVE + LAST)
         assert (reply.count(b"HTTP/1.1 200 ") == count + 1) is kept
 
 

@@ -9,13 +9,10 @@ import pytest
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve, serve_command
-from tests.faults.test_connections import HEAD, connect, read_reply
-from tests.faults.test_start import assert_start_fails
+from tests.faults.test_connections import HEAD, LAST, LIVE, connect, read_reply, talk
 from tests.support.serving import assert_problem, assert_still_serving, send_image
 from tests.support.threads import wait_until
 
-LIVE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
-LAST = LIVE.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 SLOW = HEAD + b"Content-Length: 1000\r\n\r\nxyz"
 
 
@@ -40,6 +37,10 @@ def read_answer(connection: socket.socket) -> None:
         answer += connection.recv(1000)
 
 
+def assert_live(server: ServerProcess) -> None:
+    assert talk(server, LAST).startswith(b"HTTP/1.1 200 ")
+
+
 def is_closed(connection: socket.socket) -> bool:
     connection.setblocking(False)
     try:
@@ -59,43 +60,46 @@ class LimitedFiles(ServerProcess):
                + ServerProcess.program[1])  # fmt: skip
 
 
-def test_others_are_served_when_idle_connections_exceed_the_file_limit(open_bundle: Bundle) -> None:
+@pytest.fixture(scope="module")
+def limited(open_bundle: Bundle) -> Iterator[LimitedFiles]:
     command = (*serve_command(open_bundle.path), "--label-store", "memory", "--metrics-port", "0")
-    with LimitedFiles(*command) as server, server.open_client() as client:
-        found = server.wait_for_line(r"metrics address=(\S+) port=(\d+)")
-        with (
-            hold(server.find_address(), 250, LIVE) as first,
-            hold((found[1], int(found[2])), 100, b"GET / HT"),
-            hold(server.find_address(), 250) as silent,
-            connect(server) as other,
-        ):
-            assert_still_serving(client)
-            other.sendall(LAST)
-            assert read_reply(other).startswith(b"HTTP/1.1 200 ")
-            wait_until(lambda: is_closed(first[0]))
-            assert not is_closed(silent[-1])
-        assert_still_serving(client)
-        server.wait_for_line(r"WARNING .*too many connections: .* open=\d+ idle=\d+")
-        assert server.stderr.count("too many connections") < 30
+    with LimitedFiles(*command) as server:
+        yield server
         assert server.stop() == 0
     assert "Traceback" not in server.stderr
     assert "Too many open files" not in server.stderr
 
 
-def test_unread_files_of_the_page_take_connections_only(open_bundle: Bundle) -> None:
+def test_others_are_served_when_idle_connections_exceed_the_file_limit(
+    limited: LimitedFiles,
+) -> None:
+    server = limited
+    with server.open_client() as client:
+        found = server.wait_for_line(r"metrics address=(\S+) port=(\d+)")
+        with (
+            hold(server.find_address(), 250, LIVE) as first,
+            hold((found[1], int(found[2])), 100, b"GET / HT"),
+            hold(server.find_address(), 250) as silent,
+        ):
+            assert_still_serving(client)
+            assert_live(server)
+            wait_until(lambda: is_closed(first[0]))
+            assert not is_closed(silent[-1])
+        assert_still_serving(client)
+        server.wait_for_line(r"WARNING .*too many connections: .* open=\d+ idle=\d+")
+        assert server.stderr.count("too many connections") < 30
+
+
+def test_unread_files_of_the_page_take_connections_only(limited: LimitedFiles) -> None:
     ask = b"GET /swagger-ui/swagger-ui-bundle.js HTTP/1.1\r\nHost: x\r\n\r\n"
-    command = (*serve_command(open_bundle.path), "--label-store", "memory")
-    with LimitedFiles(*command) as server, server.open_client() as client:
-        with hold(server.find_address(), 220, ask) as slow:
+    with limited.open_client() as client:
+        with hold(limited.find_address(), 220, ask) as slow:
             for connection in slow:
                 assert connection.recv(15) == b"HTTP/1.1 200 OK"
             assert client.get("/page/app.js").status_code == 200
             assert_still_serving(client)
-            with connect(server) as probe:
-                probe.sendall(LAST)
-                assert read_reply(probe).startswith(b"HTTP/1.1 200 ")
+            assert_live(limited)
         assert_still_serving(client)
-    assert "Too many open files" not in server.stderr
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +132,8 @@ def test_only_health_is_answered_while_all_connections_are_busy(small: ServerPro
             assert refused["request_id"]
             assert_problem(client.get("/labels"), 429, "too_many_connections")
         # Silent clients do not fill the places for health.
-        with hold(small.find_address(), 40), connect(small) as probe:
-            probe.sendall(LAST)
-            assert read_reply(probe).startswith(b"HTTP/1.1 200 ")
+        with hold(small.find_address(), 40):
+            assert_live(small)
         assert not any(map(is_closed, busy))
     with small.open_client() as client:
         wait_until(lambda: send_image(client).status_code == 200)
@@ -151,8 +154,3 @@ def test_address_has_a_limit_of_its_own(open_bundle: Bundle) -> None:
             assert not any(map(is_closed, busy))
         with server.open_client() as good:
             assert_still_serving(good)
-
-
-def test_limit_above_the_files_of_the_process_stops_the_start(open_bundle: Bundle) -> None:
-    command = (*serve_command(open_bundle.path), "--max-connections", str(2**40))
-    assert_start_fails(*command, says="raise `ulimit -n`")

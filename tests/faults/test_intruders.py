@@ -1,14 +1,13 @@
 """Intruders: without a key nothing happens, and no key ever reaches a log or an answer."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
-from tests.faults.conftest import serve, serve_command
+from tests.faults.conftest import serve
 from tests.support.serving import assert_problem, assert_still_serving, send_image
 
 PREDICT, ADMIN = "predict-key-000001", "admin-key-00000001"
@@ -20,10 +19,10 @@ V2_PATHS = ("", "/ready", "/infer", "/versions/1/ready", "/versions/1/infer")
 def guarded(
     open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    file = tmp_path_factory.mktemp("keys") / "admin"
-    file.write_text(ADMIN)
-    variables = {"ML_DECODER_PREDICT_KEYS": PREDICT, "ML_DECODER_ADMIN_KEYS": f"@{file}"}
-    with serve(open_bundle, "--log-level", "debug", **variables) as (server, _):
+    file = tmp_path_factory.mktemp("keys") / "predict"
+    file.write_text(f"{PREDICT}\n")
+    flags = ("--predict-keys-file", str(file), "--admin-keys", ADMIN)
+    with serve(open_bundle, "--log-level", "debug", *flags) as (server, _):
         yield server
 
 
@@ -48,7 +47,6 @@ def test_label_set_is_changed_with_an_admin_key_only(
     assert client.put("/labels/pets", json=PETS, headers=headers).json().get("code") == code
 
 
-@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE"])
 @pytest.mark.parametrize(
     ("known", "unknown"),
     [
@@ -61,14 +59,15 @@ def test_label_set_is_changed_with_an_admin_key_only(
     ],
 )
 def test_without_a_key_no_answer_depends_on_a_name(
-    client: httpx.Client, method: str, known: str, unknown: str
+    client: httpx.Client, known: str, unknown: str
 ) -> None:
-    found, missing = (client.request(method, path) for path in (known, unknown))
-    assert found.status_code == missing.status_code
-    assert found.status_code in (401, 405)
-    texts = [answer.text.replace(answer.headers["x-request-id"], "") for answer in (found, missing)]
-    assert texts[0] == texts[1]
-    assert found.headers.keys() == missing.headers.keys()
+    for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
+        found, missing = (client.request(method, path) for path in (known, unknown))
+        assert found.status_code == missing.status_code
+        assert found.status_code in (401, 405)
+        assert found.headers.keys() == missing.headers.keys()
+        request_id = missing.headers["x-request-id"]
+        assert found.text.replace(found.headers["x-request-id"], request_id) == missing.text
 
 
 def test_names_are_answered_with_a_key(client: httpx.Client) -> None:
@@ -77,52 +76,17 @@ def test_names_are_answered_with_a_key(client: httpx.Client) -> None:
         assert found.status_code == status
 
 
-@pytest.mark.parametrize("rate_limit", [(), ("--rate-limit", "1000000/second")])
-def test_wrong_keys_are_429_after_a_burst_and_the_right_one_is_served(
-    open_bundle: Bundle, rate_limit: tuple[str, ...]
-) -> None:
-    keys = {"ML_DECODER_PREDICT_KEYS": PREDICT, "ML_DECODER_ADMIN_KEYS": ADMIN}
-    with serve(open_bundle, *rate_limit, **keys) as (_, client):
-        guesses = [{"X-API-Key": f"wrong-key-{number:08}"} for number in range(100)]
-        paths = ("/info", "/labels", "/v2/models/x")
-        codes = [client.get(paths[i % 3], headers=key).status_code for i, key in enumerate(guesses)]
-        assert codes[:60] == [401] * 60
-        assert 429 in codes[60:]
-        refused = client.delete("/labels/x", headers=guesses[0])
-        assert_problem(refused, 429, "rate_limited")
-        assert int(refused.headers["retry-after"]) == 1
-        assert_problem(client.get("/info"), 401, "unauthorized")  # not a guess
-        assert client.get("/info", headers={"X-API-Key": ADMIN}).status_code == 200
-        assert send_image(client, headers={"X-API-Key": PREDICT}).status_code == 200
-
-
-def test_key_files_are_read_without_a_warning_and_keys_in_arguments_warn(
-    open_bundle: Bundle, tmp_path: Path
-) -> None:
-    file = tmp_path / "keys"
-    file.write_text(f"{PREDICT}\n")
-    flags = ("--predict-keys-file", str(file), "--admin-keys", ADMIN)
-    with serve(open_bundle, *flags) as (server, client):
-        assert_problem(client.get("/info"), 401, "unauthorized")
-        added = client.post("/labels", json=PETS, headers={"X-API-Key": ADMIN})
-        assert added.status_code == 201
-        assert send_image(client, headers={"X-API-Key": PREDICT}).status_code == 200
+def test_keys_in_arguments_warn_and_files_do_not(guarded: ServerProcess) -> None:
     warning = "--admin-keys: other users of this machine can read arguments: use --admin-keys-file"
-    assert warning in server.stderr
-    assert "--predict-keys" not in server.stderr
-    assert ADMIN not in server.stderr
+    assert warning in guarded.stderr
+    assert "--predict-keys" not in guarded.stderr
 
 
-def test_key_that_is_too_short_stops_the_start_and_is_not_shown(
-    open_bundle: Bundle, tmp_path: Path
-) -> None:
-    missing = f"@{tmp_path}/none"
-    for keys in ("tooshort", missing):
-        command = (*serve_command(open_bundle.path), "--log-level", "error")
-        with ServerProcess(*command, ML_DECODER_ADMIN_KEYS=keys) as server:
-            assert server.wait() == 2
-            assert "admin_keys" in server.stderr
-            assert "tooshort" not in server.stderr
+@pytest.fixture(scope="module")
+def fetching(open_bundle: Bundle) -> Iterator[httpx.Client]:
+    with serve(open_bundle, "--url-input", "true") as (_, client):
+        yield client
+        assert_still_serving(client)
 
 
 @pytest.mark.parametrize(
@@ -137,10 +101,3 @@ def test_private_url_is_refused_without_details(fetching: httpx.Client, url: str
     other = fetching.post("/predict", json={"url": "https://no-such-host.invalid/"}).json()
     other.pop("request_id")
     assert problem == other
-
-
-@pytest.fixture(scope="module")
-def fetching(open_bundle: Bundle) -> Iterator[httpx.Client]:
-    with serve(open_bundle, "--url-input", "true") as (_, client):
-        yield client
-        assert_still_serving(client)

@@ -18,19 +18,19 @@ from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve
 from tests.faults.faulty_process import FaultyProcess
 from tests.faults.faulty_server import make_fault
-from tests.faults.test_connections import read_reply
+from tests.faults.test_connections import HEAD, read_reply
 from tests.support.photos import encode_picture, make_picture
 from tests.support.serving import PHOTO, assert_problem, assert_still_serving, send_image
+from tests.support.threads import wait_until
 
-QUEUE_SIZE = 4
+Running = tuple[FaultyProcess, httpx.Client, ThreadPoolExecutor]
+SURPLUS, QUEUE_SIZE = 30, 4
 # One thread, so that one photo blocks the whole engine.
 ALONE = ("--queue-size", str(QUEUE_SIZE), "--intra-op-threads", "1", "--max-batch-size", "1")
 
 
 @contextmanager
-def run_alone(
-    bundle: Bundle, folder: Path, *flags: str, at_once: int = 1
-) -> Iterator[tuple[FaultyProcess, httpx.Client, ThreadPoolExecutor]]:
+def run_alone(bundle: Bundle, folder: Path, *flags: str, at_once: int = 1) -> Iterator[Running]:
     """Yields a server, a client, and threads for `at_once` requests at the same time."""
     with (
         FaultyProcess(bundle, folder, *ALONE, *flags) as server,
@@ -54,39 +54,85 @@ def occupy(
 
 def post(photo: bytes, request_id: str) -> bytes:
     """Returns a whole request as it goes over the wire."""
-    head = "POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
-    return (
-        f"{head}Content-Length: {len(photo)}\r\nX-Request-ID: {request_id}\r\n\r\n".encode() + photo
-    )
+    more = f"Content-Length: {len(photo)}\r\nX-Request-ID: {request_id}\r\n\r\n"
+    return HEAD + more.encode() + photo
 
 
-def test_burst_over_the_queue_is_refused_at_once_and_the_rest_is_answered(
-    open_bundle: Bundle, tmp_path: Path
+@pytest.fixture(scope="module")
+def shared(open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("faults")
+    with run_alone(open_bundle, folder, at_once=SURPLUS + QUEUE_SIZE + 1) as running:
+        yield running
+
+
+@pytest.fixture
+def running(shared: Running) -> Iterator[Running]:
+    """A server that blocks on the next photo of `occupy`; afterwards it has to answer."""
+    server, client, _ = shared
+    server.block()
+    yield shared
+    assert_still_serving(client)
+
+
+def test_burst_over_the_queue_is_refused_at_once_and_the_rest_is_answered(running: Running) -> None:
+    server, client, clients = running
+    held = occupy(server, client, clients)
+    burst = [clients.submit(send_image, client) for _ in range(SURPLUS + QUEUE_SIZE)]
+    # The engine is blocked, so every answer now is a refusal.
+    refused = list(islice(as_completed(burst), SURPLUS))
+    for future in refused:
+        assert_problem(future.result(), 429, "queue_full")
+        assert int(future.result().headers["retry-after"]) > 0
+    assert client.get("/readyz").status_code == 200
+    server.release()
+    taken = [held, *(future for future in burst if future not in refused)]
+    assert [future.result().status_code for future in taken] == [200] * (QUEUE_SIZE + 1)
+    # The queue is empty: it takes as many as it has places.
+    again = clients.map(lambda _: send_image(client).status_code, range(QUEUE_SIZE))
+    assert list(again) == [200] * QUEUE_SIZE
+
+
+def test_client_that_leaves_the_queue_frees_its_place(running: Running) -> None:
+    server, client, clients = running
+    held = occupy(server, client, clients)
+    runs = server.count_runs()
+    asking = [socket.create_connection(server.find_address()) for _ in range(QUEUE_SIZE + 1)]
+    for number, connection in enumerate(asking):
+        connection.sendall(post(PHOTO, f"asks-{number}"))
+    # One too many: as soon as it is refused, all others are in the queue.
+    (surplus,), _, _ = select.select(asking, [], [], 60)
+    assert surplus.recv(100).startswith(b"HTTP/1.1 429 ")
+    for number, connection in enumerate(asking):
+        connection.close()
+        if connection is not surplus:
+            server.wait_for_line(rf"(?m)^(?=.*\b499\b).*asks-{number}\b")
+    taken = clients.submit(send_image, client)
+    server.release()
+    assert [held.result().status_code, taken.result().status_code] == [200, 200]
+    server.assert_runs(runs + 1)  # those that left were never run
+
+
+def test_client_that_has_sent_ahead_and_leaves_frees_the_place_of_the_request_in_hand(
+    running: Running,
 ) -> None:
-    surplus = 30
-    alone = run_alone(open_bundle, tmp_path, at_once=surplus + QUEUE_SIZE + 1)
-    with alone as (server, client, clients):
-        held = occupy(server, client, clients)
-        burst = [clients.submit(send_image, client) for _ in range(surplus + QUEUE_SIZE)]
-        # The engine is blocked, so every answer now is a refusal.
-        refused = list(islice(as_completed(burst), surplus))
-        for future in refused:
-            assert_problem(future.result(), 429, "queue_full")
-            assert int(future.result().headers["retry-after"]) > 0
-        assert client.get("/readyz").status_code == 200
-        server.release()
-        taken = [held, *(future for future in burst if future not in refused)]
-        assert [future.result().status_code for future in taken] == [200] * (QUEUE_SIZE + 1)
-        # The queue is empty: it takes as many as it has places.
-        again = clients.map(lambda _: send_image(client).status_code, range(QUEUE_SIZE))
-        assert list(again) == [200] * QUEUE_SIZE
+    server, client, clients = running
+    held = occupy(server, client, clients)
+    runs = server.count_runs()
+    with socket.create_connection(server.find_address()) as connection:
+        connection.sendall(post(PHOTO, "first") + post(PHOTO, "second"))
+        wait_until(lambda: "ml_decoder_queue_size 1.0" in client.get("/metrics").text)
+    server.wait_for_line(r"(?m)^(?=.*\b499\b).*first\b")
+    server.release()
+    assert held.result().status_code == 200
+    assert_still_serving(client)
+    server.assert_runs(runs + 1)
 
 
 def test_request_is_dropped_and_never_run_after_its_deadline(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
-    alone = run_alone(open_bundle, tmp_path, "--deadline-ms", "700", at_once=4)
-    with alone as (server, client, clients):
+    with run_alone(open_bundle, tmp_path, "--deadline-ms", "700", at_once=4) as running:
+        server, client, clients = running
         held = occupy(server, client, clients)
         runs = server.count_runs()
         late = [held, *(clients.submit(send_image, client) for _ in range(3))]
@@ -97,45 +143,10 @@ def test_request_is_dropped_and_never_run_after_its_deadline(
         server.assert_runs(runs + 1)
 
 
-def test_client_that_leaves_the_queue_frees_its_place(open_bundle: Bundle, tmp_path: Path) -> None:
-    with run_alone(open_bundle, tmp_path, at_once=2) as (server, client, clients):
-        held = occupy(server, client, clients)
-        runs = server.count_runs()
-        asking = [socket.create_connection(server.find_address()) for _ in range(QUEUE_SIZE + 1)]
-        for number, connection in enumerate(asking):
-            connection.sendall(post(PHOTO, f"asks-{number}"))
-        # One too many: as soon as it is refused, all others are in the queue.
-        (surplus,), _, _ = select.select(asking, [], [], 60)
-        assert surplus.recv(100).startswith(b"HTTP/1.1 429 ")
-        for number, connection in enumerate(asking):
-            connection.close()
-            if connection is not surplus:
-                server.wait_for_line(rf"(?m)^(?=.*\b499\b).*asks-{number}\b")
-        taken = clients.submit(send_image, client)
-        server.release()
-        assert [held.result().status_code, taken.result().status_code] == [200, 200]
-        assert_still_serving(client)
-        server.assert_runs(runs + 2)  # those that left were never run
-
-
-def test_client_that_has_sent_ahead_and_leaves_frees_the_place_of_the_request_in_hand(
-    open_bundle: Bundle, tmp_path: Path
+@pytest.mark.parametrize("signals", [1, 2])
+def test_sigterm_finishes_requests_and_refuses_others_and_a_second_one_fails_them(
+    open_bundle: Bundle, tmp_path: Path, signals: int
 ) -> None:
-    with run_alone(open_bundle, tmp_path) as (server, client, clients):
-        held = occupy(server, client, clients)
-        runs = server.count_runs()
-        with socket.create_connection(server.find_address()) as connection:
-            connection.sendall(post(PHOTO, "first") + post(PHOTO, "second"))
-            while "ml_decoder_queue_size 1.0" not in client.get("/metrics").text:
-                pass
-        server.wait_for_line(r"(?m)^(?=.*\b499\b).*first\b")
-        server.release()
-        assert held.result().status_code == 200
-        assert_still_serving(client)
-        server.assert_runs(runs + 1)
-
-
-def test_while_draining_it_lives_finishes_and_refuses(open_bundle: Bundle, tmp_path: Path) -> None:
     with run_alone(open_bundle, tmp_path) as (server, client, clients):
         held = occupy(server, client, clients)
         server.send_signal(signal.SIGTERM)
@@ -144,29 +155,20 @@ def test_while_draining_it_lives_finishes_and_refuses(open_bundle: Bundle, tmp_p
         for response in (client.get("/readyz"), send_image(client)):
             assert_problem(response, 503, "draining")
             assert int(response.headers["retry-after"]) > 0
-        server.release()
-        assert held.result().status_code == 200
-        assert server.wait() == 0
-
-
-def test_second_sigterm_refuses_requests_in_flight_and_exits_0(
-    open_bundle: Bundle, tmp_path: Path
-) -> None:
-    with run_alone(open_bundle, tmp_path) as (server, client, clients):
-        held = occupy(server, client, clients)
-        server.send_signal(signal.SIGTERM)
-        server.wait_for_line("draining")
-        server.send_signal(signal.SIGTERM)
-        assert_problem(held.result(), 503, "draining")
+        if signals == 1:
+            server.release()
+            assert held.result().status_code == 200
+        else:
+            server.send_signal(signal.SIGTERM)
+            assert_problem(held.result(), 503, "draining")
         assert server.wait() == 0
 
 
 def begin_upload(server: ServerProcess) -> socket.socket:
     """Sends the head of a prediction and little of its body; returns once both are read."""
     connection = socket.create_connection(server.find_address(), timeout=60)
-    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
     # The server has read the head if it answers 100.
-    connection.sendall(head + b"Expect: 100-continue\r\nContent-Length: 9000\r\n\r\n")
+    connection.sendall(HEAD + b"Expect: 100-continue\r\nContent-Length: 9000\r\n\r\n")
     assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
     connection.sendall(b"abc")
     return connection

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import httpx2 as httpx
@@ -15,7 +16,6 @@ from tests.support.serving import assert_problem, assert_still_serving, send_ima
 PETS = {"name": "pets", "labels": ["cat"]}
 OTHER, PERMITTED = "https://other.example", "https://app.example.org"
 REBOUND = {"Host": "rebind.example:8000", "Origin": "http://rebind.example:8000"}
-PREDICT, ADMIN = "predict-key-000001", "admin-key-00000001"
 ROUTES = [
     *(("POST", "/labels"), ("PUT", "/labels/pets"), ("PATCH", "/labels/pets")),
     *(("DELETE", "/labels/pets"), ("POST", "/labels/pets/calibrate?label=cat")),
@@ -39,13 +39,11 @@ def assert_refused(response: httpx.Response, code: str) -> str:
     return detail
 
 
-@pytest.mark.parametrize(("method", "path"), [*ROUTES, *READ_ROUTES])
-def test_rebound_name_is_refused_on_every_route_but_health(
-    client: httpx.Client, method: str, path: str
-) -> None:
-    refused = client.request(method, path, headers=REBOUND, json=PETS)
-    says = assert_refused(refused, "host_not_allowed")
-    assert "'rebind.example' is right, add it to ML_DECODER_ALLOWED_HOSTS" in says
+def test_rebound_name_is_refused_on_every_route_but_health(client: httpx.Client) -> None:
+    for method, path in (*ROUTES, *READ_ROUTES):
+        refused = client.request(method, path, headers=REBOUND, json=PETS)
+        says = assert_refused(refused, "host_not_allowed")
+        assert "'rebind.example' is right, add it to ML_DECODER_ALLOWED_HOSTS" in says
     assert client.get("/labels/pets").status_code == 404
     assert client.get("/readyz", headers=REBOUND).status_code == 200
 
@@ -71,17 +69,14 @@ def test_page_of_another_site_changes_and_costs_nothing(
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST.", "a.localhost", "[::1]",
                                   "192.168.1.20", "[fd00::20]"])  # fmt: skip
-@pytest.mark.parametrize("site", [None, "same-origin", "none"])
-def test_own_page_is_served_under_loopback_and_addresses(
-    client: httpx.Client, host: str, site: str | None
-) -> None:
-    for port in ("", ":8000", ":80"):
+def test_own_page_is_served_under_loopback_and_addresses(client: httpx.Client, host: str) -> None:
+    for port, site in product(("", ":8000", ":80"), (None, "same-origin", "none")):
         place = f"{host}{port}"
         headers = {"Host": place, "Origin": f"http://{place.lower()}"}
         if site is not None:  # a proxy may change `Host`
             headers |= {"Origin": "https://tags.example.org", "Sec-Fetch-Site": site}
-        response = send_image(client, params=TAG, headers=headers)
-        assert response.status_code == 200, response.text
+        response = client.delete("/labels/no-set", headers=headers)
+        assert_problem(response, 404, "label_set_not_found")
 
 
 @pytest.mark.parametrize(
@@ -166,27 +161,3 @@ def test_permitted_origin_is_answered_and_reads_why_a_host_is_refused(
     assert_problem(refused, 403, "host_not_allowed")
     for response in (answer, refused):
         assert response.headers["access-control-allow-origin"] == PERMITTED
-
-
-def test_all_hosts_and_origins_can_be_permitted(open_bundle: Bundle) -> None:
-    with serve(open_bundle, "--allowed-hosts", "*", "--cors-origins", "*") as (_, client):
-        for headers in (REBOUND, {"Origin": "null", "Sec-Fetch-Site": "cross-site"}):
-            assert client.post("/labels", json=PETS, headers=headers).status_code in (200, 201)
-        assert_still_serving(client)
-
-
-@pytest.mark.parametrize("keys", [{"PREDICT": PREDICT, "ADMIN": ADMIN}, {"ADMIN": ADMIN}])
-def test_routes_with_a_key_take_any_name(open_bundle: Bundle, keys: dict[str, str]) -> None:
-    variables = {f"ML_DECODER_{name}_KEYS": key for name, key in keys.items()}
-    with serve(open_bundle, **variables) as (_, client):
-        admin = REBOUND | {"X-API-Key": ADMIN, "Sec-Fetch-Site": "cross-site"}
-        assert client.post("/labels", json=PETS, headers=admin).status_code == 201
-        predicted = send_image(client, headers=admin)
-        if "PREDICT" in keys:
-            assert predicted.status_code == 200
-            assert client.get("/", headers=REBOUND).status_code == 200
-        else:  # anyone may predict, so the key of another route does not count
-            assert_problem(predicted, 403, "host_not_allowed")
-        assert_problem(client.delete("/labels/pets", headers=REBOUND), 401, "unauthorized")
-        headers = {"X-API-Key": PREDICT} if "PREDICT" in keys else {}
-        assert send_image(client, headers=headers).status_code == 200

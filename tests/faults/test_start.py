@@ -13,6 +13,9 @@ import pytest
 from onnx import TensorProto
 
 from service.bundle.reader import Bundle
+from service.errors import BundleError
+from service.pipeline.loading import open_graphs
+from service.settings import Settings
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve, serve_command
 from tests.support.serving import assert_problem, assert_still_serving
@@ -85,12 +88,14 @@ def replace_file(bundle: Path, file: Path, content: bytes) -> None:
         *("junk for a graph", "fewer labels scored", "wider embeddings"),
     ],
 )
-def test_damaged_bundle_stops_the_start_with_one_line(
+def test_damaged_bundle_is_refused_with_one_line(
     open_bundle: Bundle, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     bundle = copy_bundle(open_bundle, tmp_path)
     damage(bundle)
-    assert_start_fails(*serve_command(bundle))
+    with pytest.raises(BundleError) as caught:
+        open_graphs(Settings(bundle=bundle, device="cpu"))
+    assert "\n" not in str(caught.value)
 
 
 def test_missing_bundle_stops_the_start_before_a_port_is_open(
@@ -99,24 +104,37 @@ def test_missing_bundle_stops_the_start_before_a_port_is_open(
     with ServerProcess(*serve_command(tmp_path / "none")) as server:
         assert server.wait() == 2
     assert len(server.stderr.splitlines()) == 1, server.stderr
-    with serve(open_bundle) as (server, client):
+    with serve(open_bundle, "--device", "auto", CUDA_VISIBLE_DEVICES="") as (server, client):
         server.wait_for_line(r"listening address=\S+ port=\d+ state=loading\n")
+        server.wait_for_line(r"WARNING.*cuda")
+        assert client.get("/info").json()["runtime"]["device"] == "cpu"
         assert_still_serving(client)
 
 
+def test_damaged_bundle_stops_the_start_with_one_line(open_bundle: Bundle, tmp_path: Path) -> None:
+    bundle = copy_bundle(open_bundle, tmp_path)
+    flip_a_byte(bundle)
+    assert_start_fails(*serve_command(bundle), says="encoder")
+
+
 @pytest.mark.parametrize(
-    "flags",
+    ("flags", "says"),
     [
-        *(("--device", "cuda"), ("--label-store", "ftp://x"), ("--port", "-1")),
-        *(("--queue-size", "0"), ("--label-store", __file__), ("--host", "none.invalid")),
-        ("--max-held-bytes", "10000000"),  # less than max_body_bytes
+        (("--port", "-1"), "--port or ML_DECODER_PORT"),
+        (("--device", "cuda"), "cuda"),
+        (("--label-store", __file__), "the file is not a SQLite database"),
+        (("--max-held-bytes", "10000000"), "max_held_bytes must be at least max_body_bytes"),
+        (("--host", "192.0.2.1"), "not an address of this machine"),
+        (("--allowed-hosts", "https://a.example"), "allowed_hosts: a host must be a name such as"),
+        (("--predict-keys-file", ""), "--predict-keys-file is empty"),
+        (("--admin-keys-file", "/a", "--admin-keys", "@/a"), "--admin-keys and its file: give one"),
     ],
 )
 def test_unusable_setting_stops_the_start_with_one_line(
-    open_bundle: Bundle, flags: tuple[str, str]
+    open_bundle: Bundle, flags: tuple[str, ...], says: str
 ) -> None:
     # No GPU is visible, so this holds on a machine with one as well.
-    assert_start_fails(*serve_command(open_bundle.path), *flags, CUDA_VISIBLE_DEVICES="")
+    assert_start_fails(*serve_command(open_bundle.path), *flags, says=says, CUDA_VISIBLE_DEVICES="")
 
 
 def test_taken_port_stops_the_start_with_one_line(open_bundle: Bundle) -> None:
@@ -129,84 +147,21 @@ def test_taken_port_stops_the_start_with_one_line(open_bundle: Bundle) -> None:
         )
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_port_taken_in_one_of_two_families_stops_the_start_with_one_line(
-    open_bundle: Bundle, family: socket.AddressFamily
-) -> None:
-    with socket.create_server(("", 0), family=family) as taken:
-        port = str(taken.getsockname()[1])
-        assert_start_fails(
-            *serve_command(open_bundle.path),
-            *("--host", "::", "--port", port),
-            says=f"cannot listen on [::]:{port}: the port is already in use",
-        )
+def test_folder_of_bundles_is_refused_by_their_names(open_bundle: Bundle) -> None:
+    with pytest.raises(BundleError, match=f"contains the bundles {open_bundle.path}; name one"):
+        open_graphs(Settings(bundle=open_bundle.path.parent, device="cpu"))
 
 
-def test_host_of_another_machine_stops_the_start_by_name(open_bundle: Bundle) -> None:
-    command = serve_command(open_bundle.path)
-    assert_start_fails(*command, "--host", "192.0.2.1", says="not an address of this machine")
-
-
-def test_folder_of_bundles_stops_the_start_and_names_them(open_bundle: Bundle) -> None:
-    folder = open_bundle.path.parent
-    assert_start_fails(
-        *serve_command(folder), says=f"it contains the bundles {open_bundle.path}; name one"
-    )
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (None, "cannot be read: No such file or directory"),
-        (b"\xff", "cannot be read: it is not UTF-8 text"),
-        (b" \n,\n", "contains no keys"),
-    ],
-)
-def test_key_file_that_has_no_keys_is_named(
-    open_bundle: Bundle, tmp_path: Path, content: bytes | None, reason: str
+def test_variables_of_keys_that_have_none_stop_the_start(
+    open_bundle: Bundle, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys"
-    if content is not None:
-        path.write_bytes(content)
-    assert_start_fails(
-        *serve_command(open_bundle.path),
-        says=f"predict_keys: the key file {path} {reason}",
-        ML_DECODER_PREDICT_KEYS=f"@{path}",
-    )
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (("--predict-keys-file", ""), "--predict-keys-file is empty"),
-        (("--admin-keys-file", "/no/such"), "the key file /no/such cannot be read"),
-        (("--admin-keys-file", "/a", "--admin-keys", "@/a"), "--admin-keys and its file: give one"),
-        *(
-            (("--allowed-hosts", host), "allowed_hosts: a host must be a name such as")
-            for host in ("https://a.example", "a.example:8000", "a.*.example", "*example", "ä.lan")
-        ),
-    ],
-)
-def test_invalid_access_stops_the_start_with_one_line(
-    open_bundle: Bundle, flags: tuple[str, ...], says: str
-) -> None:
-    assert_start_fails(*serve_command(open_bundle.path), *flags, says=says)
-
-
-def test_misspelt_variable_of_keys_stops_the_start(open_bundle: Bundle) -> None:
-    assert_start_fails(
-        *serve_command(open_bundle.path),
-        says="ML_DECODER_PREDICT_KEY is not a setting; did you mean ML_DECODER_PREDICT_KEYS?",
-        ML_DECODER_PREDICT_KEY="x" * 32,
-    )
-
-
-def test_auto_falls_back_to_the_cpu_and_logs_it(open_bundle: Bundle) -> None:
-    with serve(open_bundle, "--device", "auto", CUDA_VISIBLE_DEVICES="") as (server, client):
-        server.wait_for_line(r"WARNING.*cuda")
-        assert client.get("/info").json()["runtime"]["device"] == "cpu"
-        assert_still_serving(client)
+    path.write_text(" \n,\n")
+    command = serve_command(open_bundle.path)
+    says = f"predict_keys: the key file {path} contains no keys"
+    assert_start_fails(*command, says=says, ML_DECODER_PREDICT_KEYS=f"@{path}")
+    says = "ML_DECODER_PREDICT_KEY is not a setting; did you mean ML_DECODER_PREDICT_KEYS?"
+    assert_start_fails(*command, says=says, ML_DECODER_PREDICT_KEY="x" * 32)
 
 
 def assert_start_fails(*command: str, says: str = "", **variables: str) -> None:

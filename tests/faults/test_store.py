@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -22,6 +21,7 @@ from tests.support.postgres import Postgres
 from tests.support.serving import assert_problem, assert_still_serving, labels_of, send_image
 
 PETS = {"name": "pets", "labels": ["red panda", "axolotl"]}
+ZOO = {"name": "zoo", "labels": ["yak"]}
 
 
 class Disk:
@@ -69,10 +69,6 @@ def start(bundle: Bundle, folder: Path, *flags: str) -> ServerProcess:
     return ServerProcess(*serve_command(bundle.path), "--label-store", store, *flags)
 
 
-def register(client: httpx.Client, body: dict[str, Any]) -> httpx.Response:
-    return client.post("/labels", json=body)
-
-
 def assert_predictions_go_on(client: httpx.Client) -> None:
     answer = send_image(client, params={"label_set": "pets", "top_k": 2})
     assert {label for label, _ in labels_of(answer)} == set(PETS["labels"])
@@ -88,15 +84,14 @@ def test_locked_store_refuses_what_needs_it_until_it_is_free(
         start(open_bundle, tmp_path) as server,
         server.open_client() as client,
     ):
-        assert register(client, PETS).status_code == 201
+        assert client.post("/labels", json=PETS).status_code == 201
         locker.execute("BEGIN IMMEDIATE")
-        refused = register(client, {"name": "zoo", "labels": ["yak"]})
-        assert_problem(refused, 503, "store_unavailable")
-        assert int(refused.headers["retry-after"]) > 0
-        assert_problem(client.delete("/labels/pets"), 503, "store_unavailable")
+        for refused in (client.post("/labels", json=ZOO), client.delete("/labels/pets")):
+            assert_problem(refused, 503, "store_unavailable")
+            assert int(refused.headers["retry-after"]) > 0
         assert_predictions_go_on(client)
         locker.execute("ROLLBACK")
-        assert register(client, {"name": "zoo", "labels": ["yak"]}).status_code == 201
+        assert client.post("/labels", json=ZOO).status_code == 201
         assert "Traceback" not in server.stderr
         server.send_signal(15)
         assert server.wait() == 0
@@ -128,14 +123,14 @@ def test_full_disk_refuses_registrations_until_there_is_room(
     open_bundle: Bundle, disk: Disk
 ) -> None:
     with start(open_bundle, disk.path) as server, server.open_client() as client:
-        assert register(client, PETS).status_code == 201
+        assert client.post("/labels", json=PETS).status_code == 201
         disk.fill()
         large = {"name": "zoo", "labels": [f"yak {i} {'x' * 100}" for i in range(500)]}
-        assert_problem(register(client, large), 507, "store_full")
+        assert_problem(client.post("/labels", json=large), 507, "store_full")
         assert_problem(client.get("/labels/zoo"), 404, "label_set_not_found")
         assert_predictions_go_on(client)
         disk.empty()
-        assert register(client, large).status_code == 201
+        assert client.post("/labels", json=large).status_code == 201
         assert_predictions_go_on(client)
 
 
@@ -144,14 +139,14 @@ def test_read_only_store_answers_and_refuses_writes_until_it_is_writable(
     open_bundle: Bundle, disk: Disk, is_left_open: bool
 ) -> None:
     with start(open_bundle, disk.path) as server, server.open_client() as client:
-        assert register(client, PETS).status_code == 201
+        assert client.post("/labels", json=PETS).status_code == 201
         server.send_signal(signal.SIGKILL if is_left_open else signal.SIGTERM)
         server.wait()
     disk.remount("ro")
     with start(open_bundle, disk.path) as server, server.open_client() as client:
         assert "pets" in [entry["name"] for entry in client.get("/labels").json()["label_sets"]]
         for refused in (
-            register(client, {"name": "zoo", "labels": ["yak"]}),
+            client.post("/labels", json=ZOO),
             client.put("/labels/pets", json={"labels": ["yak"]}),
             client.patch("/labels/pets", json={"labels": [{"name": "axolotl", "threshold": 0.5}]}),
             client.delete("/labels/pets"),
@@ -163,7 +158,7 @@ def test_read_only_store_answers_and_refuses_writes_until_it_is_writable(
             assert adding.wait() == 2
         assert "readonly" in adding.stderr or "it is read-only" in adding.stderr
         disk.remount("rw")
-        assert register(client, {"name": "zoo", "labels": ["yak"]}).status_code == 201
+        assert client.post("/labels", json=ZOO).status_code == 201
         assert_predictions_go_on(client)
         assert "Traceback" not in server.stderr
 
@@ -180,7 +175,7 @@ def test_service_on_a_read_only_mount_follows_a_writer(open_bundle: Bundle, disk
             start(open_bundle, mount) as server,
             server.open_client() as client,
         ):
-            version = register(writing, PETS).json()["version"]
+            version = writing.post("/labels", json=PETS).json()["version"]
             asked = {"label_set": "pets", "min_version": version}
             assert send_image(client, params=asked).status_code == 200
             assert writer.stop() == 0
