@@ -68,16 +68,16 @@ class Connections:
         """Adds a connection; returns False if it may ask for health only, or is closed."""
         address = connection.client[0] if connection.client else ""
         limit = self._most_per_address
-        if limit is not None and self._of_address[address] >= limit:
-            known = (each for each, its_address in self._open.items() if its_address == address)
-            if not self._close_idle(known, 1):
-                self._abort(connection, "refused")
-                return False
-        is_surplus = len(self._open) >= self._most and not self._make_room()
+        own = (each for each, its_address in self._open.items() if its_address == address)
+        is_full = limit is not None and self._of_address[address] >= limit
+        is_refused = is_full and not self._close_idle(own, 1)
+        is_surplus = not is_refused and len(self._open) >= self._most and not self._make_room()
+        if is_surplus and len(self._surplus) >= _RESERVE:
+            is_refused = not self._close_idle(self._surplus, 1)
+        if is_refused:
+            self._abort(connection, "refused")
+            return False
         if is_surplus:
-            if len(self._surplus) >= _RESERVE and not self._close_idle(self._surplus, 1):
-                self._abort(connection, "refused")
-                return False
             self._surplus[connection] = None
         self._open[connection] = address
         self._of_address[address] += 1

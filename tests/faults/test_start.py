@@ -8,9 +8,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import onnx
 import pytest
-from onnx import TensorProto
 
 from service.bundle.reader import Bundle
 from service.errors import BundleError
@@ -19,7 +17,7 @@ from service.settings import Settings
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve, serve_command
 from tests.support.serving import assert_problem, assert_still_serving
-from tests.support.tiny_bundle import copy_bundle, edit_manifest, tiny_head, tiny_label_encoder
+from tests.support.tiny_bundle import copy_bundle, edit_manifest
 
 
 class HomelessServer(ServerProcess):
@@ -35,67 +33,10 @@ class HomelessServer(ServerProcess):
 
 
 def flip_a_byte(bundle: Path) -> None:
-    graph = find_graph(bundle, "encoder")
+    graph = next(bundle.glob("encoder.fp32*"))
     content = bytearray(graph.read_bytes())
     content[len(content) // 2] ^= 1
     graph.write_bytes(content)
-
-
-def drop_a_label(bundle: Path) -> None:
-    labels = bundle / "labels.json"
-    replace_file(bundle, labels, json.dumps(json.loads(labels.read_text())[1:]).encode())
-
-
-def keep_weights_outside(bundle: Path) -> None:
-    model = onnx.load(find_graph(bundle, "trained_head"))
-    tensor = next(t for t in model.graph.initializer if t.name == "weight")
-    (bundle.parent / "outside.bin").write_bytes(tensor.raw_data)
-    tensor.ClearField("raw_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value="../outside.bin")
-    replace_graph(bundle, "trained_head", model.SerializeToString())
-
-
-def find_graph(bundle: Path, name: str) -> Path:
-    return next(bundle.glob(f"{name}.fp32*"))
-
-
-def replace_graph(bundle: Path, name: str, content: bytes) -> None:
-    replace_file(bundle, find_graph(bundle, name), content)
-
-
-def replace_file(bundle: Path, file: Path, content: bytes) -> None:
-    """Writes a file and its new hash, as an attacker would."""
-    record = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    edit_manifest(bundle, lambda manifest: manifest["files"].update({file.name: record}))
-    file.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        flip_a_byte,
-        drop_a_label,
-        keep_weights_outside,
-        lambda bundle: find_graph(bundle, "trained_head").unlink(),
-        lambda bundle: (bundle / "manifest.json").unlink(),
-        lambda bundle: replace_graph(bundle, "encoder", b"not a graph"),
-        lambda bundle: replace_graph(bundle, "trained_head", tiny_head(num_labels=4)),
-        lambda bundle: replace_graph(bundle, "label_encoder", tiny_label_encoder(width=7)),
-    ],
-    ids=[
-        *("byte flipped", "label dropped", "weights outside", "graph missing", "manifest missing"),
-        *("junk for a graph", "fewer labels scored", "wider embeddings"),
-    ],
-)
-def test_damaged_bundle_is_refused_with_one_line(
-    open_bundle: Bundle, tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
-    bundle = copy_bundle(open_bundle, tmp_path)
-    damage(bundle)
-    with pytest.raises(BundleError) as caught:
-        open_graphs(Settings(bundle=bundle, device="cpu"))
-    assert "\n" not in str(caught.value)
 
 
 def test_missing_bundle_stops_the_start_before_a_port_is_open(
@@ -111,17 +52,27 @@ def test_missing_bundle_stops_the_start_before_a_port_is_open(
         assert_still_serving(client)
 
 
-def test_damaged_bundle_stops_the_start_with_one_line(open_bundle: Bundle, tmp_path: Path) -> None:
+def drop_a_label(bundle: Path) -> None:
+    """Writes the labels without the first and their new hash, as an attacker would."""
+    file = bundle / "labels.json"
+    content = json.dumps(json.loads(file.read_text())[1:]).encode()
+    record = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    edit_manifest(bundle, lambda manifest: manifest["files"].update({file.name: record}))
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(("damage", "says"), [(flip_a_byte, "encoder"), (drop_a_label, "it has 4")])
+def test_damaged_bundle_stops_the_start_with_one_line(
+    open_bundle: Bundle, tmp_path: Path, damage: Callable[[Path], None], says: str
+) -> None:
     bundle = copy_bundle(open_bundle, tmp_path)
-    flip_a_byte(bundle)
-    assert_start_fails(*serve_command(bundle), says="encoder")
+    damage(bundle)
+    assert_start_fails(*serve_command(bundle), says=says)
 
 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--port", "-1"), "--port or ML_DECODER_PORT"),
-        (("--device", "cuda"), "cuda"),
         (("--label-store", __file__), "the file is not a SQLite database"),
         (("--max-held-bytes", "10000000"), "max_held_bytes must be at least max_body_bytes"),
         (("--host", "192.0.2.1"), "not an address of this machine"),

@@ -62,14 +62,7 @@ def build_app(
     sys.modules.pop("service.ray_app", None)
 
 
-async def test_replica_starts_when_its_model_is_open(build_app: Callable[[], FastAPI]) -> None:
-    app = build_app()
-    async with app.router.lifespan_context(app):
-        assert app.state.host.ready
-    assert not app.state.host.ready
-
-
-async def test_replica_samples_its_gauges(
+async def test_replica_starts_when_its_model_is_open_and_samples_its_gauges(
     build_app: Callable[[], FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics_module, "SAMPLE_SECONDS", 0)
@@ -83,8 +76,10 @@ async def test_replica_samples_its_gauges(
 
     monkeypatch.setattr(metrics, "sample", sample)
     async with asyncio.timeout(10), app.router.lifespan_context(app):
+        assert app.state.host.ready
         await sampled.wait()
         assert metrics.registry.get_sample_value("ml_decoder_ready") == 1
+    assert not app.state.host.ready
 
 
 @pytest.mark.parametrize(("sent", "answered"), [({}, "rays"), ({"X-Request-ID": "mine"}, "mine")])
