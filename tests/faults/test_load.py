@@ -26,14 +26,16 @@ from tests.support.threads import wait_until
 Running = tuple[FaultyProcess, httpx.Client, ThreadPoolExecutor]
 SURPLUS, QUEUE_SIZE = 30, 4
 # One thread, so that one photo blocks the whole engine.
-ALONE = ("--queue-size", str(QUEUE_SIZE), "--intra-op-threads", "1", "--max-batch-size", "1")
+ONE_BY_ONE = ("--queue-size", str(QUEUE_SIZE), "--intra-op-threads", "1", "--max-batch-size", "1")
 
 
 @contextmanager
-def run_alone(bundle: Bundle, folder: Path, *flags: str, at_once: int = 1) -> Iterator[Running]:
+def run_one_by_one(
+    bundle: Bundle, folder: Path, *flags: str, at_once: int = 1
+) -> Iterator[Running]:
     """Yields a server, a client, and threads for `at_once` requests at the same time."""
     with (
-        FaultyProcess(bundle, folder, *ALONE, *flags) as server,
+        FaultyProcess(bundle, folder, *ONE_BY_ONE, *flags) as server,
         server.open_client() as client,
         ThreadPoolExecutor(at_once) as clients,
     ):
@@ -61,7 +63,7 @@ def post(photo: bytes, request_id: str) -> bytes:
 @pytest.fixture(scope="module")
 def shared(open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("faults")
-    with run_alone(open_bundle, folder, at_once=SURPLUS + QUEUE_SIZE + 1) as running:
+    with run_one_by_one(open_bundle, folder, at_once=SURPLUS + QUEUE_SIZE + 1) as running:
         yield running
 
 
@@ -131,7 +133,7 @@ def test_client_that_has_sent_ahead_and_leaves_frees_the_place_of_the_request_in
 def test_request_is_dropped_and_never_run_after_its_deadline(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
-    with run_alone(open_bundle, tmp_path, "--deadline-ms", "700", at_once=4) as running:
+    with run_one_by_one(open_bundle, tmp_path, "--deadline-ms", "700", at_once=4) as running:
         server, client, clients = running
         held = occupy(server, client, clients)
         runs = server.count_runs()
@@ -147,7 +149,7 @@ def test_request_is_dropped_and_never_run_after_its_deadline(
 def test_sigterm_finishes_requests_and_refuses_others_and_a_second_one_fails_them(
     open_bundle: Bundle, tmp_path: Path, signals: int
 ) -> None:
-    with run_alone(open_bundle, tmp_path) as (server, client, clients):
+    with run_one_by_one(open_bundle, tmp_path) as (server, client, clients):
         held = occupy(server, client, clients)
         server.send_signal(signal.SIGTERM)
         server.wait_for_line("draining")

@@ -1,6 +1,6 @@
-"""Memory: photos of all sizes, good and bad, one after the other, leave nothing behind.
+"""Memory: photos of all sizes, good and bad, one after the other, do not raise it.
 
-The long run, with latency beside it, is `python -m tests.benchmarks.costs soak`.
+The long run, which also measures latency, is `python -m tests.benchmarks.costs soak`.
 """
 
 import httpx2 as httpx

@@ -13,7 +13,7 @@ from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.faulty_process import FaultyProcess
 from tests.faults.test_connections import HEAD, LAST, MIB, connect, talk
-from tests.faults.test_load import occupy, post, run_alone
+from tests.faults.test_load import occupy, post, run_one_by_one
 from tests.support.serving import PHOTO, assert_problem, assert_still_serving, send_image
 
 EMPTY = HEAD + b"Content-Length: 0\r\n\r\n"
@@ -28,7 +28,7 @@ def full(open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """A server with a halted engine and a full queue; the engine goes on afterwards."""
     folder: Path = tmp_path_factory.mktemp("faults")
     one_place = ("--queue-size", "1", *FOR_LONG)
-    with run_alone(open_bundle, folder, *one_place) as (server, client, clients):
+    with run_one_by_one(open_bundle, folder, *one_place) as (server, client, clients):
         assert_still_serving(client)
         held = occupy(server, client, clients)
         waiting = [socket.create_connection(server.find_address()) for _ in range(2)]

@@ -196,4 +196,4 @@ def test_caller_is_a_known_key_or_an_address() -> None:
     assert name(None, "2001:db8::1") == name(None, "2001:db8::2")
     assert name(None, "2001:db8::1") != name(None, "2001:db8:1::1")
     assert name(None, "::ffff:1.2.3.4") != name(None, "::ffff:1.2.3.5")
-    assert name(None, "unknown") == "address unknown"  # behind a Unix socket
+    assert name(None, "unknown") == "address unknown"  # of a Unix socket
