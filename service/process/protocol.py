@@ -32,7 +32,6 @@ from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 import httptools
-from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -340,7 +339,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._request_timer.cancel()
             self._request_timer = None
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Callable[..., Any]) -> None:
         # If the client pipelines requests or does not read, the app answers: each refusal would
         # start the next one recursively, or stay in memory.
         if self._is_surplus:
