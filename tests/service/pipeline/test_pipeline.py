@@ -206,7 +206,7 @@ async def test_drain_rate_counts_answers_and_damaged_photos_and_workers_are_pinn
 
 async def test_refused_request_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BatchQueue, "is_full", True)
-    queue: BatchQueue[object, object] = BatchQueue(1, BatchSizes(1, 1))
+    queue: BatchQueue[object, object] = BatchQueue(1, BatchSizes(1, 1), drain_rate=DrainRate())
 
     def refuse(photo: NDArray[np.uint8]) -> None:
         with suppress(QueueFull):
