@@ -18,7 +18,7 @@ _BLOCK = re.compile(
 @dataclass(frozen=True)
 class Snippet:
     place: str  # `README.md:21`
-    language: str  # the word behind the backticks
+    language: str  # the word after the backticks
     code: str
     reason: str | None  # why it is not run
     answers: str | None = None  # the JSON block right after it, which shows its output

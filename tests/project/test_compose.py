@@ -19,7 +19,8 @@ SINGLE = {"ml-decoder": "cpu", "ml-decoder-gpu": "gpu", "ml-decoder-openvino": "
 TARGETS = SINGLE | {"replica": "cpu"}
 PROFILES = {profile: {name} for name, profile in SINGLE.items()}
 PROFILES["scale"] = {"replica", "proxy", "postgres"}
-STAGES = parse_dockerfile((ROOT / "Dockerfile").read_text(encoding="utf-8"))
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+STAGES = parse_dockerfile(DOCKERFILE)
 
 
 def read_compose(text: str) -> dict[str, Any]:
@@ -32,7 +33,8 @@ def read_compose(text: str) -> dict[str, Any]:
     return content
 
 
-SERVICES: dict[str, dict[str, Any]] = read_compose(TEXT)["services"]
+COMPOSE = read_compose(TEXT)
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 
 
 def test_misspelt_key_is_refused() -> None:
@@ -46,47 +48,44 @@ def test_default_profile_is_cpu() -> None:
     assert "deploy" not in SERVICES["ml-decoder"]
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_profile_starts_these_services_at_port_8000_of_this_machine_alone(profile: str) -> None:
-    started = {name for name, it in SERVICES.items() if profile in it["profiles"]}
-    assert started == PROFILES[profile]
-    ports = [port for name in PROFILES[profile] for port in SERVICES[name].get("ports", ())]
-    assert [port.rpartition(":")[0] for port in ports] == ["127.0.0.1:8000"]
+def test_profile_starts_its_services_at_port_8000_of_this_machine_alone() -> None:
+    for profile, names in PROFILES.items():
+        assert {name for name, it in SERVICES.items() if profile in it["profiles"]} == names
+        ports = [port for name in names for port in SERVICES[name].get("ports", ())]
+        assert [port.rpartition(":")[0] for port in ports] == ["127.0.0.1:8000"], profile
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_settings_file_is_optional_and_cannot_change_the_published_port(name: str) -> None:
-    assert SERVICES[name]["env_file"] == [{"path": "ml-decoder.env", "required": False}]
-    given = yaml.safe_load(TEXT)["services"][name]["environment"]
-    assert (given["ML_DECODER_HOST"], given["ML_DECODER_PORT"]) == ("0.0.0.0", "8000")
+def test_service_is_a_stage_of_the_dockerfile_whose_settings_file_is_optional() -> None:
+    drain = Settings.model_fields["drain_seconds"].default
+    for name, target in TARGETS.items():
+        service = SERVICES[name]
+        assert service["build"]["target"] == target
+        assert target in {stage.name for stage in STAGES}
+        assert service["env_file"] == [{"path": "ml-decoder.env", "required": False}], name
+        # That file cannot change the published port.
+        given = yaml.safe_load(TEXT)["services"][name]["environment"]
+        assert (given["ML_DECODER_HOST"], given["ML_DECODER_PORT"]) == ("0.0.0.0", "8000"), name
+        assert float(service["stop_grace_period"].removesuffix("s")) >= drain + 5, name
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_target_is_a_stage_of_the_dockerfile(name: str) -> None:
-    assert SERVICES[name]["build"]["target"] == TARGETS[name]
-    assert TARGETS[name] in {stage.name for stage in STAGES}
+def test_state_outlives_the_container() -> None:
+    for name in SINGLE:
+        (mount,) = SERVICES[name]["volumes"]
+        volume, _, folder = mount.partition(":")
+        assert volume in COMPOSE["volumes"]
+        assert folder in DOCKERFILE
 
 
-@pytest.mark.parametrize("name", SINGLE)
-def test_state_outlives_the_container(name: str) -> None:
-    (mount,) = SERVICES[name]["volumes"]
-    volume, _, folder = mount.partition(":")
-    assert volume in read_compose(TEXT)["volumes"]
-    assert folder in (ROOT / "Dockerfile").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", ["prometheus", "grafana"])
-def test_monitoring_listens_locally_and_mounts_existing_files(name: str) -> None:
-    service = SERVICES[name]
-    assert service["profiles"] == ["monitoring"]
-    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
-    assert service["cap_drop"] == ["ALL"]
-    assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", service["image"])
-    for mount in service["volumes"]:
-        source = mount.split(":")[0]
-        if source.startswith("./"):
-            assert (ROOT / source).is_dir()
-            assert mount.endswith(":ro")
+def test_monitoring_listens_locally_and_mounts_existing_files() -> None:
+    for service in (SERVICES["prometheus"], SERVICES["grafana"]):
+        assert service["profiles"] == ["monitoring"]
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+        assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", service["image"])
+        for mount in service["volumes"]:
+            source = mount.split(":")[0]
+            if source.startswith("./"):
+                assert (ROOT / source).is_dir()
+                assert mount.endswith(":ro")
 
 
 def test_gpu_is_reserved() -> None:
@@ -95,38 +94,30 @@ def test_gpu_is_reserved() -> None:
     assert device["capabilities"] == ["gpu"]
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_container_cannot_change_itself_or_gain_privileges(name: str) -> None:
-    service = SERVICES[name]
-    assert service["read_only"] is True
-    assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
-
-
-@pytest.mark.parametrize("name", SERVICES)
-def test_container_has_limits_of_memory_and_processes(name: str) -> None:
-    service = SERVICES[name]
-    assert re.fullmatch(r"\d+[gm]b", service["mem_limit"])
-    assert 0 < service["pids_limit"] <= 1024
-    if name in TARGETS:  # bodies, and as much again for pixels, labels and the model
-        held = Settings.model_fields["max_held_bytes"].default
-        assert int(service["mem_limit"].removesuffix("gb")) * 1024**3 >= 2 * held
-
-
-@pytest.mark.parametrize("name", TARGETS)
-def test_stop_grace_period_exceeds_the_drain(name: str) -> None:
-    grace = SERVICES[name]["stop_grace_period"]
-    assert float(grace.removesuffix("s")) >= Settings.model_fields["drain_seconds"].default + 5
+def test_container_has_limits_and_cannot_change_itself_or_gain_privileges() -> None:
+    held = Settings.model_fields["max_held_bytes"].default
+    for name, service in SERVICES.items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert re.fullmatch(r"\d+[gm]b", service["mem_limit"]), name
+        assert 0 < service["pids_limit"] <= 1024, name
+        if name in TARGETS:  # bodies, and as much again for pixels, labels and the model
+            assert int(service["mem_limit"].removesuffix("gb")) * 1024**3 >= 2 * held, name
 
 
 def test_replicas_are_stateless_and_wait_for_the_database() -> None:
     replica = SERVICES["replica"]
     assert "volumes" not in replica
-    assert replica["environment"]["ML_DECODER_LABEL_STORE"].startswith("postgresql://")
     assert replica["depends_on"]["postgres"]["condition"] == "service_healthy"
     assert SERVICES["proxy"]["depends_on"]["replica"]["condition"] == "service_healthy"
     for name in ("postgres", "proxy"):
         assert SERVICES[name]["healthcheck"]["test"]
+    # No file contains the password.
+    url = replica["environment"]["ML_DECODER_LABEL_STORE"]
+    assert re.fullmatch(r"postgresql://\w+@postgres/\w+", url)
+    secret = COMPOSE["secrets"]["postgres_password"]["file"]
+    assert f"/{secret}" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
 
 
 def test_documented_override_mounts_the_files_of_keys_that_it_names() -> None:
@@ -138,13 +129,6 @@ def test_documented_override_mounts_the_files_of_keys_that_it_names() -> None:
     assert set(override["secrets"]) == keys
     for service in override["services"].values():
         assert (set(service["secrets"]), service["environment"]) == (keys, variables)
-
-
-def test_no_file_contains_the_password() -> None:
-    secret = read_compose(TEXT)["secrets"]["postgres_password"]["file"]
-    assert f"/{secret}" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
-    url = SERVICES["replica"]["environment"]["ML_DECODER_LABEL_STORE"]
-    assert re.fullmatch(r"postgresql://\w+@postgres/\w+", url)
 
 
 def test_proxy_substitutes_every_variable_of_the_tested_configuration() -> None:

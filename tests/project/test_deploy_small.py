@@ -56,7 +56,7 @@ def test_copied_example_changes_nothing_until_a_line_is_uncommented(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert all(line.startswith("#") for line in LINES if line)
-    # Docker takes everything behind `=` as the value.
+    # Docker takes everything after `=` as the value.
     assert not [value for value in EXAMPLES.values() if " " in value]
     check_variables(EXAMPLES)
     assert caplog.messages == []

@@ -38,21 +38,18 @@ def render(folder: str) -> dict[str, Any]:
     return {document["kind"]: document for document in yaml.safe_load_all(done.stdout)}
 
 
-@cache
 def read_predictor() -> dict[str, Any]:
     """The pod of the KServe file."""
     document = yaml.safe_load((K8S / "kserve/inferenceservice.yaml").read_text())
     return dict(document["spec"]["predictor"])
 
 
-@cache
-def read_pod() -> dict[str, Any]:
-    return dict(render("base")["Deployment"]["spec"]["template"]["spec"])
+def read_pod(folder: str = "base") -> dict[str, Any]:
+    return dict(render(folder)["Deployment"]["spec"]["template"]["spec"])
 
 
-@cache
 def read_minimal() -> dict[str, Any]:
-    return dict(render("minimal")["Deployment"]["spec"]["template"]["spec"])
+    return read_pod("minimal")
 
 
 def check_custom(document: dict[str, Any]) -> None:
@@ -67,20 +64,29 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
     return dict(only)
 
 
+def read_variables(pod: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in container(pod)["env"] if "value" in each}
+
+
+def read_secrets(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    sources = [each["valueFrom"] for each in container(pod)["env"] if "valueFrom" in each]
+    return [source["secretKeyRef"] for source in sources]
+
+
 @pytest.fixture(params=[read_pod, read_predictor, read_minimal])
 def pod(request: pytest.FixtureRequest) -> Any:
     return request.param()
 
 
-@pytest.mark.parametrize("folder", KINDS)
-def test_kustomization_renders_these_objects_and_each_matches_its_schema(folder: str) -> None:
-    documents = render(folder)
-    assert set(documents) == KINDS[folder]
-    for kind, document in documents.items():
-        if kind in CUSTOM:
-            check_custom(document)
-        else:
-            kubernetes_validate.validate(document, VERSION, strict=True)
+def test_kustomization_renders_its_objects_and_each_matches_its_schema() -> None:
+    for folder, kinds in KINDS.items():
+        documents = render(folder)
+        assert set(documents) == kinds, folder
+        for kind, document in documents.items():
+            if kind in CUSTOM:
+                check_custom(document)
+            else:
+                kubernetes_validate.validate(document, VERSION, strict=True)
 
 
 def test_misspelt_keys_are_refused() -> None:
@@ -136,21 +142,22 @@ def test_minimal_needs_no_object_that_it_does_not_have() -> None:
     claim = documents["PersistentVolumeClaim"]
     assert state["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert "storageClassName" not in claim["spec"]
-    sources = [each["valueFrom"] for each in container(pod)["env"] if "valueFrom" in each]
-    assert all(source["secretKeyRef"]["optional"] for source in sources)
+    assert all(secret["optional"] for secret in read_secrets(pod))
     # Everything else that a pod can refer to.
     assert not {"envFrom", "serviceAccountName", "imagePullSecrets"} & (pod | container(pod)).keys()
 
 
-def test_minimal_keeps_label_sets_of_one_pod_at_a_time_in_the_volume() -> None:
+def test_minimal_keeps_label_sets_of_one_pod_at_a_time_and_publishes_no_metrics() -> None:
     deployment = render("minimal")["Deployment"]["spec"]
     assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})
     assert read_minimal()["securityContext"]["fsGroup"] == 10001
-    assert "ML_DECODER_LABEL_STORE" not in {
-        each["name"] for each in container(read_minimal())["env"]
-    }
+    assert "ML_DECODER_LABEL_STORE" not in read_variables(read_minimal())
     image = (ROOT / "Dockerfile").read_text()
     assert f"ML_DECODER_LABEL_STORE={STATE}/" in image
+    ports = {each["name"]: each["containerPort"] for each in container(read_minimal())["ports"]}
+    given = read_variables(read_minimal())["ML_DECODER_METRICS_PORT"]
+    published = [port["targetPort"] for port in render("minimal")["Service"]["spec"]["ports"]]
+    assert (given, published) == (str(ports["metrics"]), ["http"])
 
 
 def test_ingress_leads_to_the_service_and_lets_bodies_pass() -> None:
@@ -168,34 +175,17 @@ def test_ingress_leads_to_the_service_and_lets_bodies_pass() -> None:
     assert size * 1024**2 > Settings.model_fields["max_body_bytes"].default
 
 
-def test_minimal_publishes_no_metrics() -> None:
-    given = {each["name"]: each.get("value") for each in container(read_minimal())["env"]}
-    ports = {each["name"]: each["containerPort"] for each in container(read_minimal())["ports"]}
-    assert given["ML_DECODER_METRICS_PORT"] == str(ports["metrics"])
-    assert [port["targetPort"] for port in render("minimal")["Service"]["spec"]["ports"]] == [
-        "http"
-    ]
-
-
-def test_probes_route_on_readiness_and_restart_on_death_alone(pod: dict[str, Any]) -> None:
-    assert container(pod)["readinessProbe"]["httpGet"]["path"] == "/readyz"
-    assert container(pod)["livenessProbe"]["httpGet"]["path"] == "/livez"
-
-
 def test_request_bodies_leave_memory_for_model_and_photos(pod: dict[str, Any]) -> None:
-    given = {each["name"]: each["value"] for each in container(pod)["env"] if "value" in each}
-    held = Settings(max_held_bytes=given["ML_DECODER_MAX_HELD_BYTES"]).max_held_bytes
+    given = read_variables(pod)["ML_DECODER_MAX_HELD_BYTES"]
+    held = Settings(max_held_bytes=given).max_held_bytes
     limit = container(pod)["resources"]["limits"]["memory"]
     # Measured: the model 300 MiB, the largest photos all at once 700 MiB.
     assert held * 8 <= int(limit.removesuffix("Gi")) * 1024**3
 
 
-def test_kserve_pod_needs_no_knative_feature_flags() -> None:
-    assert "securityContext" not in read_predictor()
-    assert "runAsGroup" not in container(read_predictor())["securityContext"]
-
-
-def test_variables_are_settings_and_service_links_are_not(pod: dict[str, Any]) -> None:
+def test_pod_has_probes_and_only_variables_that_are_settings(pod: dict[str, Any]) -> None:
+    assert container(pod)["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert container(pod)["livenessProbe"]["httpGet"]["path"] == "/livez"
     for variable in container(pod)["env"]:
         assert variable["name"].removeprefix("ML_DECODER_").lower() in Settings.model_fields
     # Otherwise Kubernetes sets `ML_DECODER_PORT` and others for a Service `ml-decoder`.
@@ -208,19 +198,18 @@ def test_pod_has_time_to_drain_after_it_leaves_the_endpoints() -> None:
     assert read_pod()["terminationGracePeriodSeconds"] >= int(pause) + drain + 5
 
 
-def test_kserve_pod_matches_the_pod_schema() -> None:
-    predictor = dict(read_predictor())
+def test_kserve_pod_matches_the_pod_schema_without_knative_feature_flags() -> None:
+    predictor = read_predictor()
     kserve = ("minReplicas", "maxReplicas", "scaleMetric", "scaleTarget")
     for key in (*kserve, "containerConcurrency", "timeout"):
         assert predictor.pop(key)
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": predictor}
     kubernetes_validate.validate(pod, VERSION, strict=True)
-
-
-def test_kserve_clients_find_the_model_by_the_name_of_the_inferenceservice() -> None:
+    assert "securityContext" not in predictor
+    assert "runAsGroup" not in container(predictor)["securityContext"]
+    # Clients name the model as the InferenceService.
     document = yaml.safe_load((K8S / "kserve/inferenceservice.yaml").read_text())
-    alias = {"name": "ML_DECODER_MODEL_ALIAS", "value": document["metadata"]["name"]}
-    assert alias in container(read_predictor())["env"]
+    assert read_variables(predictor)["ML_DECODER_MODEL_ALIAS"] == document["metadata"]["name"]
 
 
 def test_example_secret_has_the_keys_that_pods_read(pod: dict[str, Any]) -> None:
@@ -230,9 +219,7 @@ def test_example_secret_has_the_keys_that_pods_read(pod: dict[str, Any]) -> None
     given = {
         (secret["metadata"]["name"], key) for secret in secrets for key in secret["stringData"]
     }
-    taken = [each["valueFrom"] for each in container(pod)["env"] if "valueFrom" in each]
-    references = [each["secretKeyRef"] for each in taken]
-    asked = {(each["name"], each["key"]): each.get("optional", False) for each in references}
+    asked = {(each["name"], each["key"]): each.get("optional", False) for each in read_secrets(pod)}
     store = {} if pod == read_minimal() else {("ml-decoder-label-store", "url"): False}
     keys = {("ml-decoder-keys", "predict"): True, ("ml-decoder-keys", "admin"): True}
     assert asked == store | keys

@@ -69,10 +69,14 @@ def test_unfinished_environment_is_made_again(tmp_path: Path) -> None:
     assert again.returncode == 0
 
 
+def make_checkout(folder: Path, runtime: str) -> None:
+    (folder / "constraints").mkdir()
+    for needed in ("pyproject.toml", f"constraints/serve-{runtime}.txt"):
+        (folder / needed).touch()
+
+
 def test_bundle_path_may_contain_spaces(tmp_path: Path) -> None:
-    (tmp_path / "constraints").mkdir()
-    for needed in ("pyproject.toml", "constraints/serve-cpu.txt"):
-        (tmp_path / needed).touch()
+    make_checkout(tmp_path, "cpu")
     binaries = tmp_path / ".venv-serve-cpu" / "bin"
     write_command(binaries / "python", "")
     write_command(binaries / "ml-decoder", 'echo "$1: $ML_DECODER_BUNDLE"')
@@ -89,8 +93,6 @@ def test_bundle_path_may_contain_spaces(tmp_path: Path) -> None:
 def test_serve_asks_for_the_device_of_the_runtime(
     tmp_path: Path, runtime: str, device: str
 ) -> None:
-    (tmp_path / "constraints").mkdir()
-    for needed in ("pyproject.toml", f"constraints/serve-{runtime}.txt"):
-        (tmp_path / needed).touch()
+    make_checkout(tmp_path, runtime)
     done = run_make(tmp_path, "-n", "serve", f"RUNTIME={runtime}", path=os.environ["PATH"])
     assert f"ML_DECODER_DEVICE={device} " in done.stdout

@@ -43,30 +43,24 @@ def test_every_file_named_in_the_documents_exists() -> None:
             assert (ROOT / path).exists(), f"{document.name}: {path}"
 
 
-def test_reference_is_current() -> None:
-    current = write_reference(read_openapi())
-    assert current == REFERENCE, "docs/api.md is old: run `make reference`"
+PAGES: dict[str, Callable[[], str]] = {
+    "api": lambda: write_reference(read_openapi()),
+    "errors": write_catalogue,
+    "settings": write_settings,
+    "command-line": write_commands,
+}
 
 
-@pytest.mark.parametrize(
-    ("page", "write"),
-    [
-        ("errors", write_catalogue),
-        ("settings", write_settings),
-        ("command-line", write_commands),
-    ],
-)
-def test_generated_page_is_current(page: str, write: Callable[[], str]) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_generated_page_is_current(page: str) -> None:
     current = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
-    assert write() == current, f"docs/{page}.md is old: run `make reference`"
+    assert PAGES[page]() == current, f"docs/{page}.md is old: run `make reference`"
 
 
-def test_catalogue_explains_every_error_that_a_client_gets() -> None:
+def test_catalogue_explains_every_error_that_a_client_gets_in_one_family() -> None:
     codes = {error.code for error in list_coded(ServiceError)}
     assert codes == set(CAUSES)
-    catalogue = (ROOT / "docs" / "errors.md").read_text("utf-8")
-    for code in codes:
-        assert f"| `{code}` |" in catalogue
+    assert codes == set(re.findall(r"^\| `(\w+)` \|", write_catalogue(), re.MULTILINE))
 
 
 def test_reference_defines_every_schema_that_it_names() -> None:

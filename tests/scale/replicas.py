@@ -1,4 +1,4 @@
-"""Several replicas on one PostgreSQL behind one nginx, and clients that load them."""
+"""Several replicas with one PostgreSQL, one nginx in front of them, and clients that load them."""
 
 import itertools
 import signal
