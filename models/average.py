@@ -54,70 +54,43 @@ def _identify(checkpoint: Checkpoint) -> tuple[object, ...]:
         raise CheckpointError("a head without a backbone cannot be averaged")
     head = config.head.model_copy(update={"dropout": 0.0})
     pixels = config.input.model_copy(update={"height": 1, "width": 1})
-    return (
-        config.backbone,
-        config.prefix_tokens,
-        config.features,
-        config.norm_pooled,
-        head,
-        config.activation,
-        pixels,
-        checkpoint.label_names,
-    )
+    return config.model_copy(update={"head": head, "input": pixels}), checkpoint.label_names
 
 
-def _load_mean(module: nn.Module, states: list[tuple[dict[str, Tensor], float]]) -> None:
-    mean = {key: _mean([(state[key], share) for state, share in states]) for key in states[0][0]}
+def _load_mean(module: nn.Module, states: Sequence[tuple[dict[str, Tensor], float]]) -> None:
+    last, mean = states[-1][0], {}
+    for key, tensor in last.items():
+        if any(state[key].shape != tensor.shape for state, _ in states):
+            raise CheckpointError("the networks are bound to different image sizes")
+        if tensor.is_floating_point():  # a batch norm's counter is the last one's
+            parts = [state[key].double() * share for state, share in states]
+            tensor = sum(parts[1:], start=parts[0]).to(tensor.dtype)
+        mean[key] = tensor
     module.load_state_dict(mean)
-
-
-def _mean(tensors: list[tuple[Tensor, float]]) -> Tensor:
-    last = tensors[-1][0]
-    if not last.is_floating_point():  # a batch norm's counter
-        return last
-    if any(tensor.shape != last.shape for tensor, _ in tensors):
-        raise CheckpointError("the networks are bound to different image sizes")
-    mean = sum((tensor.double() * share for tensor, share in tensors), start=last.double() * 0)
-    return mean.to(last.dtype)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 for a mistake in the request."""
-    arguments = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="python -m models.average", description=__doc__)
+    add = parser.add_argument
+    add("--out", type=_read_out, required=True, help="file ending in .safetensors")
+    add("--untouched", type=_read_share, default=0.0, metavar="SHARE",
+        help="of the pretrained backbone in the result's")  # fmt: skip
+    add("parts", nargs="+", type=_read_part, metavar="CHECKPOINT=SHARE")
+    arguments = parser.parse_args(argv)
     return report_mistakes(lambda: _average(arguments))
 
 
-def _average(arguments: argparse.Namespace) -> None:
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    parts = [(read_checkpoint(path), share) for path, share in arguments.parts]
-    averaged = average_checkpoints(parts)
-    if arguments.untouched:
-        averaged = blend_untouched(averaged, arguments.untouched)
-    recipe = _describe(arguments)
-    write_checkpoint(
-        arguments.out,
-        cast("Network", averaged.network),
-        averaged.label_names or (),
-        {**averaged.notes, "average": recipe},
-    )
-    print(f"{arguments.out}: the average of {recipe}")
-
-
-def _describe(arguments: argparse.Namespace) -> str:
-    shares = (f"{share:g} {path.parent.name}/{path.name}" for path, share in arguments.parts)
-    recipe = ", ".join(shares)
-    if arguments.untouched:
-        recipe += f"; then {arguments.untouched:g} of the untouched backbone"
-    return recipe
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m models.average", description=__doc__)
-    parser.add_argument("--out", type=_read_out, required=True, help="file ending in .safetensors")
-    parser.add_argument("--untouched", type=_read_share, default=0.0, metavar="SHARE",
-                        help="of the pretrained backbone in the result's")  # fmt: skip
-    parser.add_argument("parts", nargs="+", type=_read_part, metavar="CHECKPOINT=SHARE")
-    return parser
+def _average(given: argparse.Namespace) -> None:
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    averaged = average_checkpoints([(read_checkpoint(path), share) for path, share in given.parts])
+    recipe = ", ".join(f"{share:g} {path.parent.name}/{path.name}" for path, share in given.parts)
+    if given.untouched:
+        averaged = blend_untouched(averaged, given.untouched)
+        recipe += f"; then {given.untouched:g} of the untouched backbone"
+    network, notes = cast("Network", averaged.network), {**averaged.notes, "average": recipe}
+    write_checkpoint(given.out, network, averaged.label_names or (), notes)
+    print(f"{given.out}: the average of {recipe}")
 
 
 def _read_out(text: str) -> Path:
