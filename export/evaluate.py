@@ -18,8 +18,12 @@ from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
 from export.sources.photos import select_photos
 from models.commands import run_command
 from models.data import DataError, LabelledFolder, keep_relevant, read_labelled_folder
-from models.metrics import MetricError
-from models.report import report_multi_label, report_single_label, report_zero_shot
+from models.metrics import (
+    MetricError,
+    report_multi_label,
+    report_single_label,
+    report_zero_shot,
+)
 from service.bundle.card import Precision
 from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError

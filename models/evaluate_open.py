@@ -7,9 +7,9 @@ chance, and ConSE of the untouched backbone.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,17 +19,14 @@ from tqdm import tqdm
 
 from models.checkpoints.open_head import OpenHeadCheckpoint, read_open_head
 from models.commands import report_mistakes, run_command
-from models.data import DataError, LabelledFolder, check_photos, read_labelled_folder
+from models.data import DataError, LabelledFolder, read_labelled_folder
 from models.metrics import average_precisions
 from models.text import read_text_encoder
 from models.train.views import Photos, evaluation_transform
 from models.train_open.teacher import Sources, read_sources, share_stages
 
-_BATCH = 8
 
-
-@dataclass(frozen=True, eq=False)
-class OpenScores:
+class OpenScores(NamedTuple):
     """Average precision of each label of a data set, percent, float [L]; NaN if undefined."""
 
     head: Tensor
@@ -37,28 +34,30 @@ class OpenScores:
     chance: Tensor  # of a random ranking: the share of photos with the label
     positives: Tensor  # number of photos with the label
 
-    def mean_over(self, chosen: Tensor) -> Mapping[str, float]:
-        """Returns each figure's mean over the labels that a bool [L] chooses; ignores NaN."""
-        return {
-            name: float(getattr(self, name)[chosen].nanmean())
-            for name in ("head", "conse", "chance")
-        }
-
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 for a mistake in the request."""
-    arguments = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="python -m models.evaluate_open", description=__doc__)
+    add = parser.add_argument
+    add("--open-head", type=Path, required=True, help="checkpoint of the open head")
+    add("--checkpoint", type=Path, required=True, help="checkpoint of its encoder")
+    add("--data", type=Path, required=True, help="labelled folder, labels complete")
+    add("--split", default="test")
+    add("--text-encoder", type=Path, help="folder; unset takes the installed package's")
+    add("--min-positives", type=int, default=5, help="fewest photos with a label that counts")
+    add("--each", action="store_true", help="print every label too")
+    arguments = parser.parse_args(argv)
     return report_mistakes(lambda: _evaluate(arguments))
 
 
-def _evaluate(arguments: argparse.Namespace) -> None:
-    folder = read_labelled_folder(arguments.data)
-    opened = read_open_head(arguments.open_head)
-    sources = read_sources(arguments.checkpoint, read_text_encoder(arguments.text_encoder))
-    scores = evaluate_open(opened, sources, folder, arguments.split)
-    if arguments.each:
-        _print_labels(folder.label_names, scores)
-    _print_groups(folder.label_names, scores, opened, arguments.min_positives)
+def _evaluate(given: argparse.Namespace) -> None:
+    folder = read_labelled_folder(given.data)
+    opened = read_open_head(given.open_head)
+    sources = read_sources(given.checkpoint, read_text_encoder(given.text_encoder))
+    scores = evaluate_open(opened, sources, folder, given.split)
+    if given.each:
+        print("\n".join(_list_labels(folder.label_names, scores)))
+    print("\n".join(_list_groups(folder.label_names, scores, opened, given.min_positives)))
 
 
 @torch.inference_mode()
@@ -73,12 +72,13 @@ def evaluate_open(
     head, template = opened.head, opened.head.config.embedding_template
     labels = sources.text.embed_names(folder.label_names, template)
     names = sources.text.embed_names(sources.teacher.names, template)
-    check_photos(folder.split(split))
     photos = Photos.of_split(folder, split, evaluation_transform(sources.prepared))
+    shared, own, others = share_stages(sources.encoder, sources.teacher.backbone)
     found, baseline = [], []
-    for tokens, logits in _encode(photos, sources):
-        found.append(head(tokens, labels))
-        baseline.append(score_conse(logits, names, labels))
+    for images, _ in tqdm(DataLoader(photos, 8), desc="photos"):
+        features = shared(images)
+        found.append(head(own(features), labels))
+        baseline.append(score_conse(sources.teacher.classify(others(features)), names, labels))
     return OpenScores(
         head=average_precisions(torch.cat(found), photos.targets),
         conse=average_precisions(torch.cat(baseline), photos.targets),
@@ -97,50 +97,32 @@ def score_conse(logits: Tensor, names: Tensor, labels: Tensor) -> Tensor:
     return functional.normalize(logits.softmax(dim=-1) @ names, dim=-1) @ labels.T
 
 
-def _encode(photos: Photos, sources: Sources) -> Iterator[tuple[Tensor, Tensor]]:
-    shared, own, others = share_stages(sources.encoder, sources.teacher.backbone)
-    for images, _ in tqdm(DataLoader(photos, _BATCH), desc="photos"):
-        features = shared(images)
-        yield own(features), sources.teacher.classify(others(features))
+def _list_labels(names: tuple[str, ...], scores: OpenScores) -> Iterator[str]:
+    yield f"{'label':20} {'head':>7} {'ConSE':>7} {'chance':>7} positives"
+    for name, *figures, positives in zip(names, *scores, strict=True):
+        yield f"{name:20} {_format(figures)} {int(positives):9}"
 
 
-def _print_labels(names: tuple[str, ...], scores: OpenScores) -> None:
-    print(f"{'label':20} {'head':>7} {'ConSE':>7} {'chance':>7} positives")
-    for i, name in enumerate(names):
-        row = f"{scores.head[i]:7.2f} {scores.conse[i]:7.2f} {scores.chance[i]:7.2f}"
-        print(f"{name:20} {row} {int(scores.positives[i]):9}")
-
-
-def _print_groups(
+def _list_groups(
     names: tuple[str, ...], scores: OpenScores, opened: OpenHeadCheckpoint, min_positives: int
-) -> None:
+) -> Iterator[str]:
     origin = opened.origin
     trained = torch.tensor([name in origin.label_names for name in names])
     mentioned = torch.tensor([name in origin.concept_names for name in names])
-    enough = scores.positives >= min_positives
     groups = {
         "trained labels": trained,
         "other labels": ~trained,
         "of these, no concept": ~trained & ~mentioned,
     }
-    print(f"{'mAP over':24} {'labels':>6} {'head':>7} {'ConSE':>7} {'chance':>7}")
+    yield f"{'mAP over':24} {'labels':>6} {'head':>7} {'ConSE':>7} {'chance':>7}"
     for title, group in groups.items():
-        means = scores.mean_over(group & enough)
-        figures = " ".join(f"{means[name]:7.2f}" for name in ("head", "conse", "chance"))
-        print(f"{title:24} {int((group & enough).sum()):6} {figures}")
+        chosen = group & (scores.positives >= min_positives)
+        means = [figure[chosen].nanmean() for figure in scores[:3]]
+        yield f"{title:24} {int(chosen.sum()):6} {_format(means)}"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m models.evaluate_open", description=__doc__)
-    add = parser.add_argument
-    add("--open-head", type=Path, required=True, help="checkpoint of the open head")
-    add("--checkpoint", type=Path, required=True, help="checkpoint of its encoder")
-    add("--data", type=Path, required=True, help="labelled folder, labels complete")
-    add("--split", default="test")
-    add("--text-encoder", type=Path, help="folder; unset takes the installed package's")
-    add("--min-positives", type=int, default=5, help="fewest photos with a label that counts")
-    add("--each", action="store_true", help="print every label too")
-    return parser
+def _format(figures: list[Tensor]) -> str:
+    return " ".join(f"{float(figure):7.2f}" for figure in figures)
 
 
 if __name__ == "__main__":

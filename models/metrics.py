@@ -1,10 +1,11 @@
-"""Figures of merit for multi-label predictions, in percent.
+"""Figures of merit of predictions, in percent, and the lines in which commands print them.
 
 Targets are 1 (present), 0 (absent) or -1 (unknown, ignored).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,15 +76,13 @@ def class_and_overall_rates(
         Rates averaged over the labels with a positive (precision is 0 for a label that is never
         predicted), and rates over all decisions.
     """
-    predicted = scores >= threshold
+    predicted = (scores >= threshold) & (targets >= 0)
     if top_k is not None:
         predicted &= _best(scores, top_k)
-    predicted &= targets >= 0
     hits, made, wanted = _count(predicted, targets > 0)
     counted = wanted > 0
     by_class = Rates(
-        _percent((hits / made.clamp_min(1))[counted].mean()),
-        _percent((hits / wanted.clamp_min(1))[counted].mean()),
+        *(float((hits / total.clamp_min(1))[counted].mean()) * 100 for total in (made, wanted))
     )
     return by_class, _overall(hits, made, wanted)
 
@@ -110,11 +109,54 @@ def _best(scores: Tensor, k: int) -> Tensor:
 
 
 def _overall(hits: Tensor, made: Tensor, wanted: Tensor) -> Rates:
-    return Rates(
-        _percent(hits.sum() / made.sum().clamp_min(1)),
-        _percent(hits.sum() / wanted.sum().clamp_min(1)),
-    )
+    totals = (made.sum(), wanted.sum())
+    return Rates(*(float(hits.sum() / total.clamp_min(1)) * 100 for total in totals))
 
 
-def _percent(share: Tensor) -> float:
-    return float(share) * 100
+def report_multi_label(scores: Tensor, targets: Tensor, names: Sequence[str]) -> Iterator[str]:
+    """Yields each label's average precision, then mAP, CF1, OF1 and the top-3 figures.
+
+    Scores [n, N] are 0..1, predicted from 0.5 on; targets [n, N] are 1, 0 or -1 (unknown).
+    """
+    values = average_precisions(scores, targets)
+    for name, value in zip(names, values.tolist(), strict=True):
+        yield _line(name, value)
+    yield _line("mAP", float(values.nanmean()))
+    for prefix, top_k in (("", None), ("top-3 ", 3)):
+        by_class, overall = class_and_overall_rates(scores, targets, top_k=top_k)
+        yield from _rate_lines(f"{prefix}C", by_class)
+        yield from _rate_lines(f"{prefix}O", overall)
+
+
+def report_single_label(scores: Tensor, targets: Tensor) -> Iterator[str]:
+    """Yields top-1 and top-5 accuracy; targets are one-hot [n, N]."""
+    for k in (1, 5):
+        yield _line(f"top-{k} accuracy", rates_at_k(scores, targets, k).recall)
+
+
+def report_zero_shot(
+    scores: Tensor,
+    targets: Tensor,
+    names: Sequence[str],
+    seen: Collection[str],
+    unseen: Collection[str],
+) -> Iterator[str]:
+    """Yields mAP, P, R and F1@3, @5 over the unseen labels (ZSL), and with the seen ones (GZSL).
+
+    Scores and targets (1 or 0) are [n, N]; names neither seen nor unseen are ignored.
+    """
+    for kind, counted in (("ZSL", {*unseen}), ("GZSL", {*seen, *unseen})):
+        chosen = [i for i, name in enumerate(names) if name in counted]
+        some, wanted = scores[:, chosen], targets[:, chosen]
+        yield _line(f"{kind} mAP", mean_average_precision(some, wanted))
+        for k in (3, 5):
+            yield from _rate_lines(f"{kind} ", rates_at_k(some, wanted, k), f"@{k}")
+
+
+def _rate_lines(prefix: str, rates: Rates, suffix: str = "") -> Iterator[str]:
+    for name, value in (("P", rates.precision), ("R", rates.recall), ("F1", rates.f1)):
+        yield _line(f"{prefix}{name}{suffix}", value)
+
+
+def _line(name: str, value: float) -> str:
+    return f"{name:20} {value:6.2f}"

@@ -5,9 +5,8 @@ from models.data.records import (
     DataError,
     LabelledFolder,
     LabelledImage,
-    check_negatives,
+    check_labels_of_photos,
     check_photos,
-    check_single_labels,
     keep_relevant,
 )
 
@@ -15,9 +14,8 @@ __all__ = [
     "DataError",
     "LabelledFolder",
     "LabelledImage",
-    "check_negatives",
+    "check_labels_of_photos",
     "check_photos",
-    "check_single_labels",
     "keep_relevant",
     "read_labelled_folder",
 ]

@@ -23,7 +23,8 @@ def read_coco(path: Path) -> LabelledFolder:
         index: dict[str, Any] = json.loads(file.read_text(encoding="utf-8-sig"))
         category = {c["id"]: c["name"] for c in sorted(index["categories"], key=lambda c: c["id"])}
         names += [name for name in category.values() if name not in names]
-        _check_years(placed, folder, index)
+        split = folder.rstrip(_DIGITS)
+        _check_years(placed, split, folder, index)
         present: defaultdict[object, dict[str, None]] = defaultdict(dict)
         for annotation in index["annotations"]:
             present[annotation["image_id"]][category[annotation["category_id"]]] = None
@@ -31,11 +32,7 @@ def read_coco(path: Path) -> LabelledFolder:
         if present and not any(image["id"] in present for image in index["images"]):
             raise DataError(f"{file.name}: no image_id of its annotations is the id of an image")
         images += [
-            LabelledImage(
-                path / folder / image["file_name"],
-                folder.rstrip(_DIGITS),
-                tuple(present[image["id"]]),
-            )
+            LabelledImage(path / folder / image["file_name"], split, tuple(present[image["id"]]))
             for image in sorted(index["images"], key=lambda image: image["id"])
         ]
     if not images:
@@ -43,12 +40,11 @@ def read_coco(path: Path) -> LabelledFolder:
     return LabelledFolder(path.name, tuple(names), tuple(images))
 
 
-def _check_years(placed: dict[object, str], folder: str, index: dict[str, Any]) -> None:
+def _check_years(placed: dict[object, str], split: str, folder: str, index: dict[str, Any]) -> None:
     """Raises DataError for a photo that is in different splits in two years.
 
     COCO keeps a photo's id over the years; other data sets may reuse ids within a year.
     """
-    split = folder.rstrip(_DIGITS)
     for image in index["images"]:
         other = placed.setdefault(image["id"], folder)
         other_split = other.rstrip(_DIGITS)

@@ -1,8 +1,8 @@
 """Pairs of image and label in CSV files, with partial labels; Open Images' layout among them.
 
 - `train*.csv`, `val*.csv` (or `validation*.csv`) and `test*.csv`, with a header: `image` or
-  `ImageID`, `label` or `LabelName`, optionally `confidence` or `Confidence`. Other CSV files beside
-  those of a split are ignored, such as Open Images' `train-images*.csv`.
+  `ImageID`, `label` or `LabelName`, optionally `confidence` or `Confidence`. Other CSV files of a
+  split that has such a file are ignored, such as Open Images' `train-images*.csv`.
 - A label is present from confidence 0.5 on, absent below it, and unknown without a row. If rows
   contradict each other, the one farther from 0.5 wins: a person's 0 or 1 over a machine's
   fraction. At equal distance the label is unknown.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import csv
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -26,8 +26,8 @@ _Range = tuple[float, float]
 
 _SPLITS = ("train", "val", "test")
 _IMAGE, _LABEL = ("image", "ImageID"), ("label", "LabelName")
+_CONFIDENCE = ("confidence", "Confidence")
 _PRESENT = 0.5
-_CERTAIN: _Range = (1.0, 1.0)
 
 
 def find_files(path: Path) -> dict[Path, str]:
@@ -44,8 +44,7 @@ def find_missing(file: Path) -> str | None:
     """Returns the names that a lacking column of pairs could have; None if there are both."""
     with file.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
         columns = csv.DictReader(lines).fieldnames or ()
-    missing = (names for names in (_IMAGE, _LABEL) if not set(names) & set(columns))
-    return next((" or ".join(names) for names in missing), None)
+    return next((" or ".join(n) for n in (_IMAGE, _LABEL) if not _choose(n, columns)), None)
 
 
 def read_pairs(path: Path) -> LabelledFolder:
@@ -53,53 +52,44 @@ def read_pairs(path: Path) -> LabelledFolder:
 
     Raises DataError if there are files of a split, and none of them has the columns of pairs.
     """
+    files = find_files(path)
+    missing = {file: find_missing(file) for file in files}
+    pairs = {file: split for file, split in files.items() if missing[file] is None}
+    for file, split in files.items():
+        if split not in pairs.values():
+            raise DataError(f"{file.name} has no column {missing[file]}")
     descriptions = _read_descriptions(path)
     known: defaultdict[tuple[str, Path], dict[str, _Range]] = defaultdict(dict)
-    for file, split in _find_pair_files(path).items():
+    for file, split in pairs.items():
         folder = _image_folder(path, file, split)
-        for image, label, said in _read_rows(file):
+        for image, label, confidence in _read_rows(file):
             photo = folder / (image if Path(image).suffix else f"{image}.jpg")
             labels, name = known[split, photo], descriptions.get(label, label)
-            labels[name] = _join(labels[name], said) if name in labels else said
+            low, high = labels.get(name, (confidence, confidence))
+            labels[name] = min(low, confidence), max(high, confidence)
     images = [_make_image(*key, labels) for key, labels in sorted(known.items())]
     names = sorted({name for image in images for name in (*image.labels, *image.absent)})
     return LabelledFolder(path.name, tuple(names), tuple(images), complete=False)
 
 
-def _find_pair_files(path: Path) -> dict[Path, str]:
-    files = {file: (split, find_missing(file)) for file, split in find_files(path).items()}
-    pairs = {file: split for file, (split, missing) in files.items() if missing is None}
-    for file, (split, missing) in files.items():
-        if split not in pairs.values():
-            raise DataError(f"{file.name} has no column {missing}")
-    return pairs
+def _choose(names: tuple[str, ...], columns: Collection[str]) -> str | None:
+    return next((name for name in names if name in columns), None)
 
 
-def _read_rows(file: Path) -> Iterator[tuple[str, str, _Range]]:
+def _read_rows(file: Path) -> Iterator[tuple[str, str, float]]:
     with file.open(newline="", encoding="utf-8-sig") as lines:
         reader = csv.DictReader(lines)
-        columns = reader.fieldnames or ()
-        image, label = (
-            next(name for name in names if name in columns) for names in (_IMAGE, _LABEL)
-        )
-        confidence = next((c for c in ("confidence", "Confidence") if c in columns), None)
+        kinds = (_IMAGE, _LABEL, _CONFIDENCE)
+        image, label, confidence = (_choose(names, reader.fieldnames or ()) for names in kinds)
         for row in reader:
-            said = _CERTAIN if confidence is None else _read_confidence(row[confidence])
-            yield row[image], row[label], said
+            yield row[image], row[label], _read_float(row[confidence]) if confidence else 1.0
 
 
-@lru_cache  # millions of rows share the memory of a few values
-def _read_confidence(text: str) -> _Range:
-    confidence = float(text)
-    return confidence, confidence
-
-
-def _join(one: _Range, other: _Range) -> _Range:
-    return min(one[0], other[0]), max(one[1], other[1])
+_read_float = lru_cache(float)  # millions of rows share the memory of a few values
 
 
 def _make_image(split: str, photo: Path, labels: dict[str, _Range]) -> LabelledImage:
-    decided = {name: _decide(said) for name, said in labels.items()}
+    decided = {name: _decide(*confidences) for name, confidences in labels.items()}
     present, absent = (
         tuple(name for name, found in decided.items() if found is wanted)
         for wanted in (True, False)
@@ -107,9 +97,8 @@ def _make_image(split: str, photo: Path, labels: dict[str, _Range]) -> LabelledI
     return LabelledImage(photo, split, present, absent)
 
 
-def _decide(said: _Range) -> bool | None:
+def _decide(low: float, high: float) -> bool | None:
     """Returns whether a label is present; None if it is unknown."""
-    low, high = said
     if low >= _PRESENT or high < _PRESENT:
         return low >= _PRESENT
     above, below = high - _PRESENT, _PRESENT - low

@@ -11,6 +11,7 @@ from models.data.records import DataError, LabelledFolder, LabelledImage, check_
 
 _INDEX = "labels.json"
 _SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
+# Of photos to train on. The service reads other formats, and this package imports nothing of it.
 _SUFFIXES = {
     ".avif", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"
 }  # fmt: skip
@@ -87,14 +88,13 @@ def _read_classes(path: Path) -> LabelledFolder:
         LabelledImage(file, split, (label.name,))
         for folder, split in _SPLITS.items()
         for label in _list_classes(path / folder)
-        for file in sorted(label.iterdir())
-        if file.suffix.lower() in _SUFFIXES and not file.name.startswith(".")
+        for file in sorted(label.glob("[!.]*"))
+        if file.suffix.lower() in _SUFFIXES
     ]
     names = tuple(label.name for label in _list_classes(path / "train"))
     return LabelledFolder(path.name, names, tuple(images), single_label=True)
 
 
 def _list_classes(path: Path) -> list[Path]:
-    inside = path.iterdir() if path.is_dir() else ()
-    folders = (p for p in inside if p.is_dir() and not p.name.startswith("."))
-    return sorted(p for p in folders if p.name not in _THUMBNAIL_FOLDERS)
+    folders = (found for found in path.glob("[!.]*") if found.is_dir())
+    return sorted(folder for folder in folders if folder.name not in _THUMBNAIL_FOLDERS)

@@ -46,27 +46,14 @@ class WordVectors:
 
 @dataclass(frozen=True)
 class LabelledFolder:
-    """A data set.
-
-    Attributes:
-        label_names: all N labels, in order.
-        images: photos of all splits, in a stable order.
-        complete: labels that a photo does not name are absent; otherwise they are unknown.
-        single_label: every photo has exactly one label.
-        word_vectors: for zero-shot training.
-    """
+    """A data set."""
 
     name: str
-    label_names: tuple[str, ...]
-    images: tuple[LabelledImage, ...]
-    complete: bool = True
-    single_label: bool = False
-    word_vectors: WordVectors | None = field(default=None, compare=False)
-
-    @property
-    def file_name(self) -> str:
-        """The name without slashes."""
-        return self.name.replace("/", "-")
+    label_names: tuple[str, ...]  # all N labels, in order
+    images: tuple[LabelledImage, ...]  # of all splits, in a stable order
+    complete: bool = True  # labels that a photo does not name are absent, otherwise unknown
+    single_label: bool = False  # every photo has exactly one label
+    word_vectors: WordVectors | None = field(default=None, compare=False)  # for zero-shot training
 
     def split(self, name: str) -> tuple[LabelledImage, ...]:
         """Returns the photos of one split; raises DataError if there are none."""
@@ -126,14 +113,17 @@ def keep_relevant(folder: LabelledFolder) -> LabelledFolder:
 
 
 def check_photos(images: Iterable[LabelledImage]) -> None:
-    """Raises DataError if a photo is missing; call this before hours of work."""
+    """Raises DataError if a photo is missing."""
     for image in images:
         if not image.path.is_file():
             raise DataError(f"the photo {image.path} is missing")
 
 
-def check_negatives(folder: LabelledFolder) -> None:
-    """Raises DataError if no training photo has an absent label: all scores would become 1."""
+def check_labels_of_photos(folder: LabelledFolder, *, single_label: bool = False) -> None:
+    """Raises DataError if no training photo has an absent label: all scores would become 1.
+
+    With `single_label`, photos of training and validation must have exactly one label.
+    """
     images = folder.split("train")
     if not folder.complete and not any(image.absent for image in images):
         raise DataError(
@@ -141,11 +131,8 @@ def check_negatives(folder: LabelledFolder) -> None:
             "below 0.5, or write labels.json, whose photos lack every label that they do not name"
         )
 
-
-def check_single_labels(folder: LabelledFolder) -> None:
-    """Raises DataError unless each photo of training and validation has exactly one label."""
-    for image in folder.split("train") + folder.split("val"):
-        if len(set(image.labels)) != 1:
+    for image in images + folder.split("val"):
+        if single_label and len(set(image.labels)) != 1:
             raise DataError(
                 f"the photo {image.path.name} has {len(set(image.labels))} labels: single_label "
                 "needs exactly one"

@@ -12,7 +12,7 @@ from pathlib import Path
 from models.checkpoints.checkpoint import write_checkpoint
 from models.checkpoints.files import read_file
 from models.commands import report_mistakes, run_command
-from models.data import check_negatives, check_photos, check_single_labels, keep_relevant
+from models.data import check_labels_of_photos, keep_relevant
 from models.train.build import build_network, start_from
 from models.train.command import RunContext, make_context, make_parser, read_recipe
 from models.train.recipe import Recipe
@@ -47,42 +47,33 @@ def train(context: RunContext, recipe: Recipe, init: Path | None = None) -> floa
     if recipe.relevant_photos:
         context = replace(context, data=keep_relevant(context.data))
     data = context.data
-    check_photos(data.split("train") + data.split("val"))
-    check_negatives(data)
-    if recipe.single_label:
-        check_single_labels(data)
+    check_labels_of_photos(data, single_label=recipe.single_label)
     start = None if init is None else read_file(init)
     fingerprint = "" if start is None else start.sha256
+    photos = len(data.split("train"))
     identity = recipe.model_dump() | {
         "label_names": list(data.label_names),
-        "photos": len(data.split("train")),
+        "photos": photos,
         "processes": context.accelerator.num_processes,
         "init": fingerprint,
     }
     folder = RunFolder(context.out, identity)
-    state = folder.read_state()
     seed_everything(recipe.seed)
     network = build_network(recipe, data, recipe.pretrained and init is None)
     if start is not None:
         context.accelerator.print(f"{start.name}: took {start_from(network, start)}")
         start = None  # frees its tensors
+    # The task shares tail and head with the network, whose frozen part never changes.
     task = make_task(network, recipe, context, fingerprint)
-    run = Run(task, recipe, folder, context.accelerator)
-    if state is not None:
-        run.resume(state)
-    (context.out / "recipe.json").write_text(recipe.model_dump_json(indent=2))
-    score = run.fit()["val_mAP_percent"]
-    if not context.accelerator.is_main_process:
-        return score
-    # The task shares tail and head with the network, whose frozen part never changed.
-    task.network.load_state_dict(run.ema.module.state_dict())
-    notes = {
-        "training_data": f"{data.name}, {identity['photos']} photos",
-        "val_mAP_percent": f"{score:.3f}",
-        "recipe": recipe.model_dump_json(),
-    }
-    names = () if network.config.num_classes is None else data.label_names
-    write_checkpoint(context.out / "model.safetensors", network.cpu(), names, notes)
+    score = Run(task, recipe, folder, context.accelerator).fit()["val_mAP_percent"]
+    if context.accelerator.is_main_process:
+        notes = {
+            "training_data": f"{data.name}, {photos} photos",
+            "val_mAP_percent": f"{score:.3f}",
+            "recipe": recipe.model_dump_json(),
+        }
+        names = () if network.config.num_classes is None else data.label_names
+        write_checkpoint(context.out / "model.safetensors", network.cpu(), names, notes)
     return score
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor, nn
+from torch import nn
 
 from models.backbones.backbone import Backbone, BackboneError, input_config
 from models.checkpoints.checkpoint import fill, read_backbone, read_checkpoint
@@ -52,14 +52,15 @@ def build_network(recipe: Recipe, data: LabelledFolder, pretrained: bool) -> Net
             f"recipe: train_size: crops have {crop_tokens} tokens and photos {tokens}, but the "
             "positions of query2label are bound to one grid"
         )
-    config = NetworkConfig(
-        backbone=recipe.backbone,
-        input=input_config(recipe.backbone, size),
-        head=_head_config(recipe, data, backbone.width, tokens),
-        activation="softmax" if recipe.single_label else "sigmoid",
+    _check_stages(backbone, recipe)
+    network = Network(
+        NetworkConfig(
+            backbone=recipe.backbone,
+            input=input_config(recipe.backbone, size),
+            head=_head_config(recipe, data, backbone.width, tokens),
+            activation="softmax" if recipe.single_label else "sigmoid",
+        )
     )
-    network = Network(config)
-    _check_stages(network.backbone, recipe)
     if pretrained:
         load_pretrained(network.backbone)
     return network
@@ -105,11 +106,15 @@ def start_from(network: Network, init: CheckpointFile) -> str:
     Returns:
         A description of the loaded parts.
     """
+    name = network.config.backbone
     bare = read_backbone(init)
     if bare is not None:
-        _fill_backbone(network.backbone, bare.state)
+        body = network.backbone.body
+        own = body.state_dict()
+        whole = take_pooled_norm(bare.state, own)
+        kept = {k: v for k, v in whole.items() if k in own or not k.startswith(_CLASSIFIERS)}
+        fill(body, add_counters(kept, own))
         return "its backbone" + _take_pixels(network, _read_pixels(network, bare.described))
-    name = network.config.backbone
     start = read_checkpoint(init, Hints(name, prefix_tokens="drop", features="forward_features"))
     if start.config is None:
         raise CheckpointError(f"{init.name} has no {name} to start from")
@@ -137,13 +142,6 @@ def _take_pixels(network: Network, found: InputConfig) -> str:
         return ""
     network.config = network.config.model_copy(update={"input": taken})
     return f", its mean {taken.mean}, std {taken.std} and {taken.interpolation} interpolation"
-
-
-def _fill_backbone(backbone: Backbone, found: dict[str, Tensor]) -> None:
-    own = backbone.body.state_dict()
-    whole = take_pooled_norm(found, own)
-    kept = {k: v for k, v in whole.items() if k in own or not k.startswith(_CLASSIFIERS)}
-    fill(backbone.body, add_counters(kept, own))
 
 
 def _describe(head: nn.Module) -> tuple[object, ...]:

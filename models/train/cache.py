@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -35,6 +35,8 @@ def cache_outputs(
 ) -> list[Array]:
     """Returns outputs for photos in several views, from disk if they are cached.
 
+    If several runs need the same files, one of them fills the files and the others wait.
+
     Args:
         encode: images float [B, 3, H, W], on the CPU -> one or more outputs [B, ...].
         photos: their own transform is not used.
@@ -46,28 +48,25 @@ def cache_outputs(
     Returns:
         Memory-mapped float16 [views, photos, ...], one for each path.
     """
-    with _lock(paths):
-        if not all(path.exists() for path in paths):
-            _fill(encode, photos, views, paths, workers)
+    if not _exist(paths):
+        lock = FileLock(paths[-1].with_suffix(".lock"))
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            tqdm.write(f"waiting for another run to fill {paths[-1].name}", file=sys.stderr)
+            lock.acquire()
+        try:
+            if not _exist(paths):
+                _fill(encode, photos, views, paths, workers)
+        finally:
+            lock.release()
+        # A run that still waits for the deleted lock finds the files complete.
+        Path(lock.lock_file).unlink(missing_ok=True)
     return [np.load(path, mmap_mode="r") for path in paths]
 
 
-@contextmanager
-def _lock(paths: Sequence[Path]) -> Iterator[None]:
-    """Locks missing files, so that one run fills them while the others wait."""
-    if all(path.exists() for path in paths):
-        yield
-        return
-    lock = FileLock(paths[-1].with_suffix(".lock"))
-    try:
-        held = lock.acquire(blocking=False)
-    except Timeout:
-        tqdm.write(f"waiting for another run to fill {paths[-1].name}", file=sys.stderr)
-        held = lock.acquire()
-    with held:
-        yield
-    # A run that still waits for the deleted lock finds the files complete.
-    Path(lock.lock_file).unlink(missing_ok=True)
+def _exist(paths: Sequence[Path]) -> bool:
+    return all(path.exists() for path in paths)
 
 
 @torch.inference_mode()
@@ -82,7 +81,7 @@ def _fill(
     arrays: list[Array] = []
     for view, transform in enumerate(views):
         loader = DataLoader(
-            photos.seen_through(transform),
+            replace(photos, transform=transform),
             _BATCH,
             num_workers=workers,
             prefetch_factor=_PREFETCHED_BATCHES if workers else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,21 +19,19 @@ RecipeT = TypeVar("RecipeT", bound=BaseRecipe)
 
 @dataclass(frozen=True)
 class RunContext:
-    """Data, folders and devices of a run.
-
-    Attributes:
-        out: run folder.
-        cache: folder of cached arrays, shared between runs.
-        accelerator: of this process, alone or among several.
-        workers: processes that decode photos.
-    """
+    """Data, folders and devices of a run."""
 
     data: LabelledFolder
     out: Path
-    cache: Path
-    accelerator: Accelerator
+    cache: Path  # arrays that runs may share
+    accelerator: Accelerator  # of this process, which may be one of several
     device: torch.device
-    workers: int
+    workers: int  # processes that decode photos
+
+    def name_cache(self, prefix: str, key: str, ending: str) -> Path:
+        """Returns the file of a cached array; the key is all that its values depend on."""
+        digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+        return self.cache / f"{self.data.name.replace('/', '-')}-{prefix}-{digest}.{ending}"
 
 
 def make_parser(prog: str, about: str | None, kind: type[BaseRecipe]) -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""Losses of labelled photos, from timm, and the mixing of a batch's photos before them.
+"""Losses of labelled photos, from timm, and the augmentation of photos and queries in a batch.
 
 Targets are 1, 0 or -1 (unknown); an unknown label gives neither loss nor gradient.
 """
@@ -95,3 +95,19 @@ def mix(inputs: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     union = torch.maximum(targets, targets[other])
     unsure = (torch.minimum(targets, targets[other]) == UNKNOWN) & (union < 1)
     return inputs.lerp(inputs[other], 1 - share), union.masked_fill(unsure, UNKNOWN)
+
+
+def augment_queries(
+    embeddings: Tensor, targets: Tensor, num_random: int, noise: float
+) -> tuple[Tensor, Tensor]:
+    """Augments the label queries of zero-shot training (arXiv 2111.12933, section 3.4).
+
+    Maps embeddings [L, E], L at least 2, and targets [B, L] to [L + R, E] and [B, L + R]: adds
+    noise, a share of the embeddings' own deviation, and R random queries with the target 0.
+    """
+    deviation, mean = embeddings.std(dim=0), embeddings.mean(dim=0)  # [E]
+    noisy = embeddings + noise * deviation * torch.randn_like(embeddings)
+    size = (num_random, embeddings.shape[1])
+    random_queries = mean + deviation * torch.randn(size, device=embeddings.device)
+    absent = targets.new_zeros(len(targets), num_random)
+    return torch.cat([noisy, random_queries]), torch.cat([targets, absent], dim=1)

@@ -145,11 +145,11 @@ class Recipe(BaseRecipe):
         if self.cutout and self.train_resize != "squash":
             raise ValueError('cutout needs train_resize = "squash"')
         if self.head != "gap":
-            _check_heads(self)
+            check_heads(self)
         if self.head == "query2label" and self.decoder_width % 4:
             raise ValueError("decoder_width of query2label must be divisible by 4: its positions")
         if self.focal_gradient:
-            _check_focus(self.gamma_neg, self.gamma_pos)
+            check_focus(self.gamma_neg, self.gamma_pos)
         return self
 
     @property
@@ -158,63 +158,16 @@ class Recipe(BaseRecipe):
         return self.train_size or self.image_size
 
 
-class OpenRecipe(BaseRecipe):
-    """Choices of an open head's training."""
-
-    template: str = Field(
-        "a photo of a {}.",
-        pattern=r"^[^{}]*\{\}[^{}]*$",
-        description="text that is embedded, {} for the name",
-    )
-    decoder_width: int = Field(256, ge=1, description="D")
-    feedforward_width: int = Field(512, ge=1, description="hidden width of the decoder")
-    votes: bool = Field(True, description="add the votes of a distilled classifier's names")
-    sharpness_of_votes: float = Field(20.0, gt=0, description="higher: fewer, nearer names vote")
-
-    views: int = Field(2, ge=1, description="copies of each photo to cache; the first as served")
-    crop_scale: float = Field(0.5, gt=0, le=1, description="smallest share of a photo in a view")
-    color_jitter: float = Field(0.2, ge=0, description="timm's color_jitter, in the other views")
-
-    epochs: int = Field(6, ge=1)
-    batch_size: int = Field(64, ge=2, description="photos in a step")
-    lr: float = Field(1.5e-3, gt=0, description="peak of OneCycle, for the decoder")
-    classifier_lr: float = Field(3e-4, gt=0, description="peak of OneCycle, for the voting names")
-    weight_decay: float = Field(2e-2, ge=0, description="AdamW, on matrices only")
-    clip_grad: float = Field(5.0, gt=0, description="largest gradient norm")
-    ema_decay: float = Field(0.998, ge=0, lt=1, description="of the averaged weights, per step")
-
-    teacher_names: int = Field(256, ge=2, description="names of the teacher's in a step")
-    query_noise: float = Field(0.4, ge=0, description="on embeddings, share of their deviation")
-    random_queries: int = Field(16, ge=0, description="random queries with target 0 in a step")
-    unknown_weight: float = Field(0.2, ge=0, le=1, description="of a concept not in the caption")
-    unknown_focus: float = Field(2.0, ge=0, description="focus on the more probable of these")
-    sharpness: float = Field(1.5, gt=0, description="of the teacher's ranking of a batch's photos")
-
-    # The default bundle's head was trained with this weight.
-    label_weight: float = Field(
-        1 / 64, ge=0, description="of the labels' loss, and of the random queries'"
-    )
-    concept_weight: float = Field(1.0, ge=0, description="of the concepts' loss")
-    teacher_weight: float = Field(1.0, ge=0, description="of the teacher's probabilities")
-    ranking_weight: float = Field(2.0, ge=0, description="of the teacher's ranking of photos")
-    caption_weight: float = Field(1.0, ge=0, description="of matching captions with photos")
-    trained_weight: float = Field(0.3, ge=0, description="of distilling the encoder's own head")
-
-    @model_validator(mode="after")
-    def _choices_fit(self) -> Self:
-        _check_heads(self)
-        _check_focus(self.gamma_neg)
-        return self
-
-
-def _check_heads(recipe: BaseRecipe) -> None:
+def check_heads(recipe: BaseRecipe) -> None:
+    """Raises ValueError if the attention heads do not divide the decoder's width."""
     if recipe.decoder_width % recipe.num_heads:
         raise ValueError(
             f"num_heads {recipe.num_heads} does not divide decoder_width {recipe.decoder_width}"
         )
 
 
-def _check_focus(*gammas: float) -> None:
+def check_focus(*gammas: float) -> None:
+    """Raises ValueError for a focus between 0 and 1."""
     # The slope of p^gamma is infinite at p = 0: the loss would soon be NaN.
     if any(0 < gamma < 1 for gamma in gammas):
         raise ValueError("gamma_neg and gamma_pos must be 0, or at least 1")

@@ -11,7 +11,6 @@ import random
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -38,17 +37,11 @@ class LossError(RequestError):
 
 
 class Task(ABC, Generic[BatchT]):
-    """A network to train, its batches and its losses.
+    """A network to train, its batches and its losses."""
 
-    Attributes:
-        network: trained in place, on its device.
-        optimizer: over its parameters; the `lr` of a group is its peak.
-        num_batches: in an epoch of this process.
-    """
-
-    network: nn.Module
-    optimizer: Optimizer
-    num_batches: int
+    network: nn.Module  # trained in place, on its device
+    optimizer: Optimizer  # over its parameters; the `lr` of a group is its peak
+    num_batches: int  # in an epoch of this process
 
     @abstractmethod
     def read_batches(self, epoch: int) -> Iterable[BatchT]:
@@ -63,12 +56,16 @@ class Task(ABC, Generic[BatchT]):
         """Returns named figures of a network on validation, percent."""
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run; `identity`, plain data, must be equal for the run to continue there."""
+    """The folder of a run: its log and its state.
 
-    path: Path
-    identity: dict[str, Any]
+    `identity`, plain data, must be equal for the run to continue; RecipeError if it is not, or if
+    `state.pt` is damaged.
+    """
+
+    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
+        self.path, self.identity = path, identity
+        self.state = self._read_state()  # None for a new run
 
     def log(self, row: Mapping[str, str]) -> None:
         """Adds an epoch's row to `metrics.csv`, atomically; drops rows from that epoch on.
@@ -94,8 +91,7 @@ class RunFolder:
         torch.save({"identity": self.identity, **state}, staging)
         staging.replace(self.path / "state.pt")
 
-    def read_state(self) -> dict[str, Any] | None:
-        """Reads `state.pt`, None if there is none; raises RecipeError if it is another run's."""
+    def _read_state(self) -> dict[str, Any] | None:
         path = self.path / "state.pt"
         if not path.exists():
             return None
@@ -115,7 +111,7 @@ class RunFolder:
 
 
 class Run(Generic[BatchT]):
-    """A training run that can be stopped after any epoch and resumed.
+    """A training run, resumed from the state of its folder if there is one.
 
     Attributes:
         epoch: number of finished epochs.
@@ -137,41 +133,50 @@ class Run(Generic[BatchT]):
         self.parallel = accelerator.prepare_model(task.network, device_placement=False)
         self.stepper = accelerator.prepare_optimizer(task.optimizer, device_placement=False)
         self.schedule = one_cycle(task.optimizer, recipe.epochs * self.steps, recipe.warmup)
+        self._parts = {
+            "network": task.network,
+            "ema": self.ema,
+            "optimizer": task.optimizer,
+            "schedule": self.schedule,
+            "scaler": accelerator.scaler,  # None without float16
+        }
+        if folder.state is not None:
+            self._resume(folder.state)
 
     def fit(self) -> dict[str, float]:
-        """Runs the epochs that are left; returns the averaged network's figures."""
+        """Runs the epochs that are left, then loads the averaged weights into the task's network.
+
+        Returns the averaged network's figures.
+        """
+        is_main = self.accelerator.is_main_process
+        if is_main:
+            recipe = self.recipe.model_dump_json(indent=2)
+            (self.folder.path / "recipe.json").write_text(recipe)
         figures: dict[str, float] | None = None
         while self.epoch < self.recipe.epochs:
             losses = self._train_epoch()
             self.epoch += 1
             figures = self.task.measure(self.ema.module)
-            if self.accelerator.is_main_process:
+            if is_main:
                 numbers = {name: f"{value:.5g}" for name, value in (losses | figures).items()}
                 rate = f"{self.schedule.get_last_lr()[0]:.3g}"
                 self.folder.log({"epoch": str(self.epoch), **numbers, "lr": rate})
                 self._save()
-        return self.task.measure(self.ema.module) if figures is None else figures
-
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state that `RunFolder.read_state` returned."""
-        self.task.network.load_state_dict(state["network"])
-        self.ema.load_state_dict(state["ema"])
-        self.task.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
-        if state.get("scaler") and self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
-        self.epoch = state["epoch"]
+        if figures is None:
+            figures = self.task.measure(self.ema.module)
+        self.task.network.load_state_dict(self.ema.module.state_dict())
+        return figures
 
     def _save(self) -> None:
-        state = {
-            "network": self.task.network.state_dict(),
-            "ema": self.ema.state_dict(),
-            "optimizer": self.task.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "scaler": getattr(self.accelerator.scaler, "state_dict", dict)(),
-            "epoch": self.epoch,
-        }
-        self.folder.write_state(state)
+        parts = self._parts.items()
+        states = {name: {} if part is None else part.state_dict() for name, part in parts}
+        self.folder.write_state({**states, "epoch": self.epoch})
+
+    def _resume(self, state: Mapping[str, Any]) -> None:
+        for name, part in self._parts.items():
+            if part is not None and state.get(name):
+                part.load_state_dict(state[name])
+        self.epoch = state["epoch"]
 
     def _train_epoch(self) -> dict[str, float]:
         """Returns the mean of each loss."""

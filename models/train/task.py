@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 from accelerate import Accelerator
@@ -14,21 +13,18 @@ from pydantic_core import to_json
 from timm.data.distributed_sampler import RepeatAugSampler
 from timm.optim import Lamb
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, Dataset
 
-from models.data import LabelledImage
+from models.data import DataError, LabelledFolder
 from models.metrics import mean_average_precision
 from models.network import Network
 from models.train.cache import Array, cache_outputs
 from models.train.command import RunContext
-from models.train.losses import make_loss, make_mix
-from models.train.queries import QueryAugmentation, ZeroShotLabels, read_zero_shot_labels
+from models.train.losses import augment_queries, make_loss, make_mix
 from models.train.recipe import Recipe, RecipeError
 from models.train.run import Task, group_parameters
 from models.train.views import (
     Photos,
-    Transform,
     describe_files,
     evaluation_transform,
     training_transform,
@@ -37,6 +33,7 @@ from models.train.views import (
 Batch = tuple[Tensor, Tensor]
 
 _OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "lamb": Lamb}
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 # Fields of a recipe that cached features depend on, in the order of the cache's keys.
 _FEATURE_FIELDS = (
     "backbone", "pretrained", "frozen_stages", "image_size", "train_size", "crop_scale",
@@ -44,12 +41,13 @@ _FEATURE_FIELDS = (
 )  # fmt: skip
 
 
+@dataclass(eq=False)
 class CachedFeatures(Dataset[Batch]):
     """Features float16 [views, photos, ...] with targets [photos, N], read in one `view`."""
 
-    def __init__(self, features: Array, targets: Tensor) -> None:
-        self.features, self.targets = features, targets
-        self.view = 0
+    features: Array
+    targets: Tensor
+    view: int = 0
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -71,10 +69,9 @@ class TrainedPart(nn.Sequential):
     def train(self, mode: bool = True) -> Self:
         """Sets the mode."""
         super().train(mode)
-        if self.freeze_batch_norm:
-            for module in self.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
+        for module in self.modules():
+            if self.freeze_batch_norm and isinstance(module, _BATCH_NORMS):
+                module.eval()
         return self
 
     def forward(self, features: Tensor, *embeddings: Tensor) -> Tensor:
@@ -82,6 +79,28 @@ class TrainedPart(nn.Sequential):
         stages, head = self
         logits: Tensor = head(stages(features), *embeddings)
         return logits
+
+
+@dataclass(frozen=True, eq=False)
+class ZeroShotLabels:
+    """Word vectors float [N, E] of all labels, and which of them, bool [N], are used."""
+
+    embeddings: Tensor
+    seen: Tensor  # in training
+    validated: Tensor  # the unseen labels; the seen ones if there are none
+
+    @classmethod
+    def of(cls, folder: LabelledFolder, device: torch.device) -> Self:
+        """Reads a folder with word vectors; raises DataError for fewer than 2 seen labels."""
+        vectors = folder.word_vectors
+        assert vectors is not None  # `build_network` requires them
+        if len(vectors.seen) < 2:
+            raise DataError(f"data set {folder.name} has fewer than 2 labels for training")
+        seen, validated = (
+            torch.tensor([name in chosen for name in folder.label_names], device=device)
+            for chosen in (vectors.seen, vectors.unseen or vectors.seen)
+        )
+        return cls(torch.from_numpy(vectors.embeddings).to(device), seen, validated)
 
 
 @dataclass(eq=False)
@@ -138,10 +157,16 @@ class LabelTask(Task[Batch]):
     def compute_losses(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Returns the recipe's loss alone."""
         inputs, targets = batch
-        if self.zero_shot is None:
-            return {"loss": self.loss(network(inputs), targets)}
-        embeddings, targets = self.zero_shot.for_training(targets)
-        return {"loss": self.loss(network(inputs, embeddings), targets)}
+        embeddings: tuple[Tensor, ...] = ()
+        if (labels := self.zero_shot) is not None:
+            queries, targets = augment_queries(
+                labels.embeddings[labels.seen],
+                targets[:, labels.seen],
+                self.recipe.random_queries,
+                self.recipe.query_noise,
+            )
+            embeddings = (queries,)
+        return {"loss": self.loss(network(inputs, *embeddings), targets)}
 
     @torch.inference_mode()
     def measure(self, network: nn.Module) -> dict[str, float]:
@@ -149,9 +174,9 @@ class LabelTask(Task[Batch]):
         network.eval()
         targets = self.val.targets
         embeddings: tuple[Tensor, ...] = ()
-        if self.zero_shot is not None:
-            queries, targets = self.zero_shot.for_validation(targets)
-            embeddings = (queries,)
+        if (labels := self.zero_shot) is not None:
+            targets = targets[:, labels.validated.cpu()]
+            embeddings = (labels.embeddings[labels.validated],)
         loader = DataLoader(self.val, 32)
         logits = [network(self._to_device(inputs), *embeddings).cpu() for inputs, _ in loader]
         return {"val_mAP_percent": mean_average_precision(torch.cat(logits), targets)}
@@ -183,42 +208,36 @@ def make_task(network: Network, recipe: Recipe, context: RunContext, start: str)
     if recipe.frozen_names is not None:
         freeze_named(network.backbone.body, recipe.frozen_names)
     prepared = network.config.input
+    is_zero_shot = recipe.head == "zero_shot_ml_decoder"
 
     def encode(images: Tensor) -> tuple[Tensor]:
         return (frozen(images.to(context.device, memory_format=torch.channels_last)),)
 
-    def read(split: str, transform: Transform, views: int) -> Photos | CachedFeatures:
-        photos = Photos.of_split(context.data, split, transform)
-        if recipe.frozen_stages == 0:
-            return photos
-        key = _cache_key(recipe, photos.images, views, start + prepared.model_dump_json())
-        path = context.cache / f"{context.data.file_name}-{split}-{key}.npy"
+    def cache(split: str, photos: Photos, views: int) -> CachedFeatures:
+        fields = to_json({name: getattr(recipe, name) for name in _FEATURE_FIELDS}).decode()
+        files = describe_files(photos.images)
+        key = f"{fields}{views}{files}{start}{prepared.model_dump_json()}"
+        path = context.name_cache(split, key, "npy")
         frozen.to(context.device).to(memory_format=torch.channels_last)
+        transforms = [photos.transform] * views
         with context.accelerator.main_process_first():  # the others find the file
-            (features,) = cache_outputs(
-                encode, photos, [transform] * views, [path], context.workers
-            )
+            (features,) = cache_outputs(encode, photos, transforms, [path], context.workers)
         return CachedFeatures(features, photos.targets)
 
+    train: Photos | CachedFeatures
+    val: Photos | CachedFeatures
+    train = Photos.of_split(context.data, "train", training_transform(recipe, prepared))
+    val = Photos.of_split(context.data, "val", evaluation_transform(prepared))
+    if recipe.frozen_stages:
+        train, val = cache("train", train, recipe.views), cache("val", val, 1)
     from_weights = recipe.pretrained or bool(start)
-    augmentation = QueryAugmentation(recipe.random_queries, recipe.query_noise)
     return LabelTask(
-        zero_shot=(
-            read_zero_shot_labels(context.data, augmentation, context.device)
-            if recipe.head == "zero_shot_ml_decoder"
-            else None
-        ),
+        zero_shot=ZeroShotLabels.of(context.data, context.device) if is_zero_shot else None,
         network=TrainedPart(tail, network.head, from_weights and recipe.freeze_batch_norm),
         backbone=tail,
-        train=read("train", training_transform(recipe, prepared), recipe.views),
-        val=read("val", evaluation_transform(prepared), 1),
+        train=train,
+        val=val,
         recipe=recipe,
         accelerator=context.accelerator,
         workers=context.workers if recipe.frozen_stages == 0 else 0,
     )
-
-
-def _cache_key(recipe: Recipe, images: tuple[LabelledImage, ...], views: int, network: str) -> str:
-    fields: dict[str, Any] = {name: getattr(recipe, name) for name in _FEATURE_FIELDS}
-    text = to_json(fields).decode() + f"{views}{describe_files(images)}{network}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

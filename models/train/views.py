@@ -10,6 +10,8 @@ import io
 import os
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -22,10 +24,11 @@ from torch.utils.data import Dataset
 from torchvision import transforms
 
 from models.config import InputConfig
-from models.data import DataError, LabelledFolder, LabelledImage
-from models.train.recipe import OpenRecipe, Recipe, RecipeError
+from models.data import DataError, LabelledFolder, LabelledImage, check_photos
+from models.train.recipe import Recipe, RecipeError
 
 Transform = Callable[[Image.Image], Tensor]
+_create: Callable[..., Transform] = create_transform
 
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 # Codes of any value, as data of a picture that is not whole.
@@ -39,23 +42,20 @@ _RANDAUGMENT = (
 )
 
 
+@dataclass(eq=False)
 class Photos(Dataset[tuple[Tensor, Tensor]]):
-    """Photos float [3, H, W] with their targets [N]: 1, 0 or -1 (unknown)."""
+    """n photos float [3, H, W] with their targets [N]: 1, 0 or -1 (unknown)."""
 
-    def __init__(
-        self, images: tuple[LabelledImage, ...], targets: Tensor, transform: Transform
-    ) -> None:
-        self.images, self.targets, self.transform = images, targets.float(), transform
+    images: tuple[LabelledImage, ...]
+    targets: Tensor  # float [n, N]
+    transform: Transform
 
     @classmethod
     def of_split(cls, folder: LabelledFolder, split: str, transform: Transform) -> Photos:
-        """Returns the photos of one split; raises DataError if it is empty."""
+        """Returns the photos of one split; raises DataError if it is empty or a file is missing."""
         images = folder.split(split)
-        return cls(images, torch.from_numpy(folder.targets(images)), transform)
-
-    def seen_through(self, transform: Transform) -> Photos:
-        """Returns the same photos with another transform."""
-        return Photos(self.images, self.targets, transform)
+        check_photos(images)
+        return cls(images, torch.from_numpy(folder.targets(images)).float(), transform)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -92,10 +92,7 @@ def _decode_without_end(data: bytes) -> Image.Image:
 
 def _decode(data: bytes) -> Image.Image:
     with Image.open(io.BytesIO(data)) as opened:
-        return _flatten(ImageOps.exif_transpose(opened))
-
-
-def _flatten(image: Image.Image) -> Image.Image:
+        image = ImageOps.exif_transpose(opened)
     if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip it
         samples = np.asarray(image).astype(np.uint32)
         grey = (samples >> 8).clip(0, 255).astype(np.uint8)
@@ -110,10 +107,7 @@ def _flatten(image: Image.Image) -> Image.Image:
 def describe_files(images: Sequence[LabelledImage]) -> str:
     """Returns each photo's relative path, size and time of change, as a part of a cache key."""
     root = os.path.commonpath([image.path.parent for image in images])
-    try:
-        stats = [image.path.stat() for image in images]
-    except OSError as error:
-        raise DataError(f"{error.filename} is missing") from error
+    stats = [image.path.stat() for image in images]
     return "\n".join(
         f"{image.path.relative_to(root).as_posix()} {stat.st_size} {stat.st_mtime_ns}"
         for image, stat in zip(images, stats, strict=True)
@@ -122,10 +116,9 @@ def describe_files(images: Sequence[LabelledImage]) -> str:
 
 def evaluation_transform(prepared: InputConfig) -> Transform:
     """Returns the served preparation: the same pixels that the service computes."""
-    size: Any = (prepared.height, prepared.width)
     squash = prepared.resize_mode == "squash"
-    transform = create_transform(
-        (3, *size),
+    return _create(
+        (3, prepared.height, prepared.width),
         is_training=False,
         interpolation=prepared.interpolation,
         mean=prepared.mean,
@@ -133,7 +126,6 @@ def evaluation_transform(prepared: InputConfig) -> Transform:
         crop_pct=1.0 if squash else prepared.crop_pct,  # squashed photos are never cropped
         crop_mode="squash" if squash else "center",
     )
-    return cast("Transform", transform)
 
 
 def training_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
@@ -143,50 +135,43 @@ def training_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
     and flip, as ML-Decoder's and Query2Label's authors do it.
     """
     size = (recipe.crop_size, recipe.crop_size)
+    augment = {"auto_augment": recipe.auto_augment, "re_prob": recipe.erase}
     try:
         if recipe.train_resize == "squash":
             return _squash(recipe, prepared)
-        return _crop(recipe, prepared, size, auto_augment=recipe.auto_augment, erase=recipe.erase)
+        return crop_transform(prepared, size, recipe.crop_scale, recipe.color_jitter, **augment)
     except (AssertionError, KeyError, ValueError) as error:  # timm's, for invalid text
         raise RecipeError(
             f"recipe: auto_augment: timm cannot parse {recipe.auto_augment!r}"
         ) from error
 
 
-def open_transforms(recipe: OpenRecipe, prepared: InputConfig) -> list[Transform]:
-    """Returns an open head's views: the served one, then `views` - 1 mild ones."""
-    mild = _crop(recipe, prepared, (prepared.height, prepared.width))
-    return [evaluation_transform(prepared), *[mild] * (recipe.views - 1)]
-
-
-def _crop(
-    recipe: Recipe | OpenRecipe,
+def crop_transform(
     prepared: InputConfig,
     size: tuple[int, int],
-    *,
-    auto_augment: str | None = None,
-    erase: float = 0.0,
+    scale: float,
+    color_jitter: float,
+    **options: Any,  # noqa: ANN401
 ) -> Transform:
-    transform = create_transform(
+    """Returns timm's random crops of at least `scale` of a photo, with more options of timm's."""
+    return _create(
         (3, *size),
         is_training=True,
-        scale=(recipe.crop_scale, 1.0),
-        color_jitter=recipe.color_jitter,
-        auto_augment=auto_augment,
+        scale=(scale, 1.0),
+        color_jitter=color_jitter,
         interpolation=prepared.interpolation,
         mean=prepared.mean,
         std=prepared.std,
-        re_prob=erase,
         re_mode="pixel",
+        **options,
     )
-    return cast("Transform", transform)
 
 
 def _squash(recipe: Recipe, prepared: InputConfig) -> Transform:
     size = recipe.crop_size
     steps: list[Any] = [transforms.Resize((size, size), str_to_interp_mode(prepared.interpolation))]
     if recipe.cutout:
-        steps.append(Cutout(recipe.cutout))
+        steps.append(partial(cut_out, share=recipe.cutout))
     if recipe.auto_augment:
         steps.append(_read_policy(recipe.auto_augment, size))
     steps += [transforms.ToTensor(), transforms.Normalize(prepared.mean, prepared.std)]
@@ -205,21 +190,15 @@ def _read_policy(text: str, size: int) -> RandAugment:
     return RandAugment(operations, num_layers=2)
 
 
-class Cutout:
-    """Covers a box of a picture with one random colour (arXiv 1708.04552).
+def cut_out(picture: Image.Image, share: float) -> Image.Image:
+    """Returns a copy in which one random colour covers a box (Cutout, arXiv 1708.04552).
 
     Its sides are a share of the picture's; part of it may lie outside the picture.
     """
-
-    def __init__(self, share: float) -> None:
-        self.share = share
-
-    def __call__(self, picture: Image.Image) -> Image.Image:
-        """Returns a changed copy."""
-        width, height = picture.size
-        x, y = random.randrange(width), random.randrange(height)
-        box = (round(width * self.share), round(height * self.share))
-        colour = (random.randrange(256), random.randrange(256), random.randrange(256))
-        covered = picture.copy()
-        covered.paste(colour, (x - box[0] // 2, y - box[1] // 2, x + box[0] // 2, y + box[1] // 2))
-        return covered
+    width, height = picture.size
+    x, y = random.randrange(width), random.randrange(height)
+    dx, dy = round(width * share) // 2, round(height * share) // 2
+    colour = (random.randrange(256), random.randrange(256), random.randrange(256))
+    covered = picture.copy()
+    covered.paste(colour, (x - dx, y - dy, x + dx, y + dy))
+    return covered

@@ -22,13 +22,12 @@ from models.checkpoints.open_head import (
 )
 from models.commands import report_mistakes, run_command
 from models.config import ZeroShotMLDecoderConfig
-from models.data import check_photos
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import read_text_encoder
 from models.train.command import RunContext, make_context, make_parser, read_recipe
-from models.train.recipe import OpenRecipe
 from models.train.run import Run, RunFolder, make_accelerator, seed_everything
 from models.train_open.names import choose_captions, choose_names, read_hold_out
+from models.train_open.recipe import OpenRecipe
 from models.train_open.task import (
     NameEmbeddings,
     OpenTask,
@@ -88,7 +87,6 @@ def train(
     """
     data, text = context.data, sources.text
     images = data.split("train")
-    check_photos(images + data.split("val"))
     seed_everything(recipe.seed)
     names = choose_names(data, hold_out)
     encoder = fingerprint_encoder(sources.encoder)
@@ -101,7 +99,6 @@ def train(
         "init": "" if init is None else fingerprint_encoder(init.head),
     }
     folder = RunFolder(context.out, identity)
-    state = folder.read_state()
     train_photos, val_photos = read_photos(context, recipe, sources, names)
     groups = (names.labels, names.concepts, names.held_out, sources.teacher.names)
     embeddings = NameEmbeddings(*(text.embed_names(group, recipe.template) for group in groups))
@@ -121,12 +118,7 @@ def train(
         recipe=recipe,
         device=context.device,
     )
-    run = Run(task, recipe, folder, context.accelerator)
-    if state is not None:
-        run.resume(state)
-    (context.out / "recipe.json").write_text(recipe.model_dump_json(indent=2))
-    figures = run.fit()
-    head.load_state_dict(run.ema.module.state_dict())
+    figures = Run(task, recipe, folder, context.accelerator).fit()
     task.center_votes()
     origin = Origin(
         encoder_fingerprint=encoder,
@@ -147,13 +139,11 @@ def build_open_head(
     recipe: OpenRecipe, sources: Sources, teacher_names: torch.Tensor
 ) -> ZeroShotMLDecoder:
     """Builds a head whose voting classifier starts as the teacher's, with names [P, E]."""
+    chosen = {"decoder_width", "num_heads", "feedforward_width", "dropout"}
     head = ZeroShotMLDecoder(
         ZeroShotMLDecoderConfig(
+            **recipe.model_dump(include=chosen),
             encoder_width=sources.encoder.width,
-            decoder_width=recipe.decoder_width,
-            num_heads=recipe.num_heads,
-            feedforward_width=recipe.feedforward_width,
-            dropout=recipe.dropout,
             embedding_width=sources.text.width,
             embedding_encoder=sources.text.name,
             embedding_template=recipe.template,

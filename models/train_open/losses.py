@@ -1,4 +1,4 @@
-"""Losses of an open head beside timm's asymmetric one: sums over labels, means over photos."""
+"""Losses of an open head, except timm's asymmetric one: sums over labels, means over photos."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,17 +14,9 @@ from models.heads.zero_shot import ZeroShotMLDecoder
 from models.metrics import average_precisions
 from models.train.cache import Array, cache_outputs
 from models.train.command import RunContext
-from models.train.losses import asymmetric_loss
-from models.train.queries import QueryAugmentation
-from models.train.recipe import OpenRecipe
+from models.train.losses import asymmetric_loss, augment_queries
 from models.train.run import Task, group_parameters
-from models.train.views import (
-    Photos,
-    Transform,
-    describe_files,
-    evaluation_transform,
-    open_transforms,
-)
+from models.train.views import Photos, Transform, describe_files
 from models.train_open.losses import (
     choose_columns,
     classifier_loss,
@@ -35,6 +26,7 @@ from models.train_open.losses import (
     weak_negative_loss,
 )
 from models.train_open.names import Vocabulary, mark_concepts
+from models.train_open.recipe import OpenRecipe
 from models.train_open.teacher import Sources, share_stages
 
 Batch = tuple[int, Tensor]
@@ -96,7 +88,6 @@ class OpenTask(Task[Batch]):
         if self.trained is not None:
             self.trained.head.to(self.device)
         self.label_loss = asymmetric_loss(recipe.gamma_neg, 0.0, recipe.clip)
-        self.augmentation = QueryAugmentation(recipe.random_queries, recipe.query_noise)
         self.num_batches = len(self.train.labels) // recipe.batch_size
         rates = (
             (parameter, recipe.classifier_lr if name.startswith("votes.") else recipe.lr)
@@ -126,7 +117,9 @@ class OpenTask(Task[Batch]):
         known = [self.train.labels[rows], self.train.concepts[rows],
                  torch.eye(len(rows))[:, described]]  # fmt: skip
         targets = torch.cat([*(t.to(self.device) for t in known), probabilities[:, chosen]], dim=1)
-        texts, targets = self.augmentation.augment(texts.to(self.device), targets)
+        texts, targets = augment_queries(
+            texts.to(self.device), targets, recipe.random_queries, recipe.query_noise
+        )
         logits = network(tokens, functional.normalize(texts, dim=1))
 
         sizes = [part.shape[1] for part in known] + [len(chosen), recipe.random_queries]
@@ -207,12 +200,10 @@ def read_photos(
         features = shared(images.to(context.device, memory_format=torch.channels_last))
         return student(features), sources.teacher.classify(other(features))
 
-    def read(split: str, views: Sequence[Transform]) -> OpenPhotos:
-        photos = Photos.of_split(context.data, split, views[0])
+    def read(split: str, photos: Photos, views: Sequence[Transform]) -> OpenPhotos:
         key = f"{networks}{describe_files(photos.images)}{views}"
-        stem = f"{context.data.file_name}-{split}-{recipe.seed}-"
-        stem += hashlib.sha256(key.encode()).hexdigest()[:16]
-        paths = [context.cache / f"{stem}.{kind}.npy" for kind in ("tokens", "teacher")]
+        prefix, endings = f"{split}-{recipe.seed}", ("tokens.npy", "teacher.npy")
+        paths = [context.name_cache(prefix, key, ending) for ending in endings]
         tokens, logits = cache_outputs(encode, photos, views, paths, context.workers)
         return OpenPhotos(
             tokens,
@@ -222,10 +213,9 @@ def read_photos(
             mark_concepts(photos.images, names.held_out),
         )
 
-    return (
-        read("train", open_transforms(recipe, sources.prepared)),
-        read("val", [evaluation_transform(sources.prepared)]),
-    )
+    views = recipe.make_views(sources.prepared)
+    train, val = (Photos.of_split(context.data, split, views[0]) for split in ("train", "val"))
+    return read("train", train, views), read("val", val, views[:1])
 
 
 def embed_captions(sources: Sources, captions: Sequence[str]) -> Tensor:
@@ -238,11 +228,9 @@ def embed_captions(sources: Sources, captions: Sequence[str]) -> Tensor:
 
 def match_labels(sources: Sources, names: Vocabulary) -> TrainedLabels | None:
     """Returns the labels that the encoder's own head knows; None if there are none."""
-    if sources.trained is None:
-        return None
-    known = sources.trained.label_names
+    known = sources.label_names
     ours = [i for i, name in enumerate(names.labels) if name in known]
+    theirs = [known.index(names.labels[i]) for i in ours]
     if not ours:
         return None
-    theirs = [known.index(names.labels[i]) for i in ours]
-    return TrainedLabels(sources.trained.head, torch.tensor(theirs), torch.tensor(ours))
+    return TrainedLabels(sources.head, torch.tensor(theirs), torch.tensor(ours))

@@ -41,22 +41,15 @@ class Teacher:
 
 
 @dataclass(frozen=True, eq=False)
-class TrainedHead:
-    """The head that was trained with the encoder: tokens [B, S, C] -> logits [B, N] of N names."""
-
-    head: nn.Module
-    label_names: tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False)
 class Sources:
-    """Inputs of an open head's training; without label names of the encoder, `trained` is None."""
+    """Inputs of an open head's training."""
 
     encoder: Backbone
     prepared: InputConfig
+    head: nn.Module  # trained with the encoder: tokens [B, S, C] -> logits [B, N]
+    label_names: tuple[str, ...]  # of the head; empty if the checkpoint has none
     teacher: Teacher
     text: TextEncoder
-    trained: TrainedHead | None = None
 
 
 def read_sources(checkpoint: Path, text: TextEncoder) -> Sources:
@@ -66,9 +59,8 @@ def read_sources(checkpoint: Path, text: TextEncoder) -> Sources:
         raise CheckpointError(f"{checkpoint.name} is a head without an encoder")
     prepared = found.config.input
     teacher = load_teacher(found.config.backbone, (prepared.height, prepared.width))
-    names = found.label_names
-    trained = None if names is None else TrainedHead(found.network.head, names)
-    return Sources(found.network.backbone, prepared, teacher, text, trained)
+    encoder, head = found.network.backbone, found.network.head
+    return Sources(encoder, prepared, head, found.label_names or (), teacher, text)
 
 
 def load_teacher(name: str, image_size: tuple[int, int]) -> Teacher:
@@ -113,7 +105,7 @@ def read_imagenet_names() -> tuple[str, ...]:
 
 
 def share_stages(student: Backbone, teacher: Backbone) -> tuple[nn.Module, nn.Module, nn.Module]:
-    """Cuts a backbone and its fine-tuned copy behind the leading stages that are equal.
+    """Cuts a backbone and its fine-tuned copy after the leading stages that are equal.
 
     Returns:
         (images -> features, features -> the student's tokens, features -> the teacher's); the

@@ -11,8 +11,9 @@ from models.metrics import (
     class_and_overall_rates,
     mean_average_precision,
     rates_at_k,
+    report_single_label,
+    report_zero_shot,
 )
-from models.report import report_single_label, report_zero_shot
 
 
 @pytest.mark.parametrize(
@@ -39,8 +40,6 @@ def test_mean_average_precision_leaves_out_labels_without_a_value() -> None:
     targets = torch.tensor([[1, 0, 1], [0, 0, -1], [1, 0, 1]])
     assert average_precisions(scores, targets).isnan().tolist() == [False, True, True]
     assert mean_average_precision(scores, targets) == pytest.approx(100 * (1 + 2 / 3) / 2)
-    far = torch.tensor([[900.0, -900.0], [901.0, -901.0]])  # large logits keep their order
-    assert mean_average_precision(far, torch.tensor([[0, 1], [1, 0]])) == pytest.approx(100.0)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -48,7 +47,6 @@ def test_scores_that_are_not_finite_are_refused(value: float) -> None:
     scores, targets = torch.tensor([[2.0], [1.0]]), torch.tensor([[1], [0]])
     with pytest.raises(MetricError, match="not finite numbers"):
         average_precisions(torch.where(targets > 0, value, scores), targets)
-    assert float(average_precisions(scores, targets)) == pytest.approx(100)
 
 
 def test_unknown_targets_are_ignored() -> None:
@@ -105,23 +103,14 @@ def test_f1_is_0_without_predictions() -> None:
     assert by_class.f1 == overall.f1 == 0
 
 
-def test_zero_shot_report_separates_unseen_labels_from_all() -> None:
-    lines = dict(
-        line.rsplit(None, 1)
-        for line in report_zero_shot(SCORES, TARGETS, ("a", "b", "c"), {"a", "c"}, {"b"})
-    )
-    assert {name.strip() for name in lines} == {
-        f"{kind} {figure}"
-        for kind in ("ZSL", "GZSL")
-        for figure in ("mAP", "P@3", "R@3", "F1@3", "P@5", "R@5", "F1@5")
-    }
-    assert float(lines["ZSL P@3".ljust(20).strip()]) == 100
-
-
-def test_zero_shot_report_ignores_labels_that_are_neither_seen_nor_unseen() -> None:
-    found = report_zero_shot(SCORES, TARGETS, ("a", "b", "c"), {"a"}, {"b"})
+def test_zero_shot_report_separates_unseen_labels_from_all_and_ignores_others() -> None:
+    found = list(report_zero_shot(SCORES, TARGETS, ("a", "b", "c"), {"a"}, {"b"}))
+    names = [line[:20].strip() for line in found]
+    figures = ("mAP", "P@3", "R@3", "F1@3", "P@5", "R@5", "F1@5")
+    assert names == [f"{kind} {figure}" for kind in ("ZSL", "GZSL") for figure in figures]
+    assert found[1] == f"{'ZSL P@3':20} 100.00"
     expected = report_zero_shot(SCORES[:, :2], TARGETS[:, :2], ("a", "b"), {"a"}, {"b"})
-    assert list(found) == list(expected)
+    assert found == list(expected)
 
 
 def test_single_label_report_counts_the_best_guesses() -> None:

@@ -1,6 +1,8 @@
 """Runs share a cache: one run fills each file, the others wait."""
 
+import queue
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -49,34 +51,20 @@ def compute(module: nn.Module, photos: Photos, path: Path) -> np.ndarray:
 def test_run_waits_while_another_run_fills_the_cache(
     photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits, said = threading.Event(), []
-
-    def note(text: str, **_: object) -> None:
-        said.append(text)
-        waits.set()
-
-    monkeypatch.setattr(cache.tqdm, "write", note)
-    path, found = tmp_path / "cache" / "features.npy", {}
+    said = queue.SimpleQueue[str]()
+    monkeypatch.setattr(cache.tqdm, "write", lambda text, **_: said.put(text))
+    path = tmp_path / "cache" / "features.npy"
     path.parent.mkdir()
     first, second = Gate(), Gate()
-    second.open.set()
-    runs = [
-        threading.Thread(target=lambda name=name, gate=gate: found.update(
-            {name: compute(gate, photos, path)}
-        ))
-        for name, gate in (("first", first), ("second", second))
-    ]  # fmt: skip
-    runs[0].start()
-    assert first.reached.wait(30)
-    runs[1].start()
-    assert waits.wait(30)
-    first.open.set()
-    for run in runs:
-        run.join(30)
-    assert said == ["waiting for another run to fill features.npy"]
+    with ThreadPoolExecutor(2) as threads:
+        runs = [threads.submit(compute, first, photos, path)]
+        assert first.reached.wait(30)
+        runs.append(threads.submit(compute, second, photos, path))
+        assert said.get(timeout=30) == "waiting for another run to fill features.npy"
+        first.open.set()
     assert second.batches == 0
-    for made in (found["first"], found["second"]):
-        np.testing.assert_array_equal(made, np.ones((1, COUNT, 4)))
+    for run in runs:
+        np.testing.assert_array_equal(run.result(), np.ones((1, COUNT, 4)))
     assert [file.name for file in path.parent.iterdir()] == ["features.npy"]
 
 

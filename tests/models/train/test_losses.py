@@ -1,14 +1,14 @@
-"""Losses ignore unknown labels; mixing depends on the kind of labels."""
+"""Losses ignore unknown labels; mixing depends on the kind of labels; queries are augmented."""
 
 import math
 
 import pytest
 import torch
 from timm.loss import AsymmetricLossMultiLabel
-from torch import Tensor, nn
+from torch import nn
 
 from models.train import losses
-from models.train.losses import make_loss, make_mix, mix
+from models.train.losses import augment_queries, make_loss, make_mix, mix
 from models.train.recipe import Recipe
 
 
@@ -37,7 +37,7 @@ def test_bce_is_a_mean_over_labels_whose_mixed_targets_are_0_or_1() -> None:
         assert float(found) == pytest.approx(sum(costs) / 4, rel=1e-5)
 
 
-class SummingLoss(nn.Module):
+class SummingLoss(AsymmetricLossMultiLabel):
     """The loss of older timm versions: always a sum."""
 
     def __init__(
@@ -45,19 +45,10 @@ class SummingLoss(nn.Module):
         gamma_neg: float,
         gamma_pos: float,
         clip: float,
-        eps: float = 1e-8,
         disable_torch_grad_focal_loss: bool = False,
     ) -> None:
-        super().__init__()
-        assert (gamma_pos, disable_torch_grad_focal_loss) == (0.0, False)
-        self.gamma_neg, self.clip, self.eps = gamma_neg, clip, eps
-
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        present = logits.sigmoid()
-        absent = (1 - present + self.clip).clamp(max=1)
-        found = targets * present.log()
-        found += (1 - targets) * absent.log() * (1 - absent) ** self.gamma_neg
-        return -found.sum()
+        assert not disable_torch_grad_focal_loss
+        super().__init__(gamma_neg, gamma_pos, clip, reduction="sum")
 
 
 @pytest.mark.parametrize("kind", [AsymmetricLossMultiLabel, SummingLoss])
@@ -91,10 +82,17 @@ def test_focusing_weight_passes_gradients_only_with_focal_gradient(
     assert logits.grad.item() == pytest.approx(expected)
 
 
-def test_mixed_labels_are_unknown_if_one_photo_does_not_know_them() -> None:
+def test_mixup_gives_the_labels_of_both_photos_and_unknown_ones_if_one_does_not_know() -> None:
     torch.manual_seed(0)
-    targets = torch.tensor([[1.0, 0, -1], [-1, -1, 0]]).repeat(8, 1)
-    _, union = mix(torch.rand(16, 3, 4, 4), targets, alpha=1.0)
+    inputs, targets = torch.rand(8, 3, 4, 4), torch.eye(8)
+    mixed, union = mix(inputs, targets, alpha=1.0)
+    assert (union >= targets).all()
+    assert union.sum(dim=1).max() == 2
+    assert mixed.min() >= inputs.min()
+    assert mixed.max() <= inputs.max()
+    assert mix(inputs, targets, alpha=0.0) == (inputs, targets)
+    partial = torch.tensor([[1.0, 0, -1], [-1, -1, 0]]).repeat(8, 1)
+    _, union = mix(torch.rand(16, 3, 4, 4), partial, alpha=1.0)
     assert set(map(tuple, union.tolist())) <= {(1, 0, -1), (-1, -1, 0), (1, -1, -1)}
 
 
@@ -108,22 +106,26 @@ def test_single_labels_are_mixed_into_shares() -> None:
     torch.testing.assert_close(inputs, before)
 
 
-def test_recipe_refuses_cutmix_of_several_labels_and_cutout_of_crops() -> None:
-    with pytest.raises(ValueError, match="single_label"):
-        Recipe(cutmix=1.0)
-    with pytest.raises(ValueError, match="squash"):
-        Recipe(cutout=0.5)
-    assert Recipe(cutmix=1.0, single_label=True)
-
-
 @pytest.mark.parametrize("field", ["gamma_neg", "gamma_pos"])
-def test_focus_below_1_is_refused_with_focal_gradient(field: str) -> None:
+def test_focus_below_1_needs_a_weight_without_gradients(field: str) -> None:
     with pytest.raises(ValueError, match="0, or at least 1"):
         Recipe.model_validate({field: 0.5})
     recipe = Recipe.model_validate({field: 0.5, "focal_gradient": False})
     logits = torch.tensor([[200.0, -200.0]], requires_grad=True)
-
     make_loss(recipe)(logits, torch.tensor([[1.0, 0.0]])).backward()
-
     assert logits.grad is not None
     assert torch.isfinite(logits.grad).all()
+
+
+def test_queries_get_noise_and_random_ones_are_absent() -> None:
+    torch.manual_seed(0)
+    embeddings, targets = torch.randn(6, 5) + 3, torch.randint(0, 2, (4, 6)).float()
+    queries, wanted = augment_queries(embeddings, targets, num_random=8, noise=0.1)
+    assert (queries.shape, wanted.shape) == ((14, 5), (4, 14))
+    torch.testing.assert_close(wanted[:, :6], targets)
+    assert not wanted[:, 6:].any()
+    moved = (queries[:6] - embeddings).abs()
+    assert 0 < moved.mean() < 0.3
+    assert (queries[6:].mean(dim=0) - 3).abs().max() < 2
+    queries, wanted = augment_queries(embeddings, targets, num_random=0, noise=0.0)
+    torch.testing.assert_close((queries, wanted), (embeddings, targets))

@@ -20,7 +20,6 @@ from export.__main__ import main as export
 from models.backbones.backbone import Backbone, input_config
 from models.checkpoints.checkpoint import read_checkpoint
 from models.config import InputConfig
-from models.data import read_labelled_folder
 from models.evaluate import main as evaluate
 from models.train.__main__ import main
 from models.train.recipe import Recipe
@@ -139,7 +138,7 @@ def test_recipe_lowers_the_loss_on_real_photos(
 
 
 def test_every_shipped_recipe_is_tested() -> None:
-    # The default bundle's are in test_train.py.
+    # The default bundle's have test_train.py's options.
     others = {"lite0", "lite0_gap", "lite0_refine", "lite0_settle"}
     assert {path.stem for path in RECIPES.glob("*.toml")} - others == set(CASES)
 
@@ -181,14 +180,3 @@ def test_accumulated_batches_take_fewer_steps_and_lower_the_loss(tmp_path: Path)
     assert history[-1] < history[0]
     state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
     assert state["schedule"]["last_epoch"] == 4 * 3  # 8 batches an epoch: 3 + 3 + 2
-
-
-def test_partial_labels_of_a_csv_are_unknown(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text("image,label\na.jpg,cat\na.jpg,dog\nb.png,dog\n")
-    (tmp_path / "test.csv").write_text("image,label,confidence\nc,cat,0\n")
-    folder = read_labelled_folder(tmp_path)
-    assert folder.label_names == ("cat", "dog")
-    np.testing.assert_array_equal(folder.targets(folder.split("train")), [[1, 1], [-1, 1]])
-    test = folder.split("test")
-    np.testing.assert_array_equal(folder.targets(test), [[0, -1]])
-    assert test[0].path == tmp_path / "images" / "c.jpg"

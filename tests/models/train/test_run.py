@@ -1,4 +1,4 @@
-"""A run of any task: its log, its state, and its end at a loss that is not a number."""
+"""A run of any task: its log, its state, its rates, and its end at a loss that is not a number."""
 
 import math
 from pathlib import Path
@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from models.train.recipe import BaseRecipe
-from models.train.run import LossError, Run, RunFolder, Task, make_accelerator
+from models.train.run import (
+    LossError,
+    Run,
+    RunFolder,
+    Task,
+    group_parameters,
+    make_accelerator,
+    one_cycle,
+)
 from tests.models.colours import read_log
 
 
@@ -33,28 +41,28 @@ class ConstantTask(Task[float]):
         return {"figure": 50.0}
 
 
+def make_run(folder: Path, *losses: float, **choices: Any) -> Run[float]:
+    """Begins or resumes a run."""
+    accelerator = make_accelerator(cpu=True)
+    place = RunFolder(folder, {"lr": 0.1})
+    return Run(ConstantTask(*losses), BaseRecipe(**choices), place, accelerator)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_run_ends_with_one_line_when_the_loss_is_not_a_number(value: float, tmp_path: Path) -> None:
-    def fit(*losses: float) -> dict[str, float]:
-        folder = RunFolder(tmp_path, {})
-        return Run(ConstantTask(*losses), BaseRecipe(epochs=1), folder, accelerator).fit()
-
-    accelerator = make_accelerator(cpu=True)
     with pytest.raises(LossError, match=r"^the loss of epoch 1 is (nan|inf): [^\n]+$"):
-        fit(1.0, value)
+        make_run(tmp_path, 1.0, value, epochs=1).fit()
     assert not (tmp_path / "state.pt").exists()
-    assert fit(1.0, 2.0) == {"figure": 50.0}
+    assert make_run(tmp_path, 1.0, 2.0, epochs=1).fit() == {"figure": 50.0}
     header, row = (tmp_path / "metrics.csv").read_text().splitlines()
     assert header == "epoch,first,second,figure,lr"
     assert row.startswith("1,1.5,2,50,")
 
 
 def test_averaged_weights_keep_their_decay_from_the_start_without_warmup(tmp_path: Path) -> None:
-    accelerator, task = make_accelerator(cpu=True), ConstantTask(1.0)
     decays = []
     for warmup in (True, False):
-        recipe = BaseRecipe(ema_decay=0.9997, ema_warmup=warmup)
-        ema = Run(task, recipe, RunFolder(tmp_path, {}), accelerator).ema
+        ema = make_run(tmp_path, 1.0, ema_decay=0.9997, ema_warmup=warmup).ema
         decays.append(ema.get_decay(40 * 1465))  # the last step of COCO's 40 epochs
     assert decays == pytest.approx([0.99934, 0.9997], abs=1e-5)
 
@@ -66,25 +74,39 @@ class _Stopped(Exception):
 def test_run_killed_between_its_row_and_its_state_has_one_row_an_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run() -> Run[float]:
-        accelerator = make_accelerator(cpu=True)
-        found = Run(ConstantTask(1.0), BaseRecipe(epochs=3), folder, accelerator)
-        if (state := folder.read_state()) is not None:
-            found.resume(state)
-        return found
+    real_write = RunFolder.write_state
 
     def stop_in_the_second(folder: RunFolder, state: dict[str, Any]) -> None:
         if state["epoch"] == 2:
             raise _Stopped
         real_write(folder, state)
 
-    folder, real_write = RunFolder(tmp_path, {"lr": 0.1}), RunFolder.write_state
     with monkeypatch.context() as patched:
         patched.setattr(RunFolder, "write_state", stop_in_the_second)
         with pytest.raises(_Stopped):
-            run().fit()
+            make_run(tmp_path, 1.0, epochs=3).fit()
     assert [row["epoch"] for row in read_log(tmp_path)] == ["1", "2"]
-    resumed = run()
+    resumed = make_run(tmp_path, 1.0, epochs=3)
     assert resumed.epoch == 1
     resumed.fit()
     assert [row["epoch"] for row in read_log(tmp_path)] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(5, 0.2), (1, 0.5), (10, 0.2), (4, 0.2)])
+def test_learning_rate_reaches_its_peak_for_any_number_of_steps(steps: int, warmup: float) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
+    schedule = one_cycle(optimizer, steps, warmup)
+    rates = []
+    for _ in range(steps):
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    if warmup * steps >= 2:
+        assert max(rates) == pytest.approx(0.3)
+    assert max(rates) == rates[max(0, round(warmup * steps) - 1)]
+
+
+def test_vectors_decay_only_if_all_parameters_do() -> None:
+    rates = [(nn.Parameter(torch.zeros(*shape)), 0.1) for shape in ((2,), (2, 2))]
+    assert [g["weight_decay"] for g in group_parameters(rates, 0.5)] == [0.0, 0.5]
+    assert [g["weight_decay"] for g in group_parameters(rates, 0.5, decay_all=True)] == [0.5]

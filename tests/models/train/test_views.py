@@ -83,12 +83,6 @@ def test_jpeg_that_is_cut_is_refused(tmp_path: Path, name: str) -> None:
     assert read_picture(LabelledImage(path, "val", ())).size == (90, 50)
 
 
-def test_transparent_parts_become_white(tmp_path: Path) -> None:
-    picture = np.asarray(read_picture(LabelledImage(save(tmp_path, "RGBA"), "val", ())))
-    assert (picture[:20] == 255).all()
-    assert picture[20:].mean() < 220
-
-
 def test_randaugment_is_uniform_over_the_magnitudes_of_the_authors_package() -> None:
     recipe = Recipe(train_resize="squash", auto_augment="randaugment")
     transform: Any = training_transform(recipe, InputConfig(height=224, width=224))
@@ -108,49 +102,23 @@ def test_randaugment_is_uniform_over_the_magnitudes_of_the_authors_package() -> 
 def test_unreadable_photo_is_named_in_one_line(
     tmp_path: Path, content: bytes | None, workers: int
 ) -> None:
-    good = save(tmp_path, "RGB")
     bad = tmp_path / "bad.jpg"
     if content is not None:
         bad.write_bytes(content)
     transform = evaluation_transform(InputConfig(height=8, width=8))
-
-    def load(path: Path) -> int:
-        photos = Photos((LabelledImage(path, "val", ()),), torch.zeros(1, 1), transform)
-        return sum(len(batch) for batch, _ in DataLoader(photos, num_workers=workers))
-
+    photos = Photos((LabelledImage(bad, "val", ()),), torch.zeros(1, 1), transform)
     with pytest.raises(DataError) as raised:
-        load(bad)
+        next(iter(DataLoader(photos, num_workers=workers)))
     assert str(raised.value) == f"{bad} is missing or not a readable picture"
-    assert load(good) == 1
 
 
-def test_description_changes_with_the_path_size_and_time_of_a_photo(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("cat/1.png", "dog/1.png")]
+def test_description_has_the_path_in_the_folder_the_size_and_the_time_of_a_photo(
+    tmp_path: Path,
+) -> None:
+    paths = [tmp_path / name for name in ("old/cat/1.png", "old/dog/1.png")]
     for path in paths:
-        path.parent.mkdir()
+        path.parent.mkdir(parents=True)
         path.write_bytes(b"1234")
         os.utime(path, ns=(0, 10**9))
-    images = [LabelledImage(path, "train", ()) for path in paths]
-    seen = [describe_files(images), describe_files(images[::-1])]
-    os.utime(paths[0], ns=(0, 2 * 10**9))
-    seen.append(describe_files(images))
-    paths[0].write_bytes(b"12345")
-    os.utime(paths[0], ns=(0, 10**9))
-    seen.append(describe_files(images))
-    assert len(set(seen)) == 4
-    paths[0].unlink()
-    with pytest.raises(DataError, match=r"1\.png is missing"):
-        describe_files(images)
-    paths[0].write_bytes(b"1234")
-    os.utime(paths[0], ns=(0, 10**9))
-    assert describe_files(images) == seen[0]
-
-
-def test_description_does_not_change_when_the_folder_moves(tmp_path: Path) -> None:
-    path = tmp_path / "old" / "a" / "1.png"
-    path.parent.mkdir(parents=True)
-    path.touch()
-    before = describe_files([LabelledImage(path, "train", ())])
-    (tmp_path / "old").rename(tmp_path / "new")
-    moved = LabelledImage(tmp_path / "new" / "a" / "1.png", "train", ())
-    assert describe_files([moved]) == before
+    before = "cat/1.png 4 1000000000\ndog/1.png 4 1000000000"
+    assert describe_files([LabelledImage(path, "train", ()) for path in paths]) == before

@@ -14,16 +14,6 @@ from models.train_open.losses import (
     weak_negative_loss,
 )
 
-
-def test_unknown_concepts_weigh_less_than_known_ones() -> None:
-    logits = torch.zeros(1, 2)
-    positives = torch.tensor([[1.0, 0.0]])
-    found = weak_negative_loss(logits, positives, weight=0.25, focus=0.0)
-    assert float(found) == pytest.approx(math.log(2) * 1.25)
-    focused = weak_negative_loss(logits, positives, weight=0.25, focus=2.0)
-    assert float(focused) == pytest.approx(math.log(2) * (1 + 0.25 * 0.25))
-
-
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 3.0, -2.0]])
 
 
@@ -68,40 +58,15 @@ def test_ranking_and_classifier_are_means_over_names_and_over_photos() -> None:
     assert float(classifier_loss(LOGITS, likely)) == pytest.approx(wanted, rel=1e-4)
 
 
-def test_unknown_concepts_get_no_gradient_with_weight_0() -> None:
-    logits = torch.randn(3, 4, requires_grad=True)
-    positives = torch.eye(3, 4)
-    weak_negative_loss(logits, positives, weight=0.0, focus=2.0).backward()
-    assert logits.grad is not None
-    assert torch.equal(logits.grad != 0, positives.bool())
-
-
-def test_soft_target_loss_has_its_minimum_at_the_targets() -> None:
-    probabilities = torch.rand(3, 4).clamp(0.05, 0.95)
-    logits = probabilities.logit().requires_grad_()
-    soft_target_loss(logits, probabilities).backward()
-    assert logits.grad is not None
-    assert float(logits.grad.abs().max()) < 1e-6
-
-
 def test_ranking_compares_the_photos_of_one_name_only() -> None:
     torch.manual_seed(0)
     teacher = torch.randn(8, 4)
     deviation, mean = torch.std_mean(teacher, dim=0)
     matched = (teacher - mean) / deviation * 1.5
-    best = float(ranking_loss(matched, teacher, 1.5))
-    assert best == pytest.approx(0.0, abs=1e-4)
-    # Whatever is added to a name's logits on all photos leaves their order alone.
-    assert float(ranking_loss(matched + torch.randn(4), teacher, 1.5)) == pytest.approx(
-        best, abs=1e-4
-    )
-    assert float(ranking_loss(matched.flip(0), teacher, 1.5)) > best + 0.1
-
-
-def test_classifier_loss_is_0_at_the_teachers_distribution() -> None:
-    logits = torch.randn(3, 6)
-    assert float(classifier_loss(logits + 2.0, logits.softmax(1))) == pytest.approx(0.0, abs=1e-6)
-    assert float(classifier_loss(-logits, logits.softmax(1))) > 0.1
+    # Whatever is added to a name's logits on all photos does not change their order.
+    for student in (matched, matched + torch.randn(4)):
+        assert float(ranking_loss(student, teacher, 1.5)) == pytest.approx(0.0, abs=1e-4)
+    assert float(ranking_loss(matched.flip(0), teacher, 1.5)) > 0.1
 
 
 def test_half_of_the_columns_are_the_most_probable() -> None:
@@ -123,10 +88,4 @@ def test_captions_are_matched_with_their_photos_both_ways() -> None:
     photos = torch.nn.functional.cross_entropy(logits.T, torch.tensor([2, 0, 3]))
     captions = torch.nn.functional.cross_entropy(logits[[2, 0, 3]], torch.tensor([0, 1, 2]))
     assert float(matching_loss(logits, matches)) == pytest.approx(float(photos + captions) / 2)
-
-
-def test_matching_loss_is_0_without_captions() -> None:
-    logits = torch.zeros(4, 0, requires_grad=True)
-    found = matching_loss(logits, torch.zeros(4, 0))
-    found.backward()
-    assert float(found.detach()) == 0
+    assert float(matching_loss(torch.zeros(4, 0), torch.zeros(4, 0))) == 0

@@ -14,17 +14,18 @@ from torch.nn import functional
 
 from models.backbones.backbone import Backbone, input_config
 from models.checkpoints.description import CheckpointError
-from models.checkpoints.open_head import OpenHeadCheckpoint, read_open_head, write_open_head
+from models.checkpoints.open_head import OpenHeadCheckpoint, read_open_head
 from models.data import DataError, read_labelled_folder
 from models.evaluate_open import evaluate_open, score_conse
 from models.text import read_text_encoder
 from models.train.command import RunContext
-from models.train.recipe import OpenRecipe, RecipeError
+from models.train.recipe import RecipeError
 from models.train.run import make_accelerator
 from models.train_open.__main__ import main, train
 from models.train_open.names import Vocabulary, choose_captions, choose_names, read_hold_out
+from models.train_open.recipe import OpenRecipe
 from models.train_open.task import match_labels
-from models.train_open.teacher import Sources, Teacher, TrainedHead, share_stages
+from models.train_open.teacher import Sources, Teacher, share_stages
 from tests.models.colours import read_log, stop_in_second_epoch, write_colours
 from tests.models.tiny_text import write_text_encoder
 
@@ -72,14 +73,14 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
     encoder.load_state_dict(teacher.state_dict())
     for parameter in encoder.body.conv_head.parameters():  # type: ignore[union-attr]
         parameter.data *= 1.1
+    classifier = nn.Linear(teacher.width, 5)
     return Sources(
         encoder=encoder.requires_grad_(False),
         prepared=input_config("test_efficientnet", (32, 32)),
-        teacher=Teacher(
-            teacher, nn.Linear(teacher.width, 5), ("circle", "square", "dark", "large", "grey")
-        ),
+        head=PooledHead(encoder.width, 3),
+        label_names=("green", "car", "red"),
+        teacher=Teacher(teacher, classifier, ("circle", "square", "dark", "large", "grey")),
         text=read_text_encoder(write_text_encoder(tmp_path_factory.mktemp("text") / "tiny")),
-        trained=TrainedHead(PooledHead(encoder.width, 3), ("green", "car", "red")),
     )
 
 
@@ -115,9 +116,12 @@ class Runs:
         return read_log(self.folder / name)
 
 
-@pytest.fixture
-def runs(photos: Path, sources: Sources, tmp_path: Path) -> Runs:
-    return Runs(tmp_path, photos, sources)
+@pytest.fixture(scope="module")
+def runs(photos: Path, sources: Sources, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Runs of this file, each with a name of its own; `first` is finished and held out blue."""
+    found = Runs(tmp_path_factory.mktemp("runs"), photos, sources)
+    found.fit("first", ("blue",))
+    return found
 
 
 WEIGHTS = {
@@ -135,16 +139,11 @@ def test_each_loss_falls_on_its_own(loss: str, runs: Runs) -> None:
     others = {weight: 0.0 for name, weight in WEIGHTS.items() if name != loss}
     # Twice the teacher's names chooses all of them, so that the sums can be compared.
     options = {"epochs": 12, "lr": 0.02, "random_queries": 0, "views": 1, "teacher_names": 10}
-    runs.fit("run", **others, **options)
-    values = [float(row[loss]) for row in runs.read_log("run")]
+    runs.fit(loss, **others, **options)
+    values = [float(row[loss]) for row in runs.read_log(loss)]
     assert len(values) == 12
     # Photos with squares of the same colours have the same caption: which is whose stays open.
     assert values[-1] < (0.96 if loss == "captions" else 0.9) * values[0]
-
-
-@pytest.mark.parametrize("path", sorted(OPEN_RECIPES.glob("*.toml")), ids=lambda path: path.stem)
-def test_shipped_recipe_is_valid(path: Path) -> None:
-    assert OpenRecipe.read(path, {"epochs": "1"}).epochs == 1
 
 
 def test_trained_labels_are_matched_by_name(sources: Sources) -> None:
@@ -154,15 +153,11 @@ def test_trained_labels_are_matched_by_name(sources: Sources) -> None:
     assert found.theirs.tolist() == [2, 0]
     assert found.ours.tolist() == [0, 2]
     assert match_labels(sources, Vocabulary(("blue",), ("grey",), ())) is None
-    assert match_labels(replace(sources, trained=None), names) is None
+    assert match_labels(replace(sources, label_names=()), names) is None
 
 
 def test_training_writes_a_checkpoint_bound_to_its_encoders(runs: Runs, sources: Sources) -> None:
-    found, log = runs.fit("run", ("blue",), epochs=3), runs.read_log("run")
-    assert [row["epoch"] for row in log] == ["1", "2", "3"]
-    for name, value in found.items():
-        assert float(log[-1][name]) == pytest.approx(value, rel=1e-4)
-    opened = runs.read("run")
+    opened = runs.read("first")
     assert opened.origin.label_names == ("red", "green")
     assert opened.origin.concept_names == ("dark circle", "grey", "large")
     assert opened.head.config.embedding_template == "a photo of {}"
@@ -174,9 +169,24 @@ def test_training_writes_a_checkpoint_bound_to_its_encoders(runs: Runs, sources:
         opened.check_text_encoder(replace(sources.text, sha256="0"))
 
 
+def test_finished_run_is_measured_again_and_not_resumed_with_other_options(runs: Runs) -> None:
+    for reason, hold_out, init, changes in (
+        ("epochs 1, not 2", ("blue",), None, {"epochs": 2}),
+        ("votes True, not", ("blue",), None, {"votes": False}),
+        ("concept_names ", (), None, {}),
+        ("init '', not ", ("blue",), runs.read("first"), {}),
+    ):
+        with pytest.raises(RecipeError, match=f"begun with {reason}"):
+            runs.fit("first", hold_out, init, **changes)
+    assert json.loads((runs.folder / "first" / "recipe.json").read_text())["epochs"] == 1
+    found, (log,) = runs.fit("first", ("blue",)), runs.read_log("first")
+    for name, value in found.items():
+        assert float(log[name]) == pytest.approx(value, rel=1e-4)
+
+
 def test_evaluation_measures_head_and_baselines_on_the_same_photos(runs: Runs) -> None:
-    found, data = runs.fit("run", votes=False), read_labelled_folder(runs.photos)
-    scores = evaluate_open(runs.read("run"), runs.sources, data, "val")
+    found, data = runs.fit("voteless", votes=False), read_labelled_folder(runs.photos)
+    scores = evaluate_open(runs.read("voteless"), runs.sources, data, "val")
     # The run measured itself on cached float16 tokens.
     mean = float(scores.head.mean())
     assert mean == pytest.approx(found["val_labels_mAP_percent"], abs=1.0)
@@ -184,7 +194,7 @@ def test_evaluation_measures_head_and_baselines_on_the_same_photos(runs: Runs) -
     assert scores.chance.tolist() == pytest.approx(share.tolist())
     assert scores.conse.shape == (2,)
     with pytest.raises(DataError, match="complete"):
-        evaluate_open(runs.read("run"), runs.sources, replace(data, complete=False), "val")
+        evaluate_open(runs.read("first"), runs.sources, replace(data, complete=False), "val")
 
 
 def test_conse_is_the_cosine_with_the_mean_of_the_probable_names() -> None:
@@ -195,7 +205,10 @@ def test_conse_is_the_cosine_with_the_mean_of_the_probable_names() -> None:
     torch.testing.assert_close(found, torch.tensor([[0.5**0.5, 0.5**0.5, 0.0]]))
 
 
-def test_resumed_run_equals_an_unbroken_one(runs: Runs) -> None:
+def test_resumed_run_equals_an_unbroken_one_and_a_changed_photo_is_encoded_again(
+    photos: Path, sources: Sources, tmp_path: Path
+) -> None:
+    runs = Runs(tmp_path, Path(shutil.copytree(photos, tmp_path / "data")), sources)
     runs.fit("unbroken", epochs=3)
     with stop_in_second_epoch():
         runs.fit("broken", epochs=3)
@@ -204,35 +217,14 @@ def test_resumed_run_equals_an_unbroken_one(runs: Runs) -> None:
     first, second = (runs.read(run).head.state_dict() for run in ("unbroken", "broken"))
     torch.testing.assert_close(second, first, rtol=1e-5, atol=1e-6)
     # Both runs read the same two files for each split.
-    assert len(list((runs.folder / "cache").iterdir())) == 4
-
-
-def test_finished_run_is_measured_again_and_not_resumed_with_other_options(runs: Runs) -> None:
-    found, first = runs.fit("run", ("blue",)), runs.read("run")
-    with pytest.raises(RecipeError, match="begun with epochs 1, not 2"):
-        runs.fit("run", ("blue",), epochs=2)
-    with pytest.raises(RecipeError, match="begun with votes True, not"):
-        runs.fit("run", ("blue",), votes=False)
-    with pytest.raises(RecipeError, match="begun with concept_names "):
-        runs.fit("run")
-    with pytest.raises(RecipeError, match="begun with init '', not "):
-        runs.fit("run", ("blue",), first)
-    assert json.loads((runs.folder / "run" / "recipe.json").read_text())["epochs"] == 1
-    assert runs.fit("run", ("blue",)) == found
-    assert len(runs.read_log("run")) == 1
-
-
-def test_changed_photo_is_encoded_again(runs: Runs) -> None:
-    runs.photos = Path(shutil.copytree(runs.photos, runs.folder / "data"))
-    runs.fit("a")
+    assert len(list((tmp_path / "cache").iterdir())) == 4
     images = runs.photos / "images"
     shutil.copyfile(images / "001.png", images / "000.png")
-    runs.fit("b")
-    assert len(list((runs.folder / "cache").iterdir())) == 6
+    runs.fit("changed")
+    assert len(list((tmp_path / "cache").iterdir())) == 6
 
 
 def test_run_starts_from_the_weights_of_another_head(runs: Runs) -> None:
-    runs.fit("first", ("grey",))
     first = runs.read("first")
     # So small a step leaves the weights where they start.
     runs.fit("second", (), first, lr=1e-12, classifier_lr=1e-12, seed=1)
@@ -243,8 +235,7 @@ def test_run_starts_from_the_weights_of_another_head(runs: Runs) -> None:
 
 
 def test_init_refuses_a_head_of_another_build(runs: Runs, sources: Sources) -> None:
-    runs.fit("run")
-    first = runs.read("run")
+    first = runs.read("first")
     changes: dict[str, dict[str, Any]] = {
         "decoder_width 16, not 8": {"decoder_width": 8},
         "num_prototypes 5, not 0": {"votes": False},
@@ -252,12 +243,10 @@ def test_init_refuses_a_head_of_another_build(runs: Runs, sources: Sources) -> N
     }
     for reason, change in changes.items():
         with pytest.raises(CheckpointError, match=re.escape(reason)):
-            runs.fit("other", (), first, **change)
-    runs.sources = replace(sources, text=replace(sources.text, sha256="0"))
+            runs.fit("refused", (), first, **change)
+    others = replace(runs, sources=replace(sources, text=replace(sources.text, sha256="0")))
     with pytest.raises(CheckpointError, match="another text encoder"):
-        runs.fit("other", (), first)
-    runs.sources = sources
-    assert runs.fit("other", (), first)
+        others.fit("refused", (), first)
 
 
 def test_shared_stages_give_the_tokens_of_both_backbones(sources: Sources) -> None:
@@ -325,52 +314,34 @@ def test_folder_without_concepts_is_refused(photos: Path) -> None:
     assert choose_names(folder, ()).concepts
 
 
-def test_recipe_is_checked_when_read(tmp_path: Path) -> None:
-    file = tmp_path / "recipe.toml"
-    file.write_text('template = "a {}"\nepochs = 2\n')
-    recipe = OpenRecipe.read(file, {"epochs": "7"})
-    assert (recipe.template, recipe.epochs) == ("a {}", 7)
+@pytest.mark.parametrize("path", sorted(OPEN_RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_shipped_recipe_is_valid_and_a_template_without_a_name_is_not(path: Path) -> None:
+    assert OpenRecipe.read(path, {"epochs": "1"}).epochs == 1
     with pytest.raises(RecipeError, match="template"):
-        OpenRecipe.read(None, {"template": "no name"})
+        OpenRecipe.read(path, {"template": "no name"})
 
 
-def test_damaged_open_head_is_refused(runs: Runs) -> None:
-    runs.fit("run")
-    path, opened = runs.folder / "run" / "open.safetensors", runs.read("run")
-    content = path.read_bytes()
+def test_damaged_open_head_is_refused(runs: Runs, tmp_path: Path) -> None:
+    path = tmp_path / "open.safetensors"
+    content = (runs.folder / "first" / path.name).read_bytes()
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(CheckpointError, match="damaged"):
         read_open_head(path)
-    write_open_head(path, opened.head, opened.origin)
-    assert isinstance(read_open_head(path), OpenHeadCheckpoint)
 
 
-def test_command_names_a_missing_text_encoder(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--data", str(photos), "--checkpoint", "none", "--out", str(tmp_path)]
-    assert main([*arguments, "--text-encoder", str(tmp_path)]) == 2
-    assert "no BERT encoder" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("wrong", ["--device=banana", "--workers=-1"])
-def test_missing_device_and_negative_workers_are_refused(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str
-) -> None:
-    arguments = ["--data", str(photos), "--checkpoint", "none", "--out", str(tmp_path)]
-    with pytest.raises(SystemExit):
-        main([*arguments, wrong])
-    assert f"argument {wrong.partition('=')[0]}: " in capsys.readouterr().err
-    # With valid values, the checkpoint is read.
-    assert main([*arguments, "--device", "cpu", "--workers", "0"]) == 2
-    assert "no checkpoint file at none" in capsys.readouterr().err
-
-
-def test_unwritable_folder_gives_one_line(
+def test_mistakes_on_the_command_line_give_one_line(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--data", str(photos), "--checkpoint", "none"]
-    assert main([*arguments, "--out", str(photos / "labels.json")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert main([*arguments, "--out", str(tmp_path)]) == 2
-    assert "no checkpoint file at none" in capsys.readouterr().err
+    for options, reason in {
+        ("--device=cpu", "--workers=0"): "no checkpoint file at none",
+        (f"--text-encoder={tmp_path}",): "no BERT encoder",
+        (f"--out={photos / 'labels.json'}",): "labels.json",
+    }.items():
+        assert main([*arguments, "--out", str(tmp_path), *options]) == 2
+        error = capsys.readouterr().err
+        assert reason in error
+        assert error.count("\n") == 1
+    with pytest.raises(SystemExit):
+        main([*arguments, "--out", str(tmp_path), "--device=banana"])
+    assert "argument --device: " in capsys.readouterr().err
