@@ -30,18 +30,20 @@ _CONFIDENCE = ("confidence", "Confidence")
 _PRESENT = 0.5
 
 
-def find_files(path: Path) -> dict[Path, str]:
-    """Returns each CSV file that is named after a split, and its split."""
+def find_files(path: Path) -> dict[Path, tuple[str, str | None]]:
+    """Returns each CSV file that is named after a split, its split and the column that it lacks.
+
+    That is None for a file of pairs.
+    """
     return {
-        file: split
+        file: (split, _find_missing(file))
         for file in sorted(path.glob("*.csv"))
         for split in _SPLITS
         if file.name.startswith(split)
     }
 
 
-def find_missing(file: Path) -> str | None:
-    """Returns the names that a lacking column of pairs could have; None if there are both."""
+def _find_missing(file: Path) -> str | None:
     with file.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
         columns = csv.DictReader(lines).fieldnames or ()
     return next((" or ".join(n) for n in (_IMAGE, _LABEL) if not _choose(n, columns)), None)
@@ -53,11 +55,10 @@ def read_pairs(path: Path) -> LabelledFolder:
     Raises DataError if there are files of a split, and none of them has the columns of pairs.
     """
     files = find_files(path)
-    missing = {file: find_missing(file) for file in files}
-    pairs = {file: split for file, split in files.items() if missing[file] is None}
-    for file, split in files.items():
+    pairs = {file: split for file, (split, missing) in files.items() if missing is None}
+    for file, (split, missing) in files.items():
         if split not in pairs.values():
-            raise DataError(f"{file.name} has no column {missing[file]}")
+            raise DataError(f"{file.name} has no column {missing}")
     descriptions = _read_descriptions(path)
     known: defaultdict[tuple[str, Path], dict[str, _Range]] = defaultdict(dict)
     for file, split in pairs.items():

@@ -41,8 +41,7 @@ def _read(path: Path) -> LabelledFolder:
     if (path / nus_wide.INDEX).is_file():
         return nus_wide.read_nus_wide(path)
     files, classes = pairs.find_files(path), _list_classes(path / "train")
-    has_pairs = any(s == "train" and pairs.find_missing(file) is None for file, s in files.items())
-    if has_pairs or (files and not classes):
+    if ("train", None) in files.values() or (files and not classes):
         return pairs.read_pairs(path)
     if (path / "train").is_dir():
         return _read_classes(path)

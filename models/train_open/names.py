@@ -33,13 +33,12 @@ def choose_names(folder: LabelledFolder, hold_out: Collection[str]) -> Vocabular
     if not concepts:
         raise DataError(f"data set {folder.name} has no caption_concepts to train on")
     avoided = _find_avoided(folder, hold_out)
-    out = {
-        name
-        for name in concepts
-        if any(_words(name) <= other or other <= _words(name) for other in avoided)
-    }
-    kept = tuple(name for name in concepts if name not in out)
-    return Vocabulary(folder.label_names, kept, tuple(sorted(out)))
+    kept, out = [], []
+    for name in concepts:
+        words = _words(name)
+        is_out = any(words <= other or other <= words for other in avoided)
+        (out if is_out else kept).append(name)
+    return Vocabulary(folder.label_names, tuple(kept), tuple(out))
 
 
 def choose_captions(

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,34 +34,27 @@ SECONDS = 240
 TOLERANCE = 0.03
 
 
-@dataclass(frozen=True)
-class Desk:
-    """The folder and the service of a document's snippets."""
-
-    folder: Path
-    url: str
-
-
 @pytest.fixture(scope="module")
-def desks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Desk]]:
-    """Makes one folder per document, and one service for all."""
+def url() -> Iterator[str]:
+    """The address of one service for all documents."""
     command = ("serve", "--port", "0", "--device", "cpu", "--label-store", "memory")
     with ServerProcess(*command) as server:
         with server.open_client() as client:
-            url = str(client.base_url).rstrip("/")
+            address = str(client.base_url).rstrip("/")
+        yield address
 
-        class Desks(dict[str, Desk]):
-            def __missing__(self, name: str) -> Desk:
-                folder = tmp_path_factory.mktemp(name.replace("/", "_"))
-                lay_out(folder)
-                self[name] = Desk(folder, url)
-                return self[name]
 
-        yield Desks()
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the documents' folders."""
+    return tmp_path_factory.mktemp("documents")
 
 
 def lay_out(folder: Path) -> None:
     """Provides the files of the snippets: docs, a checkpoint, a labelled folder, the commands."""
+    if folder.exists():
+        return
+    folder.mkdir()
     (folder / "docs").symlink_to(ROOT / "docs")
     (folder / "bundles").mkdir()
     for bundle in (ROOT / "bundles").iterdir():
@@ -77,16 +69,14 @@ def lay_out(folder: Path) -> None:
         command.chmod(0o755)
 
 
-def run_snippet(snippet: Snippet, desk: Desk) -> str:
+def run_snippet(snippet: Snippet, folder: Path, url: str) -> str:
     """Runs a block and returns its output; curl fails on every error status."""
-    code = snippet.code.replace("http://localhost:8000", desk.url)
-    code = code.replace("localhost:8000", desk.url.removeprefix("http://")).replace(
-        "Client()", f'Client("{desk.url}")'
-    )
+    code = snippet.code.replace("localhost:8000", url.removeprefix("http://"))
+    code = code.replace("Client()", f'Client("{url}")')
     if snippet.language == "python":
         command = [sys.executable, "-c", code]
     elif snippet.language == "typescript":
-        script = desk.folder / "snippet.mts"
+        script = folder / "snippet.mts"
         script.write_text(code)
         command = ["node", str(script)]
     else:
@@ -94,13 +84,13 @@ def run_snippet(snippet: Snippet, desk: Desk) -> str:
         command = ["bash", "-c", strict + read_commands(code)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ML_DECODER_")}
     environment |= {
-        "PATH": f"{desk.folder / 'bin'}:{os.environ['PATH']}",
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}",
-        "XDG_STATE_HOME": str(desk.folder / "state"),
+        "XDG_STATE_HOME": str(folder / "state"),
         "ML_DECODER_DEVICE": "cpu",
     }
     done = subprocess.run(
-        command, cwd=desk.folder, env=environment, capture_output=True, text=True, timeout=SECONDS
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS
     )
     assert done.returncode == 0, f"{snippet.place}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -115,7 +105,7 @@ def runs_typescript() -> bool:
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda snippet: snippet.place)
-def test_snippet_prints_what_it_shows(snippet: Snippet, desks: dict[str, Desk]) -> None:
+def test_snippet_prints_what_it_shows(snippet: Snippet, root: Path, url: str) -> None:
     if snippet.reason is not None:
         pytest.skip(snippet.reason)
     if snippet.language in PARSED:
@@ -128,7 +118,9 @@ def test_snippet_prints_what_it_shows(snippet: Snippet, desks: dict[str, Desk]) 
         pytest.skip("no curl")
     if snippet.language == "typescript" and not runs_typescript():
         pytest.skip("no Node.js of 22.18 or later")
-    printed = run_snippet(snippet, desks[snippet.place.split(":")[0]])
+    folder = root / snippet.place.split(":")[0].replace("/", "_")
+    lay_out(folder)
+    printed = run_snippet(snippet, folder, url)
     if snippet.answers is not None:
         assert_same_answer(json.loads(printed), json.loads(snippet.answers))
 
