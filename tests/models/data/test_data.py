@@ -49,20 +49,20 @@ def touch(folder: Path, *names: str) -> None:
         (folder / name).touch()
 
 
+def write_coco_index(folder: Path, name: str, ids: list[int], labels: tuple[int, ...] = ()) -> None:
+    """Writes the index of one folder of photos; the first one has the labels."""
+    index = {
+        "categories": [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}],
+        "images": [{"id": i, "file_name": f"{i:012d}.jpg"} for i in ids],
+        "annotations": [{"image_id": ids[0], "category_id": label} for label in labels],
+    }
+    (folder / "annotations" / f"instances_{name}.json").write_text(json.dumps(index))
+
+
 def write_coco(folder: Path) -> Path:
     (folder / "annotations").mkdir(parents=True)
-    categories = [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}]
-    for split, images in {"train2017": [7, 3], "val2017": [9]}.items():
-        index = {
-            "categories": categories,
-            "images": [{"id": i, "file_name": f"{i:012d}.jpg"} for i in images],
-            "annotations": [
-                {"image_id": images[0], "category_id": 18},
-                {"image_id": images[0], "category_id": 18},
-                {"image_id": images[0], "category_id": 1},
-            ],
-        }
-        (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(index))
+    write_coco_index(folder, "train2017", [7, 3], labels=(18, 18, 1))
+    write_coco_index(folder, "val2017", [9], labels=(18, 18, 1))
     return folder
 
 
@@ -237,23 +237,14 @@ def test_csv_files_that_are_no_pairs_are_ignored_beside_others_of_their_split(
     assert len(read_labelled_folder(tmp_path).images) == 2
 
 
-def add_coco_year(folder: Path, name: str, ids: list[int]) -> None:
-    index = {
-        "categories": [{"id": 1, "name": "person"}],
-        "images": [{"id": i, "file_name": f"COCO_{name}_{i:012d}.jpg"} for i in ids],
-        "annotations": [],
-    }
-    (folder / "annotations" / f"instances_{name}.json").write_text(json.dumps(index))
-
-
 def test_coco_photo_is_refused_when_two_years_split_it_differently(tmp_path: Path) -> None:
     folder = write_coco(tmp_path / "coco")
-    add_coco_year(folder, "val2014", [5, 3])
+    write_coco_index(folder, "val2014", [5, 3])
     with pytest.raises(DataError, match="photo 3 is in train2017 and in val2014"):
         read_labelled_folder(folder)
-    add_coco_year(folder, "val2014", [5, 9])
+    write_coco_index(folder, "val2014", [5, 9])
     assert len(read_labelled_folder(folder).split("val")) == 3
-    add_coco_year(folder, "test2017", [3, 7])  # within a year each split may count anew
+    write_coco_index(folder, "test2017", [3, 7])  # within a year each split may count anew
     assert len(read_labelled_folder(folder).split("test")) == 2
 
 
