@@ -33,7 +33,8 @@ def choose_names(folder: LabelledFolder, hold_out: Collection[str]) -> Vocabular
     if not concepts:
         raise DataError(f"data set {folder.name} has no caption_concepts to train on")
     avoided = _find_avoided(folder, hold_out)
-    kept, out = [], []
+    kept: list[str] = []
+    out: list[str] = []
     for name in concepts:
         words = _words(name)
         is_out = any(words <= other or other <= words for other in avoided)
