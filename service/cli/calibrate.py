@@ -11,10 +11,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from service.bundle.card import Calibration, format_first_error
 from service.calibration import (
@@ -33,8 +37,6 @@ from service.pipeline.pipeline import Pipeline
 from service.pipeline.scoring import compute_scores
 from service.question import Question
 from service.settings import Settings
-
-LABELS_FILE = "labels.json"
 
 
 class LabelledImage(BaseModel):
@@ -56,8 +58,8 @@ class CalibrationReport:
     """The results of a calibration."""
 
     fit: Fit | None  # None: the set keeps the calibration that it had
-    points: Mapping[str, OperatingPoint]  # by label
-    not_reached: tuple[str, ...]  # labels with enough photos that miss the wanted precision
+    # By label with enough photos; None: it misses the wanted precision.
+    points: Mapping[str, OperatingPoint | None]
     left_out: tuple[PhotoResult, ...]  # photos that have no prediction
 
 
@@ -93,7 +95,7 @@ async def calibrate_set(
                 "export --bundle BUNDLE --open-photos FOLDER --out BUNDLE`"
             )
         named = set(labelled.label_names)
-        common = tuple(label for label in labels.names if label in named)
+        common = [label for label in labels.names if label in named]
         if not common:
             raise StartError(f"{folder} has no label of the set {name}")
         question = Question(label_set=[name], top_k=len(labels.names))
@@ -109,15 +111,14 @@ async def calibrate_set(
                 f"no label of the set {name} has {MIN_POSITIVES} photos in {folder}{rest}"
             )
         scores = np.array([[row[label] for label in common] for row in answers.values()])
-        fit, points, not_reached = _fit(labels, common, scores, targets, precision_target)
-        calibration = None if fit is None else fit.pair
-        kept = {} if fit is None else _move_thresholds(labels, fit.pair)
-        thresholds = kept | {label: point.threshold for label, point in points.items()}
+        fit, points = _fit(labels, common, scores, targets, precision_target)
+        thresholds = {} if fit is None else _move_thresholds(labels, fit.pair)
+        thresholds |= {label: point.threshold for label, point in points.items() if point}
         # Only this version: the labels of another may be encoded from other texts.
-        await pipeline.catalogue.writable(name).calibrate(
-            name, thresholds, calibration, int(labels.version)
-        )
-        return CalibrationReport(fit, points, not_reached, tuple(left_out))
+        pair = None if fit is None else fit.pair
+        sets = pipeline.catalogue.writable(name)
+        await sets.calibrate(name, thresholds, pair, int(labels.version))
+        return CalibrationReport(fit, points, tuple(left_out))
 
 
 def _fit(
@@ -126,36 +127,39 @@ def _fit(
     scores: NDArray[np.float64],
     targets: NDArray[np.int64],
     precision_target: float | None,
-) -> tuple[Fit | None, dict[str, OperatingPoint], tuple[str, ...]]:
+) -> tuple[Fit | None, dict[str, OperatingPoint | None]]:
     """Fits scores [n, L] of labels of a set, as they are served, to targets [n, L]."""
     smallest = np.finfo(np.float64).eps  # a score of 1 has no log odds
     clipped = scores.clip(smallest, 1 - smallest)
-    current = logits = np.log(clipped / (1 - clipped))
-    if labels.calibration is not None:
-        scales, shifts = labels.calibration[:, [labels.positions[label] for label in common]]
-        logits = (current - shifts) / scales
+    current = np.log(clipped / (1 - clipped))
+    scales, shifts = _list_pairs(labels)[:, [labels.positions[label] for label in common]]
+    logits = (current - shifts) / scales
     fit = fit_calibration(logits, targets, per_label=False, current=current)
     if fit is not None:
         scores = compute_scores(logits, "sigmoid", fit.stack())
-    found = find_thresholds(common, scores, targets, precision_target)
-    points = {label: point for label, point in found.items() if point is not None}
-    return fit, points, tuple(label for label, point in found.items() if point is None)
+    return fit, find_thresholds(common, scores, targets, precision_target)
 
 
 def _move_thresholds(labels: LabelSet, after: Calibration) -> dict[str, float]:
     """Returns the labels' own thresholds on the new scores, which the same photos reach."""
+    scales, shifts = _list_pairs(labels)
     moved = {}
-    for position in np.flatnonzero(labels.calibrated):
-        scale, shift = (1.0, 0.0) if labels.calibration is None else labels.calibration[:, position]
-        before = Calibration(scale=scale, shift=shift)
-        threshold = float(labels.thresholds[position])
-        moved[labels.names[position]] = move_threshold(threshold, before, after)
+    for i in np.flatnonzero(labels.calibrated):
+        before = Calibration(scale=scales[i], shift=shifts[i])
+        moved[labels.names[i]] = move_threshold(float(labels.thresholds[i]), before, after)
     return moved
+
+
+def _list_pairs(labels: LabelSet) -> NDArray[np.float64]:
+    """Returns scales and shifts of all labels, float64 [2, L]."""
+    if labels.calibration is not None:
+        return labels.calibration
+    return np.repeat([[1.0], [0.0]], len(labels.names), axis=1)
 
 
 def read_labelled_folder(folder: Path) -> LabelledFolder:
     """Reads `labels.json`; a label of a photo must be in `label_names`."""
-    path = folder / LABELS_FILE
+    path = folder / "labels.json"
     try:
         found = LabelledFolder.model_validate(json.loads(path.read_bytes()))
     except OSError as error:
@@ -190,3 +194,38 @@ async def _score(
 def _describe(left_out: list[PhotoResult]) -> str:
     first = left_out[0]
     return f"{len(left_out)} left out, such as {first.path}: {first.failure}"
+
+
+def describe_calibration(found: CalibrationReport) -> dict[str, Any]:
+    """Returns the results of a calibration as JSON values."""
+    points = found.points
+    calibration = None
+    if (fit := found.fit) is not None:
+        errors = {"error_before": fit.error_before, "error_after": fit.error_after}
+        calibration = fit.pair.model_dump() | errors
+    return {
+        "calibration": calibration,
+        "thresholds": {label: point.threshold for label, point in points.items() if point},
+        "not_reached": [label for label, point in points.items() if not point],
+        "left_out": len(found.left_out),
+    }
+
+
+def show_calibration(name: str, found: CalibrationReport) -> None:
+    """Shows the results of a calibration of a label set."""
+    table = Table("label", "threshold", "precision", "recall", title=Text(name))
+    # Labels that miss the wanted precision come last.
+    for label, point in sorted(found.points.items(), key=lambda item: item[1] is None):
+        row = ["-", "not reached", "-"]
+        if point is not None:
+            row = [f"{share:.3f}" for share in (point.threshold, point.precision, point.recall)]
+        table.add_row(Text(label), *row)
+    console = Console()
+    console.print(table)
+    scores = "scores as before: the photos are too few, or do not show it better"
+    if found.fit is not None:
+        scores = f"scores: {found.fit.figures}"
+    console.print(Text(scores), soft_wrap=True)
+    if left_out := len(found.left_out):
+        photos = "photo" if left_out == 1 else "photos"
+        console.print(Text(f"{left_out} {photos} left out"), soft_wrap=True)

@@ -9,27 +9,20 @@ import asyncio
 import faulthandler
 import gc
 import importlib.util
+import io
 import os
 import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
 from service.cli import labels
 from service.cli.bulk.command import BULK_SETTINGS, bulk
-from service.cli.console import (
-    EXIT_SOME_FAILED,
-    Format,
-    accept_all_file_names,
-    describe_bundle,
-    show_bundle,
-    show_load,
-    write_json,
-)
-from service.cli.options import ExcludedPaths, add_flags, read_path
+from service.cli.console import EXIT_SOME_FAILED, write_json
+from service.cli.options import ExcludedPaths, OneObject, add_flags, read_path
 from service.errors import (
     BundleError,
     InvalidParameters,
@@ -56,10 +49,8 @@ _EPILOG = """Exit codes: 0 done, 1 a photo failed, 2 invalid use or cannot start
 
 --install-completion makes the shell complete commands and flags."""
 
-
 app = typer.Typer(
     name="ml-decoder",
-    help="Multi-label tags for photos, by ML-Decoder.",
     epilog=_EPILOG,
     invoke_without_command=True,
     pretty_exceptions_enable=False,
@@ -85,27 +76,56 @@ def main() -> None:
     """Runs the command line; an expected error is one line on stderr."""
     # If a decoder crashes the process, stderr has the signal and the thread's stack.
     faulthandler.enable(2, all_threads=False)
-    accept_all_file_names()
+    _accept_all_file_names()
     try:
         # Standalone, typer would draw a box around errors.
         code = app(prog_name="ml-decoder", standalone_mode=False)
-    except typer.TyperException as error:
-        _fail(f"{error.format_message()} (see --help)")
-    except typer.Abort:
-        _fail("stopped")
-    except (StartError, BundleError, StoreError) as error:
-        _fail(str(error))
     except ServiceBroken as error:
         _write_error(str(error))
         sys.stderr.flush()
         os._exit(EXIT_BROKE)  # Python's own exit could wait for a hanging GPU
+    except typer.TyperException as error:
+        _fail(f"{error.format_message()} (see --help)")
+    except typer.Abort:
+        _fail("stopped")
     except ModuleNotFoundError as error:
-        _fail(_name_extra(error))
-    except OSError as error:  # mostly of stdout: a full disk
-        _fail(error.strerror or str(error))
-    except ServiceError as error:
-        _fail(_describe(error))
+        if error.name != "onnxruntime":
+            raise
+        _fail("ONNX Runtime is missing: pip install -e '.[cpu]' in the checkout, or '.[gpu]'")
+    except (ServiceError, BundleError, OSError) as error:
+        _fail(_explain(error))
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _accept_all_file_names() -> None:
+    """Makes stdout accept file names that its encoding cannot represent.
+
+    UTF-8 writes their bytes unchanged, as `ls` does; other encodings write escapes. Otherwise one
+    such name would end a run of thousands of photos.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        is_utf8 = sys.stdout.encoding.lower() == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
+
+
+def _explain(error: Exception) -> str:
+    match error:
+        case InvalidParameters():
+            return "; ".join(f"{value.name}: {value.reason}" for value in error.values)
+        case ServiceError() if not isinstance(error, StartError | StoreError):
+            return ": ".join(filter(None, (error.title, error.detail)))
+        case OSError():  # mostly of stdout: a full disk
+            return error.strerror or str(error)
+    return str(error)
+
+
+def _fail(reason: str) -> NoReturn:
+    _write_error(reason)
+    raise SystemExit(EXIT_CANNOT_START)
+
+
+def _write_error(reason: str) -> None:
+    sys.stderr.write(f"ml-decoder: {' '.join(reason.split())}\n")
 
 
 def serve(settings: Settings) -> None:
@@ -145,11 +165,11 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
         typer.Option(metavar="FOLDER", help="Folder of these pictures instead.", parser=read_path),
     ] = None,
     output: Annotated[
-        Format,
+        Literal["table", "json", "csv"],
         typer.Option(
             "--format", help="A table per photo, a JSON object per photo, or a CSV row per label."
         ),
-    ] = Format.TABLE,
+    ] = "table",
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Label photos with the service's own pipeline, without a server.
@@ -168,7 +188,7 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
         question = question.model_copy(update={"explain": "overlay"})
         folders = choose_folders(found, photos, out)
     configure_logs("error")
-    chosen = Format.JSON if as_json else output
+    chosen = "json" if as_json else output
     if not asyncio.run(predict_photos(found, question, settings, chosen, folders)):
         raise typer.Exit(EXIT_SOME_FAILED)
 
@@ -180,13 +200,14 @@ def info(
             metavar="BUNDLE", help="Folder of the bundle.", parser=read_path, show_default=False
         ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: OneObject = False,
 ) -> None:
     """Verify a bundle and show its model card.
 
     ml-decoder info bundles/ml-decoder-lite0
     """
     from service.bundle.reader import load_bundle
+    from service.cli.info import describe_bundle, show_bundle
     from service.labels.files import read_bundle_sets
 
     verified = load_bundle(bundle)
@@ -224,7 +245,7 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
     api_key: Annotated[
         str | None, typer.Option(envvar="ML_DECODER_API_KEY", help="Sent with every request.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: OneObject = False,
 ) -> None:
     """Send photos to a running service for a while, and show rate and latencies.
 
@@ -232,18 +253,16 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
     """
     if importlib.util.find_spec("ml_decoder_client") is None:
         raise StartError("bench needs ml-decoder-client: pip install ./client in the checkout")
-    from service.cli.bench import SAMPLE, Plan, run_bench
+    from service.cli.bench import SAMPLE, open_client, run_bench, show_load
     from service.images.folders import read_photo
 
     try:
         contents = [read_photo(path) for path in _find_photos(photos or [SAMPLE])]
     except OSError as error:
         raise StartError(f"{error.filename}: {error.strerror}") from error
-    load = run_bench(Plan(url, contents, clients, seconds, api_key, label_set or ()))
-    if as_json:
-        write_json(load.describe())
-    else:
-        show_load(load)
+    client = open_client(url, api_key, clients)
+    show = write_json if as_json else show_load
+    show(run_bench(client, contents, clients, seconds, label_set or ()))
 
 
 def _find_photos(paths: Sequence[Path], exclude: Sequence[str] = ()) -> list[Path]:
@@ -253,27 +272,6 @@ def _find_photos(paths: Sequence[Path], exclude: Sequence[str] = ()) -> list[Pat
     if left_out:
         sys.stderr.write(f"{describe_left_out(left_out)}\n")
     return found
-
-
-def _name_extra(error: ModuleNotFoundError) -> str:
-    if error.name != "onnxruntime":
-        raise error
-    return "ONNX Runtime is missing: pip install -e '.[cpu]' in the checkout, or '.[gpu]'"
-
-
-def _describe(error: ServiceError) -> str:
-    values = error.values if isinstance(error, InvalidParameters) else ()
-    reasons = [f"{value.name}: {value.reason}" for value in values]
-    return "; ".join(reasons) or ": ".join(filter(None, (error.title, error.detail)))
-
-
-def _fail(reason: str) -> NoReturn:
-    _write_error(reason)
-    raise SystemExit(EXIT_CANNOT_START)
-
-
-def _write_error(reason: str) -> None:
-    sys.stderr.write(f"ml-decoder: {' '.join(reason.split())}\n")
 
 
 _PASS_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -12,16 +12,11 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from service.cli.console import (
-    EXIT_SOME_FAILED,
-    describe_calibration,
-    describe_label_set,
-    show_calibration,
-    show_failure,
-    show_label_sets,
-    write_json,
-)
+from service.cli.console import EXIT_SOME_FAILED, show_failure, write_json
 from service.cli.options import add_flags, read_path
 from service.errors import LabelSetChanged, LabelSetExists, StartError
 from service.http.telemetry.logs import configure_logs
@@ -125,7 +120,7 @@ def calibrate(  # noqa: PLR0913 - a command has a parameter for each flag
 
     ml-decoder labels calibrate zoo --photos FOLDER --split val
     """
-    from service.cli.calibrate import calibrate_set
+    from service.cli.calibrate import calibrate_set, describe_calibration, show_calibration
 
     configure_logs("error")
     try:
@@ -187,11 +182,15 @@ def _run(settings: Settings, work: Callable[[Catalogue], Awaitable[ResultT]]) ->
 
 
 def _show(sets: Sequence[LabelSet], as_json: bool) -> None:
-    if not as_json:
-        show_label_sets(sets)
-        return
+    table = Table("name", "version", "origin", "labels")
     for labels in sets:
-        write_json(describe_label_set(labels))
+        about = {"name": labels.name, "version": labels.version, "origin": labels.origin}
+        record = about | {"num_labels": len(labels.names)}
+        if as_json:
+            write_json(record)
+        table.add_row(*(Text(str(value)) for value in record.values()))
+    if not as_json:
+        Console().print(table)
 
 
 app.command()(add_flags(add, _STORE_SETTINGS))

@@ -33,8 +33,6 @@ _QUESTION_FLAGS: dict[str, Any] = {
     "candidate_labels": Annotated[
         _Texts, typer.Option(help="A label for this run only; repeatable.")
     ],
-    # The former name.
-    "candidate_label": Annotated[_Texts, typer.Option(hidden=True)],
 }
 
 
@@ -98,6 +96,7 @@ def refuse_empty(text: str) -> str:
     return text
 
 
+OneObject = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 ExcludedPaths = Annotated[
     list[str] | None,
     typer.Option(
@@ -114,8 +113,6 @@ def _make_question(asked: Mapping[str, Any]) -> Question:
     from service.question import Question
 
     given = {name: value for name, value in asked.items() if value not in (None, [])}
-    if formerly := given.pop("candidate_label", None):
-        given["candidate_labels"] = [*given.get("candidate_labels", ()), *formerly]
     return validate(Question, given, "command line")
 
 

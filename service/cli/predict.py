@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import io
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
 from PIL import Image
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from service.bundle.card import InputContract
-from service.cli.console import (
-    Format,
-    describe_photo,
-    show_photo,
-    show_progress,
-    write_csv,
-    write_csv_head,
-    write_json,
-)
+from service.cli.console import show_failure, show_progress, write_json
 from service.cli.photos import PhotoResult, label_photos, run_pipeline
 from service.errors import ImageError, OutOfMemory, StartError
 from service.images.decode import decode_image
@@ -33,6 +29,9 @@ from service.pipeline.prediction import Prediction
 from service.question import Question
 from service.settings import Settings
 
+_CSV_COLUMNS = ("photo", "label", "score", "threshold", "source", "calibrated", "error")
+# https://owasp.org/www-community/attacks/CSV_Injection
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _MAX_OVERLAY_SIDE = 1024
 _FOLDERS_SHOWN = 3
 
@@ -41,18 +40,14 @@ async def predict_photos(
     photos: Sequence[Path],
     question: Question,
     settings: Settings,
-    output: Format,
+    output: str,
     folders: Mapping[Path, Path] | None = None,
 ) -> bool:
-    """Writes the labels of photos; returns whether none of them failed.
+    """Writes the labels of photos as `table`, `json` or `csv`; returns whether none of them failed.
 
     `folders` is that of `choose_folders`; None writes no overlays.
     """
-    write = {
-        Format.TABLE: show_photo,
-        Format.JSON: lambda photo: write_json(describe_photo(photo)),
-        Format.CSV: write_csv,
-    }[output]
+    write = _WRITERS[output]
     done, complete = 0, True
     written: Counter[Path] = Counter()
     with show_progress(results_on_stdout=True) as report:
@@ -62,21 +57,79 @@ async def predict_photos(
             selection = await pipeline.select(question)
             if selection.hidden:
                 sys.stderr.write(f"{selection.describe_hidden()}\n")
-            if output is Format.CSV:
-                write_csv_head()  # only after the start, which may fail
+            if output == "csv":
+                _write_row(_CSV_COLUMNS)  # only after the start, which may fail
             async with aclosing(label_photos(pipeline, selection, photos)) as labelled:
                 async for found in labelled:
                     photo = found
                     if folders is not None:
-                        photo = await asyncio.to_thread(write_overlays, found, folders[found.path])
+                        photo = await asyncio.to_thread(_write_overlays, found, folders[found.path])
                         written.update(overlay.parent for overlay in photo.overlays)
                     write(photo)
                     done += 1
                     report(done, len(photos))
                     complete = complete and photo.failure is None
     if written:
-        sys.stderr.write(f"{describe_written(written)}\n")
+        sys.stderr.write(f"{_describe_written(written)}\n")
     return complete
+
+
+def _write_json(photo: PhotoResult) -> None:
+    found = {"error": photo.failure}
+    if photo.prediction is not None:
+        found = photo.prediction.describe(map(str, photo.overlays))
+    write_json({"photo": str(photo.path), **found})
+
+
+def _show_table(photo: PhotoResult) -> None:
+    if photo.prediction is None:
+        show_failure(photo)
+        return
+    console = Console()
+    # A title would be wrapped to the table's width.
+    console.print(Text(str(photo.path), "bold"), soft_wrap=True)
+    labels = photo.prediction.labels
+    if not labels:
+        console.print("no label reaches the threshold", style="dim")
+        return
+    table = Table()
+    table.add_column("label")
+    table.add_column("score", justify="right")
+    table.add_column("threshold", justify="right")
+    for label in labels:
+        own = "" if label.calibrated else " *"
+        table.add_row(Text(label.label), f"{label.score:.3f}", f"{label.threshold:.3f}{own}")
+    console.print(table)
+    if not all(label.calibrated for label in labels):
+        console.print(Text("* not the label's own threshold", "dim"), soft_wrap=True)
+
+
+def _write_csv(photo: PhotoResult) -> None:
+    """Writes a row for each label of a photo, or one row if it has none."""
+    path = str(photo.path)
+    labels = () if photo.prediction is None else photo.prediction.labels
+    for label in labels:
+        own = "true" if label.calibrated else "false"
+        score, threshold = f"{label.score:.6f}", f"{label.threshold:.6f}"
+        _write_row((path, label.label, score, threshold, label.source, own, ""))
+    if not labels:
+        _write_row((path, "", "", "", "", "", photo.failure or ""))
+    sys.stdout.flush()
+
+
+def _write_row(values: Sequence[str]) -> None:
+    """Writes a line of CSV; an apostrophe before a formula keeps spreadsheets from running it."""
+    row = io.StringIO()
+    csv.writer(row).writerow(f"'{v}" if v.startswith(_FORMULA_STARTS) else v for v in values)
+    # Python 3.11 quotes `\r` in a text only if the line ends with it too.
+    sys.stdout.write(row.getvalue().removesuffix("\r\n") + "\n")
+
+
+_WRITERS: dict[str, Callable[[PhotoResult], None]] = {
+    "table": _show_table,
+    "json": _write_json,
+    "csv": _write_csv,
+}
 
 
 def choose_folders(
@@ -106,7 +159,7 @@ def choose_folders(
     return {photo: out / os.path.relpath(photo.parent, base) for photo in photos}
 
 
-def describe_written(written: Counter[Path]) -> str:
+def _describe_written(written: Counter[Path]) -> str:
     """Returns one line: `5 maps written to photos, photos/sea`."""
     shown = [str(folder) for folder in sorted(written)[:_FOLDERS_SHOWN]]
     if others := len(written) - len(shown):
@@ -115,7 +168,7 @@ def describe_written(written: Counter[Path]) -> str:
     return f"{written.total()} {maps} written to {', '.join(shown)}"
 
 
-def write_overlays(photo: PhotoResult, folder: Path) -> PhotoResult:
+def _write_overlays(photo: PhotoResult, folder: Path) -> PhotoResult:
     """Writes `dog.jpg.map-1-cat.jpg` and so on into a folder, best label first."""
     if photo.prediction is None:
         return photo

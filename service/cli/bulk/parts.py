@@ -14,7 +14,7 @@ import json
 import os
 import posixpath
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class PartFolder:
         """Returns the photos that are done, and whether each was tagged without an error."""
         done: dict[str, bool] = {}
         for path in self._list_parts():
-            table = self._read(path, ["photo", "error"])
+            table = self._read_table(path, ["photo", "error"])
             usable = table.column("error").is_null().to_pylist()
             done.update(zip(table.column("photo").to_pylist(), usable, strict=True))
         return done
@@ -76,13 +76,13 @@ class PartFolder:
         """Removes the rows of those photos that have an error."""
         wanted = pa.array(names, pa.string())
         for path in self._list_parts():
-            table = self._read(path)
+            table = self._read_table(path)
             failed = pc.and_(pc.is_valid(table["error"]), pc.is_in(table["photo"], wanted))
             kept = table.filter(pc.invert(failed))
             if not kept.num_rows:
                 self.filesystem.delete_file(path)
             elif kept.num_rows < table.num_rows:
-                write_atomically(self.filesystem, path, _encode(kept))
+                self._write_table(path, kept)
 
     def write(self, records: Sequence[Record]) -> None:
         """Writes one part durably; raises OSError."""
@@ -90,7 +90,7 @@ class PartFolder:
         table = pa.Table.from_pylist(list(records), schema=SCHEMA.with_metadata(metadata))
         names = "\n".join(record["photo"] for record in records)
         name = f"part-{hashlib.sha256(names.encode()).hexdigest()[:24]}.parquet"
-        write_atomically(self.filesystem, posixpath.join(self.folder, name), _encode(table))
+        self._write_table(posixpath.join(self.folder, name), table)
 
     def adopt_question(self, location: str) -> None:
         """Stores the question in a new folder and compares it in others; raises StartError."""
@@ -98,7 +98,7 @@ class PartFolder:
         if self.filesystem.get_file_info(path).type == fs.FileType.NotFound:
             if self._list_parts():
                 raise StartError(f"{location} has parts but no {QUESTION_FILE}: use another folder")
-            write_atomically(self.filesystem, path, _dump(self.question))
+            self._write_file(path, _dump(self.question))
             return
         with self.filesystem.open_input_stream(path) as stream:
             content: bytes = stream.read()
@@ -108,17 +108,37 @@ class PartFolder:
                 f"(see {QUESTION_FILE}): use another folder"
             )
 
-    def _read(self, path: str, columns: list[str] | None = None) -> pa.Table:
+    def _list_parts(self) -> list[str]:
+        found = self.filesystem.get_file_info(fs.FileSelector(self.folder))
+        paths = sorted(info.path for info in found if info.type == fs.FileType.File)
+        return [path for path in paths if Path(path).match("part-*.parquet")]
+
+    def _read_table(self, path: str, columns: list[str] | None = None) -> pa.Table:
         try:
             with self.filesystem.open_input_file(path) as file:
                 return pq.read_table(file, columns=columns)
         except (OSError, pa.ArrowException) as error:
             raise StartError(f"{path} cannot be read: delete it to tag it again") from error
 
-    def _list_parts(self) -> list[str]:
-        found = self.filesystem.get_file_info(fs.FileSelector(self.folder))
-        paths = sorted(info.path for info in found if info.type == fs.FileType.File)
-        return [path for path in paths if Path(path).match("part-*.parquet")]
+    def _write_table(self, path: str, table: pa.Table) -> None:
+        buffer = io.BytesIO()
+        pq.write_table(table, buffer, compression="zstd")
+        self._write_file(path, buffer.getvalue())
+
+    def _write_file(self, path: str, content: bytes) -> None:
+        """Writes a file; readers see either nothing or all of it."""
+        if not isinstance(self.filesystem, fs.LocalFileSystem):
+            # Object stores show complete objects only.
+            with self.filesystem.open_output_stream(path) as stream:
+                stream.write(content)
+            return
+        folder, name = os.path.split(path)
+        staging = Path(folder) / f".{name}.{os.getpid()}.tmp"
+        with staging.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        staging.replace(path)
 
 
 @contextmanager
@@ -126,36 +146,18 @@ def open_parts(location: str, question: dict[str, Any]) -> Iterator[PartFolder]:
     """Opens the results of a question; StartError if another run or question uses the folder."""
     filesystem, folder = open_filesystem(location)
     parts = PartFolder(filesystem, folder, question)
+    has_locks = isinstance(filesystem, fs.LocalFileSystem)  # object stores have none
     try:
         filesystem.create_dir(folder, recursive=True)
-        with _lock(filesystem, folder, location):
+        with _lock(folder, location) if has_locks else nullcontext():
             parts.adopt_question(location)
             yield parts
     except OSError as error:
         raise StartError(f"{location}: {error.strerror or 'cannot be used'}") from error
 
 
-def write_atomically(filesystem: fs.FileSystem, path: str, content: bytes) -> None:
-    """Writes a file; readers see either nothing or all of it."""
-    if not isinstance(filesystem, fs.LocalFileSystem):
-        # Object stores show complete objects only.
-        with filesystem.open_output_stream(path) as stream:
-            stream.write(content)
-        return
-    folder, name = os.path.split(path)
-    staging = Path(folder) / f".{name}.{os.getpid()}.tmp"
-    with staging.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    staging.replace(path)
-
-
 @contextmanager
-def _lock(filesystem: fs.FileSystem, folder: str, location: str) -> Iterator[None]:
-    if not isinstance(filesystem, fs.LocalFileSystem):
-        yield  # object stores have no locks
-        return
+def _lock(folder: str, location: str) -> Iterator[None]:
     with (Path(folder) / _LOCK_FILE).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,12 +166,6 @@ def _lock(filesystem: fs.FileSystem, folder: str, location: str) -> Iterator[Non
         for left in Path(folder).glob(".part-*.tmp"):  # of a run that was killed
             left.unlink()
         yield
-
-
-def _encode(table: pa.Table) -> bytes:
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
-    return buffer.getvalue()
 
 
 def _dump(question: dict[str, Any]) -> bytes:

@@ -89,14 +89,11 @@ def open_filesystem(location: str) -> tuple[fs.FileSystem, str]:
 
 def _search_folder(store: PhotoStore, exclude: Sequence[str]) -> tuple[list[str], LeftOut]:
     if isinstance(store.filesystem, fs.LocalFileSystem):
-        photos, left_out = list_photos(store.folder, exclude)
-    else:
-        found = store.filesystem.get_file_info(fs.FileSelector(store.folder, recursive=True))
-        files = (info.path for info in found if info.type == fs.FileType.File)
-        names = (posixpath.relpath(path, store.folder) for path in files)
-        read_start = functools.partial(store.read, max_bytes=START_BYTES)
-        photos, left_out = split_photos(names, read_start, exclude)
-    return photos, left_out
+        return list_photos(store.folder, exclude)
+    found = store.filesystem.get_file_info(fs.FileSelector(store.folder, recursive=True))
+    files = (info.path for info in found if info.type == fs.FileType.File)
+    names = (posixpath.relpath(path, store.folder) for path in files)
+    return split_photos(names, functools.partial(store.read, max_bytes=START_BYTES), exclude)
 
 
 def _read_list(filesystem: fs.FileSystem, path: str) -> list[str]:

@@ -23,8 +23,9 @@ from service.cli.bulk.run import (
     BulkJob,
     Report,
     Totals,
+    begin_run,
+    count,
     describe_question,
-    find_remaining,
     prepare_settings,
     tag_photos,
 )
@@ -44,18 +45,15 @@ def run_bulk_on_ray(job: BulkJob, workers: int, report: Report) -> Totals:
     `intra_op_threads`, 1 by default. After an error the next run continues.
     """
     store, names, left_out = open_photos(job.photos, job.exclude)
+    totals = Totals(left_out=left_out)
     job = replace(job, settings=_divide_settings(job.settings))
     question = asyncio.run(_describe(job))
     with open_parts(job.out, question) as parts:
-        remaining, totals = find_remaining(job, parts, names)
-        totals.left_out = left_out
-        to_do = len(remaining) + totals.unread
-        report(totals, to_do)
+        remaining, add = begin_run(job, parts, names, totals, report)
         if remaining:
             for part in _tag_on_ray(remaining, workers, (job, store, parts)):
-                totals.add(part)
-                report(totals, to_do)
-        return totals
+                add(part)
+    return totals
 
 
 def _tag_on_ray(
@@ -75,8 +73,8 @@ def _tag_on_ray(
                     f"no node of the cluster has the {cpus} CPUs and {gpus} GPUs of a worker"
                 )
             most = min(workers or capacity, len(chunks))
-            ray.data.DataContext.get_current().enable_progress_bars = False
             blocks = min(len(chunks), most * _BLOCKS_PER_WORKER)
+            ray.data.DataContext.get_current().enable_progress_bars = False
             totals = ray.data.from_items(chunks, override_num_blocks=blocks).map_batches(
                 PartTagger,
                 fn_constructor_args=arguments,
@@ -116,18 +114,12 @@ class PartTagger:
             )
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
-        """Tags and writes the parts of a batch; returns their totals, a column per figure."""
-        counts: dict[str, list[int]] = {}
-        for names in batch["names"]:
-            found = self._runner.run(self._tag([str(name) for name in names]))
-            totals = Totals()
-            for record in found:
-                totals.count(record)
-            if records := [record for record in found if record is not None]:
-                self._parts.write(records)
-            for figure, count in asdict(totals).items():
-                counts.setdefault(figure, []).append(count)
-        return counts
+        """Tags and writes the one part of a batch; returns its totals, a column per figure."""
+        (names,) = batch["names"]
+        found = self._runner.run(self._tag([str(name) for name in names]))
+        if records := [record for record in found if record is not None]:
+            self._parts.write(records)
+        return {figure: [total] for figure, total in asdict(count(found)).items()}
 
     async def _tag(self, names: list[str]) -> list[Record | None]:
         tagging = tag_photos(self._pipeline, self._selection, self._store, names)

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import os
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -69,38 +70,65 @@ class Totals:
             total = getattr(self, figure.name) + getattr(part, figure.name)
             setattr(self, figure.name, total)
 
-    def count(self, record: Record | None) -> None:
-        """Counts a result of `tag_photos`."""
-        if record is None:
-            self.unread += 1
-        elif "error" in record:
-            self.failed += 1
-        else:
-            self.tagged += 1
+
+def count(records: Iterable[Record | None]) -> Totals:
+    """Returns the totals of results of `tag_photos`."""
+    kinds = Counter(
+        "unread" if record is None else "failed" if "error" in record else "tagged"
+        for record in records
+    )
+    return Totals(**kinds)
 
 
 async def run_bulk(job: BulkJob, report: Report) -> Totals:
     """Tags all photos that are not done yet; after an error the next run continues."""
     store, names, left_out = open_photos(job.photos, job.exclude)
+    totals = Totals(left_out=left_out)
     async with run_pipeline(prepare_settings(job.settings)) as pipeline:
         selection = await pipeline.select(job.question)
         if selection.hidden:
             logger.warning("%s", selection.describe_hidden())
         with open_parts(job.out, describe_question(pipeline, selection, job.photos)) as parts:
-            remaining, totals = find_remaining(job, parts, names)
-            totals.left_out = left_out
-            to_do = len(remaining) + totals.unread
-            report(totals, to_do)
+            remaining, add = begin_run(job, parts, names, totals, report)
             records: list[Record] = []
             async for record in tag_photos(pipeline, selection, store, remaining):
-                totals.count(record)
                 if record is not None:
                     records.append(record)
-                if len(records) == job.part_size or (records and totals.seen == to_do):
+                if len(records) == job.part_size:
                     await asyncio.to_thread(parts.write, records)
                     records = []
-                report(totals, to_do)
-            return totals
+                add(count([record]))
+            if records:
+                await asyncio.to_thread(parts.write, records)
+    return totals
+
+
+def begin_run(
+    job: BulkJob, parts: PartFolder, names: Sequence[str], totals: Totals, report: Report
+) -> tuple[list[str], Callable[[Totals], None]]:
+    """Returns the photos to do, and a function that adds a part to `totals` and reports them.
+
+    Names that are not UTF-8 count as unread, as results cannot have them. With `retry_failed`, the
+    rows of failed photos are removed first.
+    """
+    unread = [name for name in names if not is_utf8(name)]
+    for name in unread:
+        shown = os.fsencode(name).decode("utf-8", "backslashreplace")
+        logger.error("%s was not read: its name is not UTF-8: rename the file", shown)
+    names = [name for name in names if is_utf8(name)]
+    if job.retry_failed:
+        parts.forget_failed(names)
+    done = parts.read_done()
+    usable = [done[name] for name in names if name in done]
+    remaining = [name for name in names if name not in done]
+    to_do = len(remaining) + len(unread)
+
+    def add(part: Totals) -> None:
+        totals.add(part)
+        report(totals, to_do)
+
+    add(Totals(skipped=len(usable), failed_before=usable.count(False), unread=len(unread)))
+    return remaining, add
 
 
 def prepare_settings(settings: Settings) -> Settings:
@@ -130,28 +158,6 @@ def _describe_set(labels: LabelSet) -> dict[str, Any]:
         columns = labels.calibration.tobytes() + labels.thresholds.tobytes()
         found["calibration"] = hashlib.sha256(columns).hexdigest()
     return found
-
-
-def find_remaining(
-    job: BulkJob, parts: PartFolder, names: Sequence[str]
-) -> tuple[list[str], Totals]:
-    """Returns the photos that are not done, and the totals of the others.
-
-    Names that are not UTF-8 count as unread, as results cannot have them. With `retry_failed`, the
-    rows of failed photos are removed first.
-    """
-    unread = [name for name in names if not is_utf8(name)]
-    for name in unread:
-        shown = os.fsencode(name).decode("utf-8", "backslashreplace")
-        logger.error("%s was not read: its name is not UTF-8: rename the file", shown)
-    names = [name for name in names if is_utf8(name)]
-    if job.retry_failed:
-        parts.forget_failed(names)
-    done = parts.read_done()
-    usable = [done[name] for name in names if name in done]
-    failed_before = usable.count(False)
-    totals = Totals(skipped=len(usable), failed_before=failed_before, unread=len(unread))
-    return [name for name in names if name not in done], totals
 
 
 def tag_photos(

@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
+from service.bundle.reader import Bundle
 from service.cli import commands as cli
 from tests.e2e.server_process import ROOT
+from tests.support.photos import make_photo
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -30,6 +33,21 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return run_main
 
 
+@pytest.fixture
+def run_open(run: Run, monkeypatch: pytest.MonkeyPatch, open_bundle: Bundle, tmp_path: Path) -> Run:
+    """The same, with the open bundle and a store of its own."""
+    monkeypatch.setenv("ML_DECODER_BUNDLE", str(open_bundle.path))
+    monkeypatch.setenv("ML_DECODER_LABEL_STORE", str(tmp_path / "labels.db"))
+    return run
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    path = tmp_path / "a.png"
+    path.write_bytes(make_photo())
+    return path
+
+
 def assert_refused(run: Run, reason: str, *arguments: object) -> None:
     """Checks that a command fails with one line that contains `reason`."""
     code, out, err = run(*arguments)
@@ -37,11 +55,21 @@ def assert_refused(run: Run, reason: str, *arguments: object) -> None:
     assert reason in err
 
 
-def run_without_onnx_runtime(*arguments: str) -> subprocess.CompletedProcess[str]:
-    script = (
-        "import sys; sys.modules['onnxruntime'] = None; "
-        f"sys.argv = ['ml-decoder', *{arguments}]; from service.cli.__main__ import main; main()"
-    )
+def run_without_onnx_runtime(*commands: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Runs commands one after the other in a process; its exit code is that of the last."""
+    script = f"""
+import sys
+sys.modules["onnxruntime"] = None
+from service.cli.__main__ import main
+codes = []
+for command in {list(commands)}:
+    sys.argv = ["ml-decoder", *command]
+    try:
+        main()
+    except SystemExit as stopped:
+        codes.append(stopped.code)
+sys.exit(max(codes) if min(codes) == max(codes) else 99)
+"""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"}
     command = [sys.executable, "-c", script]
     return subprocess.run(command, env=environment, capture_output=True, text=True)

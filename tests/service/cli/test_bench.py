@@ -1,42 +1,62 @@
 """`ml-decoder bench` against a fake service."""
 
 import json
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from service.cli import commands as cli
 from tests.service.cli.conftest import Run, assert_refused, run_without_onnx_runtime
-from tests.support.fake_service import run_fake
-from tests.support.photos import make_photo
+from tests.support.fake_service import FakeService, run_fake
 
 
-def test_bench_needs_no_onnx_runtime(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(make_photo())
-    with run_fake() as (_, url):
-        command = ("bench", "--url", url, "--seconds", "0.1", "--json", str(tmp_path))
-        found = run_without_onnx_runtime(*command)
+@pytest.fixture(scope="module")
+def address() -> Iterator[tuple[FakeService, str]]:
+    with run_fake() as fake:
+        yield fake
+
+
+@pytest.fixture
+def service(address: tuple[FakeService, str]) -> FakeService:
+    address[0].answers = [(200, {})]
+    address[0].requests.clear()
+    return address[0]
+
+
+@pytest.fixture
+def bench(run: Run, address: tuple[FakeService, str]) -> Run:
+    return partial(run, "bench", "--url", address[1], "--seconds", 0.1)
+
+
+def test_bench_needs_no_onnx_runtime(address: tuple[FakeService, str], photo: Path) -> None:
+    command = ("bench", "--url", address[1], "--seconds", "0.1", "--json", str(photo.parent))
+    found = run_without_onnx_runtime(command)
     assert (found.returncode, found.stderr) == (0, "")
     assert json.loads(found.stdout)["answers"] > 0
 
 
-def test_bench_counts_answers_and_errors(run: Run) -> None:
-    with run_fake() as (service, url):
-        code, out, err = run("bench", "--url", url, "--clients", 2, "--seconds", 0.3, "--json")
-        figures = json.loads(out)
-        assert (code, err, figures["errors"]) == (0, "", {})
-        assert figures["answers"] == len(service.requests) - 1, "the first one is not counted"
-        assert 0 < figures["p50_ms"] <= figures["p95_ms"] <= figures["p99_ms"]
+def test_bench_measures_answers(bench: Run, service: FakeService) -> None:
+    code, out, err = bench("--clients", 2, "--json")
+    figures = json.loads(out)
+    assert (code, err, figures["errors"]) == (0, "", {})
+    assert figures["answers"] == len(service.requests) - 1, "the first one is not counted"
+    assert 0 < figures["p50_ms"] <= figures["p95_ms"] <= figures["p99_ms"]
 
-        service.answers = [(200, {}), (429, {"Retry-After": "9"})]
-        _, out, _ = run("bench", "--url", url, "--clients", 1, "--seconds", 0.1, "--json")
-        figures = json.loads(out)
-        assert figures["answers"] == 0
-        assert figures["errors"]["429"] > 0, "refusals are counted, not tried again"
 
-        service.answers = [(200, {}), (200, {"Content-Encoding": "gzip"})]
-        _, out, _ = run("bench", "--url", url, "--clients", 1, "--seconds", 0.1, "--json")
-        assert list(json.loads(out)["errors"]) == ["unreadable"]
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [((429, {"Retry-After": "9"}), "429"), ((200, {"Content-Encoding": "gzip"}), "unreadable")],
+)
+def test_bench_counts_errors_and_does_not_retry(
+    bench: Run, service: FakeService, answer: tuple[int, dict[str, str]], error: str
+) -> None:
+    service.answers = [(200, {}), answer]
+    _, table, _ = bench("--clients", 1)
+    cells = table.replace("│", " ").split()
+    assert cells[cells.index("answers") + 1] == "0"
+    assert f'{{"{error}": {len(service.requests) - 1}}}' in table
 
 
 def test_bench_writes_one_line_without_a_service_or_a_client(
@@ -51,15 +71,13 @@ def test_bench_writes_one_line_without_a_service_or_a_client(
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--url", "http://localhost:abc"), "invalid url 'http://localhost:abc'"),
         (("--url", "http://localhost:65616"), "invalid url 'http://localhost:65616'"),
         (("--api-key", "clé"), "api_key must be printable ASCII"),
         (("--label-set", "\udcff"), r"invalid label set name '\udcff'"),
+        (("none.jpg",), "none.jpg: No such file or directory"),
     ],
 )
 def test_bench_writes_one_line_for_an_invalid_argument(
-    run: Run, flags: tuple[str, str], reason: str
+    bench: Run, flags: tuple[str, ...], reason: str
 ) -> None:
-    with run_fake() as (_, url):
-        assert_refused(run, reason, "bench", "--url", url, *flags)
-        assert run("bench", "--url", url, "--seconds", 0.1)[0] == 0
+    assert_refused(bench, reason, *flags)

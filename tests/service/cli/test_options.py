@@ -1,18 +1,13 @@
 """Flags of settings and paths."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from ml_decoder_client.calls import Question as ClientQuestion
-from service.bundle.reader import Bundle
 from service.cli import serve as serving
 from service.cli.options import name_flag, name_variable
 from service.question import Question
 from service.settings import Settings
 from tests.service.cli.conftest import Run, assert_refused
-from tests.support.photos import make_photo
 
 
 def test_serve_refuses_a_variable_out_of_range(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,18 +26,6 @@ def test_parameters_of_a_prediction_have_one_name_everywhere(run: Run, command: 
     _, out, _ = run(command, "--help")
     for name in Question.model_fields.keys() - _NO_OPTION:
         assert f"{name_flag(name)} " in out
-    assert "--candidate-label " not in out
-
-
-def test_former_name_of_candidate_labels_adds_to_them(
-    run: Run, open_bundle: Bundle, tmp_path: Path
-) -> None:
-    photo = tmp_path / "photo.png"
-    photo.write_bytes(make_photo())
-    flags = ("--candidate-labels", "yak", "--candidate-label", "gnu, old", "--top-k", 9, "--json")
-    code, out, _ = run("predict", "--bundle", open_bundle.path, photo, *flags)
-    assert code == 0
-    assert {label["label"] for label in json.loads(out)["labels"]} == {"yak", "gnu, old"}
 
 
 def test_serve_has_a_flag_for_each_setting_that_names_its_variable(run: Run) -> None:
@@ -73,14 +56,10 @@ def test_flag_takes_precedence_over_variable_and_default(
         *(("serve", "--host", ""), ("serve", "--label-sets", ""), ("labels", "list", "--bundle=")),
     ],
 )
-def test_empty_value_is_refused(
-    run: Run,
-    monkeypatch: pytest.MonkeyPatch,
-    tiny_bundle: Bundle,
-    tmp_path: Path,
-    arguments: tuple[str, ...],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.png").write_bytes(make_photo())
+def test_empty_value_is_refused(run: Run, arguments: tuple[str, ...]) -> None:
     assert_refused(run, "is empty", *arguments)
-    assert run("predict", "--bundle", tiny_bundle.path, ".")[0] == 0
+
+
+def test_keys_are_given_once_as_text_or_file(run: Run) -> None:
+    flags = ("--admin-keys", "sesame", "--admin-keys-file", "keys")
+    assert_refused(run, "--admin-keys and its file: give one of them", "serve", *flags)

@@ -43,27 +43,11 @@ def test_open_photos_reads_a_list_relative_to_its_folder(folder: Path) -> None:
         store.read("photos/gone.jpg", 5)
 
 
-def test_open_photos_reads_a_list_with_bom_and_crlf(folder: Path) -> None:
+def test_open_photos_reads_a_list_with_bom_crlf_and_names_that_are_not_utf8(folder: Path) -> None:
     listed = folder.parent / "list.txt"
-    listed.write_bytes("\ufeffphotos/b.PNG\r\nphotos/a\u2028b.jpg\r\n".encode())
-    assert open_photos(str(listed))[1] == ["photos/b.PNG", "photos/a\u2028b.jpg"]
-
-
-def test_open_photos_reads_a_list_with_names_that_are_not_utf8(folder: Path) -> None:
-    listed = folder.parent / "list.txt"
-    listed.write_bytes(f"photos/a.jpg\nphotos/{ODD}\n".encode(errors="surrogateescape"))
-    assert open_photos(str(listed))[1] == ["photos/a.jpg", f"photos/{ODD}"]
-
-
-def test_open_photos_counts_linked_folders_once(folder: Path) -> None:
-    (folder / "sub" / "up").symlink_to(folder)
-    (folder / "sub" / "again").symlink_to(folder / "sub")
-    (folder / "elsewhere").symlink_to(folder.parent / "other")
-    (folder.parent / "other").mkdir()
-    (folder.parent / "other" / "e.jpg").write_bytes(make_photo())
-    (folder / "album.jpg").mkdir()
-    names = open_photos(str(folder))[1]
-    assert names == ["a.jpg", "b.PNG", "elsewhere/e.jpg", "sub/deep/c.webp"]
+    names = ["photos/b.PNG", "photos/a\u2028b.jpg", f"photos/{ODD}"]
+    listed.write_bytes(("\ufeff" + "\r\n".join(names)).encode(errors="surrogateescape"))
+    assert open_photos(str(listed))[1] == names
 
 
 def test_open_photos_leaves_out_what_a_pattern_matches_in_a_folder(folder: Path) -> None:
@@ -72,7 +56,6 @@ def test_open_photos_leaves_out_what_a_pattern_matches_in_a_folder(folder: Path)
     listed.write_text("photos/a.jpg\n")
     with pytest.raises(StartError, match=r"--exclude-path needs a folder .*list\.txt is a list"):
         open_photos(str(listed), ["deep"])
-    assert open_photos(str(listed))[1] == ["photos/a.jpg"]
 
 
 def test_open_photos_finds_a_photo_of_an_object_store_by_its_content(
@@ -101,7 +84,7 @@ def test_open_photos_takes_a_url(folder: Path) -> None:
     ],
 )
 def test_open_photos_refuses_a_place_without_photos(
-    tmp_path: Path, folder: Path, place: str, reason: str
+    tmp_path: Path, place: str, reason: str
 ) -> None:
     for name in ("empty", ODD):
         (tmp_path / name).mkdir()
@@ -109,4 +92,3 @@ def test_open_photos_refuses_a_place_without_photos(
     (tmp_path / "tiff").write_bytes(b"II*\0\x08\0\0\0")
     with pytest.raises(StartError, match=reason):
         open_photos(place.format(tmp=tmp_path))
-    assert open_photos(str(folder))[1]

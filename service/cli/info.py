@@ -1,0 +1,134 @@
+"""`ml-decoder info`: a bundle's model card and labels, as tables or JSON."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from service.bundle.card import Device, HeadCalibration, Label, ModelCard, OpenHead, TrainedHead
+from service.bundle.reader import Bundle
+from service.cli.console import show_pairs
+
+# The precision that `auto` takes on processors that lack or have certain instructions.
+_OTHER_PROCESSORS = {
+    ("openvino", "fp32"): " (bf16 where the processor has it)",
+    ("openvino", "int8"): " (fp32 without VNNI)",
+    ("cpu", "int8"): " (fp32 without VNNI)",
+}
+
+
+def describe_bundle(bundle: Bundle) -> dict[str, Any]:
+    """Returns a bundle's model card and labels as JSON values."""
+    return {
+        **bundle.card.model_dump(mode="json"),
+        "precisions": list(bundle.precisions()),
+        "default_precision": _find_defaults(bundle),
+        "labels": [label.model_dump(mode="json") for label in bundle.labels],
+    }
+
+
+def show_bundle(bundle: Bundle) -> None:
+    """Shows a bundle's model card and labels as tables."""
+    calibrations = _list_calibrations(bundle.card)
+    metrics = {
+        f"{each.name} {each.precision}": f"{each.value:.2f} ({each.dataset}, {each.images} images)"
+        for each in bundle.card.metrics
+    }
+    scores = {f"scores of {name}": _describe_scores(each) for name, each in calibrations.items()}
+    show_pairs(_describe_card(bundle) | scores | _describe_screen(bundle.card.open_head) | metrics)
+    table = Table("label", "threshold", "precision", "recall", "positives")
+    for label in bundle.labels:
+        table.add_row(Text(label.name), *_format_shares(label))
+    Console().print(table)
+    for name, calibration in calibrations.items():
+        if calibration is not None:
+            _show_bins(name, calibration)
+
+
+def _describe_card(bundle: Bundle) -> dict[str, str]:
+    card = bundle.card
+    trained, opened = card.trained_head, card.open_head
+    encoder = "" if opened is None else f", {opened.embedding_space.encoder}"
+    size = f"{card.input.width} x {card.input.height} pixels"
+    defaults = (
+        f"{device} {name}{_OTHER_PROCESSORS.get((device, name), '')}"
+        for device, name in _find_defaults(bundle).items()
+    )
+    return {
+        "name": card.name,
+        "version": card.version,
+        "licence": card.license,
+        "backbone": card.provenance.backbone,
+        "prefix tokens": card.provenance.prefix_tokens or "-",
+        "training data": card.provenance.training_data,
+        "trained head": _describe_head(trained),
+        "open head": f"{_describe_head(opened)}{encoder}",
+        "input": f"{size}, {card.input.resize_mode}, {card.input.interpolation}",
+        "mean": _format_channels(card.input.mean),
+        "std": _format_channels(card.input.std),
+        "precisions": ", ".join(bundle.precisions()),
+        "default precision": ", ".join(defaults),
+    }
+
+
+def _find_defaults(bundle: Bundle) -> dict[str, str]:
+    """Returns the variant that `auto` means on each device."""
+    devices: tuple[Device, ...] = get_args(Device)
+    return {device: bundle.default_precision(device) for device in devices}
+
+
+def _describe_head(head: TrainedHead | OpenHead | None) -> str:
+    if head is None:
+        return "-"
+    least = f"threshold {head.threshold:g} unless a label has its own"
+    return f"{head.kind}, {head.activation}, {least}"
+
+
+def _format_channels(values: tuple[float, ...] | None) -> str:
+    return "-" if values is None else ", ".join(f"{value:g}" for value in values)
+
+
+def _list_calibrations(card: ModelCard) -> dict[str, HeadCalibration | None]:
+    heads = {"trained labels": card.trained_head, "open labels": card.open_head}
+    return {name: head.calibration for name, head in heads.items() if head is not None}
+
+
+def _describe_scores(calibration: HeadCalibration | None) -> str:
+    if calibration is None:
+        return "as the checkpoint gives them, not calibrated"
+    before, after = calibration.error_before, calibration.error_after
+    photos = f"{calibration.images} photos of {calibration.dataset}"
+    return f"calibrated on {photos}: error {after:.3f}, {before:.3f} before"
+
+
+def _describe_screen(head: OpenHead | None) -> dict[str, str]:
+    screen = None if head is None else head.screen
+    if screen is None:
+        return {}
+    about = (
+        f"scores {screen.scored:.0f} of {screen.names:,} labels, finds "
+        f"{100 * screen.best_found:.2f} % of the 20 best and {100 * screen.above_found:.2f} % of "
+        f"those above their thresholds ({screen.dataset}, {screen.images} images)"
+    )
+    return {"screen": about}
+
+
+def _format_shares(label: Label) -> tuple[str, ...]:
+    shares = (label.threshold, label.precision, label.recall)
+    texts = tuple("-" if share is None else f"{share:.3f}" for share in shares)
+    return (*texts, "-" if label.positives is None else str(label.positives))
+
+
+def _show_bins(name: str, calibration: HeadCalibration) -> None:
+    table = Table("score", "pairs", "mean score", "right", title=Text(f"scores of {name}"))
+    for place, each in enumerate(calibration.bins):
+        shares = (each.mean_score, each.share_right) if each.scores else ()
+        table.add_row(
+            f"{place / 10:.1f} to {(place + 1) / 10:.1f}",
+            str(each.scores),
+            *(f"{share:.3f}" for share in shares),
+        )
+    Console().print(table)
