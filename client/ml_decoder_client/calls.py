@@ -1,4 +1,7 @@
-"""The HTTP request of each method of `Client`, and how to read its response."""
+"""The calls of both clients: the HTTP request of each, and how to read its response.
+
+The functions are the methods of `Client` and `AsyncClient`, with their signatures and docstrings.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import Any, Generic, Literal, TypedDict
+from typing import Any, Generic, Literal, TypedDict, Unpack
 from urllib.parse import quote
 
-import httpx
+import httpx2
 
 from ml_decoder_client.answers import (
     Answer,
@@ -61,11 +64,11 @@ class Call(Generic[ResultT]):
 
     method: str
     path: str  # relative to the service's address
-    read: Callable[[httpx.Response], ResultT]  # of a success
-    options: dict[str, Any] = field(default_factory=dict)  # of `httpx.Client.build_request`
+    read: Callable[[httpx2.Response], ResultT]  # of a success
+    options: dict[str, Any] = field(default_factory=dict)  # of `httpx2.Client.build_request`
     extra_seconds: float = 0.0  # added to the client's timeout
 
-    def read_result(self, response: httpx.Response, *, maybe_done: bool) -> ResultT:
+    def read_result(self, response: httpx2.Response, *, maybe_done: bool) -> ResultT:
         """Returns the result; `maybe_done`: whether an earlier attempt may have succeeded."""
         if not response.is_success:
             problem = ServiceProblem(response.status_code, _read_object(response))
@@ -78,57 +81,80 @@ class Call(Generic[ResultT]):
             raise UnreadableAnswer(f"unexpected response of {response.url}: {error}") from error
 
 
-def predict(photo: Photo, question: Question) -> Call[Answer]:
+def predict(photo: Photo, **question: Unpack[Question]) -> Call[Answer]:
+    """Labels one photo, or raises OSError if its file cannot be read."""
     return Call("POST", "predict", _read(Answer), _write_question(_read_photo(photo), question))
 
 
 def info() -> Call[Info]:
+    """Returns the model card."""
     return Call("GET", "info", _read(Info))
 
 
 def list_label_sets() -> Call[list[LabelSetSummary]]:
+    """Returns every label set, without its labels."""
     read = _read(LabelSetList)
     return Call("GET", "labels", lambda response: read(response).label_sets)
 
 
 def read_label_set(name: str) -> Call[LabelSet]:
+    """Returns one label set with its labels."""
     return Call("GET", _set_path(name), _read(LabelSet))
 
 
 def register_label_set(
-    name: str, labels: Iterable[LabelToWrite], embedding_space: str | None
+    name: str, labels: Iterable[LabelToWrite], *, embedding_space: str | None = None
 ) -> Call[LabelSet]:
-    body = {"name": name, **_set_body(labels, embedding_space)}
-    return _write_set("POST", "labels", body, {})
+    """Registers a label set of at least one label.
+
+    409 if another set has this name, or if `embedding_space`, the fingerprint of the embeddings'
+    space, is not the model's.
+    """
+    return _write_set("POST", "labels", {"name": name, **_set_body(labels, embedding_space)})
 
 
 def replace_label_set(
     name: str,
     labels: Iterable[LabelToWrite],
-    embedding_space: str | None,
-    calibration: Calibration | None,
-    version: str | None,
+    *,
+    embedding_space: str | None = None,
+    calibration: Calibration | None = None,
+    if_version: str | None = None,
 ) -> Call[LabelSet]:
+    """Registers or replaces a label set; with `if_version`, only that version.
+
+    `calibration` is that of a set that was read: without it, `labels calibrate` is undone.
+    """
     body = _set_body(labels, embedding_space)
     if calibration is not None:
         body["calibration"] = asdict(calibration)
-    return _write_set("PUT", _set_path(name), body, _if_match(version))
+    return _write_set("PUT", _set_path(name), body, if_version)
 
 
 def change_thresholds(
-    name: str, thresholds: Mapping[str, float | None], version: str | None
+    name: str, thresholds: Mapping[str, float | None], *, if_version: str | None = None
 ) -> Call[LabelSet]:
+    """Changes thresholds, 0..1; None takes the open head's. All else of the set stays.
+
+    With `if_version`, only that version is changed.
+    """
     changes = [{"name": label, "threshold": value} for label, value in thresholds.items()]
-    return _write_set("PATCH", _set_path(name), {"labels": changes}, _if_match(version))
+    return _write_set("PATCH", _set_path(name), {"labels": changes}, if_version)
 
 
 def calibrate_label(
     name: str,
     label: str,
     positive: Iterable[Photo],
-    negative: Iterable[Photo],
-    precision_target: float | None,
+    negative: Iterable[Photo] = (),
+    *,
+    precision_target: float | None = None,
 ) -> Call[LabelCalibration]:
+    """Finds the threshold of a label from photos that show it and photos that do not.
+
+    The best has the best F1, or is the lowest that reaches `precision_target` (0..1) with 95 %
+    confidence; `change_thresholds` keeps it. At most 200 photos, in one request.
+    """
     params: dict[str, Any] = {"label": label}
     if precision_target is not None:
         params["precision_target"] = precision_target
@@ -141,8 +167,9 @@ def calibrate_label(
     return Call("POST", path, _read(LabelCalibration), options, _SECONDS_PER_PHOTO * len(files))
 
 
-def delete_label_set(name: str, version: str | None) -> Call[None]:
-    return Call("DELETE", _set_path(name), lambda _: None, {"headers": _if_match(version)})
+def delete_label_set(name: str, *, if_version: str | None = None) -> Call[None]:
+    """Deletes a label set; with `if_version`, only that version."""
+    return Call("DELETE", _set_path(name), lambda _: None, {"headers": _if_match(if_version)})
 
 
 def check_photos(photos: Iterable[Photo]) -> None:
@@ -150,18 +177,18 @@ def check_photos(photos: Iterable[Photo]) -> None:
         raise TypeError("photos must be a list of photos, not one")
 
 
-def _read(kind: type[ResultT]) -> Callable[[httpx.Response], ResultT]:
+def _read(kind: type[ResultT]) -> Callable[[httpx2.Response], ResultT]:
     return lambda response: read_json(kind, _parse(response))
 
 
-def _parse(response: httpx.Response) -> object:
+def _parse(response: httpx2.Response) -> object:
     try:
         return response.json()
     except (ValueError, RecursionError) as error:
         raise ValueError("not JSON") from error
 
 
-def _read_object(response: httpx.Response) -> dict[str, Any]:
+def _read_object(response: httpx2.Response) -> dict[str, Any]:
     try:
         body = _parse(response)
     except ValueError:  # a proxy's body may be anything
@@ -209,10 +236,10 @@ def _set_path(name: str) -> str:
 
 
 def _write_set(
-    method: str, path: str, body: dict[str, Any], headers: dict[str, str]
+    method: str, path: str, body: dict[str, Any], version: str | None = None
 ) -> Call[LabelSet]:
-    seconds = _SECONDS_PER_LABEL * len(body["labels"])
-    return Call(method, path, _read(LabelSet), {"json": body, "headers": headers}, seconds)
+    options = {"json": body, "headers": _if_match(version)}
+    return Call(method, path, _read(LabelSet), options, _SECONDS_PER_LABEL * len(body["labels"]))
 
 
 def _set_body(labels: Iterable[LabelToWrite], embedding_space: str | None) -> dict[str, Any]:

@@ -4,31 +4,57 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Self, Unpack
+from functools import update_wrapper
+from inspect import Parameter, Signature, signature
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-import httpx
+import httpx2
 
 from ml_decoder_client import calls
-from ml_decoder_client.answers import (
-    Answer,
-    Calibration,
-    ClientError,
-    Info,
-    LabelCalibration,
-    LabelSet,
-    LabelSetSummary,
-)
-from ml_decoder_client.calls import Call, LabelToWrite, Photo, Question
-from ml_decoder_client.connection import Attempts, Connection, Outcome, PerConnectionTransport
+from ml_decoder_client.answers import Answer, ClientError
+from ml_decoder_client.calls import Call, Photo, Question
+from ml_decoder_client.connection import Attempts, Connection, Outcome
 from ml_decoder_client.reading import ResultT
 
 AnswerOrError = Answer | ClientError | OSError
+MethodT = TypeVar("MethodT", bound=Callable[..., object])
+P = ParamSpec("P")
+
+
+def _blocking(call: Callable[P, Call[ResultT]]) -> Callable[Concatenate[Client, P], ResultT]:
+    """Returns the method of `Client` that sends a call."""
+
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        return self._send(call(*args, **kwargs))
+
+    return _present(method, call)
+
+
+def _awaited(
+    call: Callable[P, Call[ResultT]], *, reads_files: bool = False
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, ResultT]]:
+    """Returns the method of `AsyncClient` that sends a call."""
+
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        if reads_files:  # in a thread: the disk or the network of a file may be slow
+            return await self._send(await asyncio.to_thread(call, *args, **kwargs))
+        return await self._send(call(*args, **kwargs))
+
+    return _present(method, call)
+
+
+def _present(method: MethodT, call: Callable[..., object]) -> MethodT:
+    """Gives a method the name, the docstring and the parameters of a call."""
+    update_wrapper(method, call)
+    own = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
+    parameters = [*own, *signature(call).parameters.values()]
+    method.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return method
 
 
 class Client(Connection):
@@ -38,8 +64,7 @@ class Client(Connection):
     that is not the service's, and `ServiceUnreachable` if there is none.
     """
 
-    _http: httpx.Client
-    _slots: threading.Semaphore
+    _http: httpx2.Client
 
     def __enter__(self) -> Self:
         return self
@@ -51,9 +76,15 @@ class Client(Connection):
         """Closes the connections."""
         self._http.close()
 
-    def predict(self, photo: Photo, **question: Unpack[Question]) -> Answer:
-        """Labels one photo, or raises OSError if its file cannot be read."""
-        return self._send(calls.predict(photo, question))
+    predict = _blocking(calls.predict)
+    info = _blocking(calls.info)
+    list_label_sets = _blocking(calls.list_label_sets)
+    read_label_set = _blocking(calls.read_label_set)
+    register_label_set = _blocking(calls.register_label_set)
+    replace_label_set = _blocking(calls.replace_label_set)
+    change_thresholds = _blocking(calls.change_thresholds)
+    calibrate_label = _blocking(calls.calibrate_label)
+    delete_label_set = _blocking(calls.delete_label_set)
 
     def predict_many(
         self, photos: Iterable[Photo], *, at_once: int = 8, **question: Unpack[Question]
@@ -77,78 +108,6 @@ class Client(Connection):
                 for future in pending:
                     future.cancel()
 
-    def info(self) -> Info:
-        """Returns the model card."""
-        return self._send(calls.info())
-
-    def list_label_sets(self) -> list[LabelSetSummary]:
-        """Returns every label set, without its labels."""
-        return self._send(calls.list_label_sets())
-
-    def read_label_set(self, name: str) -> LabelSet:
-        """Returns one label set with its labels."""
-        return self._send(calls.read_label_set(name))
-
-    def register_label_set(
-        self, name: str, labels: Iterable[LabelToWrite], *, embedding_space: str | None = None
-    ) -> LabelSet:
-        """Registers a label set of at least one label.
-
-        409 if another set has this name, or if `embedding_space`, the fingerprint of the
-        embeddings' space, is not the model's.
-        """
-        return self._send(calls.register_label_set(name, labels, embedding_space))
-
-    def replace_label_set(
-        self,
-        name: str,
-        labels: Iterable[LabelToWrite],
-        *,
-        embedding_space: str | None = None,
-        calibration: Calibration | None = None,
-        if_version: str | None = None,
-    ) -> LabelSet:
-        """Registers or replaces a label set; with `if_version`, only that version.
-
-        `calibration` is that of a set that was read: without it, `labels calibrate` is undone.
-        """
-        return self._send(
-            calls.replace_label_set(name, labels, embedding_space, calibration, if_version)
-        )
-
-    def change_thresholds(
-        self,
-        name: str,
-        thresholds: Mapping[str, float | None],
-        *,
-        if_version: str | None = None,
-    ) -> LabelSet:
-        """Changes thresholds, 0..1; None takes the open head's. All else of the set stays.
-
-        With `if_version`, only that version is changed.
-        """
-        return self._send(calls.change_thresholds(name, thresholds, if_version))
-
-    def calibrate_label(
-        self,
-        name: str,
-        label: str,
-        positive: Iterable[Photo],
-        negative: Iterable[Photo] = (),
-        *,
-        precision_target: float | None = None,
-    ) -> LabelCalibration:
-        """Finds the threshold of a label from photos that show it and photos that do not.
-
-        The best has the best F1, or is the lowest that reaches `precision_target` (0..1) with 95 %
-        confidence; `change_thresholds` keeps it. At most 200 photos, in one request.
-        """
-        return self._send(calls.calibrate_label(name, label, positive, negative, precision_target))
-
-    def delete_label_set(self, name: str, *, if_version: str | None = None) -> None:
-        """Deletes a label set; with `if_version`, only that version."""
-        self._send(calls.delete_label_set(name, if_version))
-
     def _try_predict(self, photo: Photo, question: Question) -> AnswerOrError:
         try:
             return self.predict(photo, **question)
@@ -161,32 +120,22 @@ class Client(Connection):
         while True:
             outcome: Outcome
             try:
-                with self._slots:
-                    outcome = self._http.send(request)
-            except httpx.RequestError as error:
+                outcome = self._http.send(request)
+            except httpx2.RequestError as error:
                 outcome = error
             if (wait := attempts.find_wait(outcome)) is None:
                 return self._finish(call, outcome, attempts)
             time.sleep(wait)
 
     def _open(self) -> None:
-        # Without `trust_env`, `HTTP_PROXY` and its like have no effect, as in `AsyncClient`.
-        self._http = httpx.Client(
-            **self._options,
-            verify=self._tls,
-            limits=httpx.Limits(max_keepalive_connections=self._connections),
-            trust_env=False,
-        )
-        # Threads wait here for a connection: httpcore 1.0.9 sometimes closes one that another
-        # thread has just got from the pool (its issue 1110).
-        self._slots = threading.Semaphore(self._connections)
+        self._http = httpx2.Client(**self._options)
         _clients.add(self)
 
 
 class AsyncClient(Connection):
     """A running service, for the tasks of one event loop; the methods are those of `Client`."""
 
-    _http: httpx.AsyncClient
+    _http: httpx2.AsyncClient
 
     async def __aenter__(self) -> Self:
         return self
@@ -197,9 +146,15 @@ class AsyncClient(Connection):
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def predict(self, photo: Photo, **question: Unpack[Question]) -> Answer:
-        # In a thread: the file's disk or network may be slow.
-        return await self._send(await asyncio.to_thread(calls.predict, photo, question))
+    predict = _awaited(calls.predict, reads_files=True)
+    info = _awaited(calls.info)
+    list_label_sets = _awaited(calls.list_label_sets)
+    read_label_set = _awaited(calls.read_label_set)
+    register_label_set = _awaited(calls.register_label_set)
+    replace_label_set = _awaited(calls.replace_label_set)
+    change_thresholds = _awaited(calls.change_thresholds)
+    calibrate_label = _awaited(calls.calibrate_label, reads_files=True)
+    delete_label_set = _awaited(calls.delete_label_set)
 
     async def predict_many(
         self, photos: Iterable[Photo], *, at_once: int = 8, **question: Unpack[Question]
@@ -220,57 +175,6 @@ class AsyncClient(Connection):
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
 
-    async def info(self) -> Info:
-        return await self._send(calls.info())
-
-    async def list_label_sets(self) -> list[LabelSetSummary]:
-        return await self._send(calls.list_label_sets())
-
-    async def read_label_set(self, name: str) -> LabelSet:
-        return await self._send(calls.read_label_set(name))
-
-    async def register_label_set(
-        self, name: str, labels: Iterable[LabelToWrite], *, embedding_space: str | None = None
-    ) -> LabelSet:
-        return await self._send(calls.register_label_set(name, labels, embedding_space))
-
-    async def replace_label_set(
-        self,
-        name: str,
-        labels: Iterable[LabelToWrite],
-        *,
-        embedding_space: str | None = None,
-        calibration: Calibration | None = None,
-        if_version: str | None = None,
-    ) -> LabelSet:
-        return await self._send(
-            calls.replace_label_set(name, labels, embedding_space, calibration, if_version)
-        )
-
-    async def change_thresholds(
-        self,
-        name: str,
-        thresholds: Mapping[str, float | None],
-        *,
-        if_version: str | None = None,
-    ) -> LabelSet:
-        return await self._send(calls.change_thresholds(name, thresholds, if_version))
-
-    async def calibrate_label(
-        self,
-        name: str,
-        label: str,
-        positive: Iterable[Photo],
-        negative: Iterable[Photo] = (),
-        *,
-        precision_target: float | None = None,
-    ) -> LabelCalibration:
-        arguments = (name, label, positive, negative, precision_target)
-        return await self._send(await asyncio.to_thread(calls.calibrate_label, *arguments))
-
-    async def delete_label_set(self, name: str, *, if_version: str | None = None) -> None:
-        await self._send(calls.delete_label_set(name, if_version))
-
     async def _try_predict(
         self, photo: Photo, question: Question, slots: asyncio.Semaphore
     ) -> AnswerOrError:
@@ -287,15 +191,14 @@ class AsyncClient(Connection):
             outcome: Outcome
             try:
                 outcome = await self._http.send(request)
-            except httpx.RequestError as error:
+            except httpx2.RequestError as error:
                 outcome = error
             if (wait := attempts.find_wait(outcome)) is None:
                 return self._finish(call, outcome, attempts)
             await asyncio.sleep(wait)
 
     def _open(self) -> None:
-        transport = PerConnectionTransport(self._connections, self._tls)
-        self._http = httpx.AsyncClient(**self._options, transport=transport)
+        self._http = httpx2.AsyncClient(**self._options)
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
-import ssl
-from contextlib import aclosing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-import httpx
+import httpx2
 
 from ml_decoder_client.answers import ClientError, ServiceUnreachable, UnreadableAnswer
 from ml_decoder_client.calls import Call
 from ml_decoder_client.reading import ResultT
 
-Outcome = httpx.Response | httpx.RequestError
+Outcome = httpx2.Response | httpx2.RequestError
 
 _MAX_TIMEOUT_SECONDS = 86_400.0
 _MAX_PORT = 65_535
@@ -25,10 +22,10 @@ _KEY = re.compile("[!-~]([ -~]*[!-~])?")
 
 # After these the service has certainly not done the request.
 _REFUSED = {429, 503}
-_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
+_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout)
 # After these it may have done it. Timeouts are final: a second request would be as slow.
 _BAD_GATEWAY = 502
-_LOST = (httpx.ReadError, httpx.RemoteProtocolError, httpx.WriteError)
+_LOST = (httpx2.ReadError, httpx2.RemoteProtocolError, httpx2.WriteError)
 _FIRST_WAIT_SECONDS = 1.0
 _MAX_WAIT_SECONDS = 300.0
 
@@ -36,7 +33,7 @@ _MAX_WAIT_SECONDS = 300.0
 class Connection:
     """Arguments of both clients."""
 
-    _http: httpx.Client | httpx.AsyncClient
+    _http: httpx2.Client | httpx2.AsyncClient
 
     def __init__(
         self,
@@ -64,9 +61,8 @@ class Connection:
             raise ValueError("api_key must be printable ASCII without spaces at its ends")
         self._timeout_seconds = timeout_seconds
         self._retries = retries
-        self._connections = connections
         address = _read_url(url)
-        # As `auth` and not in the URL, which errors and httpx's log show.
+        # As `auth` and not in the URL, which errors and httpx2's log show.
         auth = (address.username, address.password) if address.userinfo else None
         headers = {}
         if api_key is not None:
@@ -76,21 +72,25 @@ class Connection:
             "base_url": address.copy_with(userinfo=b""),
             "auth": auth,
             "headers": headers,
+            "verify": httpx2.create_ssl_context(),
+            "limits": httpx2.Limits(
+                max_connections=connections, max_keepalive_connections=connections
+            ),
+            "trust_env": False,  # `HTTP_PROXY` and its like have no effect
         }
-        self._tls = httpx.create_ssl_context()
         self._open()
 
     def _open(self) -> None:
         raise NotImplementedError
 
-    def _build_request(self, call: Call[Any]) -> httpx.Request:
+    def _build_request(self, call: Call[Any]) -> httpx2.Request:
         # No timeout for a free connection: the calls that use them have timeouts.
         read = self._timeout_seconds + call.extra_seconds
-        timeout = httpx.Timeout(self._timeout_seconds, read=read, pool=None)
+        timeout = httpx2.Timeout(self._timeout_seconds, read=read, pool=None)
         return self._http.build_request(call.method, call.path, timeout=timeout, **call.options)
 
     def _finish(self, call: Call[ResultT], outcome: Outcome, attempts: Attempts) -> ResultT:
-        if isinstance(outcome, httpx.RequestError):
+        if isinstance(outcome, httpx2.RequestError):
             raise _explain(outcome, self._http.base_url) from outcome
         return call.read_result(outcome, maybe_done=attempts.maybe_done)
 
@@ -100,7 +100,7 @@ class Attempts:
 
     maybe_done = False  # whether an attempt before the last may have succeeded
 
-    def __init__(self, retries: int, request: httpx.Request) -> None:
+    def __init__(self, retries: int, request: httpx2.Request) -> None:
         self._retries = retries
         # If the first attempt of such a write succeeded, the second would fail.
         self._is_conditional = "If-Match" in request.headers
@@ -108,7 +108,7 @@ class Attempts:
 
     def find_wait(self, outcome: Outcome) -> float | None:
         """Returns the seconds until the next attempt, or None if `outcome` is the last."""
-        if isinstance(outcome, httpx.Response):
+        if isinstance(outcome, httpx2.Response):
             is_safe = outcome.status_code in _REFUSED
             is_lost = outcome.status_code == _BAD_GATEWAY
             demanded = _read_retry_after(outcome.headers.get("Retry-After", ""))
@@ -124,48 +124,12 @@ class Attempts:
         return min(demanded or backoff * random.random(), _MAX_WAIT_SECONDS)
 
 
-class PerConnectionTransport(httpx.AsyncBaseTransport):
-    """A pool for each connection; reads responses to their end.
-
-    A pool of httpcore 1.0.9 that tasks share loses a connection if a task is cancelled at the
-    wrong moment, until none is left. Here a connection that was cancelled is closed.
-    """
-
-    def __init__(self, connections: int, tls: ssl.SSLContext) -> None:
-        self._tls = tls
-        self._slots = asyncio.Semaphore(connections)
-        self._idle: list[httpx.AsyncHTTPTransport] = []
-        self._is_closed = False
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Sends the request."""
-        async with self._slots:
-            connection = self._idle.pop() if self._idle else httpx.AsyncHTTPTransport(self._tls)
-            is_reusable = False
-            try:
-                async with aclosing(await connection.handle_async_request(request)) as response:
-                    await response.aread()
-                is_reusable = not self._is_closed
-                return response
-            finally:
-                if is_reusable:
-                    self._idle.append(connection)
-                else:
-                    await connection.aclose()
-
-    async def aclose(self) -> None:
-        """Closes idle connections now, and the others after their response."""
-        self._is_closed = True
-        while self._idle:
-            await self._idle.pop().aclose()
-
-
-def _read_url(url: str) -> httpx.URL:
+def _read_url(url: str) -> httpx2.URL:
     try:
-        address = httpx.URL(url)
+        address = httpx2.URL(url)
         address.raw_host.decode().encode("idna")  # as name resolution does
-    except (httpx.InvalidURL, ValueError):
-        address = httpx.URL()
+    except (httpx2.InvalidURL, ValueError):
+        address = httpx2.URL()
     # Sockets take port 65,616 for 80.
     has_port = address.port is None or 0 < address.port <= _MAX_PORT
     if not (address.scheme in ("http", "https") and address.host and has_port) or address.query:
@@ -186,15 +150,15 @@ def _read_retry_after(text: str) -> float:
         return 0.0
 
 
-def _explain(error: httpx.RequestError, url: httpx.URL) -> ClientError:
+def _explain(error: httpx2.RequestError, url: httpx2.URL) -> ClientError:
     match error:
-        case httpx.DecodingError():
+        case httpx2.DecodingError():
             return UnreadableAnswer(f"cannot decode the response of {url}: {error}")
-        case httpx.TimeoutException():
+        case httpx2.TimeoutException():
             timeouts = error.request.extensions["timeout"]
-            seconds = timeouts["read" if isinstance(error, httpx.ReadTimeout) else "connect"]
+            seconds = timeouts["read" if isinstance(error, httpx2.ReadTimeout) else "connect"]
             reason = f"no response from {url} within {seconds:g} s (timeout_seconds)"
-        case httpx.ConnectError():
+        case httpx2.ConnectError():
             reason = f"cannot connect to {url}: {error}"
         case _:
             reason = f"connection to {url} lost: {str(error) or type(error).__name__}"

@@ -9,7 +9,10 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 ResultT = TypeVar("ResultT")
 
-_JSON_NAMES = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
+_JSON_NAMES = {
+    **{dict: "an object", list: "a list", str: "a text", bool: "true or false"},
+    **{int: "a number", float: "a number"},
+}
 
 
 def read_json(kind: type[ResultT], value: object) -> ResultT:
@@ -22,29 +25,24 @@ def read_json(kind: type[ResultT], value: object) -> ResultT:
 
 
 def _read(kind: Any, value: Any, place: str) -> Any:  # noqa: ANN401 - any annotation, any JSON
-    if kind is Any:
+    if kind is Any or (value is None and NoneType in get_args(kind)):
         return value
     if NoneType in get_args(kind):
-        if value is None:
-            return None
         (kind,) = set(get_args(kind)) - {NoneType}
-    if is_dataclass(kind) and isinstance(kind, type):
-        _check(isinstance(value, dict), place, "an object")
-        return kind(**_read_fields(kind, value, place))
-    shape = get_origin(kind) or kind
+    shape = dict if is_dataclass(kind) else get_origin(kind) or kind
+    # In JSON 1.0 may be written as 1; Python's `bool` is an `int`.
+    is_kind = isinstance(value, int | float if shape is float else shape)
+    if not is_kind or (isinstance(value, bool) and shape is not bool):
+        raise ValueError(": ".join(filter(None, (place, f"not {_JSON_NAMES[shape]}"))))
+    if is_dataclass(kind):
+        return _read_fields(kind, value, place)
     if shape is list:
-        _check(isinstance(value, list), place, "a list")
         (item,) = get_args(kind)
         return [_read(item, each, f"{place}.{i}") for i, each in enumerate(value)]
-    if shape in (int, float):
-        # In JSON 1.0 may be written as 1; Python's `bool` is an `int`.
-        _check(isinstance(value, int | shape) and not isinstance(value, bool), place, "a number")
-        return value
-    _check(isinstance(value, shape), place, _JSON_NAMES[shape])
     return value
 
 
-def _read_fields(kind: Any, value: dict[str, Any], place: str) -> dict[str, Any]:  # noqa: ANN401
+def _read_fields(kind: Any, value: dict[str, Any], place: str) -> Any:  # noqa: ANN401
     found = {}
     for name, annotation, is_required in _list_fields(kind):
         at = f"{place}.{name}" if place else name
@@ -52,15 +50,10 @@ def _read_fields(kind: Any, value: dict[str, Any], place: str) -> dict[str, Any]
             found[name] = _read(annotation, value[name], at)
         elif is_required:
             raise ValueError(f"{at}: missing")
-    return found
+    return kind(**found)
 
 
 @cache
 def _list_fields(kind: Any) -> list[tuple[str, Any, bool]]:  # noqa: ANN401 - a dataclass
     hints = get_type_hints(kind)
     return [(each.name, hints[each.name], each.default is MISSING) for each in fields(kind)]
-
-
-def _check(is_valid: bool, place: str, wanted: str) -> None:
-    if not is_valid:
-        raise ValueError(": ".join(filter(None, (place, f"not {wanted}"))))

@@ -125,7 +125,7 @@ def test_parts_import_only_what_their_users_install() -> None:
             return SERVICE_PACKAGES | {"service", "ml_decoder_client"}
         if _is_within(module, "service"):
             return SERVICE_PACKAGES | {"service"}
-        return {"httpx", "ml_decoder_client"}
+        return {"httpx2", "ml_decoder_client"}
 
     modules = [*_of_part("service"), *_of_part("ml_decoder_client")]
     assert not _list_wrong((module, _tops_of(module) - allow(module)) for module in modules)

@@ -42,14 +42,15 @@ class FakeService:
             self.requests.append((handler.command, handler.path, dict(handler.headers)))
             self.connections.add(handler.client_address)
             status, headers = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+            body = self.body  # a test may set the next one after it has read the headers
         if status == 0:
             handler.close_connection = True
             return
         handler.send_response(status)
-        for name, value in {"Content-Length": str(len(self.body)), **headers}.items():
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
             handler.send_header(name, value)
         handler.end_headers()
-        handler.wfile.write(self.body)
+        handler.wfile.write(body)
 
 
 @contextmanager
