@@ -22,7 +22,7 @@ import typer
 from service.cli import labels
 from service.cli.bulk.command import BULK_SETTINGS, bulk
 from service.cli.console import EXIT_SOME_FAILED, write_json
-from service.cli.options import ExcludedPaths, OneObject, add_flags, read_path
+from service.cli.options import ExcludedPaths, OneObject, add_flags, path_argument, path_option
 from service.errors import (
     BundleError,
     InvalidParameters,
@@ -143,15 +143,7 @@ def serve(settings: Settings) -> None:
 def predict(  # noqa: PLR0913 - a command has a parameter for each flag
     *,
     settings: Settings,
-    photos: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="PHOTO",
-            help="Image files, or folders of them.",
-            parser=read_path,
-            show_default=False,
-        ),
-    ],
+    photos: Annotated[list[Path], path_argument("PHOTO", "Image files, or folders of them.")],
     question: Question,
     exclude_path: ExcludedPaths = None,
     explain: Annotated[
@@ -160,10 +152,7 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
             "--explain", help="Write pictures of where each label was found, beside the photos."
         ),
     ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Folder of these pictures instead.", parser=read_path),
-    ] = None,
+    out: Annotated[Path | None, path_option("FOLDER", "Folder of these pictures instead.")] = None,
     output: Annotated[
         Literal["table", "json", "csv"],
         typer.Option(
@@ -194,12 +183,7 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
 
 
 def info(
-    bundle: Annotated[
-        Path,
-        typer.Argument(
-            metavar="BUNDLE", help="Folder of the bundle.", parser=read_path, show_default=False
-        ),
-    ],
+    bundle: Annotated[Path, path_argument("BUNDLE", "Folder of the bundle.")],
     as_json: OneObject = False,
 ) -> None:
     """Verify a bundle and show its model card.
@@ -230,13 +214,7 @@ def export(context: typer.Context) -> None:
 def bench(  # noqa: PLR0913 - a command has a parameter for each flag
     *,
     photos: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="PHOTO",
-            help="Image files or folders; a sample by default.",
-            parser=read_path,
-            show_default=False,
-        ),
+        list[Path] | None, path_argument("PHOTO", "Image files or folders; a sample by default.")
     ] = None,
     url: Annotated[str, typer.Option(help="Address of the service.")] = "http://localhost:8000",
     clients: Annotated[int, typer.Option(min=1, max=1000, help="Concurrent requests.")] = 8,

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.cli.console import EXIT_SOME_FAILED, show_failure, write_json
-from service.cli.options import add_flags, read_path
+from service.cli.options import add_flags, path_option
 from service.errors import LabelSetChanged, LabelSetExists, StartError
 from service.http.telemetry.logs import configure_logs
 from service.settings import Settings
@@ -56,10 +56,8 @@ def add(  # noqa: PLR0913 - a command has a parameter for each flag
     label: Annotated[list[str] | None, typer.Option(help="One label; repeatable.")] = None,
     file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Labels as .txt (a name a line), .csv, .json or .npz, instead of --label.",
-            parser=read_path,
+        path_option(
+            "PATH", "Labels as .txt (a name a line), .csv, .json or .npz, instead of --label."
         ),
     ] = None,
     replace: Annotated[bool, typer.Option(help="Replace a set of this name.")] = False,
@@ -96,15 +94,7 @@ def calibrate(  # noqa: PLR0913 - a command has a parameter for each flag
     *,
     settings: Settings,
     name: Name,
-    photos: Annotated[
-        Path,
-        typer.Option(
-            metavar="PATH",
-            help="Folder with labels.json and images/.",
-            parser=read_path,
-            show_default=False,
-        ),
-    ],
+    photos: Annotated[Path, path_option("PATH", "Folder with labels.json and images/.")],
     split: Annotated[str | None, typer.Option(help="Only photos of this split.")] = None,
     precision_target: Annotated[
         float | None,

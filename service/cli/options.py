@@ -86,6 +86,16 @@ def read_path(text: str) -> Path:
     return Path(refuse_empty(text))
 
 
+def path_argument(metavar: str, about: str) -> Any:  # noqa: ANN401 - typer's own type is private
+    """Returns the description of an argument that is a path."""
+    return typer.Argument(metavar=metavar, help=about, parser=read_path, show_default=False)
+
+
+def path_option(metavar: str, about: str) -> Any:  # noqa: ANN401
+    """Returns the description of an option that is a path."""
+    return typer.Option(metavar=metavar, help=about, parser=read_path, show_default=False)
+
+
 def refuse_empty(text: str) -> str:
     """Returns the text; raises typer.BadParameter if it is empty.
 
