@@ -36,6 +36,10 @@ class FakeService:
         self.connections: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
 
+    def set_answer(self, body: Any, status: int = 200) -> None:
+        """Answers all requests with this JSON from now on."""
+        self.answers, self.body = [(status, {})], json.dumps(body).encode()
+
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         self.bodies.put(handler.rfile.read(int(handler.headers.get("content-length", 0))))
         with self._lock:

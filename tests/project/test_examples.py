@@ -1,0 +1,79 @@
+"""The programs of `examples/` do what their first lines say."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.bundle.reader import load_bundle
+from tests.e2e.server_process import ROOT
+from tests.support.fake_service import ANSWER, run_fake
+from tests.support.photos import make_photo
+
+
+def load_example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def find_label(label: str, score: float) -> dict[str, Any]:
+    found = {"label": label, "score": score, "threshold": 0.5, "source": "trained"}
+    return {**ANSWER, "labels": [{**found, "calibrated": True}]}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs an example with arguments; returns what it prints."""
+
+    def run_main(name: str, *arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        load_example(name).main()
+        return capsys.readouterr().out
+
+    return run_main
+
+
+def test_photos_are_indexed_once_and_found_by_label(run: Any, tmp_path: Path) -> None:
+    for name in ("a.jpg", "sea/b.PNG"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(make_photo())
+    database = tmp_path / "photos.db"
+    with run_fake() as (service, url):
+        service.set_answer(find_label("cat", 0.9))
+        index = ("index_photos", "--url", url, "index", tmp_path, database)
+        assert run(*index) == "2 photos added, 0 failed\n"
+        assert run(*index) == "0 photos added, 0 failed\n"
+        (tmp_path / "c.jpg").write_bytes(b"junk")
+        service.answers = [(400, {})]
+        assert run(*index) == "0 photos added, 1 failed\n"
+    found = run("index_photos", "search", database, "cat").splitlines()
+    assert found == [f"0.900 {tmp_path / name}" for name in ("a.jpg", "sea/b.PNG")]
+    assert run("index_photos", "search", database, "dog") == ""
+
+
+def test_app_tags_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_fake() as (service, url):
+        monkeypatch.setenv("SERVICE_URL", url)
+        with TestClient(load_example("tag_uploads").app) as client:
+            for name, score in (("a", 0.7), ("b", 0.8)):
+                service.set_answer(find_label("cat", score))
+                assert client.put(f"/photos/{name}", content=b"photo").json() == {"cat": score}
+            assert client.get("/photos?label=cat").json() == ["b", "a"]
+            for status, code, expected in ((400, "invalid_image", 422), (401, "", 502)):
+                service.set_answer({"title": "No", "code": code}, status)
+                assert client.put("/photos/c", content=b"photo").status_code == expected
+
+
+def test_head_is_trained_and_exported(tmp_path: Path) -> None:
+    bundle = load_bundle(load_example("train_head").main(tmp_path))
+    assert [label.name for label in bundle.labels] == ["red", "green", "blue"]
+    (metric,) = (each for each in bundle.card.metrics if each.name == "mAP")
+    assert metric.value > 80
