@@ -77,25 +77,20 @@ def test_labels_writes_one_line_for_an_invalid_argument(
     assert_refused(run_open, reason, "labels", *arguments)
 
 
-def test_labels_fails_if_the_store_is_damaged(run_open: Run, tmp_path: Path) -> None:
-    place = tmp_path / "labels.db"
-    place.write_bytes(b"junk" * 1000)
-    record = f"ml-decoder: label_store {place}: the file is not a SQLite database\n"
-    for arguments in (("labels", "list"), ADD, ("labels", "remove", "zoo")):
-        assert run_open(*arguments) == (2, "", record)
-
-
 def test_error_names_the_store_that_cannot_be_opened(
     run_open: Run, tmp_path: Path, photo: Path
 ) -> None:
-    place = tmp_path / "loop.db"
-    place.symlink_to(place)
-    reason = "unable to open database file: let the service read the file and write into its folder"
-    record = f"ml-decoder: label_store {place}: {reason}\n"
-    store, predict = ("--label-store", place), ("predict", photo, "--label-set")
-    for arguments in (("labels", "list"), ADD, (*predict, "zoo")):
-        assert run_open(*arguments, *store) == (2, "", record)
-    assert run_open(*predict, "everyday", *store)[0] == 0
+    damaged, loop = tmp_path / "labels.db", tmp_path / "loop.db"
+    damaged.write_bytes(b"junk" * 1000)
+    loop.symlink_to(loop)
+    closed = "unable to open database file: let the service read the file and write into its folder"
+    stores = {damaged: "the file is not a SQLite database", loop: closed}
+    predict = ("predict", photo, "--label-set")
+    for place, reason in stores.items():
+        error = f"ml-decoder: label_store {place}: {reason}\n"
+        for arguments in (("labels", "list"), ADD, (*predict, "zoo")):
+            assert run_open(*arguments, "--label-store", place) == (2, "", error)
+    assert run_open(*predict, "everyday", "--label-store", loop)[0] == 0
 
 
 def test_add_requires_replace_for_another_set_of_the_name(run_open: Run) -> None:

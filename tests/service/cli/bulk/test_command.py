@@ -11,7 +11,6 @@ import pytest
 from service.bundle.reader import Bundle
 from service.cli.bulk import command
 from tests.service.cli.conftest import Run, assert_refused
-from tests.support.odd_files import make_cut_files, make_odd_files
 from tests.support.photos import make_photo
 
 KEYS = ("tagged", "failed", "skipped", "unread", "failed_before", "left_out")
@@ -46,17 +45,6 @@ def test_bulk_writes_totals_and_exits_with_1_after_failures(
     (photos / "bad.jpg").write_bytes(make_photo())
     told = "1 tagged, 0 failed, 3 done before\n"
     assert run(photos, tmp_path / "a", "--retry-failed") == (0, told, "")
-
-
-def test_bulk_tags_odd_files(run: Run, tmp_path: Path) -> None:
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    files = make_odd_files()
-    for number, (file, _) in enumerate(files.values()):
-        (folder / f"{number}.jpg").write_bytes(file)
-    (folder / "cut.jpg").write_bytes(make_cut_files()["baseline JPEG cut"])
-    told = f"{len(files)} tagged, 1 failed, 0 done before\n"
-    assert run(folder, tmp_path / "a") == (1, told, "")
 
 
 def test_bulk_names_unread_photos_and_recommends_another_run(
