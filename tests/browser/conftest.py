@@ -5,9 +5,9 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 from multipart import MultipartParser
 from playwright.sync_api import (
@@ -77,9 +77,9 @@ def read_parameters(request: Request) -> dict[str, list[str]]:
     return parameters
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def address(open_bundle: Bundle) -> Iterator[str]:
-    """The URL of a service with the tiny open bundle and an empty store, one per test file."""
+    """The URL of a service with the tiny open bundle and an empty store."""
     command = serve_command(open_bundle, "--label-store", "memory")
     with ServerProcess(*command) as server, server.open_client() as client:
         yield str(client.base_url).rstrip("/")
@@ -99,7 +99,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def visit(browser: Browser, address: str) -> Iterator[Visit]:
-    """A page that must log no error and load nothing from other hosts."""
+    """A page that must log no error and load nothing from other hosts; its sets are deleted."""
     with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
         context.set_default_timeout(TIMEOUT_MS)
         visit = Visit(context.new_page(), address)
@@ -110,8 +110,12 @@ def visit(browser: Browser, address: str) -> Iterator[Visit]:
         page.route("**/info", lambda route: answer_info(route, visit))
         page.route("**/predict", lambda route: answer_map(route, visit))
         yield visit
+    url = visit.url.rstrip("/")
+    for found in httpx.get(f"{url}/labels").json()["label_sets"]:
+        if not found["read_only"]:
+            httpx.delete(f"{url}/labels/{found['name']}").raise_for_status()
     assert visit.complaints == []
-    assert visit.hosts == {address.split("/")[2]}
+    assert visit.hosts == {url.split("/")[2]}
 
 
 def answer_info(route: Route, visit: Visit) -> None:
@@ -137,8 +141,3 @@ def answer_map(route: Route, visit: Visit) -> None:
     for label in answer["labels"]:
         label["map"] = visit.maps
     route.fulfill(response=response, json=answer)
-
-
-@pytest.fixture
-def samples() -> Path:
-    return Path(__file__).parents[2] / "service" / "http" / "page" / "samples"

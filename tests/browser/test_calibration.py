@@ -1,30 +1,24 @@
 """The threshold of a label, chosen on the page from photos."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2 as httpx
 import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
 from service.calibration import find_best_f1
+from tests.browser.actions import answer, ask, assert_accessible, read_labels, register
 from tests.browser.conftest import Visit
-from tests.browser.test_looks import Scheme, assert_accessible, keep_screenshot
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import EMBEDDING_WIDTH
 
-PUT = {"name": "herd", "labels": [{"name": "yak", "prompt": "a photo of a yak"}, "newt"]}
-
 
 @pytest.fixture
-def page(visit: Visit) -> Iterator[Page]:
+def page(visit: Visit) -> Page:
     """The page of a service with the set `herd`."""
-    with httpx.Client(base_url=visit.url) as client:
-        client.post("/labels", json=PUT).raise_for_status()
-        yield visit.open()
-        client.delete("/labels/herd").raise_for_status()
+    register(visit, "herd", {"name": "yak", "prompt": "a photo of a yak"}, "newt")
+    return visit.open()
 
 
 def write_photos(folder: Path) -> list[Path]:
@@ -35,21 +29,12 @@ def write_photos(folder: Path) -> list[Path]:
 
 
 def score(visit: Visit, photo: Path, label: str = "yak") -> float:
-    query: dict[str, str | int] = {"label_set": "herd", "include": label, "top_k": 1}
-    answer = httpx.post(
-        f"{visit.url}/predict", files={"image": photo.read_bytes()}, params=query, timeout=60
-    )
-    found: float = answer.json()["labels"][0]["score"]
-    return found
+    return ask(visit.url, photo, label_set="herd", include=label, top_k=1)[label]
 
 
-def replace_set(visit: Visit, labels: Any, **fields: Any) -> None:
-    body = {"labels": labels, **fields}
-    httpx.put(f"{visit.url}/labels/herd", json=body).raise_for_status()
-
-
-def read_set(visit: Visit) -> Any:
-    return httpx.get(f"{visit.url}/labels/herd").json()
+def expect_counts(page: Page, shown: int, others: int) -> None:
+    counts = f"Scored: {shown} with the label, {others} without"
+    expect(page.locator("#calibrate-counts")).to_have_text(counts)
 
 
 def give(page: Page, photos: list[Path], kind: str) -> None:
@@ -61,7 +46,7 @@ def test_best_threshold_is_found_moved_and_kept(page: Page, visit: Visit, tmp_pa
     scores = [score(visit, photo) for photo in photos]
     give(page, photos[:3], "show it")
     give(page, photos[3:], "do not")
-    expect(page.locator("#calibrate-counts")).to_have_text("Scored: 3 with the label, 3 without")
+    expect_counts(page, 3, 3)
     best = find_best_f1(np.array(scores), np.array([1, 1, 1, 0, 0, 0]))
     expect(page.locator("#calibrate-figures")).to_contain_text(f"Precision {best.precision:.2f}")
     expect(page.locator("#calibrate-figures")).to_contain_text(f"Recall {best.recall:.2f}")
@@ -83,7 +68,7 @@ def test_best_threshold_is_found_moved_and_kept(page: Page, visit: Visit, tmp_pa
     slider.fill("0.5")
     page.get_by_role("button", name="Keep threshold").click()
     expect(page.locator("#calibrate-status")).to_have_text("yak has the threshold 0.125 now.")
-    yak, newt = read_set(visit)["labels"]
+    yak, newt = read_labels(visit, "/herd")["labels"]
     assert (yak["threshold"], yak["calibrated"], yak["prompt"]) == (0.125, True, "a photo of a yak")
     assert not newt["calibrated"]
 
@@ -100,12 +85,12 @@ def test_dropped_photo_is_scored_and_a_broken_one_named(page: Page) -> None:
     photos = page.locator("#thumbs li")
     before = photos.count()
     zone.evaluate(drop, list(make_photo(1)))
-    expect(page.locator("#calibrate-counts")).to_have_text("Scored: 1 with the label, 0 without")
+    expect_counts(page, 1, 0)
     zone.evaluate(drop, [1, 2, 3])
     expect(page.locator("#calibrate-status")).to_have_text(
         "dropped.png: The file is damaged or is not an image"
     )
-    expect(page.locator("#calibrate-counts")).to_have_text("Scored: 1 with the label, 0 without")
+    expect_counts(page, 1, 0)
     expect(photos).to_have_count(before)
 
 
@@ -114,20 +99,18 @@ def test_threshold_of_a_set_that_was_changed_meanwhile_is_not_kept(
 ) -> None:
     give(page, write_photos(tmp_path)[:1], "show it")
     expect(page.get_by_role("button", name="Keep threshold")).to_be_enabled()
-    replace_set(visit, [{"name": "yak", "prompt": "a bull"}])
+    register(visit, "herd", {"name": "yak", "prompt": "a bull"})
     page.get_by_role("button", name="Keep threshold").click()
     expect(page.locator("#calibrate-status")).to_contain_text("herd was changed meanwhile")
     expect(page.locator("#calibrate-label option")).to_have_count(1)
-    expect(page.locator("#calibrate-counts")).to_have_text("Scored: 1 with the label, 0 without")
-    assert not read_set(visit)["labels"][0]["calibrated"]
+    expect_counts(page, 1, 0)
+    assert not read_labels(visit, "/herd")["labels"][0]["calibrated"]
 
 
 def test_photos_wait_until_the_service_is_not_busy(page: Page, tmp_path: Path) -> None:
-    problem = {"status": 429, "title": "The service is busy", "code": "queue_full"}
-    busy = {"status": 429, "headers": {"Retry-After": "0.01"}, "json": problem}
-    page.route("**/predict", lambda route: route.fulfill(**busy), times=5)
+    answer(page, "**/predict", 429, "The service is busy", times=5, retry_after=0.01)
     give(page, write_photos(tmp_path)[:1], "show it")
-    expect(page.locator("#calibrate-counts")).to_have_text("Scored: 1 with the label, 0 without")
+    expect_counts(page, 1, 0)
     expect(page.locator("#calibrate-status")).to_be_empty()
 
 
@@ -135,15 +118,15 @@ def test_kept_threshold_leaves_calibration_and_embeddings(
     page: Page, visit: Visit, tmp_path: Path
 ) -> None:
     own = {"name": "newt", "embedding": [0.5] * EMBEDDING_WIDTH}
-    replace_set(visit, ["yak", own], calibration={"scale": 0.5, "shift": -0.25})
-    before, photos = read_set(visit), write_photos(tmp_path)
+    register(visit, "herd", "yak", own, calibration={"scale": 0.5, "shift": -0.25})
+    before, photos = read_labels(visit, "/herd"), write_photos(tmp_path)
     scores = [score(visit, photos[0], label) for label in ("yak", "newt")]
     page.reload()
     page.locator("#calibrate-body").wait_for()
     give(page, photos[:1], "show it")
     page.get_by_role("button", name="Keep threshold").click()
     expect(page.locator("#calibrate-status")).to_contain_text("yak has the threshold")
-    after = read_set(visit)
+    after = read_labels(visit, "/herd")
     yak = {**before["labels"][0], "calibrated": True, "threshold": after["labels"][0]["threshold"]}
     assert after == {**before, "version": after["version"], "labels": [yak, before["labels"][1]]}
     assert [score(visit, photos[0], label) for label in ("yak", "newt")] == scores
@@ -151,29 +134,27 @@ def test_kept_threshold_leaves_calibration_and_embeddings(
 
 def test_another_label_starts_without_photos(page: Page, tmp_path: Path) -> None:
     photos = write_photos(tmp_path)
-    counts = page.locator("#calibrate-counts")
     for restart in (
         lambda: page.locator("#calibrate-label").select_option("newt"),
         lambda: page.get_by_role("button", name="Remove these photos").click(),
     ):
         give(page, photos[:1], "show it")
-        expect(counts).to_have_text("Scored: 1 with the label, 0 without")
+        expect_counts(page, 1, 0)
         restart()
-        expect(counts).to_have_text("Scored: 0 with the label, 0 without")
+        expect_counts(page, 0, 0)
         expect(page.get_by_role("button", name="Keep threshold")).to_be_disabled()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(320, "dark"), (1280, "light")])
 def test_calibration_fits_its_width_and_passes_axe(
-    page: Page, visit: Visit, tmp_path: Path, width: int, scheme: Scheme
+    page: Page, visit: Visit, tmp_path: Path
 ) -> None:
-    page.set_viewport_size({"width": width, "height": 844})
-    page.emulate_media(color_scheme=scheme)
     photos = write_photos(tmp_path)
     give(page, photos[:3], "show it")
     give(page, photos[3:], "do not")
     expect(page.locator("#calibrate-figures")).to_contain_text("of 3 photos")
     expect(page.get_by_role("button", name="Keep threshold")).to_be_enabled()
-    keep_screenshot(visit, f"calibrate-{width}")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert_accessible(visit)
+    schemes: dict[int, Any] = {320: "dark", 1280: "light"}
+    for width, scheme in schemes.items():
+        page.set_viewport_size({"width": width, "height": 844})
+        page.emulate_media(color_scheme=scheme)
+        assert_accessible(visit, "calibrate", width)

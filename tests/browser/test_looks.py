@@ -1,29 +1,27 @@
-"""How the playground looks: accessibility rules, phone width, light and dark.
+"""Accessibility: axe's rules and every width, in light and dark, and the keyboard alone.
 
 `SCREENSHOTS=folder` writes a picture of every case.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import FilePayload, Page, expect
+from playwright.sync_api import Page, expect
 
+from tests.browser.actions import assert_accessible, choose, make_payload, type_labels
 from tests.browser.conftest import MAP, Visit
 from tests.support.photos import make_photo
 
-Scheme = Literal["light", "dark"]
+MOST_STOPS = 100
 
 
 def fill_page(visit: Visit) -> None:
     """Brings the page into the state with the most elements."""
     visit.maps = MAP
     page = visit.open()
-    page.get_by_label("Any words").fill("a label that is rather long, yak")
-    page.get_by_role("heading", name="your own + trained + everyday").wait_for()
+    type_labels(page, "a label that is rather long, yak")
     page.get_by_label("Compare with").select_option("everyday")
     page.check("[value=best]")
     page.locator(".column").nth(1).wait_for()
@@ -34,33 +32,29 @@ def fill_page(visit: Visit) -> None:
 
 def find_nothing(visit: Visit) -> None:
     page = visit.open()
-    page.get_by_label("Any words").fill(f"a label that is rather long, {'w' * 120}, ягода")
-    page.get_by_role("heading", name="your own + trained + everyday").wait_for()
+    type_labels(page, f"a label that is rather long, {'w' * 120}, ягода")
     page.check("[value=number]")
     page.get_by_label("Threshold for every label").fill("1")
     page.locator(".nothing").wait_for()
     page.locator(".maybe").wait_for()
 
 
-def choose(page: Page, *contents: bytes) -> None:
+def choose_photos(page: Page, *contents: bytes) -> None:
     """Chooses photos with these contents."""
-    files: list[FilePayload] = [
-        {"name": f"holiday-in-the-mountains-{i}.png", "mimeType": "image/png", "buffer": content}
-        for i, content in enumerate(contents)
-    ]
-    page.get_by_label("Choose photos").set_input_files(files)
+    names = (f"holiday-in-the-mountains-{i}.png" for i in range(len(contents)))
+    choose(page, *map(make_payload, names, contents))
 
 
 def choose_several(visit: Visit) -> None:
     page = visit.open()
-    choose(page, make_photo(1), b"junk", make_photo(2))
+    choose_photos(page, make_photo(1), b"junk", make_photo(2))
     expect(page.locator("#downloads-status")).to_have_text("2 of 3 photos labelled, 1 failed")
     page.get_by_text("Answer as JSON").click()
 
 
 def choose_broken(visit: Visit) -> None:
     page = visit.open()
-    choose(page, b"junk")
+    choose_photos(page, b"junk")
     page.get_by_role("alert").wait_for()
 
 
@@ -72,7 +66,7 @@ def wait_for_others(visit: Visit) -> None:
             None if b"mountains-1" in (route.request.post_data_buffer or b"") else route.fallback()
         ),
     )
-    choose(page, make_photo(1), make_photo(2))
+    choose_photos(page, make_photo(1), make_photo(2))
     expect(page.locator("#downloads-status")).to_have_text("1 of 2 photos labelled")
 
 
@@ -97,29 +91,80 @@ STATES: list[Callable[[Visit], None]] = [
     *(fill_page, find_nothing, choose_several, choose_broken, wait_for_others),
     *(lack_key, open_key, open_card),
 ]
-CASES = [(fill_page, 390, "dark"), (fill_page, 768, "light")] + [
-    (state, width, scheme) for state in STATES for width, scheme in ((320, "light"), (1280, "dark"))
-]
+WIDTHS: dict[int, Any] = {320: "light", 390: "dark", 768: "light", 1280: "dark"}
 
 
-@pytest.mark.parametrize(("state", "width", "scheme"), CASES)
-def test_page_fits_its_width_and_passes_axe(
-    visit: Visit, state: Callable[[Visit], None], width: int, scheme: Scheme
-) -> None:
-    visit.page.set_viewport_size({"width": width, "height": 844})
-    visit.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+@pytest.mark.parametrize("state", STATES)
+def test_page_fits_every_width_and_passes_axe(visit: Visit, state: Callable[[Visit], None]) -> None:
+    page = visit.page
+    page.emulate_media(reduced_motion="reduce")
     state(visit)
-    keep_screenshot(visit, f"{state.__name__}-{width}-{scheme}")
-    assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
-    assert_accessible(visit)
+    for width in WIDTHS if state is fill_page else (320, 1280):
+        page.set_viewport_size({"width": width, "height": 844})
+        page.emulate_media(color_scheme=WIDTHS[width])
+        assert_accessible(visit, state.__name__, width)
 
 
-def keep_screenshot(visit: Visit, name: str) -> None:
-    folder = os.environ.get("SCREENSHOTS")
-    if folder:
-        visit.page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+def tab_to(page: Page, selector: str) -> None:
+    """Presses Tab until the focus is on `selector`."""
+    for _ in range(MOST_STOPS):
+        page.keyboard.press("Tab")
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            return
+    raise AssertionError(f"Tab does not reach {selector}")
 
 
-def assert_accessible(visit: Visit) -> None:
-    found = Axe().run(visit.page)
-    assert found.violations_count == 0, found.generate_report()
+def press(page: Page, selector: str, key: str = "Enter") -> None:
+    tab_to(page, selector)
+    page.keyboard.press(key)
+
+
+def pick(page: Page, selector: str, *photos: Path) -> None:
+    """Opens the file dialog of a field and chooses photos."""
+    with page.expect_file_chooser() as event:
+        press(page, selector, "Space")
+    event.value.set_files(photos)
+
+
+def test_page_works_with_the_keyboard_alone(visit: Visit, tmp_path: Path) -> None:
+    photos = [tmp_path / f"{i}.png" for i in range(2)]
+    for i, photo in enumerate(photos):
+        photo.write_bytes(make_photo(i))
+    visit.maps = MAP
+    page = visit.open()
+
+    tab_to(page, "#candidates")
+    page.keyboard.type("yak, newt")
+    expect(page.locator(".column h3")).to_have_text("your own + trained + everyday")
+    press(page, "button.label[data-label=yak]")
+    expect(page.locator("#map")).to_be_visible()
+    expect(page.locator("button.label[data-label=yak]")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.locator("#map")).to_be_hidden()
+
+    pick(page, "#files", *photos)
+    expect(page.locator("#downloads-status")).to_have_text("2 of 2 photos labelled")
+    press(page, "#card-open")
+    page.keyboard.press("Escape")
+    for kind in ("csv", "json"):
+        with page.expect_download():
+            press(page, f"#download-{kind}")
+
+    tab_to(page, "#keep-name")
+    page.keyboard.type("herd")
+    press(page, "#keep")
+    expect(page.locator("#keep-status")).to_contain_text("Kept 2 labels as herd")
+    press(page, "[name=mode]", "ArrowDown")
+    press(page, "#threshold", "ArrowRight")
+    expect(page.locator("#threshold-value")).to_have_text("0.51")
+    tab_to(page, "#compare")
+
+    page.locator("#calibrate-body").wait_for()
+    pick(page, "#calibrate-with", photos[0])
+    pick(page, "#calibrate-without", photos[1])
+    expect(page.locator("#calibrate-counts")).to_have_text("Scored: 1 with the label, 1 without")
+    press(page, "#calibrate-threshold", "Home")
+    press(page, "#calibrate-keep")
+    expect(page.locator("#calibrate-status")).to_have_text("yak has the threshold 0.0000 now.")
+    press(page, "[data-copy=curl]")
+    expect(page.locator("#copied")).not_to_be_empty()

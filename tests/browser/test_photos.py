@@ -1,4 +1,4 @@
-"""Several photos on the page: a grid, files of their labels, broken ones, a hundred at once."""
+"""Photos on the page: taken, labelled one or a hundred at once, downloaded, and those that fail."""
 
 import csv
 import io
@@ -6,12 +6,27 @@ import json
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import FilePayload, Page, Route, expect
+import pytest
+from playwright.sync_api import Page, Route, expect
 
-from tests.browser.conftest import Visit
-from tests.browser.test_page import ask, show_from
+from tests.browser.actions import (
+    SAMPLES,
+    answer,
+    ask,
+    choose,
+    expect_sets,
+    find_box,
+    make_payload,
+    rows,
+    settle,
+    show_best,
+    show_from,
+    type_labels,
+)
+from tests.browser.conftest import MAP, Visit
 from tests.support.photos import encode_picture, make_photo, make_picture
 
+DAMAGED = "The file is damaged or is not an image"
 WATCH = """
     window.live = new Set();
     const [make, revoke, send] = [URL.createObjectURL, URL.revokeObjectURL, window.fetch];
@@ -23,99 +38,88 @@ WATCH = """
         try { return await send(...request); } finally { window.running -= 1; }
     };
 """
+PAIR = [make_payload(f"own{i}.png", make_photo(i)) for i in range(2)]
 
 
-def take_photos(page: Page, tmp_path: Path) -> None:
-    """Chooses two photos and a broken one, and waits until they are labelled."""
-    for i, content in enumerate((make_photo(1), b"junk", make_photo(2))):
-        (tmp_path / f"own{i}.png").write_bytes(content)
-    files = [tmp_path / f"own{i}.png" for i in range(3)]
-    page.get_by_label("Choose photos").set_input_files(files)
-    expect(page.locator("#downloads-status")).to_have_text("2 of 3 photos labelled, 1 failed")
+def expect_labelled(page: Page, status: str) -> None:
+    expect(page.locator("#downloads-status")).to_have_text(status)
 
 
-def test_several_photos_are_a_grid_with_names_and_labels(visit: Visit, tmp_path: Path) -> None:
-    page = visit.open()
-    take_photos(page, tmp_path)
+def expect_current(page: Page, name: str) -> None:
+    expect(page.locator("#thumbs [aria-current]")).to_have_accessible_name(name)
+
+
+def press_photo(page: Page, name: str) -> None:
+    page.get_by_role("button", name=name, exact=True).click()
+
+
+def download(page: Page, kind: str) -> tuple[str, str]:
+    """Returns the name and the content of a file."""
+    with page.expect_download() as event:
+        page.get_by_role("button", name=f"Download {kind}").click()
+    return event.value.suggested_filename, event.value.path().read_text()
+
+
+def download_rows(page: Page) -> list[dict[str, str]]:
+    name, content = download(page, "CSV")
+    assert name == "labels.csv"
+    return list(csv.DictReader(io.StringIO(content, newline="")))
+
+
+@pytest.fixture
+def own(visit: Visit, tmp_path: Path) -> list[Path]:
+    """Two photos and a broken one between them, which are on the page and labelled."""
+    page, files = visit.open(), [tmp_path / f"own{i}.png" for i in range(3)]
+    for file, content in zip(files, (make_photo(1), b"junk", make_photo(2)), strict=True):
+        file.write_bytes(content)
+    choose(page, *files)
+    expect_labelled(page, "2 of 3 photos labelled, 1 failed")
+    return files
+
+
+def test_several_photos_are_a_grid_and_two_files(visit: Visit, own: list[Path]) -> None:
+    page = visit.page
     for i in (0, 2):
-        found = ask(visit.url, tmp_path / f"own{i}.png")
         tile = page.locator("#thumbs li").nth(i)
         expect(tile.locator("span")).to_have_text(f"own{i}.png")
-        expect(tile.locator("p")).to_have_text(", ".join(list(found)[:3]))
-    page.get_by_label("Any words").fill("yak")
-    show_from(page, 0)
-    wanted = ask(visit.url, tmp_path / "own2.png", top_k=9, candidate_labels=["yak"])
-    expect(page.locator("#downloads-status")).to_have_text("2 of 3 photos labelled, 1 failed")
-    assert wanted
-    with page.expect_download() as event:
-        page.get_by_role("button", name="Download CSV").click()
-    table = list(csv.DictReader(event.value.path().read_text().splitlines()))
-    own2 = {
-        row["label"]: round(float(row["score"]), 3) for row in table if row["photo"] == "own2.png"
-    }
-    assert wanted.items() <= own2.items()
-
-
-def test_downloads_have_the_found_labels_and_the_broken_photo(visit: Visit, tmp_path: Path) -> None:
-    page = visit.open()
-    take_photos(page, tmp_path)
-    with page.expect_download() as event:
-        page.get_by_role("button", name="Download JSON").click()
-    answers = json.loads(event.value.path().read_text())
+        expect(tile.locator("p")).to_have_text(", ".join(list(ask(visit.url, own[i]))[:3]))
+    answers = json.loads(download(page, "JSON")[1])
     assert [answer["photo"] for answer in answers] == ["own0.png", "own1.png", "own2.png"]
-    assert answers[1] == {
-        "photo": "own1.png",
-        "problem": "The file is damaged or is not an image",
-    }
+    assert answers[1] == {"photo": "own1.png", "problem": DAMAGED}
     found = {label["label"]: round(label["score"], 3) for label in answers[2]["labels"]}
-    assert found == ask(visit.url, tmp_path / "own2.png")
-    with page.expect_download() as event:
-        page.get_by_role("button", name="Download CSV").click()
-    table = list(csv.DictReader(event.value.path().read_text().splitlines()))
-    assert event.value.suggested_filename == "labels.csv"
-    assert {
-        r["label"]: round(float(r["score"]), 3) for r in table if r["photo"] == "own2.png"
-    } == found
-    failures = [row["error"] for row in table if row["photo"] == "own1.png"]
-    assert failures == ["The file is damaged or is not an image"]
+    assert found == ask(visit.url, own[2])
+    table = download_rows(page)
+    scores = {row["label"]: row["score"] for row in table if row["photo"] == "own2.png"}
+    assert {label: round(float(score), 3) for label, score in scores.items()} == found
+    assert [row["error"] for row in table if row["photo"] == "own1.png"] == [DAMAGED]
 
 
-def test_csv_has_valid_quotes_and_no_formula(visit: Visit) -> None:
+def test_csv_has_typed_labels_valid_quotes_and_no_formula(visit: Visit) -> None:
     page = visit.open()
     name = '-1, "b"\nc.png'
-    photo = {"name": name, "mimeType": "image/png", "buffer": make_photo(1)}
-    page.get_by_label("Choose photos").set_input_files(photo)  # type: ignore[arg-type]
-    page.get_by_label("Any words").fill("=1+1")
-    page.get_by_role("heading", name="your own + trained + everyday").wait_for()
+    choose(page, make_payload(name, make_photo(1)))
+    type_labels(page, "=1+1")
     show_from(page, 0)
-    expect(page.locator("#downloads-status")).to_have_text("1 of 1 photos labelled")
-    with page.expect_download() as event:
-        page.get_by_role("button", name="Download CSV").click()
-    content = event.value.path().read_text()
-    rows = list(csv.DictReader(io.StringIO(content, newline="")))
-    assert {row["photo"] for row in rows} == {f"'{name}"}
-    assert "'=1+1" in {row["label"] for row in rows}
+    expect_labelled(page, "1 of 1 photos labelled")
+    table = download_rows(page)
+    assert {row["photo"] for row in table} == {f"'{name}"}
+    assert "'=1+1" in {row["label"] for row in table}
 
 
-def test_broken_photo_is_named_and_can_be_removed(visit: Visit, tmp_path: Path) -> None:
-    page = visit.open()
-    take_photos(page, tmp_path)
-    broken = page.locator("#thumbs li").nth(1)
-    expect(broken.locator(".problem")).to_have_text("The file is damaged or is not an image")
-    page.get_by_role("button", name="own1.png", exact=True).click()
+@pytest.mark.usefixtures("own")
+def test_broken_photo_is_named_and_can_be_removed(visit: Visit) -> None:
+    page = visit.page
+    expect(page.locator("#thumbs li").nth(1).locator(".problem")).to_have_text(DAMAGED)
+    press_photo(page, "own1.png")
     expect(page.get_by_role("alert")).to_contain_text("own1.png: The file is damaged")
     page.get_by_role("button", name="Remove own1.png").click()
     expect(page.get_by_role("button", name="own2.png", exact=True)).to_be_focused()
     expect(page.get_by_role("alert")).to_be_hidden()
-    expect(page.locator("#thumbs [aria-current]")).to_have_accessible_name("own2.png")
+    expect_current(page, "own2.png")
     for i in (0, 2):
         page.get_by_role("button", name=f"Remove own{i}.png").click()
-    expect(page.locator("#thumbs [aria-current]")).to_have_accessible_name("Sample: cat")
+    expect_current(page, "Sample: cat")
     expect(page.locator("#downloads")).to_be_hidden()
-
-
-def make_payload(name: str, content: bytes) -> FilePayload:
-    return {"name": name, "mimeType": "image/png", "buffer": content}
 
 
 def test_hundred_photos_have_thumbnails_progress_and_two_requests_at_a_time(visit: Visit) -> None:
@@ -123,10 +127,9 @@ def test_hundred_photos_have_thumbnails_progress_and_two_requests_at_a_time(visi
     page = visit.open()
     page.evaluate("window.most = 0")
     contents = [encode_picture(make_picture(seed, 800, 600), "JPEG") for seed in range(3)]
-    photos = [make_payload(f"{i}.jpg", contents[i % 3]) for i in range(101)]
-    page.get_by_label("Choose photos").set_input_files(photos)
+    choose(page, *(make_payload(f"{i}.jpg", contents[i % 3]) for i in range(101)))
     expect(page.locator("#progress")).to_be_visible()
-    expect(page.locator("#downloads-status")).to_have_text("101 of 101 photos labelled")
+    expect_labelled(page, "101 of 101 photos labelled")
     expect(page.locator("#progress")).to_be_hidden()
     assert page.evaluate("window.most") == 2
     expect(page.locator("#thumbs .blank")).to_have_count(0)
@@ -136,47 +139,213 @@ def test_hundred_photos_have_thumbnails_progress_and_two_requests_at_a_time(visi
     page.get_by_role("button", name="Remove all").click()
     expect(page.locator("#thumbs li")).to_have_count(4)
     expect(page.get_by_role("button", name="Sample: cat")).to_be_focused()
-    expect(page.locator("#thumbs [aria-current]")).to_have_accessible_name("Sample: cat")
+    expect_current(page, "Sample: cat")
     expect(page.locator("#downloads")).to_be_hidden()
     assert page.evaluate("live.size") == 1
 
 
-def refuse(page: Page, times: int, **answer: Any) -> None:
-    """Refuses the first predictions of `own1.png`; without an answer, it closes the connection."""
-
-    def handle(route: Route) -> None:
-        nonlocal times
-        if b"own1.png" not in (route.request.post_data_buffer or b"") or times == 0:
-            route.fallback()
-            return
-        times -= 1
-        if answer:
-            route.fulfill(**answer)
-        else:
-            route.abort()
-
-    page.route("**/predict", handle)
-
-
-PAIR = [make_payload(f"own{i}.png", make_photo(i)) for i in range(2)]
-
-
 def test_photos_wait_until_the_service_is_not_busy(visit: Visit) -> None:
     page = visit.open()
-    problem = {"status": 429, "title": "The service is busy", "code": "queue_full"}
-    refuse(page, 5, status=429, headers={"Retry-After": "0.01"}, json=problem)
-    page.get_by_label("Choose photos").set_input_files(PAIR)
-    expect(page.locator("#downloads-status")).to_have_text("2 of 2 photos labelled")
+    busy: dict[str, Any] = {"times": 5, "retry_after": 0.01, "photo": "own1.png"}
+    answer(page, "**/predict", 429, "The service is busy", **busy)
+    choose(page, *PAIR)
+    expect_labelled(page, "2 of 2 photos labelled")
     expect(page.get_by_role("alert")).to_be_hidden()
 
 
 def test_photos_go_on_with_the_next_choice_after_the_service_was_unreachable(visit: Visit) -> None:
-    page = visit.open()
-    refuse(page, 1)
-    page.get_by_label("Choose photos").set_input_files(PAIR)
+    page, lost = visit.open(), [True]
+
+    def lose_one(route: Route) -> None:
+        if b"own1.png" in (route.request.post_data_buffer or b"") and lost:
+            lost.clear()
+            route.abort()
+        else:
+            route.fallback()
+
+    page.route("**/predict", lose_one)
+    choose(page, *PAIR)
     expect(page.get_by_role("alert")).to_have_text("The service cannot be reached.")
-    expect(page.locator("#downloads-status")).to_have_text("1 of 2 photos labelled")
+    expect_labelled(page, "1 of 2 photos labelled")
     expect(page.get_by_role("button", name="Download CSV")).to_be_disabled()
-    page.get_by_role("button", name="own0.png", exact=True).click()
-    expect(page.locator("#downloads-status")).to_have_text("2 of 2 photos labelled")
+    press_photo(page, "own0.png")
+    expect_labelled(page, "2 of 2 photos labelled")
     expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_photos_are_taken_from_picker_drop_and_paste(visit: Visit, tmp_path: Path) -> None:
+    page = visit.open()
+    show_best(page)
+    seen = [rows(page)]
+
+    def check(asked: int, content: bytes) -> None:
+        settle(page, visit, asked)
+        (tmp_path / "given.png").write_bytes(content)
+        assert rows(page) == ask(visit.url, tmp_path / "given.png", top_k=10)
+        assert rows(page) not in seen
+        seen.append(rows(page))
+
+    choose(page, *PAIR)
+    expect_current(page, "own0.png")
+    check(3, make_photo(0))
+    for i, (event, field) in enumerate((("drop", "dataTransfer"), ("paste", "clipboardData"))):
+        page.evaluate(
+            """async ([event, field, bytes]) => {
+                const data = new DataTransfer();
+                data.items.add(new File([new Uint8Array(bytes)], `${event}.png`));
+                const Kind = event === 'drop' ? DragEvent : ClipboardEvent;
+                document.dispatchEvent(new Kind(event, { [field]: data, cancelable: true }));
+            }""",
+            [event, field, list(make_photo(5 + i))],
+        )
+        check(4 + i, make_photo(5 + i))
+
+
+def test_text_field_takes_pasted_text_when_a_picture_comes_with_it(visit: Visit) -> None:
+    page = visit.open()
+    words, photos = page.get_by_label("Any words"), page.locator("#thumbs li")
+    before = photos.count()
+    paste = """element => {
+        const data = new DataTransfer();
+        data.setData("text/plain", "yak, newt");
+        data.items.add(new File([], "cells.png"));
+        element.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true }));
+    }"""
+    words.evaluate(paste)
+    expect(photos).to_have_count(before)
+    page.locator("body").evaluate(paste)
+    expect(photos).to_have_count(before + 1)
+
+
+def test_dragged_text_is_ignored(visit: Visit) -> None:
+    words = visit.open().get_by_label("Any words")
+    drag = """(words, [event, isFile]) => {
+        const data = new DataTransfer();
+        if (isFile) data.items.add(new File([], "a.png"));
+        else data.setData("text/plain", "yak");
+        const init = { dataTransfer: data, bubbles: true, cancelable: true };
+        const taken = !words.dispatchEvent(new DragEvent(event, init));
+        return [taken, document.body.classList.contains("dropping")];
+    }"""
+    assert words.evaluate(drag, ["dragover", False]) == [False, False]
+    assert words.evaluate(drag, ["dragover", True]) == [True, True]
+    assert words.evaluate(drag, ["drop", False])[0] is False
+
+
+def test_broken_photo_shows_an_error_and_no_results_of_the_previous_one(visit: Visit) -> None:
+    visit.maps = MAP
+    page = visit.open()
+    show_best(page)
+    page.get_by_role("button", name="lamp").click()
+    expect(page.locator("#map")).to_be_visible()
+    choose(page, make_payload("broken.png", b"junk"))
+    expect(page.get_by_role("alert")).to_have_text(f"broken.png: {DAMAGED}")
+    expect(page.locator("#summary")).to_have_text("No labels.")
+    for place in ("#results", "#map-caption"):
+        expect(page.locator(place)).to_be_empty()
+    for place in ("#map", "#request-side"):
+        expect(page.locator(place)).to_be_hidden()
+    page.get_by_role("button", name="Sample: rocket at night").click()
+    expect(page.get_by_role("alert")).to_be_hidden()
+    show_best(page)
+    assert rows(page)
+
+
+def test_deleted_photo_shows_an_error(visit: Visit, tmp_path: Path) -> None:
+    page = visit.open()
+    (tmp_path / "own.png").write_bytes(make_photo())
+    choose(page, tmp_path / "own.png")
+    settle(page, visit, 2)
+    (tmp_path / "own.png").unlink()
+    press_photo(page, "own.png")
+    expect(page.get_by_role("alert")).to_have_text(
+        "own.png: The photo cannot be read: choose it again."
+    )
+    page.get_by_role("button", name="Sample: cat").click()
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_unavailable_sample_shows_an_error_and_keeps_the_photo(
+    visit: Visit, *, is_reached: bool
+) -> None:
+    page = visit.open()
+    before = rows(page)
+    page.route(
+        "**/page/samples/rocket.jpg",
+        lambda route: (
+            route.fulfill(response=route.fetch(url=f"{visit.url}/page/samples/none.jpg"))
+            if is_reached
+            else route.abort()
+        ),
+    )
+    page.get_by_role("button", name="Sample: rocket at night").click()
+    message = "There is no such path" if is_reached else "The service cannot be reached."
+    expect(page.get_by_role("alert")).to_contain_text(message)
+    expect_current(page, "Sample: cat")
+    assert rows(page) == before
+    assert len(visit.asked) == 1
+
+
+def test_page_opened_before_the_service_was_ready_works_with_the_next_photo(visit: Visit) -> None:
+    page = visit.page
+    answer(page, "**/info", 503, "The service is not ready", code="not_ready")
+    page.goto(visit.url)
+    expect(page.get_by_role("alert")).to_have_text("The service is not ready")
+    page.get_by_role("button", name="Sample: rocket at night").click()
+    expect(page.get_by_role("alert")).to_be_hidden()
+    expect(find_box(page, "trained")).to_be_checked()
+    expect(page.get_by_label("Any words")).to_be_visible()
+    assert rows(page) == ask(visit.url, SAMPLES / "rocket.jpg")
+
+
+def test_only_a_failed_connection_is_called_unreachable(visit: Visit) -> None:
+    page = visit.open()
+    alert = page.get_by_role("alert")
+    page.route("**/predict", lambda route: route.fulfill(body="<p>Sign in</p>"), times=1)
+    find_box(page, "everyday").uncheck()
+    expect(alert).to_contain_text("The answer is not JSON")
+    page.route("**/predict", lambda route: route.abort(), times=1)
+    find_box(page, "everyday").check()
+    expect(alert).to_have_text("The service cannot be reached.")
+
+
+def test_busy_service_is_asked_again_and_a_long_wait_is_named(visit: Visit) -> None:
+    answer(visit.page, "**/predict", 429, "The service is busy", retry_after=0.01)
+    page = visit.open()
+    expect_sets(page, "trained + everyday")
+    more: dict[str, Any] = {"detail": "As in Retry-After.", "retry_after": 30}
+    answer(page, "**/predict", 429, "Too many requests", **more)
+    find_box(page, "everyday").uncheck()
+    expect(page.get_by_role("alert")).to_have_text("Too many requests: Try again in 30 s.")
+
+
+def test_typed_key_is_sent_when_the_service_asks_for_one(visit: Visit) -> None:
+    page = visit.page
+    problem = {"status": 401, "title": "An API key is needed", "code": "unauthorised"}
+    page.route(
+        lambda url: url.endswith(("/info", "/labels", "/predict")),
+        lambda route: (
+            route.fallback()
+            if route.request.headers.get("authorization") == "Bearer sesame"
+            else route.fulfill(status=401, json=problem)
+        ),
+    )
+    page.goto(visit.url)
+    alert = page.get_by_role("alert")
+    expect(alert).to_have_text("An API key is needed: type it into the field “API key”.")
+    field = page.get_by_role("textbox", name="API key")
+    expect(field).to_be_focused()
+    page.keyboard.type("barley")
+    page.keyboard.press("Enter")
+    expect(alert).to_have_text("An API key is needed: type another one into the field “API key”.")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    field.fill("sesame")
+    page.keyboard.press("Enter")
+    expect(alert).to_be_hidden()
+    expect(field).to_be_hidden()
+    page.get_by_role("button", name="Sample: cat").click()
+    show_best(page)
+    expect(page.locator(".label").first).to_be_visible()
+    assert "sesame" not in page.content()
+    assert "$ML_DECODER_API_KEY" in page.locator("#curl").inner_text()

@@ -1,0 +1,159 @@
+"""What tests do on the page, and what they read from it."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import FilePayload, Locator, Page, Route, expect
+
+from tests.browser.conftest import Visit
+from tests.e2e.server_process import ROOT
+from tests.support.serving import labels_of
+
+SAMPLES = ROOT / "service" / "http" / "page" / "samples"
+CAT = SAMPLES / "chelsea.jpg"  # the sample that the page opens with
+
+
+def rows(page: Page, column: int = 0, part: str = "") -> dict[str, float]:
+    """Labels of a column with their scores; `part` is `.found`, `.maybe` or `.own`."""
+    items = page.locator(".column").nth(column).locator(f"{part} .label")
+    names = items.locator(".name").all_inner_texts()
+    scores = items.locator(".score").all_inner_texts()
+    return dict(zip(names, map(float, scores), strict=True))
+
+
+def ask(address: str, photo: Path, **parameters: Any) -> dict[str, float]:
+    """The labels of a direct request, rounded as on the page."""
+    files = {"image": photo.read_bytes()}
+    response = httpx.post(f"{address}/predict", files=files, params=parameters, timeout=60)
+    return {label: round(score, 3) for label, score in labels_of(response)}
+
+
+def register(visit: Visit, name: str, *labels: Any, **fields: Any) -> None:
+    """Registers or replaces a label set."""
+    body = {"labels": labels, **fields}
+    response = httpx.put(f"{visit.url}/labels/{name}", json=body, timeout=60)
+    assert response.is_success, response.text
+
+
+def read_labels(visit: Visit, path: str = "") -> Any:
+    """Returns the answer of `/labels`, or of a path below it."""
+    return httpx.get(f"{visit.url}/labels{path}", timeout=60).json()
+
+
+def show_best(page: Page, top_k: int = 10) -> None:
+    page.check("[value=best]")
+    page.fill("#top-k", str(top_k))
+
+
+def show_from(page: Page, threshold: float) -> None:
+    page.check("[value=number]")
+    page.get_by_label("Threshold for every label").fill(str(threshold))
+
+
+def expect_sets(page: Page, title: str) -> None:
+    """Waits until the first column has the labels of these sets: `zoo + trained`."""
+    expect(page.locator(".column h3").first).to_have_text(title)
+
+
+def type_labels(page: Page, labels: str) -> None:
+    """Types labels of the user's own and waits for their scores."""
+    page.get_by_label("Any words").fill(labels)
+    expect_sets(page, "your own + trained + everyday")
+
+
+def keep_as(page: Page, name: str) -> None:
+    """Keeps the typed labels as a set."""
+    page.get_by_label("Keep as set").fill(name)
+    page.get_by_role("button", name="Keep", exact=True).click()
+
+
+def find_box(page: Page, name: str) -> Locator:
+    """Returns the box of a label set."""
+    return page.get_by_role("checkbox", name=name)
+
+
+def make_payload(name: str, content: bytes) -> FilePayload:
+    return {"name": name, "mimeType": "image/png", "buffer": content}
+
+
+def choose(page: Page, *photos: Any) -> None:
+    """Chooses files, or payloads of `make_payload`."""
+    page.get_by_label("Choose photos").set_input_files(photos)
+
+
+def settle(page: Page, visit: Visit, asked: int) -> None:
+    """Waits until the page has this many answers."""
+    while len(visit.asked) < asked:
+        page.wait_for_timeout(20)
+    page.wait_for_selector("[aria-busy=false]")
+
+
+def hold(page: Page, pattern: str) -> Callable[[], Route]:
+    """Holds the requests of a pattern; the result waits for the next one and returns it."""
+    held: list[Route] = []
+    page.route(pattern, lambda route: held.append(route))
+
+    def take() -> Route:
+        while not held:  # the handler may run after the event of the request
+            page.wait_for_timeout(10)
+        return held.pop()
+
+    return take
+
+
+def answer(page: Page, pattern: str, status: int, title: str, **more: Any) -> None:
+    """Answers the next request of a pattern, or `times`, with a problem.
+
+    `photo` is the name of a file that these requests must have.
+    """
+    times, photo = more.pop("times", 1), more.pop("photo", "").encode()
+    headers = {"Retry-After": str(more.pop("retry_after"))} if "retry_after" in more else {}
+
+    def handle(route: Route) -> None:
+        nonlocal times
+        if times and photo in (route.request.post_data_buffer or b""):
+            times -= 1
+            problem = {"status": status, "title": title, **more}
+            route.fulfill(status=status, headers=headers, json=problem)
+        else:
+            route.fallback()
+
+    page.route(pattern, handle)
+
+
+def get_box(part: Locator) -> Any:
+    """Returns x, y, width and height of a part that is shown."""
+    box = part.bounding_box()
+    assert box is not None
+    return box
+
+
+def open_form(visit: Visit, path: str) -> Locator:
+    """Opens the form of a route on `/docs`."""
+    visit.page.goto(f"{visit.url}/docs")
+    route = visit.page.locator(".opblock-post", has=visit.page.locator(f'[data-path="{path}"]'))
+    route.locator(".opblock-summary").click()
+    route.get_by_role("button", name="Try it out").click()
+    return route
+
+
+def execute(route: Locator, status: int) -> None:
+    """Sends a form of `/docs` and waits for its answer."""
+    route.get_by_role("button", name="Execute").click()
+    expect(route.locator(".live-responses-table .response-col_status")).to_contain_text(
+        [str(status)]
+    )
+
+
+def assert_accessible(visit: Visit, name: str, width: int) -> None:
+    """Checks that a page fits its width and axe's rules; `SCREENSHOTS=folder` writes a picture."""
+    folder = os.environ.get("SCREENSHOTS")
+    if folder:
+        visit.page.screenshot(path=Path(folder) / f"{name}-{width}.png", full_page=True)
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+    found = Axe().run(visit.page)
+    assert found.violations_count == 0, found.generate_report()
