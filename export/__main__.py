@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for checkpoint in filter(None, (given.checkpoint, given.open_head)):
             check_checkpoint(checkpoint)
-        from export.run import run_export
+        from export.build import run_export
 
         run_export(given, left_out)
     except _REFUSALS as error:

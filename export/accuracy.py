@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx
 import torch
+from numpy.typing import NDArray
 
 from export.graphs.graph import (
     PIXELS_TO_LOGITS,
@@ -16,17 +19,17 @@ from export.graphs.graph import (
     FloatArray,
     Graphs,
 )
-from export.sources.photos import LabelledPhotos, read_batches
+from export.sources.photos import LabelledPhotos
 from models.metrics import mean_average_precision
-from service.bundle.card import Activation, InputContract, Precision, fold_name
+from service.bundle.card import Activation, Precision, fold_name
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
+from service.bundle.writer import BundleDraft, write_bundle
 from service.engine.heads import LabelVectors
 from service.labels.files import read_bundle_sets
 from service.labels.label_set import make_open_set, make_trained_set
 from service.pipeline.scoring import compute_scores
 
-_BATCH_SIZE = 8
 _MAX_NAMES = 5  # of labels in a line of the log
 logger = logging.getLogger(__name__)
 
@@ -41,26 +44,50 @@ def read_graphs(bundle: Bundle, names: tuple[GraphName, ...], precision: Precisi
     }
 
 
+@dataclass(frozen=True, eq=False)
+class ScoredPhotos:
+    """Photos and the logits [n, L] of their labels, by the graphs that a CPU runs by default."""
+
+    photos: LabelledPhotos
+    logits: FloatArray
+    blank: FloatArray  # logits [m, L] of blank photos, by each variant
+
+
+def score_photos(
+    photos: LabelledPhotos, variants: Sequence[Graphs], embeddings: FloatArray | None = None
+) -> ScoredPhotos:
+    """Runs the first of `variants` on photos, and each on blank ones."""
+    logits = predict_logits(variants[0], photos, embeddings)
+    return ScoredPhotos(photos, logits, predict_blank(variants, embeddings))
+
+
 def predict_logits(
-    graphs: Graphs,
-    photos: LabelledPhotos,
-    contract: InputContract,
-    embeddings: FloatArray | None = None,
+    graphs: Graphs, photos: LabelledPhotos, embeddings: FloatArray | None = None
 ) -> FloatArray:
     """Returns logits float32 [n, N]; with label embeddings [L, E], the open head's [n, L]."""
-    chain = EncoderAndHead(graphs, embeddings)
-    batches = read_batches(photos.paths, contract, _BATCH_SIZE)
-    return np.concatenate([chain.predict(pixels) for pixels in batches])
+    model = EncoderAndHead(graphs, embeddings)
+    return np.concatenate([model.predict(pixels) for pixels in photos.read_batches()])
 
 
-def predict_blank(
-    variants: Iterable[Graphs], contract: InputContract, embeddings: FloatArray | None = None
-) -> FloatArray:
+def predict_blank(variants: Iterable[Graphs], embeddings: FloatArray | None = None) -> FloatArray:
     """Returns logits float32 [m, N] or [m, L] of blank photos, black to white, by each variant."""
-    size = (1, contract.height, contract.width, 3)
-    pixels = [np.full(size, grey, np.uint8) for grey in (*range(0, 256, 32), 255)]
-    chains = [EncoderAndHead(graphs, embeddings) for graphs in variants]
-    return np.concatenate([chain.predict(each) for chain in chains for each in pixels])
+    models = [EncoderAndHead(graphs, embeddings) for graphs in variants]
+    greys = (*range(0, 256, 32), 255)
+    return np.concatenate(
+        [
+            model.predict(np.full(model.photo_shape, grey, np.uint8))
+            for model in models
+            for grey in greys
+        ]
+    )
+
+
+def finish_bundle(path: Path, draft: BundleDraft) -> Bundle:
+    """Writes a bundle, and logs the labels that it finds on blank photos."""
+    bundle = write_bundle(path, draft)
+    check_blank(bundle)
+    logger.info("wrote %s", path)
+    return bundle
 
 
 def check_blank(bundle: Bundle) -> None:
@@ -77,7 +104,7 @@ def check_blank(bundle: Bundle) -> None:
         embeddings = labels.queries
         names = PIXELS_TO_LOGITS if embeddings is None else PIXELS_TO_OPEN_LOGITS
         variants = [read_graphs(bundle, names, precision) for precision in bundle.precisions()]
-        logits = predict_blank(variants, bundle.card.input, embeddings)
+        logits = predict_blank(variants, embeddings)
         scores = compute_scores(logits, labels.activation, labels.calibration)
         found = np.flatnonzero((scores >= labels.thresholds).any(axis=0))
         some = ", ".join(labels.names[place] for place in found[:_MAX_NAMES]) or "none"
@@ -87,10 +114,10 @@ def check_blank(bundle: Bundle) -> None:
         )
 
 
-def measure_map(logits: FloatArray, photos: LabelledPhotos, activation: Activation) -> float:
+def measure_map(logits: FloatArray, targets: NDArray[np.int64], activation: Activation) -> float:
     """Returns mAP in percent by torchmetrics' definition, over labels with positives and negatives.
 
     It measures how well scores rank the photos: for a softmax it is not the top-1 accuracy.
     """
     scores = torch.from_numpy(compute_scores(logits, activation))
-    return mean_average_precision(scores, torch.from_numpy(photos.targets))
+    return mean_average_precision(scores, torch.from_numpy(targets))

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, TypeVar
 
 from onnx import helper
 from pydantic import ValidationError
 
 from export import ExportError
-from export.accuracy import check_blank, measure_map, predict_blank, predict_logits
-from export.calibration.heads import CalibrationOptions, ScoredPhotos, calibrate_trained
+from export.accuracy import finish_bundle, measure_map, predict_logits, score_photos
+from export.calibration.bundle import RecalibrationRequest, recalibrate_bundle
+from export.calibration.heads import CalibrationOptions, calibrate_trained
 from export.calibration.open_labels import add_open_labels
 from export.int8.search import variation_to_noise
-from export.sources.open import OpenRequest, describe_head, read_open_source
-from export.sources.photos import Splits, read_splits
+from export.sources.open import OpenRequest, describe_head, read_label_set, read_open_source
+from export.sources.photos import PhotoReader, Splits, read_splits
 from export.sources.trained import Source, read_source
+from export.triton.repository import check_places, write_repository
 from export.variants import Variants, add_open_head, make_variants
-from models.checkpoints.description import NO_HINTS, Hints
+from models.checkpoints.description import NO_HINTS, Hints, read_hints
 from models.config import OpenHeadConfig, RamConfig
 from service.bundle.card import (
     FALLBACK_THRESHOLD,
@@ -30,11 +34,13 @@ from service.bundle.card import (
     Precision,
     Provenance,
     TrainedHead,
+    format_first_error,
 )
 from service.bundle.manifest import GraphName
-from service.bundle.reader import Bundle
-from service.bundle.writer import BundleDraft, check_target, write_bundle
+from service.bundle.reader import Bundle, load_bundle
+from service.bundle.writer import BundleDraft, check_target
 from service.calibration import MIN_POSITIVES
+from service.labels.files import read_bundle_sets
 
 _TOOLS = ("torch", "timm", "transformers", "onnx", "onnxscript", "onnxruntime")
 logger = logging.getLogger(__name__)
@@ -57,10 +63,58 @@ class ExportRequest:
     model_version: str = "1"  # free text without white space
     license: str = "unknown"
     training_data: str | None = None  # free text; None uses the checkpoint's
-    opened: OpenRequest | None = None  # an open head to put beside the trained one
-    rules: CalibrationOptions = field(
-        default_factory=CalibrationOptions
-    )  # of calibrations and thresholds
+    opened: OpenRequest | None = None  # an open head to export with the trained one
+    options: CalibrationOptions = field(default_factory=CalibrationOptions)
+
+
+RequestT = TypeVar("RequestT", ExportRequest, RecalibrationRequest)
+
+
+def run_export(given: argparse.Namespace, left_out: set[Path]) -> None:
+    """Carries out the parsed options of the command.
+
+    Adds the photos that cannot be used to `left_out`. Raises ExportError, RequestError,
+    BundleError or OSError.
+    """
+    if given.out is None:
+        bundle = load_bundle(given.bundle)
+    else:
+        options = CalibrationOptions(given.raw_scores, given.precision_target)
+        if given.triton is not None:
+            sets = (
+                [read_label_set(path).name for path in given.label_set]
+                if given.bundle is None
+                else [each.name for each in read_bundle_sets(load_bundle(given.bundle))]
+            )
+            check_places(given.triton, given.out, given.out.name, sets)
+        if given.bundle is None:
+            found: dict[str, Any] = {"precisions": frozenset(given.precision), "options": options}
+            found |= {"hints": read_hints(given), "opened": _read_open_request(given)}
+            bundle = build_bundle(_make_request(ExportRequest, given, **found), left_out)
+        else:
+            request = _make_request(RecalibrationRequest, given, options=options)
+            bundle = recalibrate_bundle(request, left_out)
+    if given.triton is not None:
+        write_repository(given.triton, bundle, given.triton_precision)
+
+
+def _make_request(request: type[RequestT], given: argparse.Namespace, **others: object) -> RequestT:
+    """Fills fields from the options of the same names; None leaves a field's default."""
+    names = {each.name for each in fields(request)}
+    options = {key: value for key, value in vars(given).items() if key in names}
+    return request(**{key: x for key, x in (options | others).items() if x is not None})
+
+
+def _read_open_request(given: argparse.Namespace) -> OpenRequest | None:
+    if given.open_head is None and given.open_photos is None and not given.label_set:
+        return None
+    return OpenRequest(
+        checkpoint=given.open_head,
+        text_encoder=given.text_encoder,
+        label_sets=tuple(given.label_set),
+        photos=given.open_photos,
+        split=given.open_split,
+    )
 
 
 def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> Bundle:
@@ -70,31 +124,32 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
 
     Raises ExportError, CheckpointError, DataError, MetricError or BundleError, in one line.
     """
-    left_out = set() if left_out is None else left_out
     # Read and check everything before the work that takes minutes.
     check_target(request.out)
     source = read_source(
         request.checkpoint, request.hints, request.label_names, request.label_thresholds
     )
     card = _describe(request, source)
-    names = source.label_names
+    names, contract = source.label_names, card.input
     labels = "open labels" if source.is_open else f"{len(names)} labels"
-    width, height = source.contract.width, source.contract.height
-    backbone = source.config.backbone
-    logger.info("read %s with %s, for photos of %d x %d pixels", backbone, labels, width, height)
+    logger.info(
+        "read %s with %s, for photos of %d x %d pixels",
+        *(card.provenance.backbone, labels, contract.width, contract.height),
+    )
     if request.photos is not None and source.is_open:
         raise ExportError("photos measure a head with trained labels; this one is for open labels")
     if source.is_open and "int8" in request.precisions:
         raise ExportError("int8 needs a head with trained labels; this one is for open labels")
+    reader = PhotoReader(contract, left_out)
     opened = splits = None
     if request.opened is not None or source.text is not None:
-        opened = read_open_source(request.opened or OpenRequest(), source, left_out)
+        opened = read_open_source(request.opened or OpenRequest(), source, reader)
     if request.photos is not None:
-        splits = read_splits(request.photos, names, source.contract, left_out)
+        splits = read_splits(request.photos, names, reader)
 
     # Trace, optimise and verify the graphs; make the other precisions.
     compact = request.compact_weights
-    variants = make_variants(source, splits, request.precisions, compact)
+    variants = make_variants(source, splits, request.precisions, compact=compact)
     if opened is not None and source.text is None:
         variants = add_open_head(variants, opened.head, source, compact=compact)
 
@@ -108,16 +163,12 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
         graphs=_serialize(variants, _list_facts(card, names)),
     )
     if splits is not None:
-        draft = _measure(draft, variants, source, splits, request.rules)
+        draft = _measure(draft, variants, splits, request.options)
     if opened is not None:
         draft = add_open_labels(
-            draft, opened, variants.measured, splits, request.rules, compact=compact
+            draft, opened, variants.measured, splits, request.options, compact=compact
         )
-
-    bundle = write_bundle(request.out, draft)
-    check_blank(bundle)
-    logger.info("wrote %s", request.out)
-    return bundle
+    return finish_bundle(request.out, draft)
 
 
 def _describe(request: ExportRequest, source: Source) -> ModelCard:
@@ -150,8 +201,7 @@ def _describe(request: ExportRequest, source: Source) -> ModelCard:
             open_head=opened,
         )
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ExportError(f"model {first['loc'][0]}: {first['msg']}") from error
+        raise ExportError(f"model {format_first_error(error)}") from error
 
 
 def _list_facts(card: ModelCard, names: tuple[str, ...]) -> dict[str, str]:
@@ -185,29 +235,26 @@ def _serialize(
 def _measure(
     draft: BundleDraft,
     variants: Variants,
-    source: Source,
     splits: Splits,
-    rules: CalibrationOptions,
+    options: CalibrationOptions,
 ) -> BundleDraft:
     """Adds the labels' calibrations and thresholds, and each variant's accuracy."""
-    activation, contract = source.config.activation, source.contract
-    # Calibrates with the graphs that a CPU runs by default: quantisation moves scores a little.
-    logits = predict_logits(variants.served, splits.val, contract)
-    scored = ScoredPhotos(splits.val, logits, predict_blank(variants.measured, contract))
     head = draft.card.trained_head
     assert head is not None  # photos were refused otherwise
-    head, labels = calibrate_trained(head, draft.labels, scored, rules)
+    # Calibrates with the graphs that a CPU runs by default: quantisation moves scores a little.
+    scored = score_photos(splits.val, variants.measured)
+    head, labels = calibrate_trained(head, draft.labels, scored, options)
     found = sum(label.threshold is not None for label in labels)
     logger.info(
         "chose %d of %d thresholds on %s (a label needs %d photos that show it)",
-        found, len(labels), splits.val.dataset, MIN_POSITIVES,
-    )  # fmt: skip
+        *(found, len(labels), splits.val.dataset, MIN_POSITIVES),
+    )
 
     photos, metrics = splits.test, []
-    exact = predict_logits(variants.graphs["fp32"], photos, contract)
+    exact = predict_logits(variants.graphs["fp32"], photos)
     for precision, graphs in variants.graphs.items():
-        logits = exact if precision == "fp32" else predict_logits(graphs, photos, contract)
-        value = round(measure_map(logits, photos, activation), 2)
+        logits = exact if precision == "fp32" else predict_logits(graphs, photos)
+        value = round(measure_map(logits, photos.targets, head.activation), 2)
         logger.info("%s: %.2f mAP on %s", precision, value, photos.dataset)
         if precision != "fp32":
             noise = variation_to_noise(exact, logits)

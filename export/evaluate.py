@@ -15,7 +15,7 @@ import torch
 from export import ExportError
 from export.accuracy import predict_logits, read_graphs
 from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
-from export.sources.photos import select_photos
+from export.sources.photos import PhotoReader, select_photos
 from models.commands import run_command
 from models.data import DataError, LabelledFolder, keep_relevant, read_labelled_folder
 from models.metrics import (
@@ -65,9 +65,9 @@ def report(
     if head is None:
         return _report_open(bundle, folder, split, precision)
     names = [label.name for label in bundle.labels]
-    photos = select_photos(folder, split, names, partial=True)
+    photos = select_photos(folder, split, names, PhotoReader(bundle.card.input), partial=True)
     graphs = read_graphs(bundle, PIXELS_TO_LOGITS, precision)
-    logits = predict_logits(graphs, photos, bundle.card.input)
+    logits = predict_logits(graphs, photos)
     targets = torch.from_numpy(photos.targets)
     if head.activation == "softmax":
         return report_single_label(torch.from_numpy(logits), targets)
@@ -90,9 +90,9 @@ def _report_open(
             f"bundle {bundle.card.name} takes embeddings of width {head.embedding_space.width}, "
             f"data set {folder.name} has {vectors.embeddings.shape[1]}"
         )
-    photos = select_photos(folder, split, folder.label_names)
+    photos = select_photos(folder, split, folder.label_names, PhotoReader(bundle.card.input))
     graphs = read_graphs(bundle, PIXELS_TO_OPEN_LOGITS, precision)
-    logits = predict_logits(graphs, photos, bundle.card.input, vectors.embeddings)
+    logits = predict_logits(graphs, photos, vectors.embeddings)
     scores, targets = torch.from_numpy(logits), torch.from_numpy(photos.targets)
     return report_zero_shot(scores, targets, folder.label_names, vectors.seen, vectors.unseen)
 

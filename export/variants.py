@@ -8,13 +8,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import onnx
-from torch import nn
 
 from export import ExportError
 from export.accuracy import predict_logits
-from export.graphs import trace
 from export.graphs.graph import Graphs
 from export.graphs.optimise import compact_weights, halve, optimise
+from export.graphs.trace import trace_encoder, trace_heads
 from export.graphs.verify import (
     COMPACT_TOLERANCE,
     FP32_TOLERANCE,
@@ -27,13 +26,10 @@ from export.graphs.verify import (
     verify_head,
 )
 from export.int8.search import MIN_AGREEMENT, find_int8, variation_to_noise
-from export.sources.photos import Splits, read_pixels
+from export.sources.photos import Splits
 from export.sources.trained import Source
 from models.heads.cosine import CosineHead
 from models.heads.maps import find_grid
-from models.heads.ml_decoder import MLDecoder
-from models.heads.query2label import Query2Label
-from models.heads.ram import Ram
 from models.heads.zero_shot import ZeroShotMLDecoder
 from service.bundle.card import Device, Precision
 from service.bundle.manifest import MAP_GRAPHS, GraphName
@@ -52,20 +48,19 @@ class Variants:
     defaults: dict[Device, Precision]
 
     @property
-    def served(self) -> Graphs:
-        """The graphs that a CPU runs by default; some exist in fp32 only."""
-        return {**self.graphs["fp32"], **self.graphs[self.defaults.get("cpu", "fp32")]}
-
-    @property
     def measured(self) -> list[Graphs]:
-        """The graphs of each precision, `served` first."""
-        exact, served = self.graphs["fp32"], self.defaults.get("cpu", "fp32")
-        order = dict.fromkeys((served, *self.graphs))
+        """The graphs of each precision, a CPU's default first; some exist in fp32 only."""
+        exact = self.graphs["fp32"]
+        order = dict.fromkeys((self.defaults.get("cpu", "fp32"), *self.graphs))
         return [{**exact, **self.graphs[precision]} for precision in order]
 
 
 def make_variants(
-    source: Source, splits: Splits | None, precisions: Collection[Precision], compact: bool
+    source: Source,
+    splits: Splits | None,
+    precisions: Collection[Precision],
+    *,
+    compact: bool,
 ) -> Variants:
     """Makes fp32 and the other precisions; int8 becomes the CPU's default if it agrees with fp32.
 
@@ -76,42 +71,32 @@ def make_variants(
     network, spec = source.network, source.config.input
     pixels = make_noise(NUM_IMAGES, spec)
     if splits is not None:
-        photos = read_pixels(splits.val.sample(NUM_IMAGES), source.contract)
+        photos = splits.val.sample(NUM_IMAGES).read()
         pixels[: len(photos)] = photos
-    encoder = optimise(trace.trace_encoder(network.backbone, spec))
+    encoder = optimise(trace_encoder(network.backbone, spec))
     exact: Graphs = {"encoder": encoder, **trace_heads(network.head, *_read_grid(encoder, source))}
-    variants = Variants(
-        make_formats(
-            exact,
-            lambda graphs, tolerance: verify_graphs(network, graphs, spec, pixels, tolerance),
-            compact=compact,
-            half="fp16" in precisions,
-        ),
-        {},
+    graphs = make_formats(
+        exact,
+        lambda graphs, tolerance: verify_graphs(network, graphs, spec, pixels, tolerance),
+        compact=compact,
+        half="fp16" in precisions,
     )
-    if "int8" in precisions and splits is not None:
-        _add_int8(variants, exact, source, splits)
-    return variants
-
-
-def _add_int8(variants: Variants, exact: Graphs, source: Source, splits: Splits) -> None:
-    samples = read_pixels(splits.train.paths, source.contract)
-    expected = predict_logits(exact, splits.val, source.contract)
+    if "int8" not in precisions or splits is None:
+        return Variants(graphs, {})
+    val = splits.val
+    expected = predict_logits(exact, val)
     int8 = find_int8(
         exact,
-        samples,
-        lambda graphs: variation_to_noise(
-            expected, predict_logits(graphs, splits.val, source.contract)
-        ),
+        splits.train.read(),
+        lambda graphs: variation_to_noise(expected, predict_logits(graphs, val)),
     )
-    variants.graphs["int8"] = int8.graphs
-    if int8.agreement >= MIN_AGREEMENT:
-        variants.defaults["cpu"] = "int8"
+    defaults: dict[Device, Precision] = {"cpu": "int8"} if int8.agreement >= MIN_AGREEMENT else {}
     logger.info(
         "int8: %d layers in float, %.1f dB (default from %.0f); the CPU's default is %s",
         *(len(int8.kept_float), int8.agreement, MIN_AGREEMENT),
-        variants.defaults.get("cpu", "fp32"),
+        defaults.get("cpu", "fp32"),
     )
+    return Variants({**graphs, "int8": int8.graphs}, defaults)
 
 
 def add_open_head(
@@ -170,30 +155,3 @@ def _read_grid(encoder: onnx.ModelProto, source: Source) -> tuple[int, int, tupl
         side = math.isqrt(tokens - 1)  # patches of a square; a rest at its edges is not seen
         return tokens, width, (side, side)
     return tokens, width, find_grid(tokens, source.contract.height, source.contract.width)
-
-
-def trace_heads(
-    head: nn.Module, tokens: int, width: int, grid: tuple[int, int] | None = None
-) -> Graphs:
-    """Traces a head's graphs for tokens [B, tokens, width]; without a `grid`, no maps."""
-    if isinstance(head, Ram):  # for the file's tags and for others
-        return {
-            "trained_head": optimise(trace.trace_head(head, tokens, width)),
-            "label_encoder": optimise(trace.trace_label_encoder(head)),
-            "open_head": optimise(trace.trace_open_head(head)),
-        }
-    if isinstance(head, ZeroShotMLDecoder | CosineHead):
-        graphs: dict[GraphName, onnx.ModelProto] = {
-            "label_encoder": optimise(trace.trace_label_encoder(head)),
-            "open_head": optimise(trace.trace_open_head(head, with_memory=grid is not None)),
-        }
-        if grid is not None:
-            graphs["open_head_maps"] = optimise(trace.trace_open_maps(head, grid))
-        return graphs
-    if grid is not None and isinstance(head, MLDecoder):
-        return {
-            "trained_head": optimise(trace.trace_head(head, tokens, width, with_memory=True)),
-            "trained_head_maps": optimise(trace.trace_trained_maps(head, grid)),
-        }
-    any_tokens = not isinstance(head, Query2Label)  # its positions fix the number
-    return {"trained_head": optimise(trace.trace_head(head, tokens, width, any_tokens=any_tokens))}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from export.accuracy import ScoredPhotos
 from export.graphs.graph import FloatArray
 from export.sources.photos import LabelledPhotos
 from service.bundle.card import (
@@ -49,17 +50,8 @@ class CalibrationOptions:
     precision_target: float | None = None  # 0..1; None chooses the thresholds of best F1
 
 
-@dataclass(frozen=True, eq=False)
-class ScoredPhotos:
-    """Photos and the logits [n, L] of their labels, by the graphs that a CPU runs by default."""
-
-    photos: LabelledPhotos
-    logits: FloatArray
-    blank: FloatArray  # logits [m, L] of `accuracy.predict_blank`
-
-
 def calibrate_trained(
-    head: TrainedHead, labels: Sequence[Label], scored: ScoredPhotos, rules: CalibrationOptions
+    head: TrainedHead, labels: Sequence[Label], scored: ScoredPhotos, options: CalibrationOptions
 ) -> tuple[TrainedHead, tuple[Label, ...]]:
     """Returns the head and its labels with calibrations and thresholds; a softmax stays raw.
 
@@ -68,7 +60,7 @@ def calibrate_trained(
     """
     targets = scored.photos.targets
     fit = None
-    if head.activation == "sigmoid" and not rules.raw_scores:
+    if head.activation == "sigmoid" and not options.raw_scores:
         fit = fit_calibration(scored.logits, targets)
         _log_fit("trained labels", fit, scored.photos)
     pair = None if fit is None else fit.stack()
@@ -76,8 +68,8 @@ def calibrate_trained(
         compute_scores(logits, head.activation, pair) for logits in (scored.logits, scored.blank)
     )
     names = [label.name for label in labels]
-    points = _find_points(names, scores, blank, targets, rules)
-    found = None if rules.precision_target is None else _find_shared(scores, targets, rules)
+    points = _find_points(names, scores, blank, targets, options)
+    found = None if options.precision_target is None else _find_shared(scores, targets, options)
     threshold = FALLBACK_THRESHOLD if found is None else found
     chosen = [points[name].threshold if name in points else threshold for name in names]
     _log_answers("trained labels", scores >= np.array(chosen), scored.photos)
@@ -89,7 +81,7 @@ def calibrate_trained(
     )
 
 
-def calibrate_open(head: OpenHead, scored: ScoredPhotos, rules: CalibrationOptions) -> OpenHead:
+def calibrate_open(head: OpenHead, scored: ScoredPhotos, options: CalibrationOptions) -> OpenHead:
     """Returns the head with calibration and threshold, found on labels that were not trained.
 
     Calibrated scores need no threshold, as 0.5 applies, except for a wanted precision. A softmax
@@ -97,7 +89,7 @@ def calibrate_open(head: OpenHead, scored: ScoredPhotos, rules: CalibrationOptio
     """
     targets = scored.photos.targets
     fit = None
-    if not rules.raw_scores:
+    if not options.raw_scores:
         fit = fit_calibration(scored.logits, targets, per_label=False)
         _log_fit("open labels", fit, scored.photos)
     if fit is None and head.activation == "softmax":
@@ -105,8 +97,8 @@ def calibrate_open(head: OpenHead, scored: ScoredPhotos, rules: CalibrationOptio
     calibration = _describe(fit, scored.photos)
     scores = score_open(scored.logits, calibration)
     threshold = None
-    if fit is None or rules.precision_target is not None:
-        threshold = _find_shared(scores, targets, rules)
+    if fit is None or options.precision_target is not None:
+        threshold = _find_shared(scores, targets, options)
     if fit is None and threshold is None:  # 0.5 would have no meaning on raw scores
         threshold = find_best_f1(scores.ravel(), targets.ravel()).threshold
     threshold = FALLBACK_THRESHOLD if threshold is None else threshold
@@ -134,12 +126,12 @@ def calibrate_trained_names(head: OpenHead, scored: ScoredPhotos) -> OpenHead:
 
 
 def find_open_thresholds(
-    scored: ScoredPhotos, calibration: Calibration | None, rules: CalibrationOptions
+    scored: ScoredPhotos, calibration: Calibration | None, options: CalibrationOptions
 ) -> dict[str, float]:
     """Returns the thresholds of names, as open labels with this calibration."""
     scores, blank = (score_open(logits, calibration) for logits in (scored.logits, scored.blank))
     names, targets = scored.photos.label_names, scored.photos.targets
-    points = _find_points(names, scores, blank, targets, rules)
+    points = _find_points(names, scores, blank, targets, options)
     return {name: point.threshold for name, point in points.items()}
 
 
@@ -156,14 +148,14 @@ def _find_points(
     scores: Scores,
     blank: Scores,
     targets: NDArray[np.int64],
-    rules: CalibrationOptions,
+    options: CalibrationOptions,
 ) -> dict[str, OperatingPoint]:
-    found = find_thresholds(names, scores, targets, rules.precision_target)
+    found = find_thresholds(names, scores, targets, options.precision_target)
     points = {name: point for name, point in found.items() if point is not None}
-    if rules.precision_target is not None:
+    if options.precision_target is not None:
         logger.info(
             "precision %g: %d of %d labels reach it, with a mean recall of %.2f",
-            *(rules.precision_target, len(points), len(names)),
+            *(options.precision_target, len(points), len(names)),
             np.mean([point.recall for point in points.values()]) if points else 0.0,
         )
     floors = blank.max(axis=0, initial=0.0)
@@ -190,11 +182,11 @@ def _clear_blank(
 
 
 def _find_shared(
-    scores: Scores, targets: NDArray[np.int64], rules: CalibrationOptions
+    scores: Scores, targets: NDArray[np.int64], options: CalibrationOptions
 ) -> float | None:
-    point = find_threshold(scores.ravel(), targets.ravel(), rules.precision_target)
+    point = find_threshold(scores.ravel(), targets.ravel(), options.precision_target)
     if point is None:
-        logger.warning("precision %g: not reached by all labels together", rules.precision_target)
+        logger.warning("precision %g: not reached by all labels together", options.precision_target)
         return None
     return point.threshold
 

@@ -6,41 +6,42 @@ They are computed with the served graphs and text embeddings: 8 bits move scores
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from export.accuracy import predict_blank, predict_logits
+from export.accuracy import ScoredPhotos, score_photos
 from export.calibration.heads import (
     CalibrationOptions,
-    ScoredPhotos,
     calibrate_open,
     calibrate_trained_names,
     find_open_thresholds,
 )
 from export.calibration.screen import add_screen
 from export.graphs.graph import Graphs
-from export.graphs.text import EmbedTexts, TextEmbedder, build_text_graph
+from export.graphs.text import EmbedTexts, build_text_graph, embed_names, make_embedder
 from export.sources.open import OpenSource, describe_head
 from export.sources.photos import LabelledPhotos, Splits
 from models.heads.zero_shot import ZeroShotMLDecoder
-from service.bundle.card import EmbeddingSpace, InputContract, OpenHead, Precision, write_prompt
+from service.bundle.card import EmbeddingSpace, OpenHead, Precision
 from service.bundle.writer import BundleDraft
-from service.labels.definition import Definition, LabelSetRecord, check_fit, define_label_set
+from service.labels.definition import Definition, check_fit, define_label_set
 from service.labels.files import pack_label_set
 
+# Largest difference of a stored embedding, in 16 bits, from that of the label's name.
+_SAME_EMBEDDING = 2e-3
 logger = logging.getLogger(__name__)
 
 
-def add_open_labels(  # noqa: PLR0913 - the last is a keyword
+def add_open_labels(  # noqa: PLR0913 - the parts of an export
     draft: BundleDraft,
     opened: OpenSource,
     variants: Sequence[Graphs],
     splits: Splits | None,
-    rules: CalibrationOptions,
+    options: CalibrationOptions,
     *,
-    compact: bool = False,
+    compact: bool,
 ) -> BundleDraft:
     """Adds all of these to a draft; the first of `variants` is what a CPU runs by default.
 
@@ -48,29 +49,34 @@ def add_open_labels(  # noqa: PLR0913 - the last is a keyword
     """
     text = build_text_graph(opened.text, compact=compact)
     precision: Precision = "int8" if opened.text.in_8_bits else "fp32"
-    embed = TextEmbedder(opened.text, text).embed
-    head, contract = draft.card.open_head or describe_head(opened.head.config), draft.card.input
-    trained = None
-    if opened.unseen is not None:
-        scored = score_names(opened.unseen, variants, head, contract, embed)
-        head = calibrate_open(head, scored, rules)
-    if splits is not None and (opened.label_sets or head.calibration):
-        trained = score_names(splits.val, variants, head, contract, embed)
-        head = calibrate_trained_names(head, trained)
-    sets = [
-        embed_label_set(
-            define_label_set(calibrate_label_set(record, head, trained, rules)),
-            head.embedding_space,
-            embed,
-        )
-        for record in opened.label_sets
-    ]
+    embed = make_embedder(opened.text, text)
+    head = draft.card.open_head or describe_head(opened.head.config)
+    uses_names = opened.label_sets or opened.unseen is not None
+    head, trained = calibrate_open_head(
+        head,
+        opened.unseen,
+        splits.val if splits is not None and uses_names else None,
+        lambda photos: score_names(photos, variants, head, embed),
+        options,
+    )
+    sets = {}
+    for record in opened.label_sets:
+        embedded = embed_label_set(define_label_set(record), head.embedding_space, embed)
+        found = find_thresholds_by_name(embedded, head, trained, options, embed)
+        pairs = zip(embedded.names, embedded.thresholds, strict=True)
+        thresholds = tuple(found.get(name) if given is None else given for name, given in pairs)
+        if trained is not None:
+            own = sum(threshold is not None for threshold in thresholds)
+            logger.info(
+                "label set %s: %d of %d labels calibrated", record.name, own, len(thresholds)
+            )
+        sets[f"{record.name}.npz"] = pack_label_set(replace(embedded, thresholds=thresholds))
     draft = replace(
         draft,
         card=draft.card.model_copy(update={"open_head": head}),
         graphs={**draft.graphs, "text_encoder": {precision: text.SerializeToString()}},
         tokenizer=opened.text.tokenizer,
-        label_sets={f"{embedded.name}.npz": pack_label_set(embedded) for embedded in sets},
+        label_sets=sets,
     )
     if splits is None or not isinstance(opened.head, ZeroShotMLDecoder):
         return draft
@@ -81,36 +87,54 @@ def score_names(
     photos: LabelledPhotos,
     variants: Sequence[Graphs],
     head: OpenHead,
-    contract: InputContract,
     embed: EmbedTexts,
 ) -> ScoredPhotos:
-    """Runs the open head on the names of photos' labels, and on photos by the first variant."""
-    template = head.embedding_space.template
-    embeddings = embed([write_prompt(template, name) for name in photos.label_names])
-    logits = predict_logits(variants[0], photos, contract, embeddings)
-    return ScoredPhotos(photos, logits, predict_blank(variants, contract, embeddings))
+    """Runs the open head on the names of photos' labels."""
+    embeddings = embed_names(photos.label_names, head.embedding_space.template, embed)
+    return score_photos(photos, variants, embeddings)
 
 
-def calibrate_label_set(
-    record: LabelSetRecord, head: OpenHead, trained: ScoredPhotos | None, rules: CalibrationOptions
-) -> LabelSetRecord:
-    """Adds thresholds to labels that are trained labels too, and have none yet.
+def calibrate_open_head(
+    head: OpenHead,
+    unseen: LabelledPhotos | None,
+    val: LabelledPhotos | None,
+    score: Callable[[LabelledPhotos], ScoredPhotos],
+    options: CalibrationOptions,
+) -> tuple[OpenHead, ScoredPhotos | None]:
+    """Calibrates on photos of labels that were not trained, then on those of trained labels.
 
-    `trained` has the open head's logits of the trained labels.
+    Also returns the open head's logits of the trained labels.
+    """
+    if unseen is not None:
+        head = calibrate_open(head, score(unseen), options)
+    if val is None:
+        return head, None
+    trained = score(val)
+    return calibrate_trained_names(head, trained), trained
+
+
+def find_thresholds_by_name(
+    embedded: Definition,
+    head: OpenHead,
+    trained: ScoredPhotos | None,
+    options: CalibrationOptions,
+    embed: EmbedTexts,
+) -> dict[str, float | None]:
+    """Returns thresholds of labels that have the name and embedding of a trained label.
+
+    None for those without enough photos. `trained` has the open head's logits of trained labels.
     """
     if trained is None:
-        return record
-    calibration = record.calibration or head.trained_names or head.calibration
-    thresholds = find_open_thresholds(trained, calibration, rules)
-    labels = [
-        label
-        if label.threshold is not None or label.prompt or label.embedding
-        else label.model_copy(update={"threshold": thresholds.get(label.name)})
-        for label in record.labels
-    ]
-    own = sum(label.threshold is not None for label in labels)
-    logger.info("label set %s: %d of %d labels calibrated", record.name, own, len(labels))
-    return record.model_copy(update={"labels": labels})
+        return {}
+    calibration = embedded.calibration or head.trained_names or head.calibration
+    thresholds = find_open_thresholds(trained, calibration, options)
+    names = trained.photos.label_names
+    own = dict(zip(names, embed_names(names, head.embedding_space.template, embed), strict=True))
+    return {
+        name: thresholds.get(name)
+        for name, embedding in zip(embedded.names, embedded.embeddings, strict=True)
+        if name in own and np.allclose(embedding, own[name], atol=_SAME_EMBEDDING)
+    }
 
 
 def embed_label_set(definition: Definition, space: EmbeddingSpace, embed: EmbedTexts) -> Definition:

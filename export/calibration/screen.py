@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from timm.data import ImageNetInfo
 from torch import Tensor
 
-from export.graphs import trace
 from export.graphs.graph import FloatArray, Graphs, open_session
 from export.graphs.optimise import compact_weights, optimise
-from export.graphs.text import EmbedTexts
+from export.graphs.text import EmbedTexts, embed_names
+from export.graphs.trace import trace_label_encoder, trace_screened_head
 from export.graphs.verify import FP32_TOLERANCE, VerificationError
-from export.sources.photos import LabelledPhotos, Splits, read_batches
+from export.sources.photos import LabelledPhotos, Splits
 from models.heads.maps import find_grid
 from models.heads.screen import FIRST, SECOND, Screen
 from models.heads.zero_shot import ZeroShotMLDecoder
@@ -29,7 +29,6 @@ from service.engine.heads import LABELS_PER_RUN
 
 _NOUNS = "imagenet22k"  # timm's list of WordNet's nouns (WordNet 3.0 licence)
 _PHOTOS = 128  # to fit to, and to measure on
-_BATCH_SIZE = 8
 _BEST = 20
 _WANTED_RECALL = 0.9995  # of the 20 best while fitting: other photos and names lose a little
 _BELOW = -30.0  # a shift with which no label counts for its rank alone
@@ -60,20 +59,19 @@ def add_screen(  # noqa: PLR0913 - the parts of a bundle
     """
     opened, contract = draft.card.open_head, draft.card.input
     assert opened is not None
-    fitted, others = (_encode(graphs, photos, draft) for photos in (splits.train, splits.test))
+    fitted, others = (_encode(graphs, photos) for photos in (splits.train, splits.test))
     grid = find_grid(fitted.shape[1], contract.height, contract.width)
     if grid is None:
         logger.info("screen: none, the tokens are no grid")
         return draft
-    space = opened.embedding_space
-    nouns = embed([card.write_prompt(space.template, noun) for noun in read_nouns()])
+    nouns = embed_names(read_nouns(), opened.embedding_space.template, embed)
     screen = fit_screen(head, grid, torch.from_numpy(fitted), torch.from_numpy(nouns[::2]))
     if screen is None:
         logger.info("screen: none finds %.2f %% of the %d best labels", 100 * _WANTED_RECALL, _BEST)
         return draft
     made: dict[GraphName, onnx.ModelProto] = {
-        "label_encoder": optimise(trace.trace_label_encoder(head, screen)),
-        "screened_head": optimise(trace.trace_screened_head(screen)),
+        "label_encoder": optimise(trace_label_encoder(head, screen)),
+        "screened_head": optimise(trace_screened_head(screen)),
     }
     if compact:
         made = {name: compact_weights(model) for name, model in made.items()}
@@ -97,11 +95,10 @@ def add_screen(  # noqa: PLR0913 - the parts of a bundle
     )
 
 
-def _encode(graphs: Graphs, photos: LabelledPhotos, draft: BundleDraft) -> FloatArray:
+def _encode(graphs: Graphs, photos: LabelledPhotos) -> FloatArray:
     session = open_session(graphs["encoder"])
-    batches = read_batches(photos.sample(_PHOTOS), draft.card.input, _BATCH_SIZE)
-    found = [session.run(["tokens"], {"images": pixels})[0] for pixels in batches]
-    return np.concatenate(found)
+    batches = photos.sample(_PHOTOS).read_batches()
+    return np.concatenate([session.run(["tokens"], {"images": each})[0] for each in batches])
 
 
 @torch.no_grad()

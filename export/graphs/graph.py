@@ -1,8 +1,7 @@
-"""Roles of nodes in ONNX graphs, sessions, and the chain of graphs from pixels to logits."""
+"""Roles of nodes in ONNX graphs, sessions, and the graphs from pixels to logits in a row."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,7 +16,7 @@ from service.images.decode import PixelArray
 FloatArray = NDArray[np.float32]
 Graphs = Mapping[GraphName, onnx.ModelProto]  # of one precision
 
-# Graphs that a `EncoderAndHead` opens: for trained labels, also in int8, and for open labels.
+# Graphs that `EncoderAndHead` opens: for trained labels, also in int8, and for open labels.
 PIXELS_TO_LOGITS: tuple[GraphName, ...] = ("encoder", "trained_head")
 PIXELS_TO_OPEN_LOGITS: tuple[GraphName, ...] = ("encoder", "label_encoder", "open_head")
 
@@ -48,26 +47,14 @@ def prelude_nodes(model: onnx.ModelProto) -> frozenset[str]:
 
     They work on exact pixel values, so they stay in float32.
     """
-    layers = set(weighted_layers(model))
-    reached: set[str] = set()
-    prelude = set()
+    layers, prelude = weighted_layers(model), set()
+    after: set[str] = set()
     for node in model.graph.node:
-        if node.name in layers or reached.intersection(node.input):
-            reached.update(node.output)
+        if node.name in layers or not after.isdisjoint(node.input):
+            after.update(node.output)
         else:
             prelude.add(node.name)
     return frozenset(prelude)
-
-
-def hide_outputs(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.ValueInfoProto]]:
-    """Returns a copy of a model that has only its first output, and the hidden outputs.
-
-    The copy still computes them, under the same names.
-    """
-    alone = copy.deepcopy(model)
-    hidden = list(model.graph.output[1:])
-    del alone.graph.output[1:]
-    return alone, hidden
 
 
 def open_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
@@ -93,12 +80,12 @@ class EncoderAndHead:
     def __init__(self, graphs: Graphs, embeddings: FloatArray | None = None) -> None:
         """Opens the trained head, or the open head if label embeddings float32 [L, E] are given."""
         self._encoder = open_session(graphs["encoder"])
+        self.photo_shape = (1, *self._encoder.get_inputs()[0].shape[1:])
         self._head = open_session(graphs["trained_head" if embeddings is None else "open_head"])
         self._queries: dict[str, FloatArray] = {}
         if embeddings is not None:
-            label_encoder = open_session(graphs["label_encoder"])
-            queries = label_encoder.run(["queries"], {"embeddings": embeddings})[0]
-            self._queries = {"queries": queries}
+            encoder = open_session(graphs["label_encoder"])
+            self._queries["queries"] = encoder.run(["queries"], {"embeddings": embeddings})[0]
 
     def encode(self, pixels: PixelArray) -> FloatArray:
         """Maps pixels uint8 [B, H, W, 3] to tokens float32 [B, S, C]."""

@@ -27,10 +27,8 @@ def optimise(model: onnx.ModelProto, *, fold: bool = True) -> onnx.ModelProto:
     """Applies ONNX Runtime's `basic` rewrites, which produce standard operators only.
 
     Values that depend only on the head's fixed queries become constants, unless `fold` is off. The
-    service's own session applies the rewrites that depend on the machine.
-
-    Raises:
-        ExportError: the graph has more than 2 GB, or does not fit in the temporary folder.
+    service's own session applies the rewrites that depend on the machine. Raises ExportError if the
+    graph has more than 2 GB, or does not fit in the temporary folder.
     """
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC

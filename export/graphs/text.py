@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.quant_utils import add_pre_process_metadata
@@ -42,40 +43,31 @@ EmbedTexts = Callable[[Sequence[str]], FloatArray]
 logger = logging.getLogger(__name__)
 
 
-class TextEmbedder:
-    """Embeds texts as the service does: with the stored graph, one text per run."""
+def make_embedder(encoder: TextEncoder, graph: onnx.ModelProto) -> EmbedTexts:
+    """Returns a function that embeds with the stored graph, one text per run, as the service does.
 
-    def __init__(self, encoder: TextEncoder, graph: onnx.ModelProto) -> None:
-        """Opens the encoder's graph on the CPU."""
-        self._encoder = encoder
-        self._session = open_session(graph)
+    It raises TextEncoderError for a text that is too long.
+    """
+    session = open_session(graph)
 
-    def embed(self, texts: Sequence[str]) -> FloatArray:
-        """Embeds texts to float32 [L, E] of length 1; TextEncoderError for one that is too long."""
-        self._encoder.check(texts)
-        rows = [self._embed_one(text) for text in texts]
-        return np.concatenate([np.zeros((0, self._encoder.width), np.float32), *rows])
+    def embed(texts: Sequence[str]) -> FloatArray:
+        encoder.check(texts)
+        rows = [_run(session, *encoder.tokenize([text])) for text in texts]
+        return np.concatenate([np.zeros((0, encoder.width), np.float32), *rows])
 
-    def embed_names(self, names: Sequence[str], template: str) -> FloatArray:
-        """Embeds names in a template as the service does, to float32 [L, E] of length 1."""
-        return self.embed([write_prompt(template, name) for name in names])
+    return embed
 
-    def _embed_one(self, text: str) -> FloatArray:
-        ids, mask = (tokens.numpy() for tokens in self._encoder.tokenize([text]))
-        feeds = {"input_ids": ids, "attention_mask": mask}
-        return np.asarray(self._session.run(["embeddings"], feeds)[0], np.float32)
+
+def embed_names(names: Sequence[str], template: str, embed: EmbedTexts) -> FloatArray:
+    """Embeds names in a template, float32 [L, E]."""
+    return embed([write_prompt(template, name) for name in names])
 
 
 def build_text_graph(encoder: TextEncoder, *, compact: bool = False) -> onnx.ModelProto:
-    """Traces a text encoder, with fewer bits if it or the caller wants that, and verifies it.
+    """Returns a graph of token ids and mask int64 [L, T] -> embeddings float32 [L, E] of length 1.
 
-    `compact`, or more than 2 GB, stores float32 weights in 16 bits.
-
-    Returns:
-        `input_ids`, `attention_mask` int64 [L, T] -> `embeddings` float32 [L, E] of length 1.
-
-    Raises:
-        VerificationError: a graph deviates from torch.
+    Weights are in 8 bits if the encoder wants that, in 16 if `compact` or if they have more than
+    2 GB. Raises VerificationError if the graph deviates from torch.
     """
     inputs = encoder.tokenize(_PROBES)
     with torch.inference_mode():
@@ -90,7 +82,7 @@ def build_text_graph(encoder: TextEncoder, *, compact: bool = False) -> onnx.Mod
         raise VerificationError(f"text embeddings deviate from torch by {difference:.1e}")
     if not encoder.in_8_bits:
         return exact
-    return _check_cosine(quantise_text(exact), inputs, expected, "int8", INT8_COSINE)
+    return _check_cosine(_quantise(exact), inputs, expected, "int8", INT8_COSINE)
 
 
 def _check_cosine(
@@ -136,7 +128,7 @@ def _narrow(module: nn.Module) -> nn.Module:
     return narrow
 
 
-def quantise_text(model: onnx.ModelProto) -> onnx.ModelProto:
+def _quantise(model: onnx.ModelProto) -> onnx.ModelProto:
     """Stores weights in 8 bits, one scale an output channel; activations are quantised at runtime.
 
     Weights use 7 of the 8 bits: at 8, a CPU without VNNI saturates or takes slower kernels, and
@@ -157,5 +149,9 @@ def quantise_text(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def embed_tokens(model: onnx.ModelProto, ids: Tensor, mask: Tensor) -> FloatArray:
     """Runs a text graph on token ids and mask int64 [L, T]; returns embeddings float32 [L, E]."""
+    return _run(open_session(model), ids, mask)
+
+
+def _run(session: onnxruntime.InferenceSession, ids: Tensor, mask: Tensor) -> FloatArray:
     feeds = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
-    return np.asarray(open_session(model).run(["embeddings"], feeds)[0], np.float32)
+    return np.asarray(session.run(["embeddings"], feeds)[0], np.float32)

@@ -19,13 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from export import ExportError
+from export.graphs.graph import Graphs
+from export.graphs.optimise import optimise
 from models.config import InputConfig
 from models.heads.cosine import CosineHead
 from models.heads.maps import TrainedMaps, make_open_maps
 from models.heads.ml_decoder import MLDecoder, ScorerWithMemory
 from models.heads.open_head import LabelEncoder, LabelScorer, OpenHead
+from models.heads.query2label import Query2Label
+from models.heads.ram import Ram
 from models.heads.screen import LabelEncoderWithKeys, Screen
 from models.heads.zero_shot import ZeroShotMLDecoder
+from service.bundle.manifest import GraphName
 
 Example = tuple[Tensor, Mapping[int, str]]  # an input, and the size names of its dynamic axes
 
@@ -69,45 +74,46 @@ class PixelEncoder(nn.Module):
 
 def trace_encoder(backbone: nn.Module, spec: InputConfig) -> onnx.ModelProto:
     """Traces images uint8 [B, H, W, 3] -> tokens float32 [B, S, C], B dynamic."""
+    module: Any
+    for module in backbone.modules():
+        # The exporter decomposes the fused step of timm's attention with other strides, on which
+        # many of its networks fail. The plain steps give the same numbers, in fewer nodes.
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
     images = example("B", spec.height, spec.width, 3, dtype=torch.uint8)
-    with _unfused_attention(backbone):
-        return trace_graph(PixelEncoder(backbone, spec), {"images": images}, "tokens")
+    return trace_graph(PixelEncoder(backbone, spec), {"images": images}, "tokens")
 
 
-@contextmanager
-def _unfused_attention(network: nn.Module) -> Iterator[None]:
-    """Makes timm's attention layers compute in plain steps.
+def trace_heads(
+    head: nn.Module, tokens: int, width: int, grid: tuple[int, int] | None = None
+) -> Graphs:
+    """Traces and optimises a head's graphs for tokens [B, tokens, width].
 
-    The exporter decomposes the fused step with other strides, on which many of timm's networks
-    fail. The plain steps give the same numbers, in fewer nodes.
+    With a `grid` of the tokens, heads with maps return their memory too, which the graphs of the
+    maps read. The number of tokens stays dynamic, except for heads with a position table.
     """
-    fused: list[Any] = [m for m in network.modules() if getattr(m, "fused_attn", False)]
-    for module in fused:
-        module.fused_attn = False
-    try:
-        yield
-    finally:
-        for module in fused:
-            module.fused_attn = True
-
-
-def trace_head(
-    head: nn.Module,
-    num_tokens: int,
-    width: int,
-    *,
-    any_tokens: bool = True,
-    with_memory: bool = False,
-) -> onnx.ModelProto:
-    """Traces tokens float32 [B, S, C] -> logits float32 [B, N], B dynamic.
-
-    S is dynamic too, except for a head with a position table. With memory, `MLDecoder` also returns
-    it, float32 [B, S, D].
-    """
-    tokens = {"tokens": example("B", "S" if any_tokens else num_tokens, width)}
-    if with_memory and isinstance(head, MLDecoder):
-        return trace_graph(ScorerWithMemory(head), tokens, "logits", MEMORY)
-    return trace_graph(head, tokens, "logits")
+    inputs = {"tokens": example("B", tokens if isinstance(head, Query2Label) else "S", width)}
+    traced: dict[GraphName, onnx.ModelProto] = {}
+    if isinstance(head, MLDecoder) and grid is not None:
+        memory = example("B", math.prod(grid), head.config.decoder_width)
+        asked = {"memory": memory, "labels": example("L", dtype=torch.int64)}
+        traced["trained_head"] = trace_graph(ScorerWithMemory(head), inputs, "logits", MEMORY)
+        traced["trained_head_maps"] = trace_graph(TrainedMaps(head, grid), asked, "maps")
+    elif not isinstance(head, ZeroShotMLDecoder | CosineHead):
+        traced["trained_head"] = trace_graph(head, inputs, "logits")
+    if isinstance(head, ZeroShotMLDecoder | CosineHead | Ram):
+        traced["label_encoder"] = trace_label_encoder(head)
+        queries = {"queries": example("L", head.config.query_width)}
+        if grid is None or isinstance(head, Ram):
+            traced["open_head"] = trace_graph(LabelScorer(head), inputs | queries, "logits")
+        else:
+            scorer = LabelScorer(head, with_memory=True)
+            traced["open_head"] = trace_graph(scorer, inputs | queries, "logits", MEMORY)
+            maps, count = make_open_maps(head, grid)
+            memory_width = head.remember(torch.zeros(1, 1, width)).shape[-1]
+            asked = {"memory": example("B", count, memory_width), **queries}
+            traced["open_head_maps"] = trace_graph(maps, asked, "maps")
+    return {name: optimise(model) for name, model in traced.items()}
 
 
 def trace_label_encoder(head: OpenHead, screen: Screen | None = None) -> onnx.ModelProto:
@@ -141,36 +147,6 @@ def _describe_keys(screen: Screen) -> dict[str, Example]:
     return {name: (key, {0: "L"}) for name, key in screen.describe(queries).items()}
 
 
-def trace_open_head(head: OpenHead, *, with_memory: bool = False) -> onnx.ModelProto:
-    """Traces tokens [B, S, C] and queries [L, K] -> logits float32 [B, L], all dynamic.
-
-    With memory, it also returns that, float32 [B, S, D].
-    """
-    config = head.config
-    inputs = {
-        "tokens": example("B", "S", config.encoder_width),
-        "queries": example("L", config.query_width),
-    }
-    targets = ("logits", MEMORY) if with_memory else ("logits",)
-    return trace_graph(LabelScorer(head, with_memory=with_memory), inputs, *targets)
-
-
-def trace_trained_maps(head: MLDecoder, grid: tuple[int, int]) -> onnx.ModelProto:
-    """Traces memory [B, S, D] and labels int64 [L] -> maps float32 [B, L, rows, columns]."""
-    memory = example("B", math.prod(grid), head.config.decoder_width)
-    labels = example("L", dtype=torch.int64)
-    return trace_graph(TrainedMaps(head, grid), {"memory": memory, "labels": labels}, "maps")
-
-
-def trace_open_maps(head: ZeroShotMLDecoder | CosineHead, grid: tuple[int, int]) -> onnx.ModelProto:
-    """Traces memory [B, S, D] and queries [L, K] -> maps float32 [B, L, rows, columns]."""
-    maps, count = make_open_maps(head, grid)
-    width = head.remember(torch.zeros(1, 1, head.config.encoder_width)).shape[-1]
-    memory = example("B", count, width)
-    queries = example("L", head.config.query_width)
-    return trace_graph(maps, {"memory": memory, "queries": queries}, "maps")
-
-
 def example(*sizes: int | str, dtype: torch.dtype = torch.float32) -> Example:
     """Returns an input to trace with; the axes whose sizes are names stay dynamic."""
     numbers = [_SIZES[size] if isinstance(size, str) else size for size in sizes]
@@ -179,11 +155,7 @@ def example(*sizes: int | str, dtype: torch.dtype = torch.float32) -> Example:
 
 
 def trace_graph(module: nn.Module, inputs: Mapping[str, Example], *targets: str) -> onnx.ModelProto:
-    """Traces a module; `inputs` are in the order of its arguments.
-
-    Raises:
-        TracingError: the module cannot become a graph.
-    """
+    """Traces a module, or raises TracingError; `inputs` are in the order of its arguments."""
     # torch.export's tracer resolves shape arithmetic, of which TorchScript leaves hundreds of nodes
     # (98 instead of 608 on an EfficientNet-Lite).
     dims = {name: torch.export.Dim(name) for name in _SIZES}

@@ -20,6 +20,7 @@ from models.heads.maps import TrainedMaps, make_open_maps
 from models.heads.ml_decoder import MLDecoder
 from models.heads.ram import Ram
 from models.heads.zero_shot import ZeroShotMLDecoder
+from service.bundle.manifest import GraphName
 from service.images.decode import PixelArray
 
 # Largest allowed difference from torch, relative to torch's largest value: for float32 graphs, for
@@ -28,13 +29,9 @@ FP32_TOLERANCE = 1e-4
 COMPACT_TOLERANCE = 2e-2
 HALF_TOLERANCE = 2e-2
 
-# Sizes to verify at; graphs are traced at 2 images and 3 labels.
-ENCODER_BATCHES = (1, 3, 5)
-NUM_IMAGES = max(ENCODER_BATCHES)
-HEAD_SHAPES = ((1, 1), (3, 50), (5, 23))  # (B, S), besides the encoder's own
-OPEN_HEAD_SHAPES = ((1, 1, 1), (3, 50, 7), (5, 23, 40))  # (B, S, L)
-MAP_SHAPES = ((1, 1), (3, 7), (5, 40))  # (B, L)
-
+# Images, tokens and labels to verify with; graphs are traced with 2 images and 3 labels.
+_SIZES = ((1, 1, 1), (3, 50, 7), (5, 23, 40))
+NUM_IMAGES = 5  # the most of them
 _SEED = 0
 _NOISE = 10  # tolerances; rounding does not explain more
 
@@ -56,10 +53,8 @@ def verify_graphs(
 ) -> Deviation:
     """Compares the encoder and all graphs of the head with torch; returns the largest deviation.
 
-    The network is in eval mode; pixels are uint8 [n, H, W, 3], n at least `NUM_IMAGES`.
-
-    Raises:
-        VerificationError: a deviation is over the tolerance or not finite.
+    The network is in eval mode; pixels are uint8 [n, H, W, 3], n at least `NUM_IMAGES`. Raises
+    VerificationError if a deviation is over the tolerance or not finite.
     """
 
     def compare(network: nn.Module) -> list[Deviation]:
@@ -70,7 +65,7 @@ def verify_graphs(
 
 
 def verify_head(head: nn.Module, graphs: Graphs, tolerance: float) -> Deviation:
-    """Compares a head's graphs with torch, on noise, as `verify_graphs` does."""
+    """Compares a head's graphs with torch on noise; see `verify_graphs`."""
     return _verify(head, lambda head: _compare_head(head, graphs), tolerance)
 
 
@@ -80,10 +75,9 @@ def make_noise(count: int, spec: InputConfig) -> PixelArray:
     blocks = stream.integers(0, 256, (count, 4, 4, 3))
     rows = np.arange(spec.height) * 4 // spec.height
     columns = np.arange(spec.width) * 4 // spec.width
-    pictures = blocks[:, rows][:, :, columns] + stream.integers(
-        -20, 21, (count, spec.height, spec.width, 3)
-    )
-    return pictures.clip(0, 255).astype(np.uint8)
+    pictures = blocks[:, rows][:, :, columns]
+    noise = stream.integers(-20, 21, pictures.shape)
+    return (pictures + noise).clip(0, 255).astype(np.uint8)
 
 
 def _verify(
@@ -113,7 +107,7 @@ def _compare_encoder(
     encoder = open_session(graphs["encoder"])
     head = open_session(graphs["trained_head"]) if "trained_head" in graphs else None
     found = []
-    for batch in ENCODER_BATCHES:
+    for batch, *_ in _SIZES:
         images = pixels[:batch]
         expected = network.get_submodule("backbone")(
             _normalise(images, spec).to(_find_dtype(network))
@@ -129,23 +123,20 @@ def _compare_encoder(
 
 def _compare_head(head: nn.Module, graphs: Graphs) -> list[Deviation]:
     found = []
-    if isinstance(head, Ram):
-        return _compare_trained(head, graphs["trained_head"]) + _compare_open(head, graphs)
-    if isinstance(head, ZeroShotMLDecoder | CosineHead):
-        if "open_head_maps" in graphs:
-            found = _compare_maps(head, graphs["open_head"], graphs["open_head_maps"])
-        return found + _compare_open(head, graphs)
-    if isinstance(head, MLDecoder) and "trained_head_maps" in graphs:
-        found = _compare_maps(head, graphs["trained_head"], graphs["trained_head_maps"])
-    return found + _compare_trained(head, graphs["trained_head"])
+    if "trained_head" in graphs:
+        found += _compare_trained(head, graphs["trained_head"])
+    if isinstance(head, ZeroShotMLDecoder | CosineHead | Ram):
+        found += _compare_open(head, graphs)
+    if isinstance(head, MLDecoder | ZeroShotMLDecoder | CosineHead):
+        found += _compare_maps(head, graphs)
+    return found
 
 
 def _compare_trained(head: nn.Module, model: onnx.ModelProto) -> list[Deviation]:
-    shape = model.graph.input[0].type.tensor_type.shape
-    _, fixed_count, width = (dim.dim_value for dim in shape.dim)
     session, stream, found = open_session(model), np.random.default_rng(_SEED), []
-    for batch, count in HEAD_SHAPES:
-        size = (batch, fixed_count or count, width)
+    _, fixed, width = session.get_inputs()[0].shape
+    for batch, count, _ in _SIZES:
+        size = (batch, fixed if isinstance(fixed, int) else count, width)
         tokens = stream.standard_normal(size, dtype=np.float32)
         logits = session.run(["logits"], {"tokens": tokens})[0]
         expected = head(_to_tensor(tokens, head))
@@ -156,7 +147,7 @@ def _compare_trained(head: nn.Module, model: onnx.ModelProto) -> list[Deviation]
 def _compare_open(head: ZeroShotMLDecoder | CosineHead | Ram, graphs: Graphs) -> list[Deviation]:
     encode, score = open_session(graphs["label_encoder"]), open_session(graphs["open_head"])
     stream, found, config = np.random.default_rng(_SEED), [], head.config
-    for batch, count, labels in OPEN_HEAD_SHAPES:
+    for batch, count, labels in _SIZES:
         tokens = stream.standard_normal((batch, count, config.encoder_width), dtype=np.float32)
         embeddings = stream.standard_normal((labels, config.embedding_width), dtype=np.float32)
         if isinstance(head, Ram):  # texts have length 1, and RAM++ takes labels with few of them
@@ -174,38 +165,36 @@ def _compare_open(head: ZeroShotMLDecoder | CosineHead | Ram, graphs: Graphs) ->
 
 
 def _compare_maps(
-    head: MLDecoder | ZeroShotMLDecoder | CosineHead,
-    scorer: onnx.ModelProto,
-    mapper: onnx.ModelProto,
+    head: MLDecoder | ZeroShotMLDecoder | CosineHead, graphs: Graphs
 ) -> list[Deviation]:
     """Compares the memory that a head returns, and the maps made from it."""
-    rows, columns = (d.dim_value for d in mapper.graph.output[0].type.tensor_type.shape.dim[2:])
-    remember, draw = open_session(scorer), open_session(mapper)
+    name: GraphName = "trained_head" if isinstance(head, MLDecoder) else "open_head"
+    maps: GraphName = "trained_head_maps" if isinstance(head, MLDecoder) else "open_head_maps"
+    if maps not in graphs:
+        return []
+    remember, draw = open_session(graphs[name]), open_session(graphs[maps])
     stream, found = np.random.default_rng(_SEED), []
-    torch_maps: nn.Module
-    if isinstance(head, MLDecoder):
-        torch_maps, num_tokens = TrainedMaps(head, (rows, columns)), rows * columns
-    else:
-        torch_maps, num_tokens = make_open_maps(head, (rows, columns))
-    torch_maps.to(_find_dtype(head))
-    for batch, count in MAP_SHAPES:
+    num_tokens, grid = draw.get_inputs()[0].shape[1], tuple(draw.get_outputs()[0].shape[2:])
+    torch_maps = (
+        TrainedMaps(head, grid) if isinstance(head, MLDecoder) else make_open_maps(head, grid)[0]
+    ).to(_find_dtype(head))
+    for batch, _, count in _SIZES:
         shape = (batch, num_tokens, head.config.encoder_width)
         tokens = stream.standard_normal(shape, dtype=np.float32)
-        feeds: dict[str, NDArray[np.generic]] = {"tokens": tokens}
-        asked: dict[str, NDArray[np.generic]]
+        labels: NDArray[np.generic]
         if isinstance(head, MLDecoder):
-            asked = {"labels": stream.integers(0, head.config.num_classes, count)}
+            labels = stream.integers(0, head.config.num_classes, count)
+            memory = remember.run(["memory"], {"tokens": tokens})[0]
+            drawn = draw.run(["maps"], {"memory": memory, "labels": labels})[0]
         else:
-            size = (count, head.config.query_width)
-            asked = {"queries": stream.standard_normal(size, dtype=np.float32)}
-            feeds |= asked
-        memory = remember.run(["memory"], feeds)[0]
-        maps = draw.run(["maps"], {"memory": memory, **asked})[0]
+            labels = stream.standard_normal((count, head.config.query_width), dtype=np.float32)
+            memory = remember.run(["memory"], {"tokens": tokens, "queries": labels})[0]
+            drawn = draw.run(["maps"], {"memory": memory, "queries": labels})[0]
         expected = head.remember(_to_tensor(tokens, head))
-        wanted = torch_maps(expected, *(_to_tensor(array, head) for array in asked.values()))
+        wanted = torch_maps(expected, _to_tensor(labels, head))
         found += [
             _deviation(f"memory of tokens {shape}", expected, memory),
-            _deviation(f"maps of {count} labels on {batch} images", wanted, maps),
+            _deviation(f"maps of {count} labels on {batch} images", wanted, drawn),
         ]
     return found
 

@@ -16,18 +16,23 @@ The choices, with their effect on an EfficientNet-Lite0 (mAP on 800 photos):
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import copy
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-from onnxruntime.quantization.calibrate import create_calibrator, save_tensors_data
-from onnxruntime.quantization.shape_inference import quant_pre_process
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quant_pre_process,
+    quantize_static,
+)
 
-from export.graphs.graph import constant_names, hide_outputs, prelude_nodes, weighted_layers
+from export.graphs.graph import constant_names, prelude_nodes, weighted_layers
 from export.graphs.pixels import feed_pixels
 
 Feed = Mapping[str, NDArray[np.generic]]
@@ -39,6 +44,7 @@ _OP_TYPES = (
     *("GlobalAveragePool", "Concat", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"),
 )
 # ONNX Runtime's sessions round their weights if they are between rounded values.
+_ACTIVATIONS = ("Relu", "Clip")
 _ROUNDED_BY_SESSIONS = ("Conv", "Gemm")
 
 
@@ -51,68 +57,68 @@ class _Samples(CalibrationDataReader):  # type: ignore[misc]
 
 
 class Quantiser:
-    """Quantises one graph repeatedly, with ranges that are measured once.
-
-    Attributes:
-        layers: names of the weighted nodes that it quantises, in graph order.
-    """
+    """Quantises one graph repeatedly, with ranges that are measured once."""
 
     def __init__(self, model: onnx.ModelProto, samples: Iterable[Feed], folder: Path) -> None:
-        """Measures the range of every value of an optimised float32 graph.
+        """Prepares an optimised float32 graph; `samples` are inputs, one photo each.
 
-        Args:
-            model: the graph.
-            samples: inputs, one photo each.
-            folder: an existing folder for intermediate files.
+        The folder is for intermediate files.
         """
-        self._prepared = folder / "prepared.onnx"
-        self._ranges = folder / "ranges.json"
-        self._result = folder / "int8.onnx"
+        self._prepared, self._folder = folder / "prepared.onnx", folder
+        self._samples = _Samples(samples)
         plain = folder / "plain.onnx"
         # The quantiser would round the memory if it were an output.
-        alone, self._hidden = hide_outputs(model)
-        onnx.save(alone, plain)
+        logits_only = copy.deepcopy(model)
+        self._hidden = list(model.graph.output[1:])
+        del logits_only.graph.output[1:]
+        onnx.save(logits_only, plain)
         quant_pre_process(plain, self._prepared, skip_symbolic_shape=True)
-        prepared = onnx.load(self._prepared)
-        self._float = _float_nodes(prepared)
-        self.layers = tuple(n for n in weighted_layers(prepared) if n not in self._float)
-        calibrator = create_calibrator(
-            self._prepared,
-            list(_OP_TYPES),
-            augmented_model_path=str(folder / "augmented.onnx"),
-            extra_options={"moving_average": True},  # the mean of the photos' extremes
-        )
-        calibrator.collect_data(_Samples(samples))
-        save_tensors_data(calibrator.compute_data(), self._ranges)
+        self.exact = onnx.load(self._prepared)
+        self._float = _float_nodes(self.exact)
+        # The nodes that are quantised, in the order of the graph.
+        self.layers = tuple(n for n in weighted_layers(self.exact) if n not in self._float)
 
     def quantise(self, keep_float: Collection[str] = ()) -> onnx.ModelProto:
         """Returns the graph in int8, except the named layers and those never quantised."""
-        model = self.round_layers(keep_float)
+        model = self._quantise(exclude=[*self._float, *keep_float])
         _keep_weights(model)
         feed_pixels(model)
         model.graph.output.extend(self._hidden)
         onnx.checker.check_model(model)
         return model
 
-    def read_float(self) -> onnx.ModelProto:
-        """Returns the float32 graph with the node names of `round_layers`."""
-        return onnx.load(self._prepared)
+    def quantise_alone(self, layer: str) -> onnx.ModelProto:
+        """Returns the graph with one layer in int8, and its activation."""
+        made = {
+            name for node in self.exact.graph.node if node.name == layer for name in node.output
+        }
+        activations = [
+            node.name
+            for node in self.exact.graph.node
+            if node.op_type in _ACTIVATIONS and not made.isdisjoint(node.input)
+        ]
+        return self._quantise(only=[layer, *activations])
 
-    def round_layers(self, keep_float: Collection[str] = ()) -> onnx.ModelProto:
-        """Returns the quantiser's plain result, for `quantise` and to compare layer by layer."""
+    def _quantise(self, only: Sequence[str] = (), exclude: Sequence[str] = ()) -> onnx.ModelProto:
+        result = self._folder / "int8.onnx"
         quantize_static(
             self._prepared,
-            self._result,
+            result,
+            self._samples,  # read by the first call only
+            calibration_cache_path=self._folder / "ranges.json",
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=list(_OP_TYPES),
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            nodes_to_exclude=sorted({*self._float, *keep_float}),
-            calibration_cache_path=self._ranges,
-            extra_options={"OpTypesToExcludeOutputQuantization": ["MatMul"]},
+            nodes_to_quantize=list(only),
+            nodes_to_exclude=sorted(exclude),
+            extra_options={
+                "OpTypesToExcludeOutputQuantization": ["MatMul"],
+                "CalibMovingAverage": True,  # the mean of the photos' extremes
+            },
         )
-        return onnx.load(self._result)
+        return onnx.load(result)
 
 
 def _keep_weights(model: onnx.ModelProto) -> None:

@@ -11,19 +11,16 @@ layers. On the default bundle and 500 photos, with 0, 4 and 16 layers in float, 
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import NodeProto, TensorProto, compose, helper
 
-from export.graphs.graph import PIXELS_TO_LOGITS, EncoderAndHead, FloatArray, Graphs, open_session
+from export.graphs.graph import EncoderAndHead, FloatArray, Graphs
 from export.int8.quantise import Feed, Quantiser
 from service.bundle.manifest import GraphName
 from service.images.decode import PixelArray
@@ -43,11 +40,6 @@ MIN_AGREEMENT = 20.0
 # The ranking runs these once per layer. With a ranking on 32 photos, the default bundle's worst
 # layers in float gain the same.
 RANKING_PHOTOS = 4
-
-LAYER = "layer"  # input int64: index of the layer in 8 bits, or `NO_LAYER`
-NO_LAYER = -1
-_TWIN = "int8."
-_ROUNDERS = ("QuantizeLinear", "DequantizeLinear")
 
 logger = logging.getLogger(__name__)
 
@@ -94,24 +86,13 @@ def rank_layers(
     quantisers: Mapping[GraphName, Quantiser], samples: PixelArray
 ) -> tuple[Layer, ...]:
     """Orders layers by the noise on the logits if only that layer is in int8, worst first."""
-    encoder, head = (
-        open_session(switch_layers(q.read_float(), q.round_layers(), q.layers))
-        for q in (quantisers[name] for name in PIXELS_TO_LOGITS)
-    )
-
-    def encode(place: int) -> FloatArray:
-        return np.asarray(encoder.run(["tokens"], {"images": samples, LAYER: np.array(place)})[0])
-
-    def score(tokens: FloatArray, place: int) -> FloatArray:
-        return np.asarray(head.run(["logits"], {"tokens": tokens, LAYER: np.array(place)})[0])
-
-    tokens = encode(NO_LAYER)
-    expected = score(tokens, NO_LAYER)
+    exact = {name: quantiser.exact for name, quantiser in quantisers.items()}
+    expected = EncoderAndHead(exact).predict(samples)
     noise: dict[Layer, float] = {}
-    for place, layer in enumerate(quantisers["encoder"].layers):
-        noise["encoder", layer] = signal_to_noise(expected, score(encode(place), NO_LAYER))
-    for place, layer in enumerate(quantisers["trained_head"].layers):
-        noise["trained_head", layer] = signal_to_noise(expected, score(tokens, place))
+    for name, quantiser in quantisers.items():
+        for layer in quantiser.layers:
+            model = EncoderAndHead({**exact, name: quantiser.quantise_alone(layer)})
+            noise[name, layer] = signal_to_noise(expected, model.predict(samples))
     return tuple(sorted(noise, key=noise.__getitem__))
 
 
@@ -140,84 +121,14 @@ def variation_to_noise(expected: FloatArray, actual: FloatArray) -> float:
 def _open_quantisers(
     graphs: Graphs, samples: PixelArray, folder: Path
 ) -> dict[GraphName, Quantiser]:
-    chain = EncoderAndHead(graphs)
+    exact = EncoderAndHead(graphs)
     photos = [photo[np.newaxis] for photo in samples]
     feeds: dict[GraphName, Iterator[Feed]] = {
         "encoder": ({"images": photo} for photo in photos),
-        "trained_head": ({"tokens": chain.encode(photo)} for photo in photos),
+        "trained_head": ({"tokens": exact.encode(photo)} for photo in photos),
     }
     quantisers = {}
     for name, samples_of_graph in feeds.items():
         (folder / name).mkdir()
         quantisers[name] = Quantiser(graphs[name], samples_of_graph, folder / name)
     return quantisers
-
-
-def switch_layers(
-    model: onnx.ModelProto, int8: onnx.ModelProto, layers: Sequence[str]
-) -> onnx.ModelProto:
-    """Returns the float32 graph with one more input, `LAYER`, so that one session ranks all layers.
-
-    The input, the weights and the output of the chosen layer are rounded as in the int8 graph.
-    """
-    rounded = compose.add_prefix(int8, _TWIN, rename_inputs=False)
-    twins = _find_twins(rounded)
-    stored = {tensor.name: tensor for tensor in rounded.graph.initializer}
-    switched = copy.deepcopy(model)
-    del switched.graph.node[:]
-    for node in model.graph.node:
-        if node.name in layers:
-            place = layers.index(node.name)
-            switched.graph.node.extend(_switch(node, twins[node.name], stored, place))
-        else:
-            switched.graph.node.append(node)
-    switched.graph.input.append(helper.make_tensor_value_info(LAYER, TensorProto.INT64, []))
-    return switched
-
-
-def _find_twins(rounded: onnx.ModelProto) -> dict[str, list[NodeProto]]:
-    """Returns the nodes of each layer in int8; they read values of the float graph."""
-    makers = {name: node for node in rounded.graph.node for name in node.output}
-    rounders = {n.input[0]: n for n in rounded.graph.node if n.op_type in _ROUNDERS}
-    twins = {}
-    for node in rounded.graph.node:
-        inputs = [makers[name] for name in node.input if name in makers]
-        quantised = []
-        for made in inputs:
-            if made.input[0] in makers:
-                quantise = copy.deepcopy(makers[made.input[0]])
-                quantise.input[0] = quantise.input[0].removeprefix(_TWIN)
-                quantised.append(quantise)
-        twin = [*quantised, *inputs, node]
-        while twin[-1].output[0] in rounders:
-            twin.append(rounders[twin[-1].output[0]])
-        twins[node.name.removeprefix(_TWIN)] = twin
-    return twins
-
-
-def _switch(
-    node: NodeProto, twin: Sequence[NodeProto], stored: Mapping[str, TensorProto], place: int
-) -> list[NodeProto]:
-    exact = copy.deepcopy(node)
-    exact.output[0] = f"float.{node.output[0]}"
-    chosen = f"{node.name}.chosen"
-    # In the branch, because ONNX Runtime's exact kernels need constants of the same graph.
-    constants = [stored[name] for name in {n for t in twin for n in t.input} if name in stored]
-    branches = {
-        branch: helper.make_graph(
-            nodes,
-            branch,
-            [],
-            [helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, None)],
-            weights,
-        )
-        for branch, nodes, weights in (
-            ("then_branch", twin, constants),
-            ("else_branch", [exact], []),
-        )
-    }
-    return [
-        helper.make_node("Constant", [], [f"{node.name}.place"], value_int=place),
-        helper.make_node("Equal", [LAYER, f"{node.name}.place"], [chosen]),
-        helper.make_node("If", [chosen], list(node.output), **branches),
-    ]

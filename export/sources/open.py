@@ -1,4 +1,4 @@
-"""An open head and its inputs: text encoder, ready label sets, photos of unseen labels."""
+"""An open head and its inputs: text encoder, ready label sets, photos of labels not trained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from export import ExportError
-from export.sources.photos import LabelledPhotos, UnusablePhotosError, keep_usable, select_photos
+from export.sources.photos import LabelledPhotos, PhotoReader, UnusablePhotosError, select_photos
 from export.sources.trained import Source, UnusableCheckpointError
 from models.checkpoints.open_head import read_open_head
 from models.config import OpenHeadConfig, RamConfig
@@ -20,13 +20,7 @@ from models.heads.cosine import CosineHead
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import TextEncoder, TextEncoderError, read_text_encoder
 from models.towers import TowerNetwork
-from service.bundle.card import (
-    Activation,
-    EmbeddingSpace,
-    InputContract,
-    OpenHead,
-    format_first_error,
-)
+from service.bundle.card import Activation, EmbeddingSpace, OpenHead, format_first_error
 from service.errors import LabelSetError
 from service.labels.definition import LabelSetRecord, check_fit, define_label_set
 
@@ -38,8 +32,7 @@ class OpenRequest:
     checkpoint: Path | None = None  # of `train_open`; None if the model has both towers
     text_encoder: Path | None = None  # folder; None uses the installed package's
     label_sets: tuple[Path, ...] = ()  # JSON files in the form of `POST /labels`
-    # Labelled folder to calibrate open labels on: with all its labels except those
-    # that the head was trained on.
+    # Labelled folder for calibrating open labels; labels the head was trained on are skipped.
     photos: Path | None = None
     split: str = "val"  # of these photos
 
@@ -51,9 +44,7 @@ class OpenSource:
     head: ZeroShotMLDecoder | CosineHead  # in eval mode
     text: TextEncoder  # of its embedding space
     label_sets: tuple[LabelSetRecord, ...]
-    # Labels to calibrate on. Like a user's labels they are not trained labels; the head
-    # may know some from captions.
-    unseen: LabelledPhotos | None
+    unseen: LabelledPhotos | None  # with labels that are not trained; captions may have had some
 
 
 def describe_head(config: OpenHeadConfig, activation: Activation = "sigmoid") -> OpenHead:
@@ -67,11 +58,8 @@ def describe_head(config: OpenHeadConfig, activation: Activation = "sigmoid") ->
     return OpenHead(kind=config.kind, activation=activation, embedding_space=space)
 
 
-def read_open_source(request: OpenRequest, source: Source, left_out: set[Path]) -> OpenSource:
-    """Reads an open head; adds the photos that cannot be used to `left_out`.
-
-    Raises CheckpointError if it has another encoder or text encoder.
-    """
+def read_open_source(request: OpenRequest, source: Source, reader: PhotoReader) -> OpenSource:
+    """Reads an open head; raises CheckpointError if it has another encoder or text encoder."""
     head, text, trained = _read_head(request, source)
     space = describe_head(head.config).embedding_space
     sets = tuple(read_label_set(path, space) for path in request.label_sets)
@@ -80,7 +68,7 @@ def read_open_source(request: OpenRequest, source: Source, left_out: set[Path]) 
         raise ExportError(f"label set {twice[0]} is repeated")
     unseen = None
     if request.photos is not None:
-        unseen = read_unseen(request.photos, request.split, trained, source.contract, left_out)
+        unseen = read_unseen(request.photos, request.split, trained, reader)
     return OpenSource(head, text, sets, unseen)
 
 
@@ -106,17 +94,17 @@ def _read_head(
 
 
 def read_unseen(
-    path: Path, split: str, trained: Collection[str], contract: InputContract, left_out: set[Path]
+    path: Path, split: str, trained: Collection[str], reader: PhotoReader
 ) -> LabelledPhotos:
-    """Reads photos with targets of the labels that were not trained.
+    """Reads usable photos with targets of the labels that were not trained.
 
-    Adds the photos that cannot be used to `left_out`; raises UnusablePhotosError if none is left.
+    Raises UnusablePhotosError if there is no such photo or label.
     """
     folder = read_labelled_folder(path)
-    photos = select_photos(folder, split, folder.label_names)
+    photos = select_photos(folder, split, folder.label_names, reader)
     names = tuple(name for name in folder.label_names if name not in trained)
     targets = photos.targets[:, [folder.label_names.index(name) for name in names]]
-    found = keep_usable(replace(photos, label_names=names, targets=targets), contract, left_out)
+    found = replace(photos, label_names=names, targets=targets).keep_usable()
     if not found.targets.any():
         raise UnusablePhotosError(f"{found.dataset} shows no label that was not trained")
     return found
@@ -132,9 +120,8 @@ def read_label_set(path: Path, space: EmbeddingSpace | None = None) -> LabelSetR
     except OSError as error:
         raise ExportError(f"label set {path} cannot be read") from error
     except ValidationError as error:
-        raise ExportError(
-            f"label set {path.name}: {format_first_error(error, LabelSetRecord)}"
-        ) from error
+        reason = format_first_error(error, LabelSetRecord)
+        raise ExportError(f"label set {path.name}: {reason}") from error
     except LabelSetError as error:
         raise ExportError(f"label set {path.name}: {error.describe()}") from error
     return record

@@ -18,6 +18,8 @@ from service.images.decode import PixelArray, decode_image
 from service.images.folders import read_photo
 
 _MAX_PIXELS = 200_000_000  # width x height; the user's own photos, so only a sanity bound
+_MAX_KEPT_BYTES = 2**29  # of decoded pixels: 3,500 photos of 224 x 224
+_BATCH_SIZE = 8
 _SEED = 0
 _CALIBRATION_PHOTOS = 256
 
@@ -28,6 +30,35 @@ class UnusablePhotosError(ExportError):
     """Labelled photos cannot be read or do not fit the model."""
 
 
+class PhotoReader:
+    """Decodes and resizes photos as the service does.
+
+    Keeps pixels in memory, up to `_MAX_KEPT_BYTES`: an export reads a photo several times.
+    `left_out` gets the photos that cannot be used.
+    """
+
+    def __init__(self, contract: InputContract, left_out: set[Path] | None = None) -> None:
+        self.left_out = set() if left_out is None else left_out
+        self._contract = contract
+        self._kept: dict[Path, PixelArray] = {}
+
+    def read(self, path: Path) -> PixelArray:
+        """Returns pixels uint8 [H, W, 3]; raises UnusablePhotosError for a damaged file."""
+        if path in self._kept:
+            return self._kept[path]
+        try:
+            pixels = decode_image(read_photo(path), self._contract, _MAX_PIXELS).pixels
+        except OSError as error:
+            reason = error.strerror or "unreadable"
+            raise UnusablePhotosError(f"photo {path} cannot be read: {reason}") from error
+        except ImageError as error:
+            reason = error.describe()
+            raise UnusablePhotosError(f"photo {path} cannot be decoded: {reason}") from error
+        if len(self._kept) * pixels.nbytes < _MAX_KEPT_BYTES:
+            self._kept[path] = pixels
+        return pixels
+
+
 @dataclass(frozen=True, eq=False)
 class LabelledPhotos:
     """One split: n files and their targets, 0 or 1 (-1 if unknown and allowed)."""
@@ -36,10 +67,54 @@ class LabelledPhotos:
     label_names: tuple[str, ...]  # N labels, in the order of the logits
     paths: tuple[Path, ...]
     targets: NDArray[np.int64]  # [n, N]
+    reader: PhotoReader
 
-    def sample(self, count: int) -> tuple[Path, ...]:
-        """Returns at most `count` of the files, evenly at random with a fixed seed."""
-        return tuple(self.paths[row] for row in _shuffle(self)[:count])
+    def read(self) -> PixelArray:
+        """Returns pixels uint8 [n, H, W, 3] of the files, in order."""
+        return np.stack([self.reader.read(path) for path in self.paths])
+
+    def read_batches(self) -> Iterator[PixelArray]:
+        """Yields the same in batches of at most 8."""
+        rows = range(len(self.paths))
+        for start in rows[::_BATCH_SIZE]:
+            yield self.take(rows[start : start + _BATCH_SIZE]).read()
+
+    def take(self, rows: Sequence[int]) -> LabelledPhotos:
+        """Returns the photos in these rows."""
+        paths = tuple(self.paths[row] for row in rows)
+        return replace(self, paths=paths, targets=self.targets[list(rows)])
+
+    def shuffle(self) -> LabelledPhotos:
+        """Returns all photos in a random order, the same each time."""
+        return self.take(np.random.default_rng(_SEED).permutation(len(self.paths)).tolist())
+
+    def sample(self, count: int) -> LabelledPhotos:
+        """Returns at most `count` of the photos, evenly at random."""
+        return self.shuffle().take(range(len(self.paths))[:count])
+
+    def keep_usable(self, most: int | None = None) -> LabelledPhotos:
+        """Decodes all photos, or the first until `most` are usable; returns the usable ones.
+
+        Logs the others; raises UnusablePhotosError if no photo is usable.
+        """
+        rows: list[int] = []
+        failures: dict[Path, str] = {}
+        for row, path in enumerate(self.paths):
+            try:
+                self.reader.read(path)
+                rows.append(row)
+            except UnusablePhotosError as error:
+                failures[path] = str(error)
+            if len(rows) == most:
+                break
+        if not rows:
+            first = next(iter(failures.values()))
+            raise UnusablePhotosError(f"no photo of {self.dataset} can be used: {first}")
+        for path, failure in failures.items():
+            if path not in self.reader.left_out:
+                logger.warning("left out: %s", failure)
+        self.reader.left_out.update(failures)
+        return self.take(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,23 +126,18 @@ class Splits:
     test: LabelledPhotos  # to measure the manifest's accuracy on
 
 
-def read_splits(
-    path: Path, label_names: Sequence[str], contract: InputContract, left_out: set[Path]
-) -> Splits:
-    """Reads a labelled folder; adds the photos that cannot be used to `left_out`.
+def read_splits(path: Path, label_names: Sequence[str], reader: PhotoReader) -> Splits:
+    """Reads the usable photos of a labelled folder.
 
     Raises UnusablePhotosError if a split has no usable photo, or if val or test has every label on
     all photos or on none.
     """
     folder = read_labelled_folder(path)
     train, val, test = (
-        select_photos(folder, split, label_names) for split in ("train", "val", "test")
+        select_photos(folder, split, label_names, reader) for split in ("train", "val", "test")
     )
-    splits = Splits(
-        keep_usable(train, contract, left_out, sample=_CALIBRATION_PHOTOS),
-        keep_usable(val, contract, left_out),
-        keep_usable(test, contract, left_out),
-    )
+    train = train.shuffle().keep_usable(_CALIBRATION_PHOTOS)
+    splits = Splits(train, val.keep_usable(), test.keep_usable())
     for photos in (splits.val, splits.test):
         if not np.ptp(photos.targets, axis=0).any():
             raise UnusablePhotosError(
@@ -77,7 +147,12 @@ def read_splits(
 
 
 def select_photos(
-    folder: LabelledFolder, split: str, label_names: Sequence[str], *, partial: bool = False
+    folder: LabelledFolder,
+    split: str,
+    label_names: Sequence[str],
+    reader: PhotoReader,
+    *,
+    partial: bool = False,
 ) -> LabelledPhotos:
     """Returns one split with its targets in the model's order; `partial` allows unknown ones (-1).
 
@@ -100,66 +175,5 @@ def select_photos(
         label_names=tuple(label_names),
         paths=tuple(image.path for image in images),
         targets=folder.targets(images)[:, columns],
+        reader=reader,
     )
-
-
-def keep_usable(
-    photos: LabelledPhotos,
-    contract: InputContract,
-    left_out: set[Path],
-    *,
-    sample: int | None = None,
-) -> LabelledPhotos:
-    """Decodes all photos, or at random until `sample` are usable; returns the usable ones.
-
-    Logs the others and adds them to `left_out`; raises UnusablePhotosError if no photo is usable.
-    """
-    rows: list[int] = []
-    failures: dict[Path, str] = {}
-    for row in range(len(photos.paths)) if sample is None else _shuffle(photos):
-        try:
-            _read_pixels(photos.paths[row], contract)
-        except UnusablePhotosError as error:
-            failures[photos.paths[row]] = str(error)
-        else:
-            rows.append(row)
-        if len(rows) == sample:
-            break
-    if not rows:
-        first = next(iter(failures.values()))
-        raise UnusablePhotosError(f"no photo of {photos.dataset} can be used: {first}")
-    for path, failure in failures.items():
-        if path not in left_out:
-            logger.warning("left out: %s", failure)
-    left_out.update(failures)
-    paths = tuple(photos.paths[row] for row in rows)
-    return replace(photos, paths=paths, targets=photos.targets[rows])
-
-
-def _shuffle(photos: LabelledPhotos) -> list[int]:
-    order: list[int] = np.random.default_rng(_SEED).permutation(len(photos.paths)).tolist()
-    return order
-
-
-def read_batches(
-    paths: Sequence[Path], contract: InputContract, batch_size: int
-) -> Iterator[PixelArray]:
-    """Yields pixels uint8 [<= batch_size, H, W, 3] of the files, in order."""
-    for start in range(0, len(paths), batch_size):
-        yield read_pixels(paths[start : start + batch_size], contract)
-
-
-def read_pixels(paths: Sequence[Path], contract: InputContract) -> PixelArray:
-    """Returns pixels uint8 [n, H, W, 3]; raises UnusablePhotosError for a damaged file."""
-    return np.stack([_read_pixels(path, contract) for path in paths])
-
-
-def _read_pixels(path: Path, contract: InputContract) -> PixelArray:
-    try:
-        return decode_image(read_photo(path), contract, _MAX_PIXELS).pixels
-    except OSError as error:
-        reason = error.strerror or "unreadable"
-        raise UnusablePhotosError(f"photo {path} cannot be read: {reason}") from error
-    except ImageError as error:
-        reason = error.describe()
-        raise UnusablePhotosError(f"photo {path} cannot be decoded: {reason}") from error

@@ -57,16 +57,7 @@ class Source:
     @property
     def contract(self) -> InputContract:
         """How the service prepares photos for this network."""
-        spec = self.config.input
-        return InputContract(
-            height=spec.height,
-            width=spec.width,
-            resize_mode=spec.resize_mode,
-            crop_pct=spec.crop_pct,
-            interpolation=spec.interpolation,
-            mean=spec.mean,
-            std=spec.std,
-        )
+        return InputContract.model_validate(self.config.input.model_dump())
 
 
 def read_source(
@@ -90,14 +81,11 @@ def read_source(
     if checkpoint.config is None or not isinstance(checkpoint.network, Network):
         raise UnusableCheckpointError(f"{path.name} has a head without a backbone")
     names = _choose_names(path.name, checkpoint, label_names)
-    thresholds: tuple[float | None, ...] = (None,) * len(names)
-    if label_thresholds is not None:
-        thresholds = _read_thresholds(label_thresholds, len(names))
     return Source(
         network=checkpoint.network,
         config=checkpoint.config,
         label_names=names,
-        label_thresholds=thresholds,
+        label_thresholds=_read_thresholds(label_thresholds, len(names)),
         sha256=checkpoint.sha256,
         training_data=checkpoint.notes.get("training_data", "unknown"),
     )
@@ -110,16 +98,23 @@ def _choose_names(name: str, checkpoint: Checkpoint, path: Path | None) -> tuple
         if path is not None:
             raise UnusableCheckpointError("--label-names does not fit a head for open labels")
         return ()
-    names = checkpoint.label_names if path is None else _read_lines(path)
+    names = checkpoint.label_names
+    if path is not None:
+        names = tuple(line for line in _read_lines(path, "names") if line)
     if names is None:
         raise UnusableCheckpointError(f"{name} names no labels: give --label-names")
     if len(names) != count:
         raise UnusableCheckpointError(f"{len(names)} label names for {count} logits")
-    twice = [label for label, repeats in Counter(names).items() if repeats > 1]
-    if twice:
-        places = [str(i) for i, label in enumerate(names, start=1) if label == twice[0]]
+    _check_names(names)
+    return names
+
+
+def _check_names(names: tuple[str, ...]) -> None:
+    twice = next((label for label, repeats in Counter(names).items() if repeats > 1), None)
+    if twice is not None:
+        places = [str(i) for i, label in enumerate(names, start=1) if label == twice]
         raise UnusableCheckpointError(
-            f"label names {' and '.join(places[:2])} are both {twice[0]!r:.80}: rename one"
+            f"label names {' and '.join(places[:2])} are both {twice!r:.80}: rename one"
         )
     for label in names:
         try:  # checked, but not normalised: labelled photos use it as it is
@@ -127,34 +122,30 @@ def _choose_names(name: str, checkpoint: Checkpoint, path: Path | None) -> tuple
         except ValidationError as error:
             reason = error.errors(include_url=False)[0]["msg"]
             raise UnusableCheckpointError(f"label name {label!r:.80}: {reason}") from error
-    return names
 
 
-def _read_thresholds(path: Path, count: int) -> tuple[float | None, ...]:
+def _read_thresholds(path: Path | None, count: int) -> tuple[float | None, ...]:
     """Reads one number a line, 0 to 1, for the first of `count` labels; None for the others."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").rstrip().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnusableCheckpointError(f"label thresholds {path} cannot be read") from error
+    lines = [] if path is None else _read_lines(path, "thresholds")
     if len(lines) > count:
         raise UnusableCheckpointError(f"{len(lines)} label thresholds for {count} labels")
-    found: list[float] = []
-    for line in lines:
+    found: list[float | None] = [None] * count
+    for row, line in enumerate(lines):
         try:
-            found.append(float(line))
+            found[row] = value = float(line)
         except ValueError:
-            found.append(math.nan)
-        if not 0 <= found[-1] <= 1:
+            value = math.nan
+        if not 0 <= value <= 1:
             raise UnusableCheckpointError(
-                f"label threshold {len(found)} must be a number from 0 to 1; it is {line!r:.80}"
+                f"label threshold {row + 1} must be a number from 0 to 1; it is {line!r:.80}"
             )
-    return (*found, *(None,) * (count - len(found)))
+    return tuple(found)
 
 
-def _read_lines(path: Path) -> tuple[str, ...]:
+def _read_lines(path: Path, kind: str) -> list[str]:
     try:
         # Split at line feeds only: a name must not contain Python's other line ends.
-        lines = path.read_bytes().decode("utf-8-sig").split("\n")
+        lines = path.read_bytes().decode("utf-8-sig").rstrip().split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UnusableCheckpointError(f"label names {path} cannot be read") from error
-    return tuple(line.strip() for line in lines if line.strip())
+        raise UnusableCheckpointError(f"label {kind} {path} cannot be read") from error
+    return [line.strip() for line in lines]

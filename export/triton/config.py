@@ -6,7 +6,7 @@ There is no batching delay: as in the service, a free instance runs all requests
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_BATCH_SIZE = 16
@@ -84,16 +84,14 @@ def write_ensemble_config(
     )
 
 
-def _format(message: Message) -> str:
-    return "".join(f"{line}\n" for line in _format_lines(message))
-
-
-def _format_lines(message: Message) -> Iterator[str]:
+def _format(message: Message, indent: str = "") -> str:
+    lines = []
     for name, value in message.items():
         for item in value if isinstance(value, list | tuple) else (value,):
             if isinstance(item, Mapping):
-                yield f"{name} {{"
-                yield from (f"  {line}" for line in _format_lines(item))
-                yield "}"
+                inner = _format(item, f"{indent}  ")
+                lines.append(f"{indent}{name} {{\n{inner}{indent}}}\n")
             else:  # as in JSON, except that names of enumerations have no quotes
-                yield f"{name}: {item if name == 'data_type' else json.dumps(item)}"
+                text = item if name == "data_type" else json.dumps(item)
+                lines.append(f"{indent}{name}: {text}\n")
+    return "".join(lines)

@@ -19,7 +19,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from export import ExportError
+from export.accuracy import read_graphs
 from export.triton.config import Tensor, make_step, write_ensemble_config, write_model_config
 from service.bundle.card import Activation, Precision
-from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.engine.heads import LabelVectors
 from service.errors import ServiceError
@@ -57,12 +57,9 @@ class _Head:
 def write_repository(folder: Path, bundle: Bundle, precision: Precision = "fp32") -> None:
     """Writes the models of a bundle into a repository; replaces its models of the same names only.
 
-    A head without a variant of this precision is written in fp32.
-
-    Raises:
-        ExportError: there is no label to score, a label set cannot be encoded, or names collide
-            (`check_places`); nothing was removed.
-        BundleError: the bundle has no such variant.
+    A head without a variant of this precision is written in fp32. Raises BundleError if the encoder
+    has no such variant, ExportError if there is no label to score, if a label set cannot be encoded
+    or if names collide (`check_places`). Nothing was removed then.
     """
     sets = [each.name for each in read_bundle_sets(bundle)]
     check_places(folder, bundle.path, bundle.card.name, sets)
@@ -130,18 +127,17 @@ def _write_models(
     _write_model(folder / f"{name}_encoder", config, encoder)
     steps = [make_step(f"{name}_encoder", {"images": "images"}, {"tokens": "tokens"})]
     outputs = []
+    (folder / name / "1").mkdir(parents=True)  # Triton requires an empty version folder
     for head in heads:
+        labels, own = "".join(f"{label}\n" for label in head.labels), f"{head.output}.{LABELS_FILE}"
         scores = Tensor("scores", "TYPE_FP32", (len(head.labels),), LABELS_FILE)
         config = write_model_config(head.model, tokens, scores, queue=False)
         _write_model(folder / head.model, config, head.graph)
-        _write_labels(folder / head.model / LABELS_FILE, head.labels)
         steps.append(make_step(head.model, {"tokens": "tokens"}, {"scores": head.output}))
-        labels_file = f"{head.output}.{LABELS_FILE}"
-        outputs.append(Tensor(head.output, "TYPE_FP32", (len(head.labels),), labels_file))
-    (folder / name / "1").mkdir(parents=True)  # Triton requires an empty version folder
+        outputs.append(replace(scores, name=head.output, labels_file=own))
+        for path in (folder / head.model / LABELS_FILE, folder / name / own):
+            path.write_text(labels, encoding="utf-8")
     (folder / name / CONFIG_FILE).write_text(write_ensemble_config(name, images, outputs, steps))
-    for head in heads:
-        _write_labels(folder / name / f"{head.output}.{LABELS_FILE}", head.labels)
 
 
 def _write_model(folder: Path, config: str, graph: onnx.ModelProto) -> None:
@@ -150,15 +146,11 @@ def _write_model(folder: Path, config: str, graph: onnx.ModelProto) -> None:
     (folder / "1" / "model.onnx").write_bytes(graph.SerializeToString())
 
 
-def _write_labels(path: Path, labels: Sequence[str]) -> None:
-    path.write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
-
-
 def _take_trained_head(bundle: Bundle, precision: Precision) -> list[_Head]:
     head = bundle.card.trained_head
     if head is None:
         return []
-    graph = _read_head(bundle, "trained_head", precision)
+    graph = read_graphs(bundle, ("trained_head",), precision)["trained_head"]
     labels = make_trained_set(bundle.labels, head)
     return [_Head(f"{bundle.card.name}_trained", "scores", labels.names, _score(graph, labels))]
 
@@ -173,23 +165,13 @@ def _take_label_sets(bundle: Bundle, precision: Precision) -> list[_Head]:
     heads = []
     with closing(encoders):
         for definition in definitions:
-            graph = _read_head(bundle, "open_head", precision)
+            graph = read_graphs(bundle, ("open_head",), precision)["open_head"]
             vectors = _encode(definition, encoders)
             _fix_queries(graph, vectors.queries)
             labels = encoders.make_set(definition, vectors, bundle.card.version, "bundle")
-            heads.append(
-                _Head(
-                    f"{bundle.card.name}_set_{definition.name}",
-                    f"scores_{definition.name}",
-                    labels.names,
-                    _score(graph, labels),
-                )
-            )
+            model, output = f"{bundle.card.name}_set_{definition.name}", f"scores_{definition.name}"
+            heads.append(_Head(model, output, labels.names, _score(graph, labels)))
     return heads
-
-
-def _read_head(bundle: Bundle, graph: GraphName, precision: Precision) -> onnx.ModelProto:
-    return onnx.load_from_string(bundle.read_graph(graph, bundle.image_precision(graph, precision)))
 
 
 def _encode(definition: Definition, encoders: LabelEncoders) -> LabelVectors:

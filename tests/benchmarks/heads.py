@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from export.graphs.optimise import optimise
-from export.graphs.trace import trace_encoder, trace_head
+from export.graphs.trace import trace_encoder, trace_heads
 from models.backbones.backbone import Backbone
 from models.config import (
     GapConfig,
@@ -33,7 +33,6 @@ from models.config import (
     Query2LabelConfig,
     TransformerDecoderConfig,
 )
-from models.heads.query2label import Query2Label
 from models.network import build_head
 from tests.benchmarks.load import median_seconds
 
@@ -83,9 +82,8 @@ def measure(config: HeadConfig, batches: Sequence[int], seconds: float) -> Itera
     head = build_head(config).eval().requires_grad_(False)
     example = torch.zeros(1, SIDE * SIDE, WIDTH)
     yield from _size(head, example)
-    any_tokens = not isinstance(head, Query2Label)
-    graph = trace_head(head, SIDE * SIDE, WIDTH, any_tokens=any_tokens)
-    yield from _latencies(graph, example.numpy(), batches, seconds)
+    model = trace_heads(head, SIDE * SIDE, WIDTH)["trained_head"]
+    yield from _latencies(model, example.numpy(), batches, seconds)
 
 
 def measure_backbone(batches: Sequence[int], seconds: float) -> Iterator[str]:

@@ -6,7 +6,7 @@ from PIL import Image
 
 from export.accuracy import measure_map, predict_logits
 from export.graphs.graph import EncoderAndHead, Graphs
-from export.sources.photos import LabelledPhotos, read_pixels, read_splits
+from export.sources.photos import PhotoReader, read_splits
 from tests.export.tiny_network import CONTRACT, LABELS
 from tests.support.photos import encode_picture
 from tests.support.serving import labels_of, send_image, serve_app
@@ -15,39 +15,36 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_logits_keep_the_order_of_the_photos(graphs: Graphs, folder: Path) -> None:
-    photos = read_splits(folder, LABELS, CONTRACT, set()).test  # more than one batch
-    logits = predict_logits(graphs, photos, CONTRACT)
-    chain = EncoderAndHead(graphs)
+    photos = read_splits(folder, LABELS, PhotoReader(CONTRACT)).test  # more than one batch
+    logits = predict_logits(graphs, photos)
+    model = EncoderAndHead(graphs)
     for row in (0, 11, len(photos.paths) - 1):
-        alone = chain.predict(read_pixels(photos.paths[row : row + 1], CONTRACT))[0]
+        (alone,) = model.predict(photos.take([row]).read())
         assert np.allclose(logits[row], alone, rtol=1e-4, atol=1e-5)
 
 
 def test_map_is_the_mean_over_labels_of_average_precision_in_percent() -> None:
     targets = np.array([[1, 0], [0, 1], [1, 0], [0, 0]])
-    photos = LabelledPhotos("a/b", ("x", "y"), tuple(Path(f"{i}.png") for i in range(4)), targets)
     logits = np.array([[4, 3], [3, -1], [2, -2], [1, 2]], np.float32)
     # First label: right at ranks 1 and 3; second: right at rank 3.
     expected = 100 * np.mean([(1 / 1 + 2 / 3) / 2, 1 / 3])
-    assert measure_map(logits, photos, "sigmoid") == pytest.approx(expected, abs=1e-4)
+    assert measure_map(logits, targets, "sigmoid") == pytest.approx(expected, abs=1e-4)
 
 
 def test_softmax_ranks_the_photos_by_its_scores() -> None:
     logits = np.array([[3, 5], [2, 0], [1, 900]], np.float32)
     targets = np.array([[0, 1], [1, 0], [0, 1]])
-    photos = LabelledPhotos("a/b", ("x", "y"), (Path("a.png"),) * 3, targets)
-    assert measure_map(logits, photos, "softmax") == pytest.approx(100.0)
-    assert measure_map(logits, photos, "sigmoid") < 100.0
+    assert measure_map(logits, targets, "softmax") == pytest.approx(100.0)
+    assert measure_map(logits, targets, "sigmoid") < 100.0
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_default_bundle_finds_nothing_on_a_blank_photo(precision: str) -> None:
-    blank = [(name, Image.new("RGB", (640, 480), name)) for name in ("white", "grey", "black")]
-    photos = [encode_picture(image, kind) for _, image in blank for kind in ("PNG", "JPEG")]
+    blank = [Image.new("RGB", (640, 480), name) for name in ("white", "grey", "black")]
+    photos = [encode_picture(image, kind) for image in blank for kind in ("PNG", "JPEG")]
     photos.append(encode_picture(Image.new("RGBA", (9, 700), (0, 0, 0, 0))))
     photos += [encode_picture(Image.new("L", (100, 100), grey)) for grey in range(8, 256, 16)]
     with serve_app(ROOT / "bundles/ml-decoder-lite0", precision=precision) as client:
         for photo in photos:
-            assert labels_of(send_image(client, photo)) == []
-            assert labels_of(send_image(client, photo, params={"label_set": "everyday"})) == []
+            assert labels_of(send_image(client, photo)) == []  # of all its sets
         assert labels_of(send_image(client, (ROOT / "docs/photos/chelsea.jpg").read_bytes()))

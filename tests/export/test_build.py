@@ -5,18 +5,16 @@ import onnx
 import pytest
 
 from export import ExportError, variants
-from export.accuracy import predict_logits
 from export.build import ExportRequest, build_bundle
 from export.calibration.heads import CalibrationOptions
 from export.graphs.graph import PIXELS_TO_LOGITS, Graphs
 from export.graphs.verify import VerificationError
 from export.int8.search import MIN_AGREEMENT, Int8Graphs, variation_to_noise
-from export.sources.photos import read_pixels, read_splits
-from export.sources.trained import read_source
+from export.sources.photos import PhotoReader, read_splits
 from models.checkpoints.description import CheckpointError, Hints
 from models.network import Network
 from service.bundle.card import Precision
-from service.bundle.reader import Bundle, load_bundle
+from service.bundle.reader import Bundle
 from service.calibration import find_best_f1, fit_calibration
 from service.engine.engine import open_engine
 from service.engine.heads import LogitsArray
@@ -24,6 +22,7 @@ from service.errors import BundleError
 from service.images.decode import PixelArray
 from service.pipeline.scoring import compute_scores
 from tests.export.tiny_network import CONTRACT, LABELS, assert_close, run_torch
+from tests.support.tiny_bundle import copy_bundle
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +48,7 @@ def run_trained(bundle: Bundle, pixels: PixelArray, precision: Precision = "fp32
 def test_service_computes_what_torch_does_on_the_same_pixels(
     bundle: Bundle, network: Network, folder: Path
 ) -> None:
-    pixels = read_pixels(
-        read_splits(folder, LABELS, CONTRACT, set()).test.sample(3), bundle.card.input
-    )
+    pixels = read_splits(folder, LABELS, PhotoReader(CONTRACT)).test.sample(3).read()
     assert_close(run_trained(bundle, pixels), run_torch(network, pixels))
 
 
@@ -86,29 +83,19 @@ def test_card_has_the_provenance_and_the_accuracy_of_every_variant(bundle: Bundl
 
 
 def test_common_labels_have_thresholds_from_validation(bundle: Bundle, folder: Path) -> None:
-    targets = read_splits(folder, LABELS, CONTRACT, set()).val.targets
+    targets = read_splits(folder, LABELS, PhotoReader(CONTRACT)).val.targets
     assert [label.name for label in bundle.labels] == list(LABELS)
     assert [label.positives for label in bundle.labels] == targets.sum(axis=0).tolist()
     assert all(label.threshold is not None for label in bundle.labels)
 
 
-@pytest.mark.parametrize("raw_scores", [False, True])
-def test_head_has_the_calibration_of_its_validation_logits(
-    checkpoint: Path, folder: Path, tmp_path: Path, raw_scores: bool
-) -> None:
-    rules = CalibrationOptions(raw_scores=raw_scores)
-    bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "tiny", folder, rules=rules))
-    val = read_splits(folder, LABELS, CONTRACT, set()).val
-    fit = fit_calibration(run_trained(bundle, read_pixels(val.paths, CONTRACT)), val.targets)
-    found = bundle.card.trained_head.calibration
+def test_head_has_the_calibration_of_its_validation_logits(bundle: Bundle, folder: Path) -> None:
+    val = read_splits(folder, LABELS, PhotoReader(CONTRACT)).val
+    served = run_trained(bundle, val.read(), bundle.default_precision("cpu"))
+    fit, found = fit_calibration(served, val.targets), bundle.card.trained_head.calibration
     assert fit is not None
-    if raw_scores:
-        assert found is None
-    else:
-        assert (found.scale, found.shift) == pytest.approx(
-            (fit.pair.scale, fit.pair.shift), abs=1e-3
-        )
-        assert (found.dataset, found.images) == ("colours/val", len(val.paths))
+    assert (found.scale, found.shift) == pytest.approx((fit.pair.scale, fit.pair.shift), abs=1e-3)
+    assert (found.dataset, found.images) == ("colours/val", len(val.paths))
 
 
 @pytest.mark.parametrize("case", [(20.0, "int8"), (19.9, "fp32")])
@@ -125,35 +112,26 @@ def test_int8_is_the_cpus_default_only_when_it_agrees_with_fp32(
         return Int8Graphs({name: graphs[name] for name in PIXELS_TO_LOGITS}, (), agreement)
 
     monkeypatch.setattr(variants, "find_int8", find_int8)
-    request = ExportRequest(checkpoint, tmp_path / "tiny", folder, frozenset({"int8"}))
-    assert build_bundle(request).default_precision("cpu") == precision
+    raw = CalibrationOptions(raw_scores=True)
+    precisions: frozenset[Precision] = frozenset({"int8"})
+    made = build_bundle(
+        ExportRequest(checkpoint, tmp_path / "tiny", folder, precisions, options=raw)
+    )
+    assert made.default_precision("cpu") == precision
+    assert made.card.trained_head.calibration is None
 
 
 def test_cpus_default_is_as_measured_on_the_validation_photos(bundle: Bundle, folder: Path) -> None:
-    pixels = read_pixels(read_splits(folder, LABELS, CONTRACT, set()).val.paths, bundle.card.input)
+    pixels = read_splits(folder, LABELS, PhotoReader(CONTRACT)).val.read()
     exact, rounded = run_trained(bundle, pixels), run_trained(bundle, pixels, "int8")
     agrees = variation_to_noise(exact, rounded) >= MIN_AGREEMENT
     assert bundle.default_precision("cpu") == ("int8" if agrees else "fp32")
 
 
-# With the same order of photos in all variants, and so the same mAP.
-@pytest.mark.parametrize(("share", "enough"), [(0.95, True), (1.05, False)])
-def test_agreement_of_20_db_is_a_deviation_of_a_tenth_of_the_variation(
-    checkpoint: Path, folder: Path, graphs: Graphs, share: float, enough: bool
-) -> None:
-    contract = read_source(checkpoint).contract
-    logits = predict_logits(graphs, read_splits(folder, LABELS, CONTRACT, set()).val, contract)
-    tenth = 0.1 * np.linalg.norm(logits - logits.mean(axis=0)) / np.linalg.norm(logits)
-    found = (logits * (1 + share * tenth)).astype(np.float32)
-    assert (variation_to_noise(logits, found) >= MIN_AGREEMENT) == enough
-
-
-def test_bundle_has_no_accuracy_without_photos(checkpoint: Path, tmp_path: Path) -> None:
-    request = ExportRequest(checkpoint, tmp_path / "tiny", compact_weights=True)
-    bundle = build_bundle(request)
-    assert bundle.precisions() == ("fp32",)
-    assert bundle.card.metrics == ()
-    assert all(label.threshold is None for label in bundle.labels)
+def test_bundle_has_no_accuracy_without_photos(plain_bundle: Bundle) -> None:
+    assert plain_bundle.precisions() == ("fp32",)
+    assert plain_bundle.card.metrics == ()
+    assert all(label.threshold is None for label in plain_bundle.labels)
 
 
 def test_build_refuses_a_folder_that_is_no_bundle_before_any_work(tmp_path: Path) -> None:
@@ -174,8 +152,8 @@ def test_thresholds_of_single_labels_are_softmax_scores(
 ) -> None:
     hints = Hints(single_label=True)
     bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "tiny", folder, hints=hints))
-    val = read_splits(folder, LABELS, CONTRACT, set()).val
-    logits = run_trained(bundle, read_pixels(val.paths, bundle.card.input))
+    val = read_splits(folder, LABELS, PhotoReader(CONTRACT)).val
+    logits = run_trained(bundle, val.read())
     scores = np.stack([compute_scores(row, "softmax") for row in logits])
     for label, column, targets in zip(bundle.labels, scores.T, val.targets.T, strict=True):
         best = find_best_f1(column, targets)
@@ -184,17 +162,15 @@ def test_thresholds_of_single_labels_are_softmax_scores(
 
 
 def test_failed_verification_leaves_the_old_bundle(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, plain_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = ExportRequest(checkpoint, tmp_path / "tiny")
-    build_bundle(request)
+    request = ExportRequest(checkpoint, copy_bundle(plain_bundle, tmp_path))
     before = {path.name: path.read_bytes() for path in request.out.iterdir()}
     monkeypatch.setattr(variants, "FP32_TOLERANCE", 0.0)
     with pytest.raises(VerificationError):
         build_bundle(request)
     assert {path.name: path.read_bytes() for path in request.out.iterdir()} == before
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
-    load_bundle(request.out)
+    assert list(tmp_path.iterdir()) == [request.out]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +178,6 @@ def test_failed_verification_leaves_the_old_bundle(
     [
         ({"out": Path("no good name!")}, "model name"),
         ({"model_version": "one two"}, "model version"),
-        ({"precisions": frozenset({"int8"})}, "int8 needs labelled photos"),
     ],
 )
 def test_impossible_request_is_refused_before_any_work(

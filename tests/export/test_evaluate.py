@@ -16,9 +16,10 @@ from models.data import LabelledFolder, read_labelled_folder
 from models.data.records import WordVectors
 from models.evaluate import main
 from models.network import Network
+from service.bundle.reader import Bundle
 from tests.export.graphs.test_heads import OPEN, make_network
 from tests.export.tiny_network import LABELS, write_folder
-from tests.support.tiny_bundle import edit_manifest, make_calibration
+from tests.support.tiny_bundle import copy_bundle, edit_manifest, make_calibration
 
 Evaluate = Callable[..., dict[str, float]]
 
@@ -38,27 +39,30 @@ def evaluate(capsys: pytest.CaptureFixture[str]) -> Evaluate:
 
 @pytest.mark.parametrize("order", [LABELS, LABELS[::-1]])
 def test_bundle_has_the_figures_of_its_checkpoint(
-    checkpoint: Path, order: tuple[str, ...], tmp_path: Path, evaluate: Evaluate
+    checkpoint: Path,
+    plain_bundle: Bundle,
+    order: tuple[str, ...],
+    tmp_path: Path,
+    evaluate: Evaluate,
 ) -> None:
     folder = write_folder(tmp_path / "photos", order)
-    bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model")).path
-    found = evaluate("--bundle", bundle, folder)
+    found = evaluate("--bundle", plain_bundle.path, folder)
     assert {"mAP", "CF1", "OF1", "top-3 CF1", "top-3 OF1", *LABELS} <= found.keys()
     assert found == pytest.approx(evaluate("--checkpoint", checkpoint, folder), abs=0.01)
 
 
 def test_figures_of_a_calibrated_bundle_are_of_its_calibrated_scores(
-    checkpoint: Path, folder: Path, tmp_path: Path, evaluate: Evaluate
+    plain_bundle: Bundle, folder: Path, tmp_path: Path, evaluate: Evaluate
 ) -> None:
-    bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model"))
-    raw = evaluate("--bundle", bundle.path, folder)
+    path = copy_bundle(plain_bundle, tmp_path)
+    raw = evaluate("--bundle", path, folder)
 
     def shift(manifest: dict[str, Any]) -> None:
         calibration = make_calibration(1.0, -50.0).model_dump(mode="json")
         manifest["card"]["trained_head"]["calibration"] = calibration
 
-    edit_manifest(bundle.path, shift)
-    found = evaluate("--bundle", bundle.path, folder)
+    edit_manifest(path, shift)
+    found = evaluate("--bundle", path, folder)
     assert {name: found[name] for name in ("mAP", *LABELS)} == pytest.approx(
         {name: raw[name] for name in ("mAP", *LABELS)}
     )
@@ -123,10 +127,9 @@ def test_open_bundle_is_measured_on_the_data_sets_word_vectors(
 
 
 def test_mistakes_are_one_line(
-    checkpoint: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plain_bundle: Bundle, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model")).path
-    good, gone = ["--bundle", str(bundle), "--data", str(folder)], str(tmp_path / "gone")
+    good, gone = ["--bundle", str(plain_bundle.path), "--data", str(folder)], str(folder / "gone")
     for bad in ("--bundle", gone), ("--data", gone), ("--split", "dev"), ("--precision", "int8"):
         assert main([*good, *bad]) == 2
         lines = capsys.readouterr().err.splitlines()

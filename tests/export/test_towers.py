@@ -20,15 +20,33 @@ from service.engine.engine import open_engine
 from service.labels.encoders import open_text_encoder
 from service.labels.files import read_bundle_sets
 from tests.export.tiny_network import run_torch
-from tests.models.tiny_towers import KINDS, SIDE, VOCABULARY, write_towers
+from tests.models.tiny_towers import KINDS, VOCABULARY, write_towers
 
 NAMES = ["red", "green", "blue"]
+SIDE, PATCHES = 23, 11  # of 2 pixels, which do not fill the photo
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, SIDE, SIDE, 3), np.uint8)
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_towers(tmp_path_factory.mktemp("models") / request.param, request.param)
+    folder = tmp_path_factory.mktemp("models") / request.param
+    return write_towers(folder, request.param, side=SIDE, patch=2)
+
+
+@pytest.fixture(scope="module")
+def bundle(model: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Small formats, calibrated on photos."""
+    parent = tmp_path_factory.mktemp("bundles")
+    (parent / "zoo.json").write_text(json.dumps({"name": "zoo", "labels": NAMES}))
+    request = ExportRequest(
+        model,
+        parent / "tiny",
+        precisions=frozenset({"fp16"}),
+        hints=Hints(embedding_template="a photo of a {}."),
+        compact_weights=True,
+        opened=OpenRequest(label_sets=(parent / "zoo.json",), photos=folder),
+    )
+    return build_bundle(request)
 
 
 def embed(bundle: Bundle) -> np.ndarray:
@@ -37,10 +55,7 @@ def embed(bundle: Bundle) -> np.ndarray:
     return encoder.encode([f"a photo of a {name}." for name in NAMES])
 
 
-def test_small_formats_are_close_to_fp32(model: Path, tmp_path: Path) -> None:
-    halves = frozenset({"fp16"})
-    request = ExportRequest(model, tmp_path / "tiny", precisions=halves, compact_weights=True)
-    bundle = build_bundle(request)
+def test_small_formats_are_close_to_fp32(model: Path, bundle: Bundle) -> None:
     assert bundle.precisions() == ("fp32", "fp16")
     assert set(bundle.manifest.graphs["text_encoder"]) == {"fp32"}
     towers = read_clip(model)
@@ -56,20 +71,18 @@ def test_small_formats_are_close_to_fp32(model: Path, tmp_path: Path) -> None:
         assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
 
 
-def test_photos_calibrate_labels_and_label_sets_are_embedded(
-    model: Path, folder: Path, tmp_path: Path
-) -> None:
-    zoo = tmp_path / "zoo.json"
-    zoo.write_text(json.dumps({"name": "zoo", "labels": NAMES}))
-    opened = OpenRequest(label_sets=(zoo,), photos=folder)
-    hints = Hints(embedding_template="a photo of a {}.")
-    bundle = build_bundle(ExportRequest(model, tmp_path / "tiny", opened=opened, hints=hints))
+def test_photos_calibrate_labels_and_label_sets_are_embedded(model: Path, bundle: Bundle) -> None:
     head = bundle.card.open_head
     # Random towers know no colours, so perhaps no calibration is better than none.
     assert (head.activation == "softmax") == (model.name == "clip" and head.calibration is None)
     (definition,) = read_bundle_sets(bundle)
     assert definition.names == tuple(NAMES)
     np.testing.assert_allclose(definition.embeddings, embed(bundle), atol=2e-3)
+
+
+def test_maps_have_the_grid_of_patches_that_do_not_fill_the_photo(bundle: Bundle) -> None:
+    maps = onnx.load_from_string(bundle.read_graph("open_head_maps", "fp32")).graph.output[0]
+    assert [dim.dim_value for dim in maps.type.tensor_type.shape.dim[2:]] == [PATCHES, PATCHES]
 
 
 def test_options_of_other_models_are_refused(
@@ -105,13 +118,3 @@ def test_text_encoder_beyond_the_limit_of_a_file_is_stored_in_16_bits(
     found, expected = (embed_tokens(graph, *inputs) for graph in (stored, exact))
     np.testing.assert_allclose(found, expected, atol=2e-3)
     assert not np.array_equal(found, expected)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_maps_have_the_grid_of_patches_that_do_not_fill_the_photo(
-    kind: str, tmp_path: Path
-) -> None:
-    folder = write_towers(tmp_path / kind, kind, side=23, patch=2)
-    bundle = build_bundle(ExportRequest(folder, tmp_path / "tiny"))
-    maps = onnx.load_from_string(bundle.read_graph("open_head_maps", "fp32")).graph.output[0]
-    assert [dim.dim_value for dim in maps.type.tensor_type.shape.dim[2:]] == [11, 11]

@@ -94,114 +94,102 @@ def open_card(name: str = "tiny-open", *, trained: bool = True) -> ModelCard:
 
 def tiny_encoder(seed: int = 0, *, side: int = SIDE, output: str = "tokens") -> bytes:
     """Returns the encoder: uint8 [B, side, side, 3] -> float32 [B, S, C]."""
-    random = np.random.default_rng(seed)
-    kernel = random.normal(0, 0.3, (WIDTH, 3, PATCH, PATCH)).astype(np.float32)
-    constants: dict[str, ArrayLike] = {
-        "kernel": kernel,
-        "scale": np.float32(1 / 127.5),
-        "one": np.float32(1),
-        "flat": np.array([0, WIDTH, -1], np.int64),
-    }
-    nodes = [
-        helper.make_node("Cast", ["images"], ["bytes"], to=TensorProto.FLOAT),
-        helper.make_node("Mul", ["bytes", "scale"], ["scaled"]),
-        helper.make_node("Sub", ["scaled", "one"], ["centred"]),
-        helper.make_node("Transpose", ["centred"], ["planes"], perm=[0, 3, 1, 2]),
-        helper.make_node("Conv", ["planes", "kernel"], ["patches"], strides=[PATCH, PATCH]),
-        helper.make_node("Relu", ["patches"], ["active"]),
-        helper.make_node("Reshape", ["active", "flat"], ["columns"]),
-        helper.make_node("Transpose", ["columns"], [output], perm=[0, 2, 1]),
-    ]
-    image = helper.make_tensor_value_info("images", TensorProto.UINT8, ["B", side, side, 3])
-    tokens = _floats(output, ["B", (side // PATCH) ** 2, WIDTH])
-    return serialize_graph(nodes, image, tokens, constants)
+    kernel = np.random.default_rng(seed).normal(0, 0.3, (WIDTH, 3, PATCH, PATCH))
+    return parse_graph(
+        f"""(uint8[B, {side}, {side}, 3] images) =>
+            (float[B, {(side // PATCH) ** 2}, {WIDTH}] {output}) {{
+            bytes = Cast <to = 1> (images)
+            scaled = Mul (bytes, scale)
+            centred = Sub (scaled, one)
+            planes = Transpose <perm = [0, 3, 1, 2]> (centred)
+            patches = Conv <strides = [{PATCH}, {PATCH}]> (planes, kernel)
+            active = Relu (patches)
+            columns = Reshape (active, flat)
+            {output} = Transpose <perm = [0, 2, 1]> (columns)
+        }}""",
+        kernel=kernel.astype(np.float32),
+        scale=np.float32(1 / 127.5),
+        one=np.float32(1),
+        flat=[0, WIDTH, -1],
+    )
 
 
 def tiny_head(seed: int = 1, *, num_labels: int = len(TINY_LABELS), width: int = WIDTH) -> bytes:
     """Returns the head: float32 [B, S, C] -> logits float32 [B, N]."""
     random = np.random.default_rng(seed)
-    constants: dict[str, ArrayLike] = {
-        "weight": random.normal(0, 2, (width, num_labels)).astype(np.float32),
-        "bias": random.normal(0, 1, num_labels).astype(np.float32),
-        "axis": np.array([1], np.int64),
-    }
-    nodes = [
-        helper.make_node("ReduceMean", ["tokens", "axis"], ["pooled"], keepdims=0),
-        helper.make_node("MatMul", ["pooled", "weight"], ["product"]),
-        helper.make_node("Add", ["product", "bias"], ["logits"]),
-    ]
-    tokens = _floats("tokens", ["B", "S", width])
-    logits = _floats("logits", ["B", num_labels])
-    return serialize_graph(nodes, tokens, logits, constants)
+    return parse_graph(
+        f"""(float[B, S, {width}] tokens) => (float[B, {num_labels}] logits) {{
+            pooled = ReduceMean <keepdims = 0> (tokens, axis)
+            product = MatMul (pooled, weight)
+            logits = Add (product, bias)
+        }}""",
+        weight=random.normal(0, 2, (width, num_labels)).astype(np.float32),
+        bias=random.normal(0, 1, num_labels).astype(np.float32),
+        axis=[1],
+    )
 
 
 def add_memory(head: bytes) -> bytes:
     """Returns a head that gives its tokens as `memory` too."""
-    model = onnx.load_model_from_string(head)
-    model.graph.node.append(helper.make_node("Identity", ["tokens"], ["memory"]))
-    model.graph.output.append(_floats("memory", ["B", "S", WIDTH]))
-    return bytes(model.SerializeToString())
+    return _add_copy(head, "tokens", "memory", ["B", "S", WIDTH])
 
 
 def add_keys(label_encoder: bytes) -> bytes:
     """Returns a label encoder that gives `projected` [L, K], its queries again, too."""
-    model = onnx.load_model_from_string(label_encoder)
-    model.graph.node.append(helper.make_node("Identity", ["queries"], ["projected"]))
-    model.graph.output.append(_floats("projected", ["L", QUERY_WIDTH]))
+    return _add_copy(label_encoder, "queries", "projected", ["L", QUERY_WIDTH])
+
+
+def _add_copy(graph: bytes, value: str, copy: str, sizes: list[int | str]) -> bytes:
+    model = onnx.load_model_from_string(graph)
+    model.graph.node.append(helper.make_node("Identity", [value], [copy]))
+    model.graph.output.append(helper.make_tensor_value_info(copy, TensorProto.FLOAT, sizes))
     return bytes(model.SerializeToString())
 
 
 def tiny_trained_maps(seed: int = 1, *, num_labels: int = len(TINY_LABELS)) -> bytes:
     """Returns the trained labels' maps: memory [B, S, C] and labels [L] -> maps [B, L, 4, 4]."""
-    random = np.random.default_rng(seed)
-    weight = random.normal(0, 2, (num_labels, WIDTH)).astype(np.float32)
-    labels = helper.make_tensor_value_info("labels", TensorProto.INT64, ["L"])
-    gather = helper.make_node("Gather", ["weight", "labels"], ["rows"])
-    return _tiny_maps([gather], labels, {"weight": weight})
+    weight = np.random.default_rng(seed).normal(0, 2, (num_labels, WIDTH)).astype(np.float32)
+    return _tiny_maps("int64[L] labels", "Gather (weight, labels)", weight=weight)
 
 
 def tiny_open_maps() -> bytes:
     """Returns the open labels' maps: memory [B, S, C] and queries [L, K] -> maps [B, L, 4, 4]."""
-    queries = _floats("queries", ["L", QUERY_WIDTH])
-    return _tiny_maps([helper.make_node("Identity", ["queries"], ["rows"])], queries, {})
+    return _tiny_maps(f"float[L, {QUERY_WIDTH}] queries", "Identity (queries)")
 
 
-def _tiny_maps(
-    start: list[onnx.NodeProto], labels: onnx.ValueInfoProto, constants: Mapping[str, ArrayLike]
-) -> bytes:
+def _tiny_maps(labels: str, rows: str, **constants: ArrayLike) -> bytes:
     side = SIDE // PATCH
-    nodes = [
-        *start,
-        helper.make_node("Transpose", ["memory"], ["columns"], perm=[0, 2, 1]),
-        helper.make_node("MatMul", ["rows", "columns"], ["products"]),
-        helper.make_node("Relu", ["products"], ["found"]),
-        helper.make_node("ReduceMax", ["found", "last"], ["largest"], keepdims=1),
-        helper.make_node("Max", ["largest", "tiny"], ["divisor"]),
-        helper.make_node("Div", ["found", "divisor"], ["shares"]),
-        helper.make_node("Reshape", ["shares", "shape"], ["maps"]),
-    ]
-    memory = _floats("memory", ["B", TOKENS, WIDTH])
-    maps = _floats("maps", ["B", "L", side, side])
-    shape = np.array([0, 0, side, side], np.int64)
-    last, tiny = np.array([-1], np.int64), np.float32(1e-30)
-    return serialize_graph(
-        nodes, [memory, labels], maps, {**constants, "shape": shape, "last": last, "tiny": tiny}
+    return parse_graph(
+        f"""(float[B, {TOKENS}, {WIDTH}] memory, {labels}) => (float[B, L, {side}, {side}] maps) {{
+            rows = {rows}
+            columns = Transpose <perm = [0, 2, 1]> (memory)
+            products = MatMul (rows, columns)
+            found = Relu (products)
+            largest = ReduceMax <keepdims = 1> (found, last)
+            divisor = Max (largest, tiny)
+            shares = Div (found, divisor)
+            maps = Reshape (shares, shape)
+        }}""",
+        shape=[0, 0, side, side],
+        last=[-1],
+        tiny=np.float32(1e-30),
+        **constants,
     )
 
 
 def tiny_open_head(*, query_width: int = QUERY_WIDTH) -> bytes:
     """Returns the open head: tokens [B, S, C] and queries [L, K] -> logits [B, L]."""
-    nodes = [
-        helper.make_node("Transpose", ["queries"], ["columns"], perm=[1, 0]),
-        helper.make_node("MatMul", ["tokens", "columns"], ["products"]),
-        helper.make_node("ReduceMax", ["products", "axis"], ["best"], keepdims=0),
-        helper.make_node("Sub", ["best", "one"], ["logits"]),
-    ]
-    tokens = _floats("tokens", ["B", "S", WIDTH])
-    queries = _floats("queries", ["L", query_width])
-    logits = _floats("logits", ["B", "L"])
-    constants: dict[str, ArrayLike] = {"axis": np.array([1], np.int64), "one": np.float32(1)}
-    return serialize_graph(nodes, [tokens, queries], logits, constants)
+    return parse_graph(
+        f"""(float[B, S, {WIDTH}] tokens, float[L, {query_width}] queries) =>
+            (float[B, L] logits) {{
+            columns = Transpose <perm = [1, 0]> (queries)
+            products = MatMul (tokens, columns)
+            best = ReduceMax <keepdims = 0> (products, axis)
+            logits = Sub (best, one)
+        }}""",
+        axis=[1],
+        one=np.float32(1),
+    )
 
 
 def tiny_screened_head(*, key_width: int = QUERY_WIDTH, most: int = 4096) -> bytes:
@@ -209,87 +197,66 @@ def tiny_screened_head(*, key_width: int = QUERY_WIDTH, most: int = 4096) -> byt
 
     It scores no more labels than it needs, and at most `most`.
     """
-    nodes = [
-        helper.make_node("Transpose", ["projected"], ["columns"], perm=[1, 0]),
-        helper.make_node("MatMul", ["tokens", "columns"], ["products"]),
-        helper.make_node("ReduceMax", ["products", "middle"], ["best"], keepdims=0),
-        helper.make_node("Sub", ["best", "one"], ["all"]),
-        helper.make_node("Mul", ["all", "scale"], ["scaled"]),
-        helper.make_node("Add", ["scaled", "shift"], ["ranks"]),
-        helper.make_node("GreaterOrEqual", ["ranks", "zero"], ["reach"]),
-        helper.make_node("Cast", ["reach"], ["ones"], to=TensorProto.INT64),
-        helper.make_node("ReduceSum", ["ones", "middle"], ["above"], keepdims=0),
-        helper.make_node("Max", ["above", "wanted"], ["asked"]),
-        helper.make_node("Shape", ["shift"], ["size"]),
-        helper.make_node("Min", ["asked", "size"], ["needed"]),
-        helper.make_node("ReduceMax", ["needed"], ["largest"], keepdims=1),
-        helper.make_node("Min", ["largest", "most"], ["count"]),
-        helper.make_node("TopK", ["ranks", "count"], ["values", "positions"]),
-        helper.make_node("GatherElements", ["all", "positions"], ["logits"], axis=1),
-        helper.make_node("Identity", ["tokens"], ["memory"]),
-    ]
-    inputs = [
-        _floats("tokens", ["B", "S", WIDTH]),
-        _floats("queries", ["L", QUERY_WIDTH]),
-        _floats("scale", ["L"]),
-        _floats("shift", ["L"]),
-        helper.make_tensor_value_info("wanted", TensorProto.INT64, ["B"]),
-        _floats("projected", ["L", key_width]),
-    ]
-    constants: dict[str, ArrayLike] = {
-        "middle": np.array([1], np.int64),
-        "one": np.float32(1),
-        "zero": np.float32(0),
-        "most": np.array([most], np.int64),
-    }
-    graph = serialize_graph(nodes, inputs, _floats("logits", ["B", "k"]), constants)
-    model = onnx.load_model_from_string(graph)
-    model.graph.output.extend(
-        [
-            helper.make_tensor_value_info("positions", TensorProto.INT64, ["B", "k"]),
-            helper.make_tensor_value_info("needed", TensorProto.INT64, ["B"]),
-            _floats("memory", ["B", "S", WIDTH]),
-        ]
+    return parse_graph(
+        f"""(float[B, S, {WIDTH}] tokens, float[L, {QUERY_WIDTH}] queries, float[L] scale,
+             float[L] shift, int64[B] wanted, float[L, {key_width}] projected) =>
+            (float[B, k] logits, int64[B, k] positions, int64[B] needed,
+             float[B, S, {WIDTH}] memory) {{
+            columns = Transpose <perm = [1, 0]> (projected)
+            products = MatMul (tokens, columns)
+            best = ReduceMax <keepdims = 0> (products, middle)
+            all = Sub (best, one)
+            scaled = Mul (all, scale)
+            ranks = Add (scaled, shift)
+            reach = GreaterOrEqual (ranks, zero)
+            ones = Cast <to = 7> (reach)
+            above = ReduceSum <keepdims = 0> (ones, middle)
+            asked = Max (above, wanted)
+            size = Shape (shift)
+            needed = Min (asked, size)
+            largest = ReduceMax <keepdims = 1> (needed)
+            count = Min (largest, most)
+            values, positions = TopK (ranks, count)
+            logits = GatherElements <axis = 1> (all, positions)
+            memory = Identity (tokens)
+        }}""",
+        middle=[1],
+        one=np.float32(1),
+        zero=np.float32(0),
+        most=[most],
     )
-    return bytes(model.SerializeToString())
 
 
 def tiny_label_encoder(seed: int = 3, *, width: int = EMBEDDING_WIDTH) -> bytes:
     """Returns the label encoder: embeddings [L, E] -> queries [L, K]."""
-    random = np.random.default_rng(seed)
-    weight = random.normal(0, 2, (width, QUERY_WIDTH)).astype(np.float32)
-    nodes = [
-        helper.make_node("MatMul", ["embeddings", "weight"], ["product"]),
-        helper.make_node("Tanh", ["product"], ["queries"]),
-    ]
-    embeddings = _floats("embeddings", ["L", width])
-    queries = _floats("queries", ["L", QUERY_WIDTH])
-    return serialize_graph(nodes, embeddings, queries, {"weight": weight})
+    weight = np.random.default_rng(seed).normal(0, 2, (width, QUERY_WIDTH)).astype(np.float32)
+    return parse_graph(
+        f"""(float[L, {width}] embeddings) => (float[L, {QUERY_WIDTH}] queries) {{
+            product = MatMul (embeddings, weight)
+            queries = Tanh (product)
+        }}""",
+        weight=weight,
+    )
 
 
 def tiny_text_encoder(seed: int = 4) -> bytes:
     """Returns the text encoder: input_ids and attention_mask [L, T] -> embeddings [L, E]."""
-    random = np.random.default_rng(seed)
-    constants: dict[str, ArrayLike] = {
-        "table": random.normal(0, 1, (257, EMBEDDING_WIDTH)).astype(np.float32),
-        "last": np.array([-1], np.int64),
-        "middle": np.array([1], np.int64),
-    }
-    nodes = [
-        helper.make_node("Gather", ["table", "input_ids"], ["vectors"]),
-        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
-        helper.make_node("Unsqueeze", ["mask", "last"], ["column"]),
-        helper.make_node("Mul", ["vectors", "column"], ["real"]),
-        helper.make_node("ReduceSum", ["real", "middle"], ["sum"], keepdims=0),
-        helper.make_node("ReduceL2", ["sum", "last"], ["length"], keepdims=1),
-        helper.make_node("Div", ["sum", "length"], ["embeddings"]),
-    ]
-    ids, mask = (
-        helper.make_tensor_value_info(name, TensorProto.INT64, ["L", "T"])
-        for name in ("input_ids", "attention_mask")
+    table = np.random.default_rng(seed).normal(0, 1, (257, EMBEDDING_WIDTH)).astype(np.float32)
+    return parse_graph(
+        f"""(int64[L, T] input_ids, int64[L, T] attention_mask) =>
+            (float[L, {EMBEDDING_WIDTH}] embeddings) {{
+            vectors = Gather (table, input_ids)
+            mask = Cast <to = 1> (attention_mask)
+            column = Unsqueeze (mask, last)
+            real = Mul (vectors, column)
+            sum = ReduceSum <keepdims = 0> (real, middle)
+            length = ReduceL2 <keepdims = 1> (sum, last)
+            embeddings = Div (sum, length)
+        }}""",
+        table=table,
+        last=[-1],
+        middle=[1],
     )
-    embeddings = _floats("embeddings", ["L", EMBEDDING_WIDTH])
-    return serialize_graph(nodes, [ids, mask], embeddings, constants)
 
 
 def tiny_tokenizer() -> bytes:
@@ -303,8 +270,14 @@ def tiny_tokenizer() -> bytes:
     return tokenizer.to_str().encode()
 
 
-def _floats(name: str, sizes: list[int | str]) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes)
+def parse_graph(text: str, **constants: ArrayLike) -> bytes:
+    """Returns a checked, serialized model of a graph in ONNX's text form."""
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> tiny {text}')
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()
+    )
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
 
 
 def serialize_graph(
@@ -357,28 +330,26 @@ def open_draft(
     )
 
 
+def write_draft(parent: Path, draft: BundleDraft) -> Bundle:
+    """Writes a bundle into `parent`, under its model's name."""
+    return write_bundle(parent / draft.card.name, draft)
+
+
 def write_calibrated_bundle(parent: Path) -> Bundle:
     """Writes a tiny bundle whose heads, label `dog` and trained names have calibrations."""
-    draft = open_draft()
-    head = draft.card.trained_head
-    assert head is not None
-    changed = {
-        "trained_head": head.model_copy(update={"calibration": make_calibration(2.0, -0.5)}),
-        "open_head": OPEN_HEAD.model_copy(
-            update={
-                "calibration": make_calibration(0.5, -1.0),
-                "trained_names": make_calibration(0.75, 1.0),
-            }
-        ),
+    trained = PLAIN_HEAD.model_copy(update={"calibration": make_calibration(2.0, -0.5)})
+    fitted = {
+        "calibration": make_calibration(0.5, -1.0),
+        "trained_names": make_calibration(0.75, 1.0),
     }
+    opened = OPEN_HEAD.model_copy(update=fitted)
     own = {"calibration": Calibration(scale=1.5, shift=0.25)}
     labels = [
         label.model_copy(update=own) if label.name == "dog" else label for label in TINY_LABELS
     ]
     sets = {"everyday.json": b'{"name": "everyday", "labels": ["chair", "cat", "lamp"]}'}
-    card = draft.card.model_copy(update=changed)
-    draft = replace(draft, card=card, labels=labels, label_sets=sets)
-    return write_bundle(parent / draft.card.name, draft)
+    card = open_card().model_copy(update={"trained_head": trained, "open_head": opened})
+    return write_draft(parent, replace(open_draft(card), labels=labels, label_sets=sets))
 
 
 def make_calibration(scale: float, shift: float) -> HeadCalibration:
@@ -402,7 +373,7 @@ def write_changed_bundle(parent: Path, tokenizer: bytes | None = None, **graphs:
         (precision,) = draft.graphs[name]  # type: ignore[index]
         draft = replace(draft, graphs={**draft.graphs, name: {precision: content}})
     draft = replace(draft, tokenizer=tokenizer or draft.tokenizer)
-    return write_bundle(parent / draft.card.name, draft)
+    return write_draft(parent, draft)
 
 
 def write_screened_bundle(parent: Path, **graphs: bytes) -> Bundle:
@@ -418,13 +389,12 @@ def write_screened_bundle(parent: Path, **graphs: bytes) -> Bundle:
     }
     all_graphs = {**draft.graphs, **{name: {"fp32": graph} for name, graph in screened.items()}}
     draft = replace(draft, graphs=all_graphs)  # type: ignore[arg-type]
-    return write_bundle(parent / draft.card.name, draft)
+    return write_draft(parent, draft)
 
 
 def write_open_bundle(parent: Path, *, trained: bool = True, encodes_text: bool = True) -> Bundle:
     """Writes a tiny bundle with an open head into `parent`, under its model's name."""
-    draft = open_draft(trained=trained, encodes_text=encodes_text)
-    return write_bundle(parent / draft.card.name, draft)
+    return write_draft(parent, open_draft(trained=trained, encodes_text=encodes_text))
 
 
 def blank_labels(count: int) -> LabelVectors:
@@ -450,8 +420,7 @@ def write_mapped_bundle(
     card = open_card("tiny-maps")
     if input_contract is not None:
         card = card.model_copy(update={"input": input_contract})
-    draft = replace(open_draft(card), graphs=graphs or mapped_graphs())
-    return write_bundle(parent / card.name, draft)
+    return write_draft(parent, replace(open_draft(card), graphs=graphs or mapped_graphs()))
 
 
 def random_images(seed: int, count: int) -> PixelArray:
@@ -485,9 +454,8 @@ def write_tiny_bundle(
     graphs: Graphs | None = None,
 ) -> Bundle:
     """Writes a tiny bundle into `parent`, under its model's name."""
-    card = card or tiny_card()
-    draft = BundleDraft(card=card, labels=labels, graphs=graphs or tiny_graphs())
-    return write_bundle(parent / card.name, draft)
+    card, graphs = card or tiny_card(), graphs or tiny_graphs()
+    return write_draft(parent, BundleDraft(card=card, labels=labels, graphs=graphs))
 
 
 def copy_bundle(bundle: Bundle, folder: Path) -> Path:

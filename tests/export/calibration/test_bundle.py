@@ -169,7 +169,7 @@ def test_bundle_is_calibrated_in_place_and_raw_again(
     assert second.card == first.card.model_copy(update={"version": "2"})
     assert second.labels == first.labels
     assert second.read_label_sets() == first.read_label_sets()
-    raw = recalibrate_bundle(replace(again, rules=CalibrationOptions(raw_scores=True)), set())
+    raw = recalibrate_bundle(replace(again, options=CalibrationOptions(raw_scores=True)), set())
     head = raw.card.trained_head
     assert head is not None
     assert head.calibration is get_open(raw).calibration is get_open(raw).trained_names is None
@@ -187,7 +187,7 @@ def test_open_head_is_left_alone_without_photos_for_it(
     assert get_open(written).calibration == get_open(calibrated).calibration
     with pytest.raises(ExportError, match="--raw-scores needs --open-photos"):
         recalibrate_bundle(
-            replace(put_in(request, tmp_path), rules=CalibrationOptions(raw_scores=True)), set()
+            replace(put_in(request, tmp_path), options=CalibrationOptions(raw_scores=True)), set()
         )
 
 
@@ -247,28 +247,3 @@ def test_command_calibrates_a_bundle_and_names_photos_that_it_leaves_out(
     assert written.card.version == "1.1.0"
     for label in written.labels:
         assert label.precision is None or label.precision >= 0.7
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--out", "x"], "--bundle with --out needs --photos or --open-photos"),
-        (["--photos", "x", "--triton", "y"], "and these need --out"),
-        (["--raw-scores", "--triton", "y"], "--raw-scores beside --bundle needs --out"),
-        (["--model-version", "2", "--triton", "y"], "--model-version beside --bundle needs --out"),
-        (
-            ["--out", "x", "--photos", "y", "--precision-target", "1.5"],
-            "must be from 0 to 1; it is 1.5",
-        ),
-        (["--triton", "y", "--precision-target", "0.5"], "--precision-target needs --photos"),
-        (["--out", "x", "--photos", "y", "--open-split", "z"], "needs --open-photos"),
-        (["--out", "x", "--photos", "y", "--license", "z"], "--license needs --checkpoint"),
-    ],
-)
-def test_options_that_do_not_fit_a_bundle_are_refused(
-    bundle: Bundle, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["--bundle", str(bundle.path), *arguments])
-    assert stopped.value.code == 2
-    assert reason in capsys.readouterr().err

@@ -4,20 +4,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from export.accuracy import ScoredPhotos
 from export.calibration.heads import (
     CalibrationOptions,
-    ScoredPhotos,
     calibrate_open,
     calibrate_trained,
     calibrate_trained_names,
     find_open_thresholds,
     score_open,
 )
-from export.sources.photos import LabelledPhotos
+from export.sources.photos import LabelledPhotos, PhotoReader
 from service.bundle.card import Label, OpenHead, TrainedHead
 from service.calibration import MIN_POSITIVES, find_best_f1, find_precision
 from service.labels.label_set import make_trained_set
 from service.pipeline.scoring import compute_scores
+from tests.export.tiny_network import CONTRACT
 from tests.support.tiny_bundle import OPEN_HEAD
 
 NAMES = ("red", "green", "blue")
@@ -40,7 +41,7 @@ def make_scored(
     chances = 1 / (1 + np.exp(-(scale * logits + shift)))
     targets = (stream.random(logits.shape) < chances).astype(np.int64)
     paths = (Path("a.png"),) * photos
-    photos_made = LabelledPhotos("made/val", NAMES, paths, targets)
+    photos_made = LabelledPhotos("made/val", NAMES, paths, targets, PhotoReader(CONTRACT))
     return ScoredPhotos(photos_made, logits, np.array([blank], np.float32))
 
 
@@ -54,13 +55,13 @@ def test_trained_head_gets_the_scale_and_shift_of_its_probabilities() -> None:
     assert [label.description for label in labels] == [f"{name} things" for name in NAMES]
 
 
-@pytest.mark.parametrize("rules", [CalibrationOptions(), RAW])
+@pytest.mark.parametrize("options", [CalibrationOptions(), RAW])
 def test_thresholds_of_trained_labels_are_of_best_f1_on_the_served_scores(
-    rules: CalibrationOptions,
+    options: CalibrationOptions,
 ) -> None:
     scored = make_scored()
-    head, labels = calibrate_trained(TRAINED, LABELS, scored, rules)
-    assert (head.calibration is None) == rules.raw_scores
+    head, labels = calibrate_trained(TRAINED, LABELS, scored, options)
+    assert (head.calibration is None) == options.raw_scores
     served = make_trained_set(labels, head)
     scores = compute_scores(scored.logits, "sigmoid", served.calibration)
     for column, label in enumerate(labels):
@@ -73,12 +74,12 @@ def test_thresholds_of_trained_labels_are_of_best_f1_on_the_served_scores(
 
 
 @pytest.mark.parametrize(
-    "rules", [CalibrationOptions(), RAW, CalibrationOptions(precision_target=0.6)]
+    "options", [CalibrationOptions(), RAW, CalibrationOptions(precision_target=0.6)]
 )
-def test_threshold_is_above_blank_photos_if_that_costs_little(rules: CalibrationOptions) -> None:
-    plain = calibrate_trained(TRAINED, LABELS, make_scored(), rules)[1]
+def test_threshold_is_above_blank_photos_if_that_costs_little(options: CalibrationOptions) -> None:
+    plain = calibrate_trained(TRAINED, LABELS, make_scored(), options)[1]
     scored = make_scored(blank=(0.8, -9.0, 9.0))
-    head, labels = calibrate_trained(TRAINED, LABELS, scored, rules)
+    head, labels = calibrate_trained(TRAINED, LABELS, scored, options)
     served = make_trained_set(labels, head)
     found = compute_scores(scored.blank, "sigmoid", served.calibration) >= served.thresholds
     assert found.tolist() == [[False, False, True]]

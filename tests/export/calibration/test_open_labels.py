@@ -12,17 +12,13 @@ import torch
 from torch.nn import functional
 
 from export import ExportError
-from export.__main__ import main
 from export.accuracy import predict_logits
 from export.build import ExportRequest, build_bundle
 from export.calibration import screen as screen_module
-from export.calibration.heads import CalibrationOptions
-from export.calibration.open_labels import calibrate_label_set, score_names
 from export.calibration.screen import fit_screen
 from export.graphs.graph import PIXELS_TO_OPEN_LOGITS, open_session
-from export.graphs.text import TextEmbedder
 from export.sources.open import OpenRequest, describe_head, read_open_source
-from export.sources.photos import UnusablePhotosError, read_splits
+from export.sources.photos import PhotoReader, UnusablePhotosError, read_splits
 from export.sources.trained import read_source
 from models.checkpoints.checkpoint import read_checkpoint
 from models.checkpoints.description import CheckpointError
@@ -57,6 +53,13 @@ from tests.support.tiny_bundle import run_bundle
 
 TEMPLATE = "a photo of {}"
 NAMES = ("red", "dark circle", "photo", "grey", "square")  # 3 labels are traced
+READER = PhotoReader(CONTRACT)
+SHAPES: list[object] = [
+    "red",
+    {"name": "green", "threshold": 0.875},
+    {"name": "blue", "prompt": "a dark red thing"},
+    "square",
+]
 CHUNK_TOLERANCE = 1e-5  # between labels scored together and apart, which may sum in another order
 
 
@@ -70,13 +73,12 @@ def text(text_folder: Path) -> TextEncoder:
     return read_text_encoder(text_folder)
 
 
-def make_open_head(num_prototypes: int = 6) -> ZeroShotMLDecoder:
+def make_open_head() -> ZeroShotMLDecoder:
     torch.manual_seed(0)
     space = {"embedding_width": WIDTH, "embedding_encoder": "tiny", "embedding_template": TEMPLATE}
-    config = OPEN.model_copy(update={**space, "num_prototypes": num_prototypes})
-    head = ZeroShotMLDecoder(config).eval()
-    if head.votes is not None:
-        head.votes.names.copy_(functional.normalize(torch.randn(num_prototypes, WIDTH), dim=1))
+    head = ZeroShotMLDecoder(OPEN.model_copy(update={**space, "num_prototypes": 6})).eval()
+    assert head.votes is not None
+    head.votes.names.copy_(functional.normalize(torch.randn(6, WIDTH), dim=1))
     return head
 
 
@@ -104,7 +106,7 @@ def opened(
 ) -> OpenRequest:
     folder = tmp_path_factory.mktemp("open")
     label_set = folder / "shapes.json"
-    label_set.write_text(json.dumps({"name": "shapes", "labels": ["red", "square", "circle"]}))
+    label_set.write_text(json.dumps({"name": "shapes", "labels": SHAPES}))
     encoder = fingerprint_encoder(read_network(checkpoint).backbone)
     head = write_head(folder / "open.safetensors", make_open_head(), encoder, text)
     return OpenRequest(head, text_folder, (label_set,))
@@ -136,6 +138,7 @@ def test_bundle_has_both_heads_in_every_precision(bundle: Bundle) -> None:
     assert [bundle.image_precision("open_head", p) for p in bundle.precisions()] == [
         "fp32", "fp16", "fp32",
     ]  # fmt: skip
+    assert set(bundle.manifest.graphs["trained_head_maps"]) == {"fp32"}
     assert bundle.label_precision("label_encoder") == "fp32"
     assert bundle.label_precision("text_encoder") == "int8"
     space = bundle.card.open_head.embedding_space
@@ -146,7 +149,7 @@ def test_screen_is_measured_on_test_photos_and_other_names(bundle: Bundle, folde
     assert bundle.card.open_head is not None
     screen = bundle.card.open_head.screen
     assert screen is not None
-    assert screen.dataset == read_splits(folder, LABELS, CONTRACT, set()).test.dataset
+    assert screen.dataset == read_splits(folder, LABELS, PhotoReader(CONTRACT)).test.dataset
     assert screen.names == len(NOUNS) // 2
     assert (screen.best_found, screen.above_found) == (1.0, 1.0)  # it keeps all of so few
 
@@ -181,54 +184,26 @@ def load_graph(bundle: Bundle, name: GraphName, precision: Precision = "fp32") -
 
 
 def test_thresholds_are_of_best_f1_with_the_served_embeddings(bundle: Bundle, folder: Path) -> None:
-    val = read_splits(folder, LABELS, CONTRACT, set()).val
+    val = read_splits(folder, LABELS, PhotoReader(CONTRACT)).val
     default = bundle.default_precision("cpu")
     served = {
         name: load_graph(bundle, name, bundle.image_precision(name, default))
         for name in PIXELS_TO_OPEN_LOGITS
     }
-    logits = predict_logits(served, val, bundle.card.input, embed(bundle, ["red"]))
+    logits = predict_logits(served, val, embed(bundle, ["red"]))
     targets = val.targets[:, LABELS.index("red")]
     expected = find_best_f1(compute_scores(logits, "sigmoid")[:, 0], targets).threshold
     (shapes,) = read_bundle_sets(bundle)
-    assert shapes.names == ("red", "square", "circle")
+    assert shapes.names == ("red", "green", "blue", "square")
     # Red is the only label that the head was not trained on, so both thresholds are the same.
     assert 0.0 < expected < 1.0
     assert bundle.card.open_head.threshold == pytest.approx(expected, abs=1e-6)
-    assert shapes.thresholds == (pytest.approx(expected, abs=1e-6), None, None)
+    assert shapes.thresholds == (pytest.approx(expected, abs=1e-6), 0.875, None, None)
 
 
-def test_label_set_keeps_thresholds_and_calibrates_plain_names_only(
-    bundle: Bundle, checkpoint: Path, folder: Path, opened: OpenRequest
-) -> None:
-    labels: list[object] = [
-        "red",
-        {"name": "red", "threshold": 0.875},
-        {"name": "red", "prompt": "a dark red thing"},
-        {"name": "red", "embedding": [1.0] * WIDTH},
-    ]
-    records = tuple(
-        LabelSetRecord.model_validate({"name": f"set{i}", "labels": [label]})
-        for i, label in enumerate(labels)
-    )
-    read = read_open_source(opened, read_source(checkpoint), set())
-    graphs = {name: load_graph(bundle, name) for name in PIXELS_TO_OPEN_LOGITS}
-    texts = TextEmbedder(read.text, load_graph(bundle, "text_encoder", "int8"))
-    head, val = bundle.card.open_head, read_splits(folder, LABELS, CONTRACT, set()).val
-    assert head is not None
-    trained = score_names(val, [graphs], head, CONTRACT, texts.embed)
-    plain, given, prompted, embedded = (
-        calibrate_label_set(record, head, trained, CalibrationOptions()).labels[0].threshold
-        for record in records
-    )
-    assert plain is not None
-    assert plain != given == 0.875
-    assert prompted is embedded is None
-
-
-def embed(bundle: Bundle, names: list[str]) -> Embeddings:
+def embed(bundle: Bundle, labels: list[object]) -> Embeddings:
     """Embeds labels as the service does."""
-    record = LabelSetRecord.model_validate({"name": "some", "labels": names})
+    record = LabelSetRecord.model_validate({"name": "some", "labels": labels})
 
     async def encode() -> Embeddings:
         encoders = open_label_encoders(bundle, threads=1, cache_size=0, queue_size=8)
@@ -240,22 +215,18 @@ def embed(bundle: Bundle, names: list[str]) -> Embeddings:
 
 def test_ready_sets_have_the_services_embeddings(bundle: Bundle) -> None:
     (shapes,) = read_bundle_sets(bundle)
-    assert shapes.given == (0, 1, 2)
+    assert shapes.given == (0, 1, 2, 3)
     assert shapes.embedding_space == bundle.card.open_head.embedding_space.fingerprint
-    found = embed(bundle, list(shapes.names))
+    found = embed(bundle, SHAPES)
     # Stored in 16 bits.
     np.testing.assert_allclose(shapes.embeddings, found, atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("prototypes", [0, 6])
 def test_served_queries_and_logits_equal_torch_and_labels_are_independent(
-    prototypes: int, checkpoint: Path, text: TextEncoder, opened: OpenRequest, tmp_path: Path
+    checkpoint: Path, text: TextEncoder, opened: OpenRequest, tmp_path: Path
 ) -> None:
-    head = make_open_head(prototypes)
-    whole = read_network(checkpoint)
-    encoder = fingerprint_encoder(whole.backbone)
-    path = write_head(tmp_path / "open.safetensors", head, encoder, text)
-    request = replace(opened, checkpoint=path, label_sets=())
+    head, whole = make_open_head(), read_network(checkpoint)
+    request = replace(opened, label_sets=())
     bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model", opened=request))
     pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 48, 3), dtype=np.uint8)
     embeddings = text.embed_names(NAMES, TEMPLATE)
@@ -272,31 +243,6 @@ def test_served_queries_and_logits_equal_torch_and_labels_are_independent(
         parts = [run_bundle(bundle, pixels, part.numpy()) for part in embeddings.split(size)]
         assert_close(np.concatenate(parts, axis=1), logits, CHUNK_TOLERANCE)
     assert bundle.card.open_head.threshold == 0.5
-
-
-def test_open_head_of_another_encoder_or_text_encoder_is_refused(
-    checkpoint: Path, text: TextEncoder, opened: OpenRequest, tmp_path: Path
-) -> None:
-    other = write_text_encoder(tmp_path / "other", seed=1)
-    source = read_source(checkpoint)
-    with pytest.raises(CheckpointError, match="another text encoder"):
-        read_open_source(replace(opened, text_encoder=other), source, set())
-    with pytest.raises(ExportError, match="has no BERT encoder"):
-        read_open_source(replace(opened, text_encoder=tmp_path), source, set())
-    foreign = write_head(tmp_path / "open.safetensors", make_open_head(), "0" * 64, text)
-    with pytest.raises(CheckpointError, match="another encoder"):
-        read_open_source(replace(opened, checkpoint=foreign), source, set())
-    assert read_open_source(opened, source, set()).label_sets
-
-
-def test_the_command_refuses_a_foreign_open_head_in_one_line(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ["--checkpoint", str(checkpoint), "--out", str(tmp_path / "model")]
-    assert main([*given, "--open-head", str(checkpoint)]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[-1] == "error: tiny.safetensors has no open head of ours"
-    assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize(
@@ -319,14 +265,14 @@ def test_label_set_is_refused_when_it_does_not_fit_the_head(
     good = {"name": "zoo", "labels": ["cat", {"name": "dog", "embedding": [1.0] * WIDTH}]}
     path.write_text(json.dumps({**good, **change}))
     with pytest.raises(ExportError, match=f"zoo.json: .*{reason}"):
-        read_open_source(replace(opened, label_sets=(path,)), source, set())
-    space = describe_head(read_open_source(opened, source, set()).head.config).embedding_space
+        read_open_source(replace(opened, label_sets=(path,)), source, READER)
+    space = describe_head(read_open_source(opened, source, READER).head.config).embedding_space
     path.write_text("\ufeff" + json.dumps({**good, "embedding_space": space.fingerprint}))
-    assert read_open_source(replace(opened, label_sets=(path,)), source, set()).label_sets
+    assert read_open_source(replace(opened, label_sets=(path,)), source, READER).label_sets
 
 
-def test_unusable_label_sets_and_photos_are_refused(
-    checkpoint: Path, opened: OpenRequest, tmp_path: Path
+def test_files_that_do_not_fit_are_refused(
+    checkpoint: Path, text: TextEncoder, opened: OpenRequest, tmp_path: Path
 ) -> None:
     trained = write_folder(tmp_path / "trained")
     index = json.loads((trained / "labels.json").read_text())
@@ -334,14 +280,21 @@ def test_unusable_label_sets_and_photos_are_refused(
     for image in index["images"].values():
         image["labels"] = [name for name in image["labels"] if name != "red"]
     (trained / "labels.json").write_text(json.dumps(index))
-    for request, error, reason in (
-        (replace(opened, label_sets=(tmp_path / "none.json",)), ExportError, "cannot be read"),
-        (replace(opened, label_sets=opened.label_sets * 2), ExportError, "repeated"),
-        (replace(opened, photos=trained), UnusablePhotosError, "no label that was not trained"),
-        (replace(opened, photos=tmp_path), DataError, "neither labels.json"),
+    other = write_text_encoder(tmp_path / "other", seed=1)
+    foreign = write_head(tmp_path / "open.safetensors", make_open_head(), "0" * 64, text)
+    source = read_source(checkpoint)
+    for change, error, reason in (
+        ({"checkpoint": checkpoint}, CheckpointError, "has no open head of ours"),
+        ({"checkpoint": foreign}, CheckpointError, "another encoder"),
+        ({"text_encoder": other}, CheckpointError, "another text encoder"),
+        ({"text_encoder": tmp_path}, ExportError, "has no BERT encoder"),
+        ({"label_sets": (tmp_path / "none.json",)}, ExportError, "cannot be read"),
+        ({"label_sets": opened.label_sets * 2}, ExportError, "repeated"),
+        ({"photos": trained}, UnusablePhotosError, "no label that was not trained"),
+        ({"photos": tmp_path}, DataError, "neither labels.json"),
     ):
         with pytest.raises(error, match=reason):
-            read_open_source(request, read_source(checkpoint), set())
+            read_open_source(replace(opened, **change), source, READER)  # type: ignore[arg-type]
 
 
 def test_everyday_labels_are_plain_and_unique() -> None:

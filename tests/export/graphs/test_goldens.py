@@ -12,8 +12,8 @@ import torch
 
 from export.build import ExportRequest, build_bundle
 from export.graphs.graph import open_session
+from export.graphs.trace import trace_heads
 from export.sources.trained import read_source
-from export.variants import trace_heads
 from models.checkpoints.checkpoint import load_checkpoint
 from models.checkpoints.description import Hints
 from models.heads.attention import to_tokens

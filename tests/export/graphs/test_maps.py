@@ -8,13 +8,12 @@ import onnx
 import pytest
 import torch
 
-from export.build import ExportRequest, build_bundle
-from export.graphs.graph import Graphs, hide_outputs, open_session
+from export.graphs.graph import Graphs, open_session
 from export.graphs.optimise import halve
+from export.graphs.trace import trace_heads
 from export.graphs.verify import FP32_TOLERANCE, VerificationError, verify_head
 from export.int8.quantise import Quantiser
 from export.int8.search import signal_to_noise
-from export.variants import trace_heads
 from models.config import CosineConfig, GapConfig, MLDecoderConfig, ZeroShotMLDecoderConfig
 from models.heads.baselines import Gap
 from models.heads.cosine import CosineHead
@@ -85,8 +84,18 @@ def test_heads_without_maps_are_exported() -> None:
     assert [port.name for port in graphs["trained_head"].graph.output] == ["logits"]
 
 
-def make_tokens(count: int) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal((count, TOKENS, WIDTH), dtype=np.float32)
+@pytest.fixture(scope="module")
+def graphs() -> Graphs:
+    return trace_heads(make_head(FULL), TOKENS, WIDTH, GRID)
+
+
+@pytest.fixture(scope="module")
+def tokens() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((32, TOKENS, WIDTH), dtype=np.float32)
+
+
+def quantise(model: onnx.ModelProto, tokens: np.ndarray, folder: Path) -> onnx.ModelProto:
+    return Quantiser(model, ({"tokens": photo[None]} for photo in tokens), folder).quantise()
 
 
 def draw(graphs: Graphs, scorer: onnx.ModelProto, tokens: np.ndarray) -> np.ndarray:
@@ -96,34 +105,27 @@ def draw(graphs: Graphs, scorer: onnx.ModelProto, tokens: np.ndarray) -> np.ndar
     return np.asarray(open_session(graphs["trained_head_maps"]).run(["maps"], feeds)[0])
 
 
-def test_maps_of_small_number_formats_are_close(tmp_path: Path) -> None:
-    graphs = trace_heads(make_head(FULL), TOKENS, WIDTH, GRID)
-    exact, tokens = graphs["trained_head"], make_tokens(32)
-    int8 = Quantiser(exact, ({"tokens": t[None]} for t in tokens), tmp_path).quantise()
-    half = halve(exact)
+def test_maps_of_small_number_formats_are_close(
+    graphs: Graphs, tokens: np.ndarray, tmp_path: Path
+) -> None:
+    exact = graphs["trained_head"]
     expected = draw(graphs, exact, tokens)
-    for variant, floor in ((int8, 12), (half, 35)):
+    for variant, floor in ((quantise(exact, tokens, tmp_path), 12), (halve(exact), 35)):
         assert [port.name for port in variant.graph.output] == ["logits", "memory"]
         assert signal_to_noise(expected, draw(graphs, variant, tokens)) > floor
 
 
-def test_memory_output_does_not_change_int8_logits(tmp_path: Path) -> None:
-    exact = trace_heads(make_head(FULL), TOKENS, WIDTH, GRID)["trained_head"]
-    tokens, logits, nodes = make_tokens(16), [], []
-    for name, model in (("with", exact), ("without", hide_outputs(exact)[0])):
+def test_memory_output_does_not_change_int8_logits(
+    graphs: Graphs, tokens: np.ndarray, tmp_path: Path
+) -> None:
+    exact, plain = graphs["trained_head"], onnx.ModelProto()
+    plain.CopyFrom(exact)
+    del plain.graph.output[1:]
+    logits, nodes = [], []
+    for name, model in (("with", exact), ("without", plain)):
         (tmp_path / name).mkdir()
-        feeds = ({"tokens": photo[None]} for photo in tokens)
-        int8 = Quantiser(model, feeds, tmp_path / name).quantise()
+        int8 = quantise(model, tokens[:16], tmp_path / name)
         logits.append(open_session(int8).run(["logits"], {"tokens": tokens})[0])
         nodes.append([node.name for node in int8.graph.node])
     np.testing.assert_array_equal(*logits)
     assert nodes[0] == nodes[1]
-
-
-def test_bundle_of_a_decoder_has_maps_in_float32_alone(checkpoint: Path, tmp_path: Path) -> None:
-    request = ExportRequest(checkpoint, tmp_path / "model", precisions=frozenset({"fp16"}))
-    bundle = build_bundle(request)
-    assert set(bundle.manifest.graphs["trained_head_maps"]) == {"fp32"}
-    assert bundle.precisions() == ("fp32", "fp16")
-    sizes = {file: record.bytes for file, record in bundle.manifest.files.items()}
-    assert sizes["trained_head_maps.fp32.onnx"] < 0.5 * sizes["trained_head.fp32.onnx"]

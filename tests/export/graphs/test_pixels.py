@@ -1,5 +1,6 @@
 """Shorter ways of the pixels give what the long ones gave."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -64,8 +65,12 @@ def run(model: onnx.ModelProto, pictures: PixelArray) -> np.ndarray:
     return np.asarray(open_session(model).run(["tokens"], {"images": pictures})[0])
 
 
+@cache
 def trace(backbone: nn.Module, mean: tuple[float, float, float]) -> onnx.ModelProto:
     return optimise(trace_encoder(backbone, make_spec(mean)))
+
+
+STEM = Stem().eval()
 
 
 def quantise_stem(model: onnx.ModelProto, pictures: PixelArray, folder: Path) -> onnx.ModelProto:
@@ -85,12 +90,11 @@ def kinds_before(model: onnx.ModelProto) -> set[str]:
 
 
 def test_scale_becomes_part_of_the_weights(pictures: PixelArray) -> None:
-    backbone = Stem().eval()
-    model = trace(backbone, _IMAGENET)
+    model = trace(STEM, _IMAGENET)
 
     assert kinds_before(model) == {"Transpose", "Cast", "Sub"}
     with torch.inference_mode():
-        expected = PixelEncoder(backbone, make_spec(_IMAGENET))(torch.from_numpy(pictures)).numpy()
+        expected = PixelEncoder(STEM, make_spec(_IMAGENET))(torch.from_numpy(pictures)).numpy()
     assert np.abs(run(model, pictures) - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
@@ -105,46 +109,29 @@ def test_scale_stays_before_another_layer(pictures: PixelArray) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mean", "kinds", "floor"),
+    ("mean", "expected"),
     [
-        *((mean, _READ_PIXELS, 33) for mean in _SAME_MEANS),
-        (_IMAGENET, _READ_PIXELS | {"Cast", "Sub", "QuantizeLinear"}, 33),
-        *(((mean, mean, mean), None, 30) for mean in (-0.2, 1.2)),
+        *((mean, _READ_PIXELS) for mean in _SAME_MEANS),
+        (_IMAGENET, _READ_PIXELS | {"Cast", "Sub", "QuantizeLinear"}),
+        *(((mean, mean, mean), None) for mean in (-0.2, 1.2)),
     ],
 )
 def test_int8_layer_reads_pixels_when_the_channels_share_a_mean_in_their_range(
     pictures: PixelArray,
     tmp_path: Path,
-    mean: tuple[float, float, float],
-    kinds: set[str] | None,
-    floor: float,
-) -> None:
-    exact = trace(Stem().eval(), mean)
-
-    model = quantise_stem(exact, pictures, tmp_path)
-
-    assert kinds is None or kinds_before(model) == kinds
-    assert signal_to_noise(run(exact, pictures), run(model, pictures)) > floor
-
-
-@pytest.mark.parametrize("mean", _SAME_MEANS)
-def test_pixels_lose_no_more_than_rounded_values(
-    mean: tuple[float, float, float],
-    pictures: PixelArray,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    mean: tuple[float, float, float],
+    expected: set[str] | None,
 ) -> None:
-    exact = trace(Stem().eval(), mean)
-    expected = run(exact, pictures)
-    for name in ("short", "long"):
-        (tmp_path / name).mkdir()
-
-    short = quantise_stem(exact, pictures, tmp_path / "short")
+    exact = trace(STEM, mean)
+    short = quantise_stem(exact, pictures, tmp_path)
     monkeypatch.setattr(quantise, "feed_pixels", lambda _: None)
-    long = quantise_stem(exact, pictures, tmp_path / "long")
+    long = quantise_stem(exact, pictures, tmp_path)
 
-    noise = [signal_to_noise(expected, run(model, pictures)) for model in (short, long)]
-    assert noise[0] > noise[1] - 0.1
+    assert expected is None or kinds_before(short) == expected
+    tokens = run(exact, pictures)
+    noise = [signal_to_noise(tokens, run(model, pictures)) for model in (short, long)]
+    assert noise[0] > max(30, noise[1] - 0.1)  # loses no more than rounded values
 
 
 def test_fourth_channel_is_for_small_windows(pictures: PixelArray, tmp_path: Path) -> None:

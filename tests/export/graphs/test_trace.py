@@ -7,7 +7,7 @@ from torch import Tensor
 
 from export.graphs.graph import Graphs, open_session
 from export.graphs.optimise import optimise
-from export.graphs.trace import PixelEncoder, TracingError, trace_encoder, trace_head
+from export.graphs.trace import PixelEncoder, TracingError, trace_encoder, trace_heads
 from export.graphs.verify import FP32_TOLERANCE, make_noise
 from models.backbones.backbone import Backbone
 from models.config import InputConfig, MLDecoderConfig
@@ -42,7 +42,7 @@ def test_fixed_queries_replace_the_keys_projection_when_few(
     num_queries: int, widths: dict[str, int]
 ) -> None:
     config = MLDecoderConfig(num_classes=num_queries, **WIDTHS)
-    model = optimise(trace_head(MLDecoder(config).eval(), NUM_TOKENS, ENCODER_WIDTH))
+    model = trace_heads(MLDecoder(config).eval(), NUM_TOKENS, ENCODER_WIDTH)["trained_head"]
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     relu = next(node for node in model.graph.node if node.op_type == "Relu")  # gives the memory
     readers = [node for node in model.graph.node if relu.output[0] in node.input]
@@ -67,11 +67,7 @@ def test_graph_of_another_kind_of_backbone_equals_torch(name: str, centre: float
     prepared = {"mean": (centre,) * 3, "std": (0.5,) * 3} if centre else {}
     spec = InputConfig.model_validate({"height": 64, "width": 64, **prepared})
     backbone = Backbone(name, (64, 64)).eval()
-    fused = [m for m in backbone.modules() if getattr(m, "fused_attn", False)]
     session = open_session(optimise(trace_encoder(backbone, spec)))
-    # Tracing splits fused attention, and restores it.
-    assert bool(fused) == ("vit" in name)
-    assert all(module.fused_attn for module in fused)
     for images in (make_noise(1, spec), make_noise(3, spec)):
         tokens = session.run(["tokens"], {"images": images})[0]
         with torch.inference_mode():

@@ -1,24 +1,19 @@
-from unittest.mock import Mock
-
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
 
-from export.graphs.graph import EncoderAndHead, FloatArray, Graphs, open_session
+from export.graphs.graph import EncoderAndHead, Graphs
 from export.graphs.optimise import optimise
-from export.graphs.trace import trace_encoder, trace_head
-from export.int8 import quantise
+from export.graphs.trace import trace_encoder, trace_heads
 from export.int8.quantise import Quantiser
 from export.int8.search import (
     KEPT_FLOAT_STEPS,
-    LAYER,
     MIN_AGREEMENT,
-    NO_LAYER,
     find_int8,
     rank_layers,
     signal_to_noise,
-    switch_layers,
     variation_to_noise,
 )
 from models.config import GapConfig, InputConfig
@@ -54,7 +49,7 @@ def bad_graphs() -> Graphs:
     head = Gap(GapConfig(num_classes=4, encoder_width=8))
     return {
         "encoder": optimise(trace_encoder(_OneBadLayer(), _SPEC)),
-        "trained_head": optimise(trace_head(head, 64, 8)),
+        **trace_heads(head, 64, 8),
     }
 
 
@@ -136,37 +131,24 @@ def test_search_prefers_a_measured_int8_to_one_that_is_not_finite(
     assert found.agreement == 3.0
 
 
-@pytest.fixture(scope="module")
-def tokens(quantiser: Quantiser, pixels: PixelArray) -> dict[int, FloatArray]:
-    """The encoder's tokens with each layer in 8 bits, and with none."""
-    exact, int8 = quantiser.read_float(), quantiser.round_layers()
-    session = open_session(switch_layers(exact, int8, quantiser.layers))
-    places = range(NO_LAYER, len(quantiser.layers))
-    feeds = {place: {"images": pixels, LAYER: np.array(place)} for place in places}
-    return {place: np.asarray(session.run(["tokens"], feeds[place])[0]) for place in places}
-
-
-def test_switch_rounds_each_layer_alone_when_it_is_chosen(
-    tokens: dict[int, FloatArray], quantiser: Quantiser, graphs: Graphs, pixels: PixelArray
+def test_one_layer_alone_in_int8_adds_less_noise_than_all(
+    quantiser: Quantiser, graphs: Graphs, pixels: PixelArray
 ) -> None:
-    exact = tokens[NO_LAYER]
-    assert signal_to_noise(EncoderAndHead(graphs).encode(pixels), exact) > 90
-    noises = [signal_to_noise(exact, tokens[i]) for i in range(len(quantiser.layers))]
+    exact = EncoderAndHead(graphs).encode(pixels)
+
+    def measure(model: onnx.ModelProto) -> float:
+        return signal_to_noise(exact, EncoderAndHead({**graphs, "encoder": model}).encode(pixels))
+
+    assert measure(quantiser.exact) > 90
+    noises = [measure(quantiser.quantise_alone(layer)) for layer in quantiser.layers]
     assert len(set(noises)) == len(quantiser.layers)
     assert max(noises) < 85
-    all_in_int8 = EncoderAndHead({**graphs, "encoder": quantiser.quantise()}).encode(pixels)
-    assert min(noises) > signal_to_noise(exact, all_in_int8)
+    assert min(noises) > measure(quantiser.quantise())
 
 
-def test_ranking_quantises_each_graph_once(
-    quantiser: Quantiser,
-    head_quantiser: Quantiser,
-    pixels: PixelArray,
-    monkeypatch: pytest.MonkeyPatch,
+def test_ranking_has_every_layer_of_both_graphs(
+    quantiser: Quantiser, head_quantiser: Quantiser, pixels: PixelArray
 ) -> None:
-    quantize_static = Mock(wraps=quantise.quantize_static)
-    monkeypatch.setattr(quantise, "quantize_static", quantize_static)
     ranked = rank_layers({"encoder": quantiser, "trained_head": head_quantiser}, pixels[:2])
     layers = {("encoder", layer) for layer in quantiser.layers}
     assert set(ranked) == layers | {("trained_head", layer) for layer in head_quantiser.layers}
-    assert quantize_static.call_count == 2

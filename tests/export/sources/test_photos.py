@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from export.sources.photos import (
+    PhotoReader,
     UnusablePhotosError,
-    keep_usable,
-    read_batches,
-    read_pixels,
     read_splits,
     select_photos,
 )
@@ -22,7 +20,7 @@ from tests.support.odd_files import make_odd_files
 def test_splits_are_complete_and_columns_follow_the_model(folder: Path) -> None:
     index = json.loads((folder / "labels.json").read_text())
     assert tuple(index["label_names"]) != LABELS
-    splits = read_splits(folder, LABELS, CONTRACT, set())
+    splits = read_splits(folder, LABELS, PhotoReader(CONTRACT))
     assert splits.val.dataset == "colours/val"
     for split, count in SPLITS.items():
         photos = getattr(splits, split)
@@ -35,7 +33,7 @@ def test_splits_are_complete_and_columns_follow_the_model(folder: Path) -> None:
 
 def test_folder_with_other_labels_is_refused_by_name(folder: Path) -> None:
     with pytest.raises(UnusablePhotosError, match="'teal' is in one only"):
-        read_splits(folder, (*LABELS, "teal"), CONTRACT, set())
+        read_splits(folder, (*LABELS, "teal"), PhotoReader(CONTRACT))
 
 
 def test_folder_without_a_test_split_is_refused(tmp_path: Path) -> None:
@@ -44,7 +42,7 @@ def test_folder_without_a_test_split_is_refused(tmp_path: Path) -> None:
     kept = {file: entry for file, entry in index["images"].items() if entry["split"] != "test"}
     (folder / "labels.json").write_text(json.dumps({**index, "images": kept}))
     with pytest.raises(DataError, match="'test'"):
-        read_splits(folder, LABELS, CONTRACT, set())
+        read_splits(folder, LABELS, PhotoReader(CONTRACT))
 
 
 @pytest.mark.parametrize("labels", [[], ["red", "green", "blue"]])
@@ -58,22 +56,22 @@ def test_split_is_refused_when_no_label_differs_between_photos(
             image["labels"] = labels
     (folder / "labels.json").write_text(json.dumps(index))
     with pytest.raises(UnusablePhotosError, match="colours/test has no label that some photos"):
-        read_splits(folder, LABELS, CONTRACT, set())
+        read_splits(folder, LABELS, PhotoReader(CONTRACT))
 
 
 def test_pixels_are_those_of_the_service_in_order(folder: Path) -> None:
-    paths = read_splits(folder, LABELS, CONTRACT, set()).val.paths[:5]
-    batches = list(read_batches(paths, CONTRACT, 2))
-    assert [len(batch) for batch in batches] == [2, 2, 1]
-    expected = [decode_image(path.read_bytes(), CONTRACT, 10**6).pixels for path in paths]
+    photos = read_splits(folder, LABELS, PhotoReader(CONTRACT)).val.take(range(3, 20))
+    batches = list(photos.read_batches())
+    assert [len(batch) for batch in batches] == [8, 8, 1]
+    expected = [decode_image(path.read_bytes(), CONTRACT, 10**6).pixels for path in photos.paths]
     assert np.array_equal(np.concatenate(batches), np.stack(expected))
 
 
 def test_sample_is_the_same_each_time_and_has_no_photo_twice(folder: Path) -> None:
-    photos = read_splits(folder, LABELS, CONTRACT, set()).val
-    assert photos.sample(9) == photos.sample(9)
-    assert len(set(photos.sample(9))) == 9
-    assert set(photos.sample(10**6)) == set(photos.paths)
+    photos = read_splits(folder, LABELS, PhotoReader(CONTRACT)).val
+    assert photos.sample(9).paths == photos.sample(9).paths
+    assert len(set(photos.sample(9).paths)) == 9
+    assert set(photos.sample(10**6).paths) == set(photos.paths)
 
 
 def test_odd_files_have_the_pixels_of_usual_ones(tmp_path: Path) -> None:
@@ -81,7 +79,7 @@ def test_odd_files_have_the_pixels_of_usual_ones(tmp_path: Path) -> None:
         paths = [tmp_path / "odd.jpg", tmp_path / "usual.jpg"]
         for path, content in zip(paths, files, strict=True):
             path.write_bytes(content)
-        odd, usual = read_pixels(paths, CONTRACT)
+        odd, usual = map(PhotoReader(CONTRACT).read, paths)
         assert np.array_equal(odd, usual), name
 
 
@@ -100,12 +98,12 @@ def test_photo_that_cannot_be_used_is_left_out_of_its_split(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     folder = write_folder(tmp_path / "colours")
-    whole = read_splits(folder, LABELS, CONTRACT, set())
+    whole = read_splits(folder, LABELS, PhotoReader(CONTRACT))
     broken = {photos.paths[3] for photos in (whole.train, whole.val, whole.test)}
     for path in broken:
         break_photo(path, kind)
     left_out: set[Path] = set()
-    splits = read_splits(folder, LABELS, CONTRACT, left_out)
+    splits = read_splits(folder, LABELS, PhotoReader(CONTRACT, left_out))
     assert left_out == broken
     assert all(f"left out: photo {path} cannot be " in caplog.text for path in broken)
     for before, after in zip(vars(whole).values(), vars(splits).values(), strict=True):
@@ -119,21 +117,21 @@ def test_split_is_refused_when_no_photo_can_be_used(tmp_path: Path) -> None:
     for path in (folder / "images").glob("val*"):
         path.write_bytes(b"junk")
     with pytest.raises(UnusablePhotosError, match=r"no photo of colours/val can be used: .*val0"):
-        read_splits(folder, LABELS, CONTRACT, set())
+        read_splits(folder, LABELS, PhotoReader(CONTRACT))
 
 
 def test_calibration_sample_is_filled_up_with_usable_photos(tmp_path: Path) -> None:
     folder = read_labelled_folder(write_folder(tmp_path / "colours"))
-    photos = select_photos(folder, "train", LABELS)
-    first, second, third = photos.sample(3)
+    photos = select_photos(folder, "train", LABELS, PhotoReader(CONTRACT)).shuffle()
+    first, second, third = photos.paths[:3]
     second.write_bytes(b"junk")
-    assert keep_usable(photos, CONTRACT, set(), sample=2).paths == (first, third)
+    assert photos.keep_usable(2).paths == (first, third)
 
 
 def test_damaged_or_missing_photo_is_named(tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"not a picture")
     with pytest.raises(UnusablePhotosError, match=r"broken\.png cannot be decoded"):
-        read_pixels([broken], CONTRACT)
+        PhotoReader(CONTRACT).read(broken)
     with pytest.raises(UnusablePhotosError, match=r"gone\.png cannot be read"):
-        read_pixels([tmp_path / "gone.png"], CONTRACT)
+        PhotoReader(CONTRACT).read(tmp_path / "gone.png")

@@ -157,24 +157,6 @@ def test_command_writes_the_repository_of_a_bundle_and_leaves_other_models(
     assert {folder.name for folder in tmp_path.iterdir()} == written | {"theirs"}
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--bundle", "x"],
-        ["--triton", "x"],
-        ["--bundle", "x", "--triton", "y", "--checkpoint", "z"],
-        ["--bundle", "x", "--triton", "y", "--precision", "fp32"],
-        ["--bundle", "x", "--triton", "y", "--compact-weights"],
-        ["--checkpoint", "x", "--out", "y", "--triton-precision", "fp16"],
-        ["--checkpoint", "x", "--out", "y", "--triton", "z", "--triton-precision", "int8"],
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 2
-
-
 def test_repository_is_not_written_in_a_missing_precision(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
