@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
 
@@ -26,7 +27,6 @@ from service.errors import BundleError
 
 _EXIT_SOME_LEFT_OUT = 1
 _EXIT_NOT_WRITTEN = 2
-_REFUSALS = (ExportError, RequestError, BundleError, OSError)
 # An option -> the option that it needs.
 _NEEDS = {
     "triton_precision": "triton",
@@ -34,7 +34,7 @@ _NEEDS = {
     "open_split": "open_photos",
 }
 _PHOTOS = frozenset({"photos", "open_photos"})
-_BESIDE_BUNDLE = _PHOTOS | {
+_WITH_BUNDLE = _PHOTOS | {
     *("bundle", "out", "model_version", "open_split", "raw_scores", "precision_target"),
     *("triton", "triton_precision"),
 }
@@ -43,15 +43,15 @@ _BESIDE_BUNDLE = _PHOTOS | {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exports; returns the exit code."""
     given = _read_arguments(arguments)
-    _log_to_stderr()
     left_out: set[Path] = set()
     try:
         for checkpoint in filter(None, (given.checkpoint, given.open_head)):
             check_checkpoint(checkpoint)
         from export.build import run_export
 
-        run_export(given, left_out)
-    except _REFUSALS as error:
+        with _log_to_stderr():
+            run_export(given, left_out)
+    except (ExportError, RequestError, BundleError, OSError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return _EXIT_NOT_WRITTEN
     if left_out:
@@ -82,9 +82,9 @@ def _read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _refuse_ignored(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
     given_names = {name for name, value in vars(given).items() if value != parser.get_default(name)}
-    beside = given_names - _BESIDE_BUNDLE
-    if given.bundle is not None and beside:
-        parser.error(f"{_to_flag(min(beside))} needs --checkpoint: it does not fit --bundle")
+    others = given_names - _WITH_BUNDLE
+    if given.bundle is not None and others:
+        parser.error(f"{_to_flag(min(others))} needs --checkpoint: it does not fit --bundle")
     if given.bundle is not None and ("out" in given_names) != bool(_PHOTOS & given_names):
         parser.error("--bundle with --out needs --photos or --open-photos, and these need --out")
     changes = given_names & {"model_version", "raw_scores"}
@@ -101,11 +101,15 @@ def _to_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _log_to_stderr() -> None:
-    logger = logging.getLogger("export")
+@contextmanager
+def _log_to_stderr() -> Iterator[None]:
+    logger, handler = logging.getLogger("export"), logging.StreamHandler(sys.stderr)
     logger.setLevel(logging.INFO)
-    logger.propagate = False
-    logger.handlers = [logging.StreamHandler(sys.stderr)]
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _to_precisions(text: str) -> tuple[Precision, ...]:

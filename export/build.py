@@ -76,33 +76,38 @@ def run_export(given: argparse.Namespace, left_out: set[Path]) -> None:
     Adds the photos that cannot be used to `left_out`. Raises ExportError, RequestError,
     BundleError or OSError.
     """
+    options = CalibrationOptions(given.raw_scores, given.precision_target)
+    if given.out is not None and given.triton is not None:
+        sets = (
+            [read_label_set(path).name for path in given.label_set]
+            if given.bundle is None
+            else [each.name for each in read_bundle_sets(load_bundle(given.bundle))]
+        )
+        check_places(given.triton, given.out, given.out.name, sets)
     if given.out is None:
         bundle = load_bundle(given.bundle)
+    elif given.bundle is not None:
+        again = _make_request(RecalibrationRequest, given, options=options)
+        bundle = recalibrate_bundle(again, left_out)
     else:
-        options = CalibrationOptions(given.raw_scores, given.precision_target)
-        if given.triton is not None:
-            sets = (
-                [read_label_set(path).name for path in given.label_set]
-                if given.bundle is None
-                else [each.name for each in read_bundle_sets(load_bundle(given.bundle))]
-            )
-            check_places(given.triton, given.out, given.out.name, sets)
-        if given.bundle is None:
-            found: dict[str, Any] = {"precisions": frozenset(given.precision), "options": options}
-            found |= {"hints": read_hints(given), "opened": _read_open_request(given)}
-            bundle = build_bundle(_make_request(ExportRequest, given, **found), left_out)
-        else:
-            request = _make_request(RecalibrationRequest, given, options=options)
-            bundle = recalibrate_bundle(request, left_out)
+        request = _make_request(
+            ExportRequest,
+            given,
+            precisions=frozenset(given.precision),
+            hints=read_hints(given),
+            opened=_read_open_request(given),
+            options=options,
+        )
+        bundle = build_bundle(request, left_out)
     if given.triton is not None:
         write_repository(given.triton, bundle, given.triton_precision)
 
 
 def _make_request(request: type[RequestT], given: argparse.Namespace, **others: object) -> RequestT:
     """Fills fields from the options of the same names; None leaves a field's default."""
-    names = {each.name for each in fields(request)}
-    options = {key: value for key, value in vars(given).items() if key in names}
-    return request(**{key: x for key, x in (options | others).items() if x is not None})
+    values: dict[str, Any] = vars(given) | others
+    names = [each.name for each in fields(request) if values[each.name] is not None]
+    return request(**{name: values[name] for name in names})
 
 
 def _read_open_request(given: argparse.Namespace) -> OpenRequest | None:

@@ -43,8 +43,8 @@ _OP_TYPES = (
     *("Conv", "Gemm", "MatMul", "Add", "Relu", "Clip", "MaxPool", "AveragePool"),
     *("GlobalAveragePool", "Concat", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"),
 )
-# ONNX Runtime's sessions round their weights if they are between rounded values.
 _ACTIVATIONS = ("Relu", "Clip")
+# ONNX Runtime's sessions round their weights if they are between rounded values.
 _ROUNDED_BY_SESSIONS = ("Conv", "Gemm")
 
 
@@ -87,7 +87,7 @@ class Quantiser:
         onnx.checker.check_model(model)
         return model
 
-    def quantise_alone(self, layer: str) -> onnx.ModelProto:
+    def quantise_only(self, layer: str) -> onnx.ModelProto:
         """Returns the graph with one layer in int8, and its activation."""
         made = {
             name for node in self.exact.graph.node if node.name == layer for name in node.output
@@ -124,7 +124,7 @@ class Quantiser:
 def _keep_weights(model: onnx.ModelProto) -> None:
     """Prevents ONNX Runtime from rounding the weights of layers in float.
 
-    If the values before and behind a layer are rounded, a session rounds its weights as well,
+    If the values before and after a layer are rounded, a session rounds its weights as well,
     with one scale for all channels (`WeightBiasQuantization`): worse than int8. It skips layers
     whose bias is not a constant, so the bias becomes a DequantizeLinear of 31 bits.
     """

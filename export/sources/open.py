@@ -27,7 +27,7 @@ from service.labels.definition import LabelSetRecord, check_fit, define_label_se
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """Paths of an open head to export beside the trained one, and of photos and label sets."""
+    """Paths of an open head to export with the trained one, and of photos and label sets."""
 
     checkpoint: Path | None = None  # of `train_open`; None if the model has both towers
     text_encoder: Path | None = None  # folder; None uses the installed package's

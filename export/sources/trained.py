@@ -68,8 +68,8 @@ def read_source(
 ) -> Source:
     """Reads a checkpoint; a file of label names overrides the checkpoint's own.
 
-    Raises UnusableCheckpointError for a head alone, and for missing or invalid label names and
-    thresholds.
+    Raises UnusableCheckpointError for a head without a backbone, and for missing or invalid label
+    names and thresholds.
     """
     towers = read_clip(path, hints)
     if towers is not None:

@@ -1,6 +1,5 @@
 """A tiny network, its graphs and a labelled folder of coloured pictures, made once."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,16 +54,6 @@ def traced_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("export.variants.trace_encoder", trace_once)
         yield
-
-
-@pytest.fixture(autouse=True)
-def quiet_story() -> Iterator[None]:
-    """The command writes its log to the stderr of the test that ran it, which is soon closed."""
-    story = logging.getLogger("export")
-    before = story.level, story.propagate, story.handlers
-    yield
-    level, story.propagate, story.handlers = before
-    story.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,3 @@
-import numpy as np
 import onnx
 import pytest
 import torch
@@ -51,14 +50,6 @@ def test_fixed_queries_replace_the_keys_projection_when_few(
     assert sorted(found) == sorted((16, width) for width in widths.values())
 
 
-def test_normalisation_equals_its_definition() -> None:
-    images = torch.randint(0, 256, (2, INPUT.height, INPUT.width, 3), dtype=torch.uint8)
-    found = PixelEncoder(torch.nn.Identity(), INPUT)(images)
-    mean, std = torch.tensor(INPUT.mean), torch.tensor(INPUT.std)
-    expected = ((images.double() / 255 - mean) / std).permute(0, 3, 1, 2)
-    assert torch.allclose(found.double(), expected, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("name", "centre"), [("test_vit", 0.5), ("test_resnet", 0.5), ("test_vit_relpos", 0.0)]
 )
@@ -86,11 +77,3 @@ def test_trace_fails_with_one_line() -> None:
     spec = InputConfig(height=8, width=8)
     with pytest.raises(TracingError, match=r"^the network cannot be traced to ONNX: [^\n]+$"):
         trace_encoder(_Untraceable(), spec)
-
-
-def test_rows_of_a_batch_equal_single_images(graphs: Graphs) -> None:
-    session = open_session(graphs["encoder"])
-    images = make_noise(4, INPUT)
-    together = session.run(["tokens"], {"images": images})[0]
-    alone = [session.run(["tokens"], {"images": image[np.newaxis]})[0][0] for image in images]
-    assert np.allclose(together, np.stack(alone), rtol=1e-4, atol=1e-5)

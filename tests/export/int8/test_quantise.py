@@ -14,7 +14,6 @@ from export.graphs.graph import (
     PixelArray,
     constant_names,
     open_session,
-    prelude_nodes,
     weighted_layers,
 )
 from export.graphs.optimise import optimise
@@ -47,17 +46,6 @@ def test_each_output_channel_has_its_own_weight_scale(quantiser: Quantiser) -> N
     kernels = [(w, scale) for w, scale in weights if w.dtype == np.int8 and w.ndim == 4]
     assert len(kernels) == len(quantiser.layers)
     assert all(scale.shape == (len(w),) for w, scale in kernels)
-
-
-def test_exact_pixels_are_normalised_in_float(quantiser: Quantiser, graphs: Graphs) -> None:
-    encoder = graphs["encoder"]
-    before = prelude_nodes(encoder)
-    prelude = {node.op_type for node in encoder.graph.node if node.name in before}
-    assert prelude == {"Transpose", "Cast", "Sub"}
-    model = quantiser.quantise()
-    producers = {name: node.op_type for node in model.graph.node for name in node.output}
-    subtraction = next(node for node in model.graph.node if node.op_type == "Sub")
-    assert producers[subtraction.input[0]] == "Cast"
 
 
 def test_keeping_every_layer_in_float_restores_the_tokens(

@@ -131,7 +131,7 @@ def test_search_prefers_a_measured_int8_to_one_that_is_not_finite(
     assert found.agreement == 3.0
 
 
-def test_one_layer_alone_in_int8_adds_less_noise_than_all(
+def test_one_layer_in_int8_adds_less_noise_than_all(
     quantiser: Quantiser, graphs: Graphs, pixels: PixelArray
 ) -> None:
     exact = EncoderAndHead(graphs).encode(pixels)
@@ -140,7 +140,7 @@ def test_one_layer_alone_in_int8_adds_less_noise_than_all(
         return signal_to_noise(exact, EncoderAndHead({**graphs, "encoder": model}).encode(pixels))
 
     assert measure(quantiser.exact) > 90
-    noises = [measure(quantiser.quantise_alone(layer)) for layer in quantiser.layers]
+    noises = [measure(quantiser.quantise_only(layer)) for layer in quantiser.layers]
     assert len(set(noises)) == len(quantiser.layers)
     assert max(noises) < 85
     assert min(noises) > measure(quantiser.quantise())

@@ -126,12 +126,3 @@ def test_calibration_sample_is_filled_up_with_usable_photos(tmp_path: Path) -> N
     first, second, third = photos.paths[:3]
     second.write_bytes(b"junk")
     assert photos.keep_usable(2).paths == (first, third)
-
-
-def test_damaged_or_missing_photo_is_named(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.png"
-    broken.write_bytes(b"not a picture")
-    with pytest.raises(UnusablePhotosError, match=r"broken\.png cannot be decoded"):
-        PhotoReader(CONTRACT).read(broken)
-    with pytest.raises(UnusablePhotosError, match=r"gone\.png cannot be read"):
-        PhotoReader(CONTRACT).read(tmp_path / "gone.png")

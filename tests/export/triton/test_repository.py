@@ -13,14 +13,11 @@ from tritonclient.grpc import model_config_pb2
 
 from export import ExportError
 from export.__main__ import main
-from export.triton import repository as repository_module
 from export.triton.repository import write_repository
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import write_bundle
 from service.errors import BundleError
 from service.images.decode import decode_image
-from service.labels.definition import Definition
-from service.labels.encoders import LabelEncoders
 from tests.support.photos import make_photo
 from tests.support.serving import labels_of, send_image, serve_app
 from tests.support.tiny_bundle import (
@@ -197,32 +194,6 @@ def test_bundle_without_labels_gives_no_repository(tmp_path: Path) -> None:
     assert not (tmp_path / "repository").exists()
     write_repository(tmp_path / "repository", write_open_bundle(tmp_path, trained=False))
     assert (tmp_path / "repository" / "tiny-open_set_everyday").exists()
-
-
-def test_encoders_are_closed_after_an_error(
-    open_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[LabelEncoders] = []
-
-    def encode_nothing(definition: Definition, encoders: LabelEncoders) -> Array:
-        opened.append(encoders)
-        raise ExportError(f"label set {definition.name} cannot be encoded")
-
-    closed: list[LabelEncoders] = []
-    close = LabelEncoders.close
-
-    def note_and_close(encoders: LabelEncoders) -> None:
-        closed.append(encoders)
-        close(encoders)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LabelEncoders, "close", note_and_close)
-        patch.setattr(repository_module, "_encode", encode_nothing)
-        with pytest.raises(ExportError, match="label set everyday cannot be encoded"):
-            write_repository(tmp_path / "repository", open_bundle)
-    assert closed == opened
-    assert len(closed) == 1
-    write_repository(tmp_path / "repository", open_bundle)
 
 
 @pytest.mark.parametrize("place", ["tiny", "tiny_trained"])
