@@ -123,12 +123,12 @@ def _compare_encoder(
 
 def _compare_head(head: nn.Module, graphs: Graphs) -> list[Deviation]:
     found = []
+    if isinstance(head, MLDecoder | ZeroShotMLDecoder | CosineHead):
+        found += _compare_maps(head, graphs)
     if "trained_head" in graphs:
         found += _compare_trained(head, graphs["trained_head"])
     if isinstance(head, ZeroShotMLDecoder | CosineHead | Ram):
         found += _compare_open(head, graphs)
-    if isinstance(head, MLDecoder | ZeroShotMLDecoder | CosineHead):
-        found += _compare_maps(head, graphs)
     return found
 
 
