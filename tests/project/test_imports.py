@@ -37,8 +37,8 @@ ORDER = {
         train  train_open  average  evaluate  evaluate_open
     """,
     "export": """
-        graphs  sources  accuracy  int8  variants  calibration  build  evaluate  triton
-        run  __main__
+        graphs  sources  accuracy  int8  variants  calibration  triton  build  evaluate
+        __main__
     """,
 }
 ROOMS = [f"{part}.{room}" for part, rooms in ORDER.items() for room in rooms.split()]
