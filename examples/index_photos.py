@@ -62,10 +62,10 @@ def main() -> None:
     if given.command == "index":
         with Client(given.url) as client:
             added, failed = index_photos(client, given.folder, given.database)
-        print(f"{added} photos added, {failed} failed")  # noqa: T201
+        print(f"{added} photos added, {failed} failed")
     else:
         for path, score in search(given.database, given.label):
-            print(f"{score:.3f} {path}")  # noqa: T201
+            print(f"{score:.3f} {path}")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from export.__main__ import main as export  # noqa: TID251
-from models.train.__main__ import main as train  # noqa: TID251
+from export.__main__ import main as export
+from models.train.__main__ import main as train
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (40, 60, 230)}
 SIZE = 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,10 @@ from hypothesis import settings
 from service.bundle.reader import Bundle
 from tests.support.postgres import Postgres, find_missing
 from tests.support.tiny_bundle import write_mapped_bundle, write_open_bundle, write_tiny_bundle
+
+# Each process of a parallel run has a core: torch's threads would only wait for each other.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No time limit per example: a busy machine is not a failure.
 settings.register_profile("no_deadline", deadline=None)
