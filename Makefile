@@ -40,11 +40,12 @@ serve: $(SERVE)/.installed ## Serve a bundle (RUNTIME=cpu|openvino|gpu, BUNDLE, 
 	ML_DECODER_BUNDLE="$(BUNDLE)" ML_DECODER_DEVICE=$(DEVICE) ML_DECODER_HOST=$(HOST) \
 		ML_DECODER_PORT=$(PORT) $(SERVE)/bin/ml-decoder serve
 
-# A process for each core, each with whole files; more than eight would need too much memory for torch.
-PARALLEL := -n auto --maxprocesses 8 --dist loadfile
+# A process for each core, each with whole files, the short ones of tests/service last; more than
+# eight processes would need too much memory for torch.
+PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-test: $(DEV)/.installed ## Run the tests (TESTS="tests/service -k batch" for some of them)
-	$(DEV_BIN)/python -m pytest $(PARALLEL) $(TESTS)
+test: $(DEV)/.installed ## Run the tests (TESTS="tests/service -k batch" for some, COVERAGE=--cov)
+	$(DEV_BIN)/python -m pytest $(PARALLEL) $(COVERAGE) $(TESTS)
 
 test-fast: $(DEV)/.installed ## Run the tests of service, client and project, in less than three minutes
 	$(DEV_BIN)/python -m pytest $(PARALLEL) tests/service tests/client tests/project
@@ -108,7 +109,7 @@ lock: $(DEV)/bin/python ## Pin the newest versions that fit, in constraints/
 
 clean: ## Remove the environments and everything that tools leave behind
 	rm -rf .venv .venv-* build dist *.egg-info client/build client/*.egg-info
-	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 %/bin/python:
