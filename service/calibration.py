@@ -157,10 +157,38 @@ def measure_error(bins: tuple[ReliabilityBin, ...]) -> float:
 def find_threshold(
     scores: Scores, targets: Targets, precision_target: float | None = None
 ) -> OperatingPoint | None:
-    """Returns the point of best F1 or, with a target, of `find_precision`."""
+    """Returns a point for scores 0..1 [n] and targets 0/1 [n], at least one 1.
+
+    It is that of best F1; of several, that with the highest threshold (fewest predictions). With a
+    target, it is that of the lowest threshold whose precision reaches the target, or None: the
+    lower end of Wilson's interval of 95 % confidence has to reach it, so that a few predictions do
+    not reach it by luck.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ranked = scores[order]
+    # Equal scores are predicted together or not at all.
+    cuts = np.flatnonzero(np.append(ranked[:-1] > ranked[1:], True))
+    hits = np.cumsum(targets[order], dtype=np.float64)[cuts]
+    count = cuts + 1.0
     if precision_target is None:
-        return find_best_f1(scores, targets)
-    return find_precision(scores, targets, precision_target)
+        cut = int(np.argmax(2 * hits / (count + hits[-1])))  # the first of equals
+    else:
+        share, z = hits / count, _CONFIDENCE
+        middle = share + z**2 / (2 * count)
+        margin = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+        (enough,) = ((middle - margin) / (1 + z**2 / count) >= precision_target).nonzero()
+        if not len(enough):
+            return None
+        cut = int(enough[-1])
+    # Halfway to the next lower score: the small deviations of another precision or device seldom
+    # cross it.
+    score, lower = float(ranked[cuts[cut]]), float(ranked[min(cuts[cut] + 1, len(ranked) - 1)])
+    between = (score + lower) / 2
+    return OperatingPoint(
+        threshold=between if between > lower else score,  # none between neighbouring floats
+        precision=float(hits[cut] / count[cut]),
+        recall=float(hits[cut] / hits[-1]),
+    )
 
 
 def find_thresholds(
@@ -175,61 +203,6 @@ def find_thresholds(
         for column, name in enumerate(names)
         if targets[:, column].sum() >= MIN_POSITIVES
     }
-
-
-def find_best_f1(scores: Scores, targets: Targets) -> OperatingPoint:
-    """Returns the point of best F1, from scores 0..1 [n] and targets 0/1 [n], at least one 1.
-
-    Of several with the best F1, the highest threshold is taken (fewest predictions).
-    """
-    curve = _Curve.draw(scores, targets)
-    f1 = 2 * curve.hits / (curve.predicted + curve.hits[-1])
-    return curve.point(int(np.argmax(f1)))  # the first of equals: the highest threshold
-
-
-def find_precision(scores: Scores, targets: Targets, target: float) -> OperatingPoint | None:
-    """Returns the point of the lowest threshold whose precision reaches `target`, or None.
-
-    Scores and targets as above. The lower end of Wilson's interval of 95 % confidence has to reach
-    it, so that a few predictions do not reach it by luck.
-    """
-    curve = _Curve.draw(scores, targets)
-    share, count, z = curve.hits / curve.predicted, curve.predicted, _CONFIDENCE
-    middle = share + z**2 / (2 * count)
-    margin = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    (enough,) = ((middle - margin) / (1 + z**2 / count) >= target).nonzero()
-    return curve.point(int(enough[-1])) if len(enough) else None
-
-
-@dataclass(frozen=True, eq=False)
-class _Curve:
-    """The possible cuts of a ranking, from the highest threshold to the lowest."""
-
-    scores: Scores  # lowest predicted score
-    next_scores: Scores  # highest score that is not predicted; itself at the last cut
-    hits: Scores  # number of right predictions
-    predicted: Scores  # number of predictions
-
-    @classmethod
-    def draw(cls, scores: Scores, targets: Targets) -> _Curve:
-        order = np.argsort(-scores, kind="stable")
-        ranked = scores[order]
-        # Equal scores are predicted together or not at all.
-        cuts = np.flatnonzero(np.append(ranked[:-1] > ranked[1:], True))
-        hits = np.cumsum(targets[order], dtype=np.float64)[cuts]
-        following = ranked[np.minimum(cuts + 1, len(ranked) - 1)]
-        return cls(ranked[cuts], following, hits, (cuts + 1).astype(np.float64))
-
-    def point(self, cut: int) -> OperatingPoint:
-        # Halfway to the next lower score: the small deviations of another precision or device
-        # seldom cross it.
-        score, lower = float(self.scores[cut]), float(self.next_scores[cut])
-        middle = (score + lower) / 2
-        return OperatingPoint(
-            threshold=middle if middle > lower else score,  # none between neighbouring floats
-            precision=float(self.hits[cut] / self.predicted[cut]),
-            recall=float(self.hits[cut] / self.hits[-1]),
-        )
 
 
 def _fit_pair(logits: Scores, targets: Targets) -> Calibration | None:

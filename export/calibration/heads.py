@@ -26,7 +26,6 @@ from service.bundle.card import (
 from service.calibration import (
     Fit,
     OperatingPoint,
-    find_best_f1,
     find_threshold,
     find_thresholds,
     fit_calibration,
@@ -100,7 +99,7 @@ def calibrate_open(head: OpenHead, scored: ScoredPhotos, options: CalibrationOpt
     if fit is None or options.precision_target is not None:
         threshold = _find_shared(scores, targets, options)
     if fit is None and threshold is None:  # 0.5 would have no meaning on raw scores
-        threshold = find_best_f1(scores.ravel(), targets.ravel()).threshold
+        threshold = _find_shared(scores, targets, CalibrationOptions())
     threshold = FALLBACK_THRESHOLD if threshold is None else threshold
     _log_answers("open labels", scores >= threshold, scored.photos)
     changed = {"activation": "sigmoid", "calibration": calibration, "threshold": threshold}
@@ -194,11 +193,7 @@ def _find_shared(
 def _change_label(
     label: Label, point: OperatingPoint | None, positives: int, calibration: Calibration | None
 ) -> Label:
-    found = {
-        "threshold": None if point is None else point.threshold,
-        "precision": None if point is None else point.precision,
-        "recall": None if point is None else point.recall,
-    }
+    found = vars(point) if point else dict.fromkeys(("threshold", "precision", "recall"))
     return label.model_copy(update={**found, "positives": positives, "calibration": calibration})
 
 

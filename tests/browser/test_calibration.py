@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from service.calibration import find_best_f1
+from service.calibration import find_threshold
 from tests.browser.actions import answer, ask, assert_accessible, read_labels, register
 from tests.browser.conftest import Visit
 from tests.support.photos import make_photo
@@ -47,7 +47,7 @@ def test_best_threshold_is_found_moved_and_kept(page: Page, visit: Visit, tmp_pa
     give(page, photos[:3], "show it")
     give(page, photos[3:], "do not")
     expect_counts(page, 3, 3)
-    best = find_best_f1(np.array(scores), np.array([1, 1, 1, 0, 0, 0]))
+    best = find_threshold(np.array(scores), np.array([1, 1, 1, 0, 0, 0]))
     expect(page.locator("#calibrate-figures")).to_contain_text(f"Precision {best.precision:.2f}")
     expect(page.locator("#calibrate-figures")).to_contain_text(f"Recall {best.recall:.2f}")
     slider = page.get_by_label("Threshold", exact=True)

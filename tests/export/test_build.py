@@ -15,7 +15,7 @@ from models.checkpoints.description import CheckpointError, Hints
 from models.network import Network
 from service.bundle.card import Precision
 from service.bundle.reader import Bundle
-from service.calibration import find_best_f1, fit_calibration
+from service.calibration import find_threshold, fit_calibration
 from service.engine.engine import open_engine
 from service.engine.heads import LogitsArray
 from service.errors import BundleError
@@ -149,7 +149,7 @@ def test_thresholds_of_single_labels_are_softmax_scores(
     logits = run_trained(bundle, val.read())
     scores = np.stack([compute_scores(row, "softmax") for row in logits])
     for label, column, targets in zip(bundle.labels, scores.T, val.targets.T, strict=True):
-        best = find_best_f1(column, targets)
+        best = find_threshold(column, targets)
         assert label.threshold == pytest.approx(best.threshold, abs=1e-5)
         assert (label.precision, label.recall) == pytest.approx((best.precision, best.recall))
 

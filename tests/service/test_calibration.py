@@ -8,8 +8,7 @@ from service.bundle.card import Calibration
 from service.calibration import (
     MIN_POSITIVES,
     bin_scores,
-    find_best_f1,
-    find_precision,
+    find_threshold,
     fit_calibration,
     measure_error,
     move_threshold,
@@ -38,7 +37,7 @@ def _f1(scores: NDArray[np.float64], targets: NDArray[np.int64], threshold: floa
 @given(_photos)
 def test_no_threshold_gives_a_better_f1(photos: list[tuple[float, int]]) -> None:
     scores, targets = _columns(photos)
-    best = find_best_f1(scores, targets)
+    best = find_threshold(scores, targets)
     brute_force = max(_f1(scores, targets, threshold) for threshold in scores)
     assert _f1(scores, targets, best.threshold) == brute_force
     assert 0.0 <= best.threshold <= 1.0
@@ -59,7 +58,7 @@ def test_no_threshold_gives_a_better_f1(photos: list[tuple[float, int]]) -> None
 def test_best_threshold_is_the_highest_one(
     scores: list[float], targets: list[int], threshold: float
 ) -> None:
-    assert find_best_f1(np.array(scores), np.array(targets)).threshold == threshold
+    assert find_threshold(np.array(scores), np.array(targets)).threshold == threshold
 
 
 @given(_photos, st.floats(0.05, 0.95))
@@ -74,20 +73,12 @@ def test_wanted_precision_takes_the_lowest_threshold_that_surely_reaches_it(
         error = 1.645 * np.sqrt(target * (1 - target) / count)
         return bool(share >= target and share - target >= error - 1e-12)
 
-    found = find_precision(scores, targets, target)
+    found = find_threshold(scores, targets, target)
     sure = [threshold for threshold in scores if is_sure(threshold)]
     assert (found is None) == (not sure)
     if found is not None:
         assert (scores >= found.threshold).tolist() == (scores >= min(sure)).tolist()
         assert found.precision >= target
-
-
-def test_few_right_predictions_do_not_reach_a_high_precision() -> None:
-    scores, targets = np.linspace(1, 0, 40), np.zeros(40, np.int64)
-    targets[:4] = 1
-    assert find_precision(scores, targets, 0.8) is None
-    targets[:12] = 1
-    assert find_precision(scores, targets, 0.8) is not None
 
 
 def _draw(

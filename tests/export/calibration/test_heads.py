@@ -15,7 +15,7 @@ from export.calibration.heads import (
 )
 from export.sources.photos import LabelledPhotos, PhotoReader
 from service.bundle.card import Label, OpenHead, TrainedHead
-from service.calibration import MIN_POSITIVES, find_best_f1, find_precision
+from service.calibration import MIN_POSITIVES, find_threshold
 from service.labels.label_set import make_trained_set
 from service.pipeline.scoring import compute_scores
 from tests.export.tiny_network import CONTRACT
@@ -65,7 +65,7 @@ def test_thresholds_of_trained_labels_are_of_best_f1_on_the_served_scores(
     served = make_trained_set(labels, head)
     scores = compute_scores(scored.logits, "sigmoid", served.calibration)
     for column, label in enumerate(labels):
-        best = find_best_f1(scores[:, column], scored.photos.targets[:, column])
+        best = find_threshold(scores[:, column], scored.photos.targets[:, column])
         assert (label.threshold, label.precision, label.recall) == (
             pytest.approx(best.threshold),
             best.precision,
@@ -141,7 +141,7 @@ def test_precision_target_sets_the_thresholds_of_labels_that_reach_it(
     assert all(label.precision >= 0.9 for label in labels[:2] if label.precision is not None)
     served = make_trained_set(labels, head)
     scores = compute_scores(scored.logits, "sigmoid", served.calibration)
-    point = find_precision(scores.ravel(), scored.photos.targets.ravel(), 0.9)
+    point = find_threshold(scores.ravel(), scored.photos.targets.ravel(), 0.9)
     assert point is not None
     assert head.threshold == point.threshold == served.thresholds[2]
     assert "precision 0.9: 2 of 3 labels reach it" in caplog.text
@@ -168,7 +168,7 @@ def test_raw_open_scores_get_the_threshold_of_best_f1(few: bool) -> None:
     scored = make_scored(photos=9 if few else 600)
     head = calibrate_open(OPEN_HEAD, scored, CalibrationOptions() if few else RAW)
     scores = compute_scores(scored.logits, "sigmoid")
-    best = find_best_f1(scores.ravel(), scored.photos.targets.ravel())
+    best = find_threshold(scores.ravel(), scored.photos.targets.ravel())
     assert (head.calibration, head.threshold) == (None, best.threshold)
 
 
@@ -183,7 +183,7 @@ def test_softmax_of_an_open_head_becomes_a_sigmoid_if_it_is_calibrated() -> None
 def test_open_head_has_a_threshold_with_a_precision_target() -> None:
     scored = make_scored()
     head = calibrate_open(OPEN_HEAD, scored, CalibrationOptions(precision_target=0.8))
-    point = find_precision(
+    point = find_threshold(
         score_open(scored.logits, head.calibration).ravel(), scored.photos.targets.ravel(), 0.8
     )
     assert point is not None
@@ -219,7 +219,7 @@ def test_thresholds_of_open_names_are_on_their_calibrated_scores() -> None:
     scores = score_open(scored.logits, head.calibration)
     found = find_open_thresholds(scored, head.calibration, CalibrationOptions())
     for column, name in enumerate(NAMES):
-        best = find_best_f1(scores[:, column], scored.photos.targets[:, column])
+        best = find_threshold(scores[:, column], scored.photos.targets[:, column])
         assert found[name] == pytest.approx(best.threshold)
     few = replace(scored.photos, targets=np.zeros_like(scored.photos.targets))
     assert (

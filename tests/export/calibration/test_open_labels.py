@@ -31,7 +31,7 @@ from models.train_open.teacher import read_imagenet_names
 from service.bundle.card import Precision
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
-from service.calibration import find_best_f1
+from service.calibration import find_threshold
 from service.engine.heads import Embeddings, ScreenedLogits, ScreenedQueries
 from service.engine.session_set import open_session_set
 from service.engine.sessions import SessionConfig
@@ -192,7 +192,7 @@ def test_thresholds_are_of_best_f1_with_the_served_embeddings(bundle: Bundle, fo
     }
     logits = predict_logits(served, val, embed(bundle, ["red"]))
     targets = val.targets[:, LABELS.index("red")]
-    expected = find_best_f1(compute_scores(logits, "sigmoid")[:, 0], targets).threshold
+    expected = find_threshold(compute_scores(logits, "sigmoid")[:, 0], targets).threshold
     (shapes,) = read_bundle_sets(bundle)
     assert shapes.names == ("red", "green", "blue", "square")
     # Red is the only label that the head was not trained on, so both thresholds are the same.
