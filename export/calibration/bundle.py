@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from export.calibration.open_labels import (
     calibrate_open_head,
     embed_label_set,
     find_thresholds_by_name,
-    score_names,
 )
 from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
 from export.graphs.text import EmbedTexts
@@ -32,7 +30,6 @@ from service.bundle.card import (
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import BundleDraft, check_target
 from service.calibration import move_threshold
-from service.labels.definition import Definition
 from service.labels.encoders import open_text_encoder
 from service.labels.files import pack_label_set, read_bundle_sets
 
@@ -81,18 +78,9 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
         before, embed = opened, text_encoder.encode
         variants = [read_graphs(bundle, PIXELS_TO_OPEN_LOGITS, each) for each in precisions]
         opened, by_name = calibrate_open_head(
-            before,
-            unseen,
-            val,
-            lambda photos: score_names(photos, variants, before, embed),
-            options,
+            before, unseen, val, variants, embed=embed, options=options
         )
-        folded = frozenset(map(fold_name, names))
-        change = _Change(before, opened, folded, by_name, options, embed)
-        sets = {
-            f"{each.name}.npz": pack_label_set(change.apply(each))
-            for each in read_bundle_sets(bundle)
-        }
+        sets = _pack_sets(bundle, before, opened, by_name, embed=embed, options=options)
     draft = BundleDraft(
         card=card.model_copy(update={"trained_head": trained, "open_head": opened}),
         labels=labels,
@@ -130,34 +118,30 @@ def _check_heads(request: RecalibrationRequest, card: ModelCard, *, encodes_text
         raise ExportError("--raw-scores needs --open-photos: the open head is calibrated")
 
 
-@dataclass(frozen=True, eq=False)
-class _Change:
-    """Puts the thresholds of label sets on the scores of a changed open head."""
+def _pack_sets(  # noqa: PLR0913 - the parts of a bundle
+    bundle: Bundle,
+    before: OpenHead,
+    after: OpenHead,
+    scored: ScoredPhotos | None,
+    *,
+    embed: EmbedTexts,
+    options: CalibrationOptions,
+) -> dict[str, bytes]:
+    """Returns the label sets of a bundle with their thresholds on the scores of a changed head.
 
-    before: OpenHead
-    after: OpenHead
-    trained_names: Collection[str]  # as `fold_name` returns them
-    scored: ScoredPhotos | None  # the open head's logits of the trained labels
-    options: CalibrationOptions
-    embed: EmbedTexts
-
-    def apply(self, definition: Definition) -> Definition:
-        """Returns a set with all embeddings and its new thresholds."""
-        embedded = embed_label_set(definition, self.after.embedding_space, self.embed)
-        found = find_thresholds_by_name(embedded, self.after, self.scored, self.options, self.embed)
-        thresholds = tuple(
-            found[name] if name in found else self._move(definition, name, threshold)
-            for name, threshold in zip(embedded.names, embedded.thresholds, strict=True)
-        )
-        return replace(embedded, thresholds=thresholds)
-
-    def _move(self, definition: Definition, name: str, threshold: float | None) -> float | None:
-        """Returns the threshold on the new scores that the same photos reach."""
-        if threshold is None or definition.calibration is not None:
-            return threshold
-        raw = Calibration(scale=1.0, shift=0.0)
-        before, after = (
-            head.find_calibration(name, self.trained_names) or raw
-            for head in (self.before, self.after)
-        )
-        return move_threshold(threshold, before, after)
+    `scored` has the open head's logits of the trained labels.
+    """
+    trained = frozenset(fold_name(label.name) for label in bundle.labels)
+    raw = Calibration(scale=1.0, shift=0.0)
+    sets = {}
+    for definition in read_bundle_sets(bundle):
+        embedded = embed_label_set(definition, after.embedding_space, embed)
+        thresholds = dict(zip(embedded.names, embedded.thresholds, strict=True))
+        found = find_thresholds_by_name(embedded, after, scored, options, embed)
+        for name, threshold in thresholds.items():
+            if name not in found and threshold is not None and definition.calibration is None:
+                pairs = (head.find_calibration(name, trained) or raw for head in (before, after))
+                found[name] = move_threshold(threshold, *pairs)
+        changed = replace(embedded, thresholds=tuple((thresholds | found).values()))
+        sets[f"{definition.name}.npz"] = pack_label_set(changed)
+    return sets

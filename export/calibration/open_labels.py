@@ -6,7 +6,7 @@ They are computed with the served graphs and text embeddings: 8 bits move scores
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +26,7 @@ from export.sources.photos import LabelledPhotos, Splits
 from models.heads.zero_shot import ZeroShotMLDecoder
 from service.bundle.card import EmbeddingSpace, OpenHead, Precision
 from service.bundle.writer import BundleDraft
-from service.labels.definition import Definition, check_fit, define_label_set
+from service.labels.definition import Definition
 from service.labels.files import pack_label_set
 
 # Largest difference of a stored embedding, in 16 bits, from that of the label's name.
@@ -56,21 +56,22 @@ def add_open_labels(  # noqa: PLR0913 - the parts of an export
         head,
         opened.unseen,
         splits.val if splits is not None and uses_names else None,
-        lambda photos: score_names(photos, variants, head, embed),
-        options,
+        variants,
+        embed=embed,
+        options=options,
     )
     sets = {}
-    for record in opened.label_sets:
-        embedded = embed_label_set(define_label_set(record), head.embedding_space, embed)
+    for definition in opened.label_sets:
+        embedded = embed_label_set(definition, head.embedding_space, embed)
         found = find_thresholds_by_name(embedded, head, trained, options, embed)
         pairs = zip(embedded.names, embedded.thresholds, strict=True)
         thresholds = tuple(found.get(name) if given is None else given for name, given in pairs)
         if trained is not None:
             own = sum(threshold is not None for threshold in thresholds)
             logger.info(
-                "label set %s: %d of %d labels calibrated", record.name, own, len(thresholds)
+                "label set %s: %d of %d labels calibrated", definition.name, own, len(thresholds)
             )
-        sets[f"{record.name}.npz"] = pack_label_set(replace(embedded, thresholds=thresholds))
+        sets[f"{definition.name}.npz"] = pack_label_set(replace(embedded, thresholds=thresholds))
     draft = replace(
         draft,
         card=draft.card.model_copy(update={"open_head": head}),
@@ -83,28 +84,24 @@ def add_open_labels(  # noqa: PLR0913 - the parts of an export
     return add_screen(draft, opened.head, variants[0], splits, embed, compact=compact)
 
 
-def score_names(
-    photos: LabelledPhotos,
-    variants: Sequence[Graphs],
-    head: OpenHead,
-    embed: EmbedTexts,
-) -> ScoredPhotos:
-    """Runs the open head on the names of photos' labels."""
-    embeddings = embed_names(photos.label_names, head.embedding_space.template, embed)
-    return score_photos(photos, variants, embeddings)
-
-
-def calibrate_open_head(
+def calibrate_open_head(  # noqa: PLR0913 - the parts of an export
     head: OpenHead,
     unseen: LabelledPhotos | None,
     val: LabelledPhotos | None,
-    score: Callable[[LabelledPhotos], ScoredPhotos],
+    variants: Sequence[Graphs],
+    *,
+    embed: EmbedTexts,
     options: CalibrationOptions,
 ) -> tuple[OpenHead, ScoredPhotos | None]:
     """Calibrates on photos of labels that were not trained, then on those of trained labels.
 
     Also returns the open head's logits of the trained labels.
     """
+    template = head.embedding_space.template
+
+    def score(photos: LabelledPhotos) -> ScoredPhotos:
+        return score_photos(photos, variants, embed_names(photos.label_names, template, embed))
+
     if unseen is not None:
         head = calibrate_open(head, score(unseen), options)
     if val is None:
@@ -143,11 +140,9 @@ def embed_label_set(definition: Definition, space: EmbeddingSpace, embed: EmbedT
     missing = [i for i in range(len(definition.names)) if i not in given]
     prompts = definition.texts(space)
     given |= zip(missing, embed([prompts[i] for i in missing]), strict=True)
-    embedded = replace(
+    return replace(
         definition,
         given=tuple(range(len(given))),
         embeddings=np.stack([given[i] for i in range(len(given))]),
         embedding_space=space.fingerprint,
     )
-    check_fit(embedded, space, encodes_text=True)
-    return embedded

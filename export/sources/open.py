@@ -22,7 +22,7 @@ from models.text import TextEncoder, TextEncoderError, read_text_encoder
 from models.towers import TowerNetwork
 from service.bundle.card import Activation, EmbeddingSpace, OpenHead, format_first_error
 from service.errors import LabelSetError
-from service.labels.definition import LabelSetRecord, check_fit, define_label_set
+from service.labels.definition import Definition, LabelSetRecord, check_fit, define_label_set
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class OpenSource:
 
     head: ZeroShotMLDecoder | CosineHead  # in eval mode
     text: TextEncoder  # of its embedding space
-    label_sets: tuple[LabelSetRecord, ...]
+    label_sets: tuple[Definition, ...]
     unseen: LabelledPhotos | None  # with labels that are not trained; captions may have had some
 
 
@@ -110,13 +110,13 @@ def read_unseen(
     return found
 
 
-def read_label_set(path: Path, space: EmbeddingSpace | None = None) -> LabelSetRecord:
+def read_label_set(path: Path, space: EmbeddingSpace | None = None) -> Definition:
     """Reads a ready label set; raises ExportError if it is invalid or does not fit a space."""
     try:
         record = LabelSetRecord.model_validate_json(path.read_bytes().removeprefix(BOM_UTF8))
         definition = define_label_set(record)
         if space is not None:
-            check_fit(definition, space, encodes_text=True)
+            definition = check_fit(definition, space, encodes_text=True)
     except OSError as error:
         raise ExportError(f"label set {path} cannot be read") from error
     except ValidationError as error:
@@ -124,4 +124,4 @@ def read_label_set(path: Path, space: EmbeddingSpace | None = None) -> LabelSetR
         raise ExportError(f"label set {path.name}: {reason}") from error
     except LabelSetError as error:
         raise ExportError(f"label set {path.name}: {error.describe()}") from error
-    return record
+    return definition
