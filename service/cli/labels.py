@@ -67,8 +67,11 @@ def add(  # noqa: PLR0913 - a command has a parameter for each flag
 
     ml-decoder labels add zoo --label 'red panda' --label bamboo
     """
+    definition = _define_set(name, label, file)
     try:
-        added = add_set(settings, define_set(name, label, file), replace=replace)
+        added, _ = _run(
+            settings, lambda found: found.writable(name).register(definition, replace=replace)
+        )
     except LabelSetExists as error:
         raise StartError(f"another label set is called {name}; --replace replaces it") from error
     _show([added], as_json)
@@ -128,8 +131,7 @@ def calibrate(  # noqa: PLR0913 - a command has a parameter for each flag
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
-def define_set(name: str, names: list[str] | None, file: Path | None) -> Definition:
-    """Returns the definition of a set from the names of its labels or from a file."""
+def _define_set(name: str, names: list[str] | None, file: Path | None) -> Definition:
     from service.bundle.card import format_first_error
     from service.labels.definition import LabelSetRecord, define_label_set
     from service.labels.files import read_label_set_file
@@ -142,15 +144,6 @@ def define_set(name: str, names: list[str] | None, file: Path | None) -> Definit
         return define_label_set(LabelSetRecord.model_validate({"name": name, "labels": names}))
     except ValidationError as error:
         raise StartError(format_first_error(error)) from error
-
-
-def add_set(settings: Settings, definition: Definition, *, replace: bool) -> LabelSet:
-    """Registers a set and returns it; `replace` lets it replace a set of its name."""
-
-    async def write(catalogue: Catalogue) -> LabelSet:
-        return (await catalogue.writable(definition.name).register(definition, replace=replace))[0]
-
-    return _run(settings, write)
 
 
 def _run(settings: Settings, work: Callable[[Catalogue], Awaitable[ResultT]]) -> ResultT:

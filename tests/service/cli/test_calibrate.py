@@ -1,6 +1,5 @@
 """`ml-decoder labels calibrate` with a bundle and a store."""
 
-import asyncio
 import json
 import math
 import os
@@ -12,9 +11,9 @@ from typing import Any
 import pytest
 
 from service.cli import calibrate as calibrating
-from service.cli.labels import add_set, define_set
 from service.pipeline.pipeline import Pipeline
 from tests.service.cli.conftest import Run, assert_refused
+from tests.support.label_store import define
 from tests.support.photos import make_photo
 
 Photos = dict[str, bytes]
@@ -134,8 +133,8 @@ def test_calibrate_leaves_a_set_that_was_changed_meanwhile(
 
     async def score_while_the_set_changes(pipeline: Pipeline, *arguments: Any) -> Any:
         scores = await score(pipeline, *arguments)
-        newer = define_set("zoo", ["yak", "crow"], None)
-        await asyncio.to_thread(add_set, pipeline.settings, newer, replace=True)
+        newer = define("zoo", "yak", "crow")
+        await pipeline.catalogue.writable("zoo").register(newer, replace=True)
         return scores
 
     with monkeypatch.context() as patch:

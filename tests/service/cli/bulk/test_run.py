@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,18 @@ from PIL.PngImagePlugin import PngImageFile
 
 from service.bundle.reader import Bundle
 from service.cli.bulk.run import BulkJob, Totals, run_bulk
-from service.cli.labels import add_set, define_set
 from service.cli.photos import run_pipeline
 from service.errors import StartError, UnknownLabelSet
+from service.labels.store.database import open_database
+from service.labels.store.store import LabelStore
 from service.pipeline.prediction import Prediction
 from service.question import Question
 from service.settings import Settings
 from tests.e2e.server_process import ROOT
+from tests.support.label_store import LIMITS, put
 from tests.support.photos import encode_picture, make_photo, make_picture
 from tests.support.threads import wait_until
-from tests.support.tiny_bundle import make_calibration, write_tiny_bundle
+from tests.support.tiny_bundle import SPACE, make_calibration, write_tiny_bundle
 
 # Files hold float32, and a photo's batch may be of any size.
 TOLERANCE = 1e-5
@@ -205,9 +208,10 @@ def test_run_compares_label_sets_by_labels_and_not_by_version(
         )
         return run(replace(job, question=question, settings=settings))[0]
 
-    def register(store: str, *labels: str) -> str:
-        settings = Settings(bundle=open_bundle.path, label_store=str(tmp_path / store))
-        return add_set(settings, define_set("zoo", list(labels), None), replace=True).version
+    def register(name: str, *labels: str) -> int:
+        database = open_database(str(tmp_path / name))
+        with closing(LabelStore(database, SPACE.fingerprint, LIMITS)) as store:
+            return put(store, "zoo", *labels)
 
     first = register("first.db", "yak", "newt")
     assert tag("first.db").tagged == 11
