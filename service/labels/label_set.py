@@ -63,6 +63,11 @@ class LabelSet:
     queries: QueryArray | None = None
     keys: Keys | None = None
 
+    @property
+    def num_labels(self) -> int:
+        """The number of labels."""
+        return len(self.names)
+
     @cached_property
     def source(self) -> Source:
         """The head that scores the labels."""

@@ -305,17 +305,6 @@ class InfoAnswer(_Answer):
     runtime: RuntimeAnswer
 
 
-def summarise_label_set(labels: LabelSet) -> LabelSetSummary:
-    """Returns a set without its labels."""
-    return LabelSetSummary(
-        name=labels.name,
-        version=labels.version,
-        origin=labels.origin,
-        read_only=labels.read_only,
-        num_labels=len(labels.names),
-    )
-
-
 def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
     """Returns a set with its labels."""
     columns = zip(
@@ -327,17 +316,11 @@ def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
         strict=True,
     )
     return LabelSetAnswer(
-        **summarise_label_set(labels).model_dump(),
+        **LabelSetSummary.model_validate(labels).model_dump(),
         calibration=labels.own_calibration,
         labels=[
-            RegisteredLabel(
-                name=name,
-                prompt=prompt,
-                threshold=threshold,
-                calibrated=calibrated,
-                own_embedding=own_embedding,
-            )
-            for name, prompt, threshold, calibrated, own_embedding in columns
+            RegisteredLabel(**dict(zip(RegisteredLabel.model_fields, row, strict=True)))
+            for row in columns
         ],
     )
 

@@ -22,12 +22,7 @@ from service.http.responses.openapi import (
     document_json,
     document_problems,
 )
-from service.http.responses.schemas import (
-    LabelSetAnswer,
-    LabelSetsAnswer,
-    answer_label_set,
-    summarise_label_set,
-)
+from service.http.responses.schemas import LabelSetAnswer, LabelSetsAnswer, answer_label_set
 from service.http.security.keys import ACCESS_PROBLEMS, ADMINISTRATE, PREDICT
 from service.http.security.rates import LIMITED
 from service.labels.catalogue import Catalogue
@@ -107,8 +102,7 @@ _WRITING = [*ADMINISTRATE, LIMITED, KNOWN_NAMES]
 )
 async def list_label_sets(host: Host) -> LabelSetsAnswer:
     """Lists every label set, the trained labels included."""
-    found = host.pipeline.catalogue.list_sets()
-    return LabelSetsAnswer(label_sets=[summarise_label_set(labels) for labels in found])
+    return LabelSetsAnswer.model_validate({"label_sets": host.pipeline.catalogue.list_sets()})
 
 
 @router.post(
