@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from export.triton.repository import write_repository
 from service.bundle.card import write_prompt
 from service.bundle.reader import Bundle
 from service.cli.bulk.run import BulkJob, run_bulk
@@ -22,7 +21,6 @@ from service.labels.encoders import open_text_encoder
 from service.question import Question
 from service.settings import Settings
 from tests.e2e.server_process import ROOT
-from tests.export.triton.test_repository import run_ensemble
 from tests.support.photos import make_photo
 from tests.support.serving import labels_of, send_image, send_images, serve_app, to_base64
 from tests.support.tiny_bundle import run_bundle, write_calibrated_bundle
@@ -112,13 +110,6 @@ def run_command(bundle: Bundle, label_set: str, folder: Path) -> Scores:
     return [{label["label"]: label["score"] for label in each["labels"]} for each in answers]
 
 
-def run_triton(bundle: Bundle, label_set: str, folder: Path) -> Scores:
-    write_repository(folder, bundle)
-    output = "scores" if label_set == "trained" else f"scores_{label_set}"
-    scores = run_ensemble(folder, bundle.card.name, decode_photos(bundle))[output]
-    return [dict(zip(PAIRS[label_set], row, strict=True)) for row in scores.tolist()]
-
-
 def write_photos(folder: Path) -> list[Path]:
     folder.mkdir(exist_ok=True)
     paths = [folder / f"{number}.png" for number in range(len(PHOTOS))]
@@ -133,7 +124,6 @@ INTERFACES: dict[str, Callable[[Bundle, str, Path], Scores]] = {
     "v2": ask_open_inference,
     "bulk": run_bulk_job,
     "command": run_command,
-    "triton": run_triton,
 }
 
 

@@ -20,9 +20,6 @@ from tests.support.serving import labels_of
 from tests.support.threads import wait_until
 
 KILL_ROUNDS = int(os.environ.get("LABEL_KILL_ROUNDS", "2"))
-LABELS = [f"label {i}" for i in range(30)]
-# Same queries and batch size, so equal but for the rounding to six decimals.
-TOLERANCE = 2e-6
 
 
 def start(bundle: Bundle, store: Path | str) -> ServerProcess:
@@ -45,19 +42,6 @@ def scores(response: httpx.Response) -> dict[str, float]:
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     return tmp_path / "labels.db"
-
-
-def test_registered_labels_survive_a_restart(open_bundle: Bundle, store: Path) -> None:
-    with start(open_bundle, store) as server, server.open_client() as client:
-        made = register(client, "mine", LABELS)
-        assert made.status_code == 201, made.text
-        before = scores(predict(client, label_set="mine"))
-        assert server.stop() == 0
-    assert set(before) == set(LABELS)
-
-    with start(open_bundle, store) as server, server.open_client() as client:
-        assert client.get("/labels/mine").json() == made.json()
-        assert scores(predict(client, label_set="mine")) == pytest.approx(before, abs=TOLERANCE)
 
 
 def register_until_killed(client: httpx.Client, first: int, acknowledged: list[str]) -> None:
@@ -105,17 +89,11 @@ def assert_whole(client: httpx.Client, acknowledged: list[str]) -> None:
         assert len(scores(predict(client, label_set=last))) == 2
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def shared_store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres").make_database())
-    return str(tmp_path / "labels.db")
-
-
-def test_two_processes_on_one_store_converge(open_bundle: Bundle, shared_store: str) -> None:
+def test_two_processes_on_one_store_converge(open_bundle: Bundle, postgres: Postgres) -> None:
+    store = str(postgres.make_database())
     with (
-        start(open_bundle, shared_store) as one,
-        start(open_bundle, shared_store) as two,
+        start(open_bundle, store) as one,
+        start(open_bundle, store) as two,
         one.open_client() as here,
         two.open_client() as there,
     ):

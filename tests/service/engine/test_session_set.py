@@ -49,21 +49,6 @@ def run_one(engine: Engine, image: PixelArray, head: Head) -> NDArray[np.float32
 
 
 @settings(max_examples=25)
-@given(seed=st.integers(0, 1000), size=st.integers(1, 40), data=st.data())
-def test_adding_labels_never_changes_the_logit_of_another(
-    engine: Engine, seed: int, size: int, data: st.DataObject
-) -> None:
-    (image,), queries = random_images(seed, 1), random_queries(seed, size)
-    some = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=size))
-
-    whole = run_one(engine, image, queries)
-
-    np.testing.assert_allclose(
-        run_one(engine, image, queries[some]), whole[some], atol=TOLERANCE, rtol=0
-    )
-
-
-@settings(max_examples=25)
 @given(
     seed=st.integers(0, 1000),
     asked=st.lists(

@@ -295,9 +295,11 @@ async def test_catalogue_has_the_sets_of_model_bundle_folder_and_store(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
     (tmp_path / "zoo.json").write_text('{"labels": ["yak"]}')
-    opened = open_configured(open_bundle, label_sets=tmp_path, label_store="memory")
+    places = {"label_sets": tmp_path, "label_store": "memory"}
+    opened = open_configured(open_bundle, **places, default_label_set="everyday, zoo")
     async with run(opened) as catalogue:
         await register(catalogue, PETS)
+        assert await pin_names(catalogue, Question()) == ["zoo", "everyday"]
         fixed = {"trained": "model", "everyday": "bundle", "zoo": "folder"}
         assert list_origins(catalogue) == {**fixed, "pets": "store"}
 

@@ -33,7 +33,7 @@ def define(**values: Any) -> Definition:
 def test_duplicate_names_are_refused_in_normal_form(names: list[str]) -> None:
     normal = tuple(normalise_text(name) for name in names)
     if len(set(normal)) < len(normal):
-        with pytest.raises(InvalidLabelSet, match="twice"):
+        with pytest.raises(InvalidLabelSet, match=r"twice, as labels \d and \d of \d: remove one"):
             define(labels=names)
     else:
         assert define(labels=names).names == normal

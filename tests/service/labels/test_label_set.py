@@ -22,21 +22,10 @@ from service.labels.label_set import (
     make_trained_set,
 )
 from service.question import Threshold
-from tests.support.tiny_bundle import PLAIN_HEAD, SPACE
+from tests.support.tiny_bundle import PLAIN_HEAD, SPACE, make_calibration
 
 DEFINITION = Definition("pets", ("cat", "yak", "newt"), (None, "a yak", None), (0.0, None, 0.9))
-
-
-PAIR = HeadCalibration(
-    scale=0.5,
-    shift=-2.0,
-    dataset="tiny/val",
-    images=10,
-    labels=3,
-    error_before=0.2,
-    error_after=0.1,
-    bins=(),
-)
+PAIR = make_calibration(0.5, -2.0)
 
 
 def _head(threshold: float | None) -> OpenHead:

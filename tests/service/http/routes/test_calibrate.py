@@ -182,17 +182,3 @@ def test_wrong_change_of_thresholds_is_refused(
     before = client.get("/labels/pets").json()
     assert_problem(client.patch(path, json={"labels": labels}), status, code)
     assert client.get("/labels/pets").json() == before
-
-
-def test_figures_need_a_predict_key_and_changes_an_admin_key(open_bundle: Bundle) -> None:
-    keys = {"predict_keys": "predict-key-00001", "admin_keys": "administrate-0001"}
-    change = {"labels": [{"name": "cat", "threshold": 0.5}]}
-    with serve_app(open_bundle.path, label_store="memory", **keys) as client:
-        assert_problem(calibrate(client, [make_photo()]), 401, "unauthorized")
-        client.headers["X-API-Key"] = keys["admin_keys"]
-        assert client.put("/labels/pets", json=PETS).status_code == 201
-        client.headers["X-API-Key"] = keys["predict_keys"]
-        assert calibrate(client, [make_photo()]).status_code == 200
-        assert_problem(client.patch("/labels/pets", json=change), 403, "forbidden")
-        client.headers["X-API-Key"] = keys["admin_keys"]
-        assert client.patch("/labels/pets", json=change).status_code == 200

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
 from service.errors import Forbidden, StartError, Unauthorized
-from service.http.security.keys import Guard, KeyRing
+from service.http.security.keys import ADMINISTRATE, Guard, KeyRing
 from service.settings import Settings
 from tests.support.serving import assert_problem, send_image, serve_app
 
@@ -87,11 +87,15 @@ def test_white_space_around_a_key_is_ignored(client: TestClient) -> None:
 
 
 def test_every_route_but_health_and_page_files_has_a_guard(client: TestClient) -> None:
+    routes = list(list_routes(client.app.router.routes))  # type: ignore[attr-defined]
     bare = {
         route.path
-        for route in list_routes(client.app.router.routes)  # type: ignore[attr-defined]
+        for route in routes
         if not any(isinstance(depends.dependency, Guard) for depends in route.dependencies)
     }
+    changing = {r.name for r in routes if all(each in r.dependencies for each in ADMINISTRATE)}
+    names = {"register_label_set", "replace_label_set", "change_thresholds", "delete_label_set"}
+    assert changing == names
     health = {"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"}
     assert bare == health | {"/page/{path:path}", "/swagger-ui/{path:path}"}
 

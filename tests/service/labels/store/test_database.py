@@ -234,17 +234,6 @@ def test_log_is_empty_after_a_write_without_readers(
     assert read(other, COUNT) == 2
 
 
-def test_reader_sees_one_state_while_another_connection_writes(
-    database: Database, other: Database
-) -> None:
-    run(database, CREATE)
-    with other.connect() as connection:
-        assert connection.execute(sa.text(COUNT)).scalar_one() == 0
-        run(database, INSERT)
-        assert connection.execute(sa.text(COUNT)).scalar_one() == 0
-    assert read(other, COUNT) == 1
-
-
 def test_file_is_opened_anew_only_after_it_was_replaced(path: Path, database: Database) -> None:
     run(database, CREATE)
     run(database, INSERT)

@@ -256,14 +256,6 @@ def test_full_disk_raises_store_full_and_changes_nothing(file_store: LabelStore)
     file_store.write(*large, replace=False)
 
 
-def test_file_that_is_not_a_database_is_unavailable(path: Path, file_store: LabelStore) -> None:
-    path.write_bytes(b"junk" * 1000)
-    with pytest.raises(StoreUnavailable):
-        file_store.read_state()
-    path.unlink()
-    assert file_store.read_state().revision == 0
-
-
 def test_damaged_row_is_an_invalid_set(path: Path, file_store: LabelStore) -> None:
     put(file_store, "pets", "cat")
     run_sql(path, "UPDATE label_sets SET labels = '{'")
