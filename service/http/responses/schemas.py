@@ -307,6 +307,7 @@ class InfoAnswer(_Answer):
 
 def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
     """Returns a set with its labels."""
+    fields = tuple(RegisteredLabel.model_fields)
     columns = zip(
         labels.names,
         labels.prompts,
@@ -318,10 +319,7 @@ def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
     return LabelSetAnswer(
         **LabelSetSummary.model_validate(labels).model_dump(),
         calibration=labels.own_calibration,
-        labels=[
-            RegisteredLabel(**dict(zip(RegisteredLabel.model_fields, row, strict=True)))
-            for row in columns
-        ],
+        labels=[RegisteredLabel(**dict(zip(fields, row, strict=True))) for row in columns],
     )
 
 
