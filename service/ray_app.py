@@ -6,9 +6,9 @@ from functools import partial
 
 from fastapi import FastAPI
 from ray import serve
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.app import create_app, lifespan
-from service.http.security.browsers import ChangeHeaders, RawHeaders
 from service.http.telemetry.access import RAW_REQUEST_ID
 from service.http.telemetry.logs import configure_logs
 from service.pipeline.host import PipelineHost
@@ -22,13 +22,24 @@ def build_app() -> FastAPI:
     app = create_app(PipelineHost(settings))
     # Ray sends requests to a replica that has started, without asking /readyz.
     app.router.lifespan_context = partial(lifespan, opened_first=True)
-    app.add_middleware(ChangeHeaders, change=drop_request_id)
+    app.add_middleware(DropRequestId)
     return app
 
 
-def drop_request_id(headers: RawHeaders) -> RawHeaders:
-    """Removes `X-Request-ID`, which Ray adds."""
-    return [header for header in headers if header[0] != RAW_REQUEST_ID]
+class DropRequestId:
+    """ASGI middleware: removes `X-Request-ID`, which Ray adds."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
+        async def send_without_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = [each for each in message["headers"] if each[0] != RAW_REQUEST_ID]
+                message["headers"] = kept
+            await send(message)
+
+        await self._app(scope, receive, send_without_id)
 
 
 class MLDecoder:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from service.errors import StartError
 from service.http.open_inference import routes as open_inference
@@ -20,12 +20,7 @@ from service.http.responses.openapi import DocumentedApp
 from service.http.responses.problems import add_problem_handlers, answer_error
 from service.http.routes import calibrate, labels, page, predict, status
 from service.http.routes.direct import DirectRouter
-from service.http.security.browsers import (
-    ChangeHeaders,
-    Sites,
-    add_security_headers,
-    read_origins,
-)
+from service.http.security.browsers import Sites, read_origins
 from service.http.security.keys import KeyRing
 from service.http.security.proxies import TrustedProxies
 from service.http.security.rates import RateLimiter
@@ -72,24 +67,6 @@ class ProxiedApp(DocumentedApp):
         await self._proxies(scope, receive, send)
 
 
-class HeadAsGet:
-    """ASGI middleware: answers HEAD as GET; the server leaves out the body."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
-        if scope.get("method") != "HEAD":
-            await self._app(scope, receive, send)
-            return
-        asked = {**scope, "method": "GET"}
-        try:
-            await self._app(asked, receive, send)
-        finally:
-            scope["route"] = asked.get("route")  # for the metrics
-
-
 def create_app(
     host: PipelineHost | None = None, tracer_provider: TracerProvider | None = None
 ) -> FastAPI:
@@ -116,7 +93,6 @@ def create_app(
     )
     app.state.host = host
     add_problem_handlers(app)
-    app.add_middleware(HeadAsGet)
     app.add_middleware(DirectRouter, host=host, routes=predict.ROUTES)
     _add_guards(app, host.settings)
     if traces is not None:
@@ -171,7 +147,6 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
     origins = read_origins(settings.cors_origins)
     if origins is not None:
         app.add_middleware(CORSMiddleware, **origins)
-    app.add_middleware(ChangeHeaders, change=add_security_headers)
 
 
 @asynccontextmanager

@@ -2,11 +2,11 @@
 
 import ipaddress
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from service.errors import CrossSite, HostNotAllowed, StartError, quote
 from service.settings import Settings
@@ -96,24 +96,6 @@ class Sites:
         except ValueError:
             return False
         return True
-
-
-class ChangeHeaders:
-    """ASGI middleware: sends the headers that `change` makes of an answer's."""
-
-    def __init__(self, app: ASGIApp, change: Callable[[RawHeaders], RawHeaders]) -> None:
-        self._app = app
-        self._change = change
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
-
-        async def send_changed(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = self._change(message["headers"])
-            await send(message)
-
-        await self._app(scope, receive, send_changed)
 
 
 def add_security_headers(headers: RawHeaders) -> RawHeaders:

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import Draining
 from service.http.responses.problems import answer_error, answer_unexpected
+from service.http.security.browsers import add_security_headers
 from service.http.telemetry.logs import request_id_of
 from service.http.telemetry.metrics import CLIENT_LEFT, Metrics
 from service.pipeline.host import PipelineHost
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Access:
-    """ASGI middleware that every request passes through once.
+    """ASGI middleware that every request passes through once; the app gets HEAD as GET.
 
     Unexpected exceptions become a 500 and a logged traceback; requests that are cut off when the
     time to drain is over, a 503.
@@ -50,10 +51,12 @@ class Access:
         scope.setdefault("state", {})["request_id"] = request_id
         token = request_id_of.set(request_id)
         answer = _Answer(send, request_id)
+        # The server leaves out the body, by its own scope.
+        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         started = time.perf_counter()
         self._metrics.in_flight.inc()
         try:
-            await self._app(scope, receive, answer.send)
+            await self._app(asked, receive, answer.send)
         except ClientDisconnect:
             answer.status = CLIENT_LEFT
         except asyncio.CancelledError:
@@ -65,11 +68,10 @@ class Access:
             logger.exception("unexpected error")
             await answer.end(answer_unexpected(Request(scope)), scope, receive)
         finally:
-            self._record(scope, answer.status, time.perf_counter() - started)
+            self._record(scope["method"], asked, answer.status, time.perf_counter() - started)
             request_id_of.reset(token)
 
-    def _record(self, scope: Scope, status: int, seconds: float) -> None:
-        method = scope["method"]
+    def _record(self, method: str, scope: Scope, status: int, seconds: float) -> None:
         # The template, not the path: clients choose paths, so their number has no limit.
         template: str = getattr(scope.get("route"), "path", "")
         problem: str | None = scope["state"].get("problem")
@@ -87,7 +89,7 @@ class Access:
 
 
 class _Answer:
-    """The sending side of one request: adds the id, remembers the status."""
+    """The sending side of one request: adds the id and security headers, remembers the status."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self.status = 0
@@ -98,7 +100,7 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             request_id = (RAW_REQUEST_ID, self._request_id.encode())
-            message["headers"] = [*message["headers"], request_id]
+            message["headers"] = [*add_security_headers(message["headers"]), request_id]
         await self._send(message)
 
     async def end(self, response: Response, scope: Scope, receive: Receive) -> None:
