@@ -10,9 +10,8 @@ import os
 from collections import Counter as Tally
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,7 +23,6 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from service.errors import StartError
@@ -48,20 +46,6 @@ CLIENT_LEFT = 499
 
 logger = logging.getLogger(__name__)
 
-MetricT = TypeVar("MetricT", bound=MetricWrapperBase)
-
-
-class _Children(dict[tuple[object, ...], MetricT]):
-    """The children of a metric by their labels; the metric's own lookup takes most of the time."""
-
-    def __init__(self, metric: MetricT) -> None:
-        super().__init__()
-        self._metric = metric
-
-    def __missing__(self, labels: tuple[object, ...]) -> MetricT:
-        self[labels] = child = self._metric.labels(*labels)
-        return child
-
 
 class Metrics:
     """The metrics of one app; an `Observer` of its pipeline.
@@ -84,7 +68,8 @@ class Metrics:
         seconds = partial(histogram, buckets=SECONDS_BUCKETS)
         labels = ("method", "path", "status")
         text = "HTTP requests, until the answer is sent, seconds"
-        self._requests = _Children(seconds("request_seconds", text, labels))
+        # Cached: the metric's own lookup of its labels takes most of the time.
+        self._requests = cache(seconds("request_seconds", text, labels).labels)
         text = "Decoding of a photo, with the wait for a thread, seconds"
         self._decode = seconds("decode_seconds", text)
         self._queue = seconds("queue_seconds", "Wait of a photo for the engine, seconds")
@@ -92,7 +77,7 @@ class Metrics:
         self._inference = seconds("inference_seconds", text)
         self._batch_size = histogram("batch_size", "Images in a run", buckets=SIZE_BUCKETS)
         text = "Requests refused or failed"
-        self._rejected = _Children(counter("rejected", text, ["reason"]))
+        self._rejected = cache(counter("rejected", text, ["reason"]).labels)
         self._disconnects = counter("disconnects", "Clients that left early")
         total, worst, best = (
             partial(gauge, multiprocess_mode=mode) for mode in ("livesum", "livemin", "livemax")
@@ -113,11 +98,11 @@ class Metrics:
     ) -> None:
         """Counts a request that has ended; `path` is its route's template, or empty."""
         known = method if method in _METHODS else "other"
-        self._requests[known, path, status].observe(seconds)
+        self._requests(known, path, status).observe(seconds)
         if status == CLIENT_LEFT:
             self._disconnects.inc()
         if problem is not None:
-            self._rejected[(problem,)].inc()
+            self._rejected(problem).inc()
 
     def on_batch(self, size: int, seconds: float) -> None:
         """Counts a run of the engine."""

@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
-from service.errors import QueueFull
+from service.errors import QueueFull, StartError
 from service.http.telemetry.metrics import SECONDS_BUCKETS, Metrics
 from service.pipeline.host import PipelineHost
 from service.pipeline.pipeline import Pipeline
@@ -143,6 +143,12 @@ def test_labels_and_version_follow_the_store(client: TestClient) -> None:
     client.delete("/labels/zoo")
     sample(client)
     assert read(client, "labels", origin="store") == 0
+
+
+def test_missing_shared_folder_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/nowhere")
+    with pytest.raises(StartError, match="must be an existing, writable folder; it is /nowhere"):
+        Metrics()
 
 
 def test_loading_service_is_not_ready_and_has_an_empty_queue(tiny_bundle: Bundle) -> None:
