@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
 
 from service import errors
 from service.http.requests.body import JSON, cancel_on_disconnect
@@ -14,7 +15,6 @@ from service.http.responses.openapi import document_predict, document_problems
 from service.http.responses.prediction_json import write_batch, write_prediction
 from service.http.responses.problems import describe_problem
 from service.http.responses.schemas import BatchAnswer, ImageFailure, PredictAnswer
-from service.http.routes.direct import DirectRoute
 from service.http.security.keys import ACCESS_PROBLEMS, PREDICT
 from service.http.security.rates import LIMITED
 from service.pipeline.host import PipelineHost
@@ -51,7 +51,7 @@ REQUEST_PROBLEMS = (
 )
 """Errors of every prediction, without those of its body and its images."""
 
-router = APIRouter(route_class=DirectRoute, tags=["predict"], dependencies=[*PREDICT, LIMITED])
+router = APIRouter(tags=["predict"], dependencies=[*PREDICT, LIMITED])
 
 
 @router.post(
@@ -155,4 +155,4 @@ async def label_or_fail(
         return ImageFailure(error=describe_problem(error))
 
 
-ROUTES = tuple(route for route in router.routes if isinstance(route, DirectRoute))
+ROUTES = tuple(route for route in router.routes if isinstance(route, APIRoute))

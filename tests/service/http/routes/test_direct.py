@@ -1,80 +1,17 @@
-"""Direct routes skip the framework, but none of their guards; a full queue refuses predictions."""
+"""A full queue refuses predictions before their bodies are read."""
 
 from collections.abc import Iterator
 
 import pytest
-from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
 from service.errors import QueueFull
-from service.http.responses.problems import add_problem_handlers
-from service.http.routes.direct import DirectRoute
-from service.http.security.keys import ADMINISTRATE, PREDICT, KeyRing
-from service.http.security.rates import LIMITED
 from service.scheduling.queue import BatchQueue
-from service.settings import Settings
 from tests.support.serving import PHOTO, assert_problem, assert_still_serving, send_image, serve_app
 
 ORIGIN = "https://a.example"
 ROOT_PATH = "/tags"
-PREDICT_KEY, ADMIN_KEY = "predict-key-000001", "admin-key-00000001"
-
-
-async def answer(request: Request) -> Response:
-    return Response(request.url.path)
-
-
-class CountingRates:
-    """Takes the place of the rate limiter; refuses nothing."""
-
-    def __init__(self) -> None:
-        self.callers: list[str] = []
-
-    def count(self, caller: str) -> None:
-        self.callers.append(caller)
-
-
-@pytest.fixture
-def rates() -> CountingRates:
-    return CountingRates()
-
-
-@pytest.fixture
-def client(rates: CountingRates) -> TestClient:
-    """An app with a route for each kind of key."""
-    app = FastAPI()
-    for path, guards in (("/predict", [*PREDICT, LIMITED]), ("/change", [*ADMINISTRATE])):
-        router = APIRouter(route_class=DirectRoute, dependencies=guards)
-        router.post(path)(answer)
-        app.router.routes.extend(router.routes)
-    app.state.keys = KeyRing(
-        Settings(predict_keys=PREDICT_KEY, admin_keys=ADMIN_KEY)  # type: ignore[arg-type]
-    )
-    app.state.rates = rates
-    add_problem_handlers(app)
-    return TestClient(app)
-
-
-def test_route_requires_its_kind_of_key(client: TestClient) -> None:
-    known, admin = {"X-API-Key": PREDICT_KEY}, {"X-API-Key": ADMIN_KEY}
-
-    assert client.post("/change", headers=known).status_code == 403
-    assert client.post("/change").status_code == 401
-    assert client.post("/predict").status_code == 401
-
-    assert client.post("/change", headers=admin).text == "/change"
-    assert client.post("/predict", headers=known).text == "/predict"
-
-
-def test_route_counts_callers_only_if_it_is_limited(
-    client: TestClient, rates: CountingRates
-) -> None:
-    client.post("/change", headers={"X-API-Key": ADMIN_KEY})
-    assert rates.callers == []
-
-    client.post("/predict", headers={"X-API-Key": PREDICT_KEY})
-    assert len(rates.callers) == 1
 
 
 def refuse(_queue: object) -> None:
