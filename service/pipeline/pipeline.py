@@ -8,12 +8,21 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Literal
 
 from service.bundle.card import CPU_DEVICES
 from service.engine.engine import Engine
-from service.errors import DeadlineExceeded, ImageError, InferenceFailed, NoMaps, TooManyPixels
+from service.errors import (
+    DeadlineExceeded,
+    Draining,
+    ImageError,
+    InferenceFailed,
+    NoMaps,
+    NotReady,
+    TooManyPixels,
+)
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import START_OF_IMAGE, Jpeg, parse_jpeg
 from service.labels.catalogue import open_catalogue
@@ -25,7 +34,6 @@ from service.pipeline.scoring import score_labels
 from service.pipeline.selection import Selection, select_labels
 from service.pipeline.worker import Inference, Item, Result
 from service.question import Question
-from service.scheduling.admission import Admission, DrainRate, State
 from service.scheduling.batcher import Batcher
 from service.scheduling.cpu import count_cores, list_cores
 from service.scheduling.queue import BatchQueue, BatchSizes
@@ -57,6 +65,9 @@ _MAX_RUN_SECONDS = 60.0
 _MAX_CPU_RUN_SECONDS = 600.0
 
 
+State = Literal["loading", "ready", "draining", "failed"]
+
+
 def open_pipeline(settings: Settings, graphs: Graphs | None = None) -> Pipeline:
     """Opens graphs, if not given, and label sets; raises `BundleError` or `StartError`."""
     return Pipeline(settings, graphs or open_graphs(settings))
@@ -77,7 +88,6 @@ class Pipeline:
         self.observers: list[Observer] = []
         self.note: Callable[[object], AbstractContextManager[None]] = lambda _photo: _NOTHING
         inference = Inference(engine, bundle.card.input, settings.max_pixels, self.observers)
-        self._drain_rate = DrainRate()
         self._side_threads = SideThreads(
             settings.decode_threads or count_cores(), settings.max_decoding_pixels
         )
@@ -86,7 +96,6 @@ class Pipeline:
             BatchSizes(engine.max_batch_size, engine.small_batch_size),
             workers=engine.workers,
             max_wait_seconds=settings.max_wait_ms / 1000,
-            drain_rate=self._drain_rate,
             count_side_items=lambda: self._side_threads.waiting,
         )
         self._batcher = Batcher[Item, Result](
@@ -95,12 +104,17 @@ class Pipeline:
             cores=list_cores(engine.workers, pin=engine.device == "cpu"),
             max_run_seconds=_bound_run(engine, settings),
         )
-        self._admission = Admission(lambda: self._batcher.healthy, self._drain_rate)
+        self._phase: State = "loading"
+        self._admitted = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @property
     def state(self) -> State:
         """The phase of the pipeline's life; `failed` is final."""
-        return self._admission.state
+        if self._phase == "ready" and not self._batcher.healthy:
+            return "failed"
+        return self._phase
 
     @property
     def concurrency(self) -> int:
@@ -111,11 +125,26 @@ class Pipeline:
         """Loads the label sets and starts taking requests; raises `StartError`."""
         await self.catalogue.start()
         self._batcher.start()
-        self._admission.open()
+        self._phase = "ready"
 
-    def admit(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def admit(self) -> Iterator[None]:
         """Marks work that draining waits for; raises `UnavailableError` if not ready."""
-        return self._admission.admit()
+        state = self.state
+        if state == "draining":
+            raise Draining("the pipeline is draining")
+        if state != "ready":
+            raise NotReady(f"the pipeline is {state}")
+        if not self._admitted:
+            self.queue.drain_rate.note_start(time.perf_counter())
+        self._admitted += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._admitted -= 1
+            if not self._admitted:
+                self._idle.set()
 
     def make_deadline(self, timeout_seconds: float = math.inf) -> float:
         """Returns the deadline of a request that arrives now, in seconds on the loop's clock.
@@ -181,9 +210,9 @@ class Pipeline:
                     decoding = (Stage("decode", started, time.perf_counter()),)
                 prediction = await self._answer(photo, selection, deadline, decoding)
             except (ImageError, InferenceFailed):  # its place is free as well
-                self._drain_rate.note_answer(time.perf_counter())
+                self.queue.drain_rate.note_answer(time.perf_counter())
                 raise
-            self._drain_rate.note_answer(time.perf_counter())
+            self.queue.drain_rate.note_answer(time.perf_counter())
             return prediction
 
     async def _decode(self, photo: bytes | Jpeg, deadline: float) -> DecodedImage:
@@ -236,7 +265,10 @@ class Pipeline:
     async def drain(self) -> None:
         """Refuses new requests, finishes the others, and fails the rest after `drain_seconds`."""
         deadline = asyncio.get_running_loop().time() + self.settings.drain_seconds
-        await self._admission.close(deadline)
+        self._phase = "draining"
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self._idle.wait()
         await self._batcher.drain(deadline)
         await self.catalogue.stop()
         self._side_threads.stop()

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from service.errors import QueueFull
-from service.scheduling.admission import DrainRate
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
+
+_REMEMBERED_ANSWERS = 256
+_MIN_SECONDS, _MAX_SECONDS = 1.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -46,28 +48,54 @@ class BatchSizes:
     small: int
 
 
+class DrainRate:
+    """Rate of the last 256 answers since the service was last idle."""
+
+    def __init__(self) -> None:
+        self._answered: deque[float] = deque([-math.inf], maxlen=_REMEMBERED_ANSWERS)
+
+    def note_start(self, now: float) -> None:
+        """Restarts the measurement, so that idle time does not count."""
+        self._answered.clear()
+        self._answered.append(now)
+
+    def note_answer(self, now: float) -> None:
+        """Notes that one item is done."""
+        self._answered.append(now)
+
+    def estimate_seconds(self, items: int, now: float) -> float:
+        """Returns the seconds, 1 to 60, that `items` answers take; grows while none comes."""
+        answers = len(self._answered) - 1
+        seconds = now - self._answered[0]
+        if answers:
+            estimate = items * seconds / answers
+        else:  # the first answer takes at least this long
+            estimate = seconds if math.isfinite(seconds) else _MIN_SECONDS
+        return min(max(estimate, _MIN_SECONDS), _MAX_SECONDS)
+
+
 class BatchQueue(Generic[ItemT, ResultT]):
     """A first-in first-out queue of `size` places; `workers` threads call `take` and `finish`.
 
     `count_side_items` returns how many places are taken by items in side threads. A free worker
-    waits up to `max_wait_seconds` for the oldest item's batch to fill.
+    waits up to `max_wait_seconds` for the oldest item's batch to fill. The caller notes
+    answers in `drain_rate`.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a setting of its own
+    def __init__(
         self,
         size: int,
         batch_sizes: BatchSizes,
         *,
         workers: int = 1,
         max_wait_seconds: float = 0.0,
-        drain_rate: DrainRate,
         count_side_items: Callable[[], int] = lambda: 0,
     ) -> None:
         self._size = size
         self._batch_sizes = batch_sizes
         self._workers = workers
         self._max_wait_seconds = max_wait_seconds
-        self._drain_rate = drain_rate
+        self.drain_rate = DrainRate()
         self._count_side_items = count_side_items
         self._items: deque[QueuedItem[ItemT, ResultT]] = deque()
         self._changed = threading.Condition()
@@ -92,7 +120,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
 
     def estimate_wait(self) -> float:
         """Returns the seconds, 1 to 60, that a full queue takes to drain."""
-        return self._drain_rate.estimate_seconds(self._size, time.perf_counter())
+        return self.drain_rate.estimate_seconds(self._size, time.perf_counter())
 
     def check_room(self) -> None:
         """Raises QueueFull, with `retry_after_seconds`, if every place is taken."""

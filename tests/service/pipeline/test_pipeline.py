@@ -36,9 +36,8 @@ from service.pipeline.prediction import Prediction
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
-from service.scheduling.admission import DrainRate
 from service.scheduling.cpu import list_cores
-from service.scheduling.queue import BatchQueue, BatchSizes
+from service.scheduling.queue import BatchQueue, BatchSizes, DrainRate
 from service.scheduling.tasks import run_together
 from tests.service.pipeline.conftest import Recorder, make_settings, running
 from tests.support.photos import encode_picture, make_photo, make_picture
@@ -187,7 +186,7 @@ async def test_drain_rate_counts_answers_and_damaged_photos_and_workers_are_pinn
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rate, listed = Mock(wraps=DrainRate()), Mock(wraps=list_cores)
-    monkeypatch.setattr(pipeline_module, "DrainRate", lambda: rate)
+    monkeypatch.setattr("service.scheduling.queue.DrainRate", lambda: rate)
     monkeypatch.setattr(pipeline_module, "list_cores", listed)
     async with running(tiny_bundle, queue_size=7) as pipeline:
         selection = await pipeline.select(ALL)
@@ -206,7 +205,7 @@ async def test_drain_rate_counts_answers_and_damaged_photos_and_workers_are_pinn
 
 async def test_refused_request_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BatchQueue, "is_full", True)
-    queue: BatchQueue[object, object] = BatchQueue(1, BatchSizes(1, 1), drain_rate=DrainRate())
+    queue: BatchQueue[object, object] = BatchQueue(1, BatchSizes(1, 1))
 
     def refuse(photo: NDArray[np.uint8]) -> None:
         with suppress(QueueFull):

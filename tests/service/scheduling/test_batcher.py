@@ -23,7 +23,6 @@ from service.errors import (
     NotReady,
     OutOfMemory,
 )
-from service.scheduling.admission import DrainRate
 from service.scheduling.batcher import Batcher, IsOnlyRun, RunBatch
 from service.scheduling.cpu import ANY_CORE, Core
 from service.scheduling.queue import BatchQueue, BatchSizes
@@ -74,7 +73,7 @@ def make_batcher(
     started: bool = True,
 ) -> Batcher[Any, int]:
     sizes = BatchSizes(max_batch_size, max_batch_size)
-    queue = BatchQueue[Any, int](100, sizes, workers=len(cores), drain_rate=DrainRate())
+    queue = BatchQueue[Any, int](100, sizes, workers=len(cores))
     batcher = Batcher[Any, int](run, queue, cores=cores, max_run_seconds=max_run_seconds)
     made.append(batcher)
     if started:
@@ -163,17 +162,6 @@ async def test_times_of_queue_and_run_are_separate() -> None:
     assert all(done.queue_seconds + done.run_seconds <= passed for done in (first, second))
 
 
-async def test_items_that_wait_while_a_batch_runs_leave_together_up_to_the_maximum() -> None:
-    run, batcher, first = await make_busy(max_batch_size=3)
-    rest = [send(batcher, item) for item in range(5)]
-    await let_tasks_run()
-
-    run.gate.set()
-
-    assert await asyncio.gather(first, *rest) == [2000, 0, 2, 4, 6, 8]
-    assert run.batches == [[1000], [0, 1, 2], [3, 4]]
-
-
 async def test_worker_waits_for_the_next_items_of_answered_clients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -255,17 +243,6 @@ async def test_cancelled_waiter_frees_its_place_and_does_not_stall_its_batch() -
 
     assert await asyncio.gather(first, second, fifth) == [2000, 4, 10]
     assert run.batches == [[1000], [2, 5]]
-
-
-async def test_waiter_cancelled_while_its_batch_runs_harms_no_other_item() -> None:
-    run, batcher, leaves = await make_busy()
-
-    leaves.cancel()
-    await let_tasks_run()
-    run.gate.set()
-
-    assert leaves.cancelled()
-    await assert_still_works(batcher)
 
 
 async def test_expired_item_fails_and_is_never_run() -> None:

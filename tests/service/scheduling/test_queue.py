@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from service.errors import Draining, QueueFull
-from service.scheduling.admission import DrainRate
-from service.scheduling.queue import BatchQueue, BatchSizes, QueuedItem, fail_items
+from service.scheduling.queue import BatchQueue, BatchSizes, DrainRate, QueuedItem, fail_items
 
 pytestmark = pytest.mark.anyio
 
@@ -23,7 +24,6 @@ ENDLESS = float("inf")
 def make_queue(
     size: int = 5, *, batch_sizes: BatchSizes = ANY_SIZE, **options: Any
 ) -> BatchQueue[int, int]:
-    options.setdefault("drain_rate", DrainRate())
     return BatchQueue[int, int](size, batch_sizes, **options)
 
 
@@ -201,7 +201,7 @@ class Unprintable:
 
 
 async def test_taken_item_can_be_removed_and_is_not_printed() -> None:
-    queue = BatchQueue[Unprintable, int](5, BatchSizes(1, 1), drain_rate=DrainRate())
+    queue = BatchQueue[Unprintable, int](5, BatchSizes(1, 1))
     taken, stays = (queue.put(Unprintable(), NEVER) for _ in range(2))
     assert queue.take() == [taken]
 
@@ -239,13 +239,51 @@ async def test_queue_is_full_with_items_in_side_threads_until_one_is_removed() -
 
 
 async def test_refusal_carries_the_time_after_which_there_may_be_room() -> None:
-    drain_rate = DrainRate()
-    started = time.perf_counter()
-    drain_rate.note_start(started - 20)
-    drain_rate.note_answer(started)
-    queue = make_queue(2, count_side_items=lambda: 2, drain_rate=drain_rate)
+    queue, started = make_queue(2, count_side_items=lambda: 2), time.perf_counter()
+    queue.drain_rate.note_start(started - 20)
+    queue.drain_rate.note_answer(started)
 
     with pytest.raises(QueueFull) as caught:
         queue.check_room()
 
     assert caught.value.retry_after_seconds == pytest.approx(40, abs=1)
+
+
+def answer_steadily(rate: DrainRate, start: float, count: int, each: float) -> float:
+    """Notes answers at a steady pace and returns the time of the last one."""
+    rate.note_start(start)
+    for number in range(1, count + 1):
+        rate.note_answer(start + number * each)
+    return start + count * each
+
+
+@pytest.mark.parametrize(("each", "seconds"), [(0.1, 6.4), (0.5, 32), (0.001, 1), (10, 60)])
+def test_estimate_follows_the_pace_within_bounds(each: float, seconds: float) -> None:
+    rate = DrainRate()
+    now = answer_steadily(rate, 100, 50, each)
+    assert rate.estimate_seconds(64, now) == pytest.approx(seconds)
+    assert rate.estimate_seconds(64, now + 5) >= min(60, 1.1 * seconds)
+
+
+def test_idle_time_does_not_count() -> None:
+    rate = DrainRate()
+    answer_steadily(rate, 0, 10, 5.0)
+    now = answer_steadily(rate, 10_000, 1000, 0.1)
+    assert rate.estimate_seconds(100, now) == pytest.approx(10, rel=0.01)
+
+
+def test_time_so_far_counts_before_the_first_answer() -> None:
+    rate = DrainRate()
+    assert rate.estimate_seconds(64, 5.0) == 1
+    rate.note_start(10.0)
+    assert rate.estimate_seconds(64, 17.0) == 7
+
+
+@given(st.integers(0, 10_000), st.lists(st.floats(0, 1e6), max_size=300), st.floats(0, 1e6))
+def test_estimate_is_always_within_bounds(items: int, steps: list[float], wait: float) -> None:
+    rate, now = DrainRate(), 0.0
+    rate.note_start(now)
+    for step in steps:
+        now += step
+        rate.note_answer(now)
+    assert 1 <= rate.estimate_seconds(items, now + wait) <= 60
