@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -34,27 +31,3 @@ class Observer(Protocol):
 
     def on_prediction(self, stages: Sequence[Stage], batch_size: int) -> None:
         """Called in the request's task with the stages of a photo that has been labelled."""
-
-
-_collected: ContextVar[list[Stage] | None] = ContextVar("collected", default=None)
-
-
-@contextmanager
-def collect_stages() -> Iterator[list[Stage]]:
-    """Collects the stages that `time_stage` times inside, in this thread."""
-    stages: list[Stage] = []
-    token = _collected.set(stages)
-    try:
-        yield stages
-    finally:
-        _collected.reset(token)
-
-
-@contextmanager
-def time_stage(name: StageName) -> Iterator[None]:
-    """Times the stage inside if `collect_stages` is active."""
-    stages = _collected.get()
-    started = time.perf_counter()
-    yield
-    if stages is not None:
-        stages.append(Stage(name, started, time.perf_counter()))

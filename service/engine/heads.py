@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from service.stages import Stage
+
 Embeddings: TypeAlias = NDArray[np.float32]
 """Text embeddings, float32 [L, E]."""
 QueryArray: TypeAlias = NDArray[np.float32]
@@ -85,3 +87,4 @@ class HeadResults(NamedTuple):
 
     logits: tuple[LogitsArray | ScreenedLogits, ...]  # [L] or [N], or of `ScreenedQueries`
     memories: tuple[NDArray[np.float32], ...] = ()  # [S, D], if the image is explained
+    stages: tuple[Stage, ...] = ()  # of the whole batch

@@ -16,7 +16,7 @@ from service.errors import ImageError, InferenceFailed, OutOfMemory, ServiceBrok
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import Jpeg
 from service.scheduling.batcher import IsOnlyRun
-from service.stages import Observer, Stage, collect_stages, time_stage
+from service.stages import Observer, Stage
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,36 +58,39 @@ class Inference:
         results = iter(self._infer(good, uses_all_threads)) if good else iter(())
         return [each if isinstance(each, Exception) else next(results) for each in decoded]
 
-    def _decode(self, item: Item) -> tuple[DecodedImage, list[Stage]] | ImageError | OutOfMemory:
+    def _decode(
+        self, item: Item
+    ) -> tuple[DecodedImage, tuple[Stage, ...]] | ImageError | OutOfMemory:
         if isinstance(item.photo, DecodedImage):
-            return item.photo, []
+            return item.photo, ()
+        started = time.perf_counter()
         try:
-            with collect_stages() as stages, time_stage("decode"):
-                image = decode_image(item.photo, self.contract, self.max_pixels)
+            image = decode_image(item.photo, self.contract, self.max_pixels)
         except (ImageError, OutOfMemory) as error:
             return without_frames(error)
-        return image, stages
+        return image, (Stage("decode", started, time.perf_counter()),)
 
     def _infer(
-        self, photos: Sequence[tuple[Item, DecodedImage, list[Stage]]], uses_all_threads: IsOnlyRun
+        self,
+        photos: Sequence[tuple[Item, DecodedImage, tuple[Stage, ...]]],
+        uses_all_threads: IsOnlyRun,
     ) -> list[Result]:
         images = [image.pixels for _, image, _ in photos]
         pixels = np.stack(images) if len(images) > 1 else images[0][np.newaxis]  # not copied
         heads = [item.heads for item, _, _ in photos]
         explained = [row for row, (item, _, _) in enumerate(photos) if item.explained]
         started = time.perf_counter()
-        with collect_stages() as stages:
-            try:
-                rows = self.engine.run(pixels, heads, alone=uses_all_threads(), explained=explained)
-            except InferenceFailed as failure:
-                if not isinstance(failure, OutOfMemory):
-                    self._check_engine()
-                raise
+        try:
+            rows = self.engine.run(pixels, heads, alone=uses_all_threads(), explained=explained)
+        except InferenceFailed as failure:
+            if not isinstance(failure, OutOfMemory):
+                self._check_engine()
+            raise
         seconds = time.perf_counter() - started
         for observer in self.observers:
             observer.on_batch(len(photos), seconds)
         return [
-            Result(image, row.logits, row.memories, (*decoding, *stages))
+            Result(image, row.logits, row.memories, (*decoding, *row.stages))
             for (_, image, decoding), row in zip(photos, rows, strict=True)
         ]
 
