@@ -24,7 +24,7 @@ from service.http.open_inference.request import (
     PIXELS,
     SCORES,
     InferRequest,
-    Output,
+    OutputTensor,
 )
 from service.http.requests.body import BYTES, JSON
 from service.pipeline.prediction import Prediction
@@ -135,7 +135,7 @@ def write_infer_answer(
         head["id"] = asked.id
     # `json` takes a second for 100,000 scores and stops all threads meanwhile.
     text = to_json(head)
-    if not any(output.binary for output in asked.outputs):
+    if not any(output.parameters.binary_data for output in asked.outputs):
         return Response(text, media_type=JSON)
     return Response(
         b"".join([text, *(raw for _, raw in written)]),
@@ -144,12 +144,13 @@ def write_infer_answer(
     )
 
 
-def _write_output(output: Output, names: Sequence[str], scores: ScoreArray) -> WrittenTensor:
+def _write_output(output: OutputTensor, names: Sequence[str], scores: ScoreArray) -> WrittenTensor:
     datatype, shape, values = "BYTES", [len(names)], list[Any](names)
-    if output.name == SCORES and output.classes is None:
+    classes = output.parameters.classification
+    if output.name == SCORES and classes is None:
         datatype, shape, values = "FP32", [*scores.shape], scores.ravel().tolist()
     elif output.name == SCORES:
-        best = np.argsort(-scores, axis=1, kind="stable")[:, : output.classes]
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :classes]
         shape = [*best.shape]
         values = [
             f"{scores[row, column]:.6f}:{column}:{names[column]}"
@@ -157,7 +158,7 @@ def _write_output(output: Output, names: Sequence[str], scores: ScoreArray) -> W
             for column in columns
         ]
     tensor: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": shape}
-    if not output.binary:
+    if not output.parameters.binary_data:
         return {**tensor, "data": values}, b""
     raw = scores.astype("<f4").tobytes() if datatype == "FP32" else _pack_texts(values)
     return {**tensor, "parameters": {"binary_data_size": len(raw)}}, raw

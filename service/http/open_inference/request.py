@@ -123,15 +123,6 @@ class InferBody(BaseModel):
     outputs: Annotated[list[OutputTensor], Field(max_length=16)] = []
 
 
-@dataclass(frozen=True)
-class Output:
-    """An output to send: all scores, the best `classes`, or the labels; binary or as JSON."""
-
-    name: str
-    classes: int | None = None
-    binary: bool = False
-
-
 @dataclass(frozen=True, eq=False)
 class InferRequest:
     """A request that has been read; `photos` are files or pixels.
@@ -143,7 +134,7 @@ class InferRequest:
     timeout_seconds: float
     photos: tuple[bytes | DecodedImage, ...]
     question: Question
-    outputs: tuple[Output, ...]
+    outputs: list[OutputTensor]
 
 
 def parse_infer_request(
@@ -300,19 +291,18 @@ def _check_size(tensor: InputTensor, count: int) -> None:
         raise InvalidTensors(f"Input '{tensor.name}' has {count} values, and by its shape {wanted}")
 
 
-def _read_outputs(asked: InferBody) -> tuple[Output, ...]:
-    binary = asked.parameters.binary_data_output or False
-    if not asked.outputs:
-        return tuple(Output(name, binary=binary) for name in OUTPUTS)
-    outputs: dict[str, Output] = {}
-    for tensor in asked.outputs:
-        name, classes = tensor.name, tensor.parameters.classification
+def _read_outputs(asked: InferBody) -> list[OutputTensor]:
+    outputs = asked.outputs or [OutputTensor(name=name) for name in OUTPUTS]
+    seen: set[str] = set()
+    for output in outputs:
+        name, parameters = output.name, output.parameters
         if name not in OUTPUTS:
             raise InvalidTensors(f"Output {quote(name)} is unknown: use '{SCORES}' or '{LABELS}'")
-        if name in outputs:
+        if name in seen:
             raise InvalidTensors(f"Output '{name}' is requested more than once")
-        if classes is not None and name != SCORES:
+        if parameters.classification is not None and name != SCORES:
             raise InvalidTensors(f"'classification' must be of output '{SCORES}'")
-        own = tensor.parameters.binary_data
-        outputs[name] = Output(name, classes, binary if own is None else own)
-    return tuple(outputs.values())
+        if parameters.binary_data is None:
+            parameters.binary_data = asked.parameters.binary_data_output
+        seen.add(name)
+    return outputs
