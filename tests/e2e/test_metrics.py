@@ -77,26 +77,3 @@ def test_metrics_port_has_the_metrics_and_the_limits_of_the_service(tiny_bundle:
                 assert b" 400 " in long.recv(100)
         with socket.create_connection(address, 60):  # stays open
             assert server.stop() == 0
-
-
-def test_taken_metrics_port_stops_the_start_with_one_line(tiny_bundle: Bundle) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        with ServerProcess(*serve_command(tiny_bundle, "--metrics-port", port)) as server:
-            assert server.wait() == 2
-            (line,) = server.stderr.splitlines()
-    assert line == (
-        f"ml-decoder: metrics_port {port} of 127.0.0.1: the port is already in use; "
-        "set another --metrics-port"
-    )
-
-
-def test_missing_shared_folder_stops_the_start_with_one_line(
-    tiny_bundle: Bundle, tmp_path: Path
-) -> None:
-    folder = str(tmp_path / "nowhere")
-    with ServerProcess(*serve_command(tiny_bundle), PROMETHEUS_MULTIPROC_DIR=folder) as server:
-        assert server.wait() == 2
-        (line,) = server.stderr.splitlines()
-    reason = f"PROMETHEUS_MULTIPROC_DIR must be an existing, writable folder; it is {folder}"
-    assert line == f"ml-decoder: {reason}"

@@ -175,13 +175,6 @@ def test_invalid_root_path_is_refused(prefix: str) -> None:
         create_app(PipelineHost(Settings(root_path=prefix)))
 
 
-def test_start_with_an_invalid_root_path_fails_with_a_line(open_bundle: Bundle) -> None:
-    with ServerProcess(*serve_command(open_bundle, "--root-path", "/a/../b")) as server:
-        assert server.wait() == 2
-    assert server.stderr.count("\n") == 1
-    assert "root_path must be a path such as /tags" in server.stderr
-
-
 def assert_prefix(client: httpx.Client, named: str, prefix: str) -> None:
     """Checks which prefix is in the answers to requests whose header names one."""
     client.headers = httpx.Headers([(b"X-Forwarded-Prefix", named.encode("latin-1"))])

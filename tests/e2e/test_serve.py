@@ -1,11 +1,9 @@
 """The server as a user starts it, without torch, timm and onnx."""
 
-import json
 import os
 import signal
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx2 as httpx
 import pytest
@@ -52,25 +50,6 @@ def test_settings_come_from_flags_and_variables(client: httpx.Client) -> None:
     assert scores(send_image(client, make_photo()))
 
 
-def test_concurrent_clients_each_get_their_own_answer(client: httpx.Client) -> None:
-    photos = [make_photo(seed) for seed in range(8)]
-    alone = [scores(send_image(client, photo)) for photo in photos]
-    assert len({json.dumps(answer) for answer in alone}) == len(photos)
-    with ThreadPoolExecutor(8) as clients:
-        together = list(clients.map(lambda i: scores(send_image(client, photos[i % 8])), range(64)))
-    for i, answer in enumerate(together):
-        assert answer == pytest.approx(alone[i % 8], abs=1e-5)
-
-
-def test_request_log_is_one_line_with_the_request_id(
-    server: ServerProcess, client: httpx.Client
-) -> None:
-    client.get("/livez?x=1", headers={"X-Request-ID": "find-me.1"})
-    line = server.wait_for_line(r".*request_id=find-me\.1\n").group()
-    assert "INFO" in line
-    assert 'method=GET path="/livez" status=200' in line
-
-
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
 def test_double_colon_listens_on_ipv4_and_ipv6_and_logs_client_addresses(
     tiny_bundle: Bundle,
@@ -90,25 +69,13 @@ def test_double_colon_listens_on_ipv4_and_ipv6_and_logs_client_addresses(
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize(
-    ("host", "keys", "url", "warned"),
-    [
-        ("127.0.0.1", {}, "http://127.0.0.1", False),
-        ("0.0.0.0", {}, "http://127.0.0.1", True),
-        ("0.0.0.0", {"ML_DECODER_ADMIN_KEYS": "admin-key-00000001"}, "http://127.0.0.1", False),
-        ("localhost", {}, "http://localhost", False),
-    ],
-)
-def test_last_line_of_the_start_is_the_url_and_an_interrupt_exits_0(
-    tiny_bundle: Bundle, host: str, keys: dict[str, str], url: str, warned: bool
-) -> None:
-    with ServerProcess(*serve_command(tiny_bundle, "--host", host), **keys) as server:
+def test_last_line_of_the_start_is_the_url_and_an_interrupt_exits_0(tiny_bundle: Bundle) -> None:
+    with ServerProcess(*serve_command(tiny_bundle, "--host", "localhost")) as server:
         found = server.wait_for_line(r"serving url=\"(\S+)\"\n")
         assert server.stderr.endswith(found.group())
         assert httpx.get(f"{found.group(1)}readyz").status_code == 200
         _, port = server.find_address()
-        assert found.group(1) == f"{url}:{port}/"
-        assert ("no keys are set" in server.stderr) == warned
+        assert found.group(1) == f"http://localhost:{port}/"
         server.send_signal(signal.SIGINT)
         assert server.wait() == 0
 

@@ -59,26 +59,14 @@ def assert_same(found: list[dict[str, float]], wanted: list[dict[str, float]]) -
         assert scores == pytest.approx(same, abs=TOLERANCE)
 
 
-def test_client_finds_server_and_model_alive_and_ready(
-    client: triton.InferenceServerClient,
-) -> None:
-    assert client.is_server_live()
-    assert client.is_server_ready()
-    assert client.is_model_ready(MODEL)
-    assert client.is_model_ready(MODEL, "1.0")
-    assert not client.is_model_ready("other")
-    assert client.get_server_metadata()["name"] == "ml-decoder-serve"
-    metadata = client.get_model_metadata(MODEL)
-    assert [tensor["name"] for tensor in metadata["outputs"]] == ["scores", "labels"]
-
-
 @pytest.mark.parametrize("binary", [True, False])
 def test_photos_get_the_scores_of_predict(
     client: triton.InferenceServerClient, wanted: list[dict[str, float]], binary: bool
 ) -> None:
     outputs = [triton.InferRequestedOutput(n, binary_data=binary) for n in ("scores", "labels")]
     tensor = make_image_input(PHOTOS, binary=binary)
-    result = client.infer(MODEL, [tensor], outputs=outputs, request_id="mine")
+    sent = {"sequence_id": 5, "sequence_start": True, "priority": 3, "timeout": 60_000_000}
+    result = client.infer(MODEL, [tensor], outputs=outputs, request_id="mine", **sent)
     assert result.get_response()["id"] == "mine"
     assert_same(read_scores(result), wanted)
 
@@ -91,31 +79,6 @@ def test_pixels_get_the_scores_of_predict_without_naming_outputs(
         tensor = triton.InferInput("pixels", list(pixels.shape), "UINT8")
         tensor.set_data_from_numpy(pixels, binary_data=binary)
         assert_same(read_scores(client.infer(MODEL, [tensor], "1.0")), wanted)
-
-
-def test_classification_returns_the_best_labels(
-    client: triton.InferenceServerClient, wanted: list[dict[str, float]]
-) -> None:
-    outputs = [triton.InferRequestedOutput("scores", class_count=2)]
-    result = client.infer(MODEL, [make_image_input(PHOTOS, binary=True)], outputs=outputs)
-    rows = result.as_numpy("scores")
-    assert rows.shape == (3, 2)
-    for row, scores in zip(rows, wanted, strict=True):
-        found = [text.decode().split(":", 2) for text in row]
-        assert [label for *_, label in found] == sorted(scores, key=lambda n: -scores[n])[:2]
-        assert float(found[0][0]) == pytest.approx(max(scores.values()), abs=TOLERANCE)
-
-
-def test_timeout_of_the_client_ends_its_request_and_its_other_parameters_change_nothing(
-    client: triton.InferenceServerClient, wanted: list[dict[str, float]]
-) -> None:
-    tensor = make_image_input(PHOTOS, binary=True)
-    with pytest.raises(InferenceServerException) as caught:
-        client.infer(MODEL, [tensor], timeout=1)  # microseconds
-    assert caught.value.status() == "504"
-    sent = {"sequence_id": 5, "sequence_start": True, "priority": 3, "timeout": 60_000_000}
-    result = client.infer(MODEL, [tensor], **sent, parameters={"trace": "abc"})
-    assert_same(read_scores(result), wanted)
 
 
 def test_error_reaches_the_clients_exception_and_the_next_request_is_answered(

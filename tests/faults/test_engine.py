@@ -83,17 +83,3 @@ def test_hung_engine_fails_readiness_and_ends_the_process(
         assert server.wait() == 3
         assert server.stderr.splitlines()[-1] == "ml-decoder: the batcher died: see the log"
         assert "a run of the batcher hangs" in server.stderr
-
-
-def test_loading_server_is_alive_and_answers_503(open_bundle: Bundle, tmp_path: Path) -> None:
-    with FaultyProcess(open_bundle, tmp_path, opens=False) as server:
-        host, port = server.find_address()
-        with httpx.Client(base_url=f"http://{host}:{port}") as client:
-            assert client.get("/livez").json() == {"status": "alive"}
-            for response in (client.get("/readyz"), client.get("/info"), send_image(client)):
-                assert_problem(response, 503, "not_ready")
-                assert int(response.headers["retry-after"]) > 0
-            server.open()
-            server.wait_for_line("ready model=")
-            assert client.get("/readyz").status_code == 200
-            assert_still_serving(client)

@@ -8,7 +8,7 @@ import pytest
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve
-from tests.support.serving import assert_problem, assert_still_serving, send_image
+from tests.support.serving import send_image
 
 PREDICT, ADMIN = "predict-key-000001", "admin-key-00000001"
 PETS = {"name": "pets", "labels": ["cat"]}
@@ -80,24 +80,3 @@ def test_keys_in_arguments_warn_and_files_do_not(guarded: ServerProcess) -> None
     warning = "--admin-keys: other users of this machine can read arguments: use --admin-keys-file"
     assert warning in guarded.stderr
     assert "--predict-keys" not in guarded.stderr
-
-
-@pytest.fixture(scope="module")
-def fetching(open_bundle: Bundle) -> Iterator[httpx.Client]:
-    with serve(open_bundle, "--url-input", "true") as (_, client):
-        yield client
-        assert_still_serving(client)
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["https://127.0.0.1/x", "https://169.254.169.254/latest/meta-data", "https://[::1]/",
-     "https://2130706433/", "https://localhost/", "file:///etc/passwd", "http://example.com/"],
-)  # fmt: skip
-def test_private_url_is_refused_without_details(fetching: httpx.Client, url: str) -> None:
-    problem = assert_problem(fetching.post("/predict", json={"url": url}), 422, "url_not_usable")
-    problem.pop("request_id")
-    # The same words as for every other URL: clients learn nothing from them.
-    other = fetching.post("/predict", json={"url": "https://no-such-host.invalid/"}).json()
-    other.pop("request_id")
-    assert problem == other

@@ -8,12 +8,9 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from service.labels.encoders import MAX_TOKENS
 from tests.support.serving import PHOTO, PROBLEM_JSON, assert_problem, labels_of, to_base64
 
 _FORM = {"Content-Type": "multipart/form-data; boundary=frontier"}
-_ROUTES = {"/predict": "image", "/predict/batch": "images", "/labels/odd/calibrate": "positive"}
-_LONG = "x" * (MAX_TOKENS + 1)  # the tiny bundle's tokens are bytes
 
 
 def make_form(encoding: str, encode: Callable[[bytes], bytes], **fields: bytes) -> bytes:
@@ -56,24 +53,6 @@ def test_odd_headers_change_nothing(client: httpx.Client, route: str) -> None:
     assert "evil" not in response.text
 
 
-@pytest.mark.usefixtures("odd")
-@pytest.mark.parametrize("route", _ROUTES)
-@pytest.mark.parametrize(
-    ("encoding", "encode"),
-    [("BASE64  ", base64.encodebytes), ("quoted-printable", to_quoted), ("binary", bytes)],
-)
-def test_transfer_encoding_of_a_photo_is_decoded(
-    client: httpx.Client, route: str, encoding: str, encode: Callable[[bytes], bytes]
-) -> None:
-    form = make_form(encoding, encode, **{_ROUTES[route]: PHOTO})
-    params = {"label": "yak"} if route.endswith("calibrate") else {"label_set": "odd", "top_k": 1}
-    answer = client.post(route, content=form, headers=_FORM, params=params).json()
-    found = answer.get("results", answer.get("positive", [answer]))[0]
-    plain = client.post("/predict?label_set=odd&top_k=1", json={"image": to_base64(PHOTO)})
-    score = found["score"] if "score" in found else found["labels"][0]["score"]
-    assert score == pytest.approx(plain.json()["labels"][0]["score"], abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("encoding", "encode"), [("base64", base64.b64encode), ("quoted-printable", to_quoted)]
 )
@@ -87,33 +66,6 @@ def test_transfer_encoding_of_a_bare_body_and_of_a_text_is_decoded(
     form = make_form(encoding, encode, image=PHOTO, candidate_labels="café=1".encode())
     ((name, _),) = labels_of(client.post("/predict?top_k=1", content=form, headers=_FORM))
     assert name == "café=1"
-
-
-def test_content_encoding_of_a_part_is_refused(client: httpx.Client) -> None:
-    name = b'--frontier\r\nContent-Disposition: form-data; name="image"\r\n'
-    end = b"\r\n\r\n" + PHOTO + b"\r\n--frontier--\r\n"
-    good, bad = (
-        client.post("/predict", content=name + b"Content-Encoding: " + each + end, headers=_FORM)
-        for each in (b"identity", b"gzip")
-    )
-    assert good.status_code == 200
-    assert_problem(bad, 415, "unsupported_content_encoding")
-
-
-@pytest.mark.usefixtures("odd")
-@pytest.mark.parametrize("route", _ROUTES)
-@pytest.mark.parametrize(
-    ("encoding", "words"), [("uuencode", "must be one of 7bit"), ("base64", "is not the base64")]
-)
-def test_transfer_encoding_that_cannot_be_decoded_is_named(
-    client: httpx.Client, route: str, encoding: str, words: str
-) -> None:
-    form = make_form(encoding, bytes, **{_ROUTES[route]: PHOTO})
-    params = {"label": "yak"} if route.endswith("calibrate") else {}
-    refused = client.post(route, content=form, headers=_FORM, params=params)
-    detail = assert_problem(refused, 400, "malformed_body")["detail"]
-    assert "Content-Transfer-Encoding" in detail
-    assert words in detail
 
 
 @pytest.mark.usefixtures("odd")
@@ -139,29 +91,3 @@ def test_unknown_name_in_the_query_is_refused(
     assert "unknown" in value["reason"]
     assert close in value["reason"]
     assert client.get("/labels/odd").status_code == 200
-
-
-@pytest.mark.parametrize("label", [_LONG, {"name": "a", "prompt": _LONG}])
-def test_text_that_the_encoder_does_not_read_to_its_end_is_refused(
-    client: httpx.Client, label: Any
-) -> None:
-    body = {"labels": [*(f"yak {number}" for number in range(40)), label]}
-    for refused in (
-        client.post("/labels", json={"name": "long", **body}),
-        client.put("/labels/long", json=body),
-    ):
-        detail = assert_problem(refused, 422, "invalid_labels")["detail"]
-        assert f"reads {MAX_TOKENS} tokens" in detail
-        assert "shorten it" in detail
-    assert client.get("/labels/long").status_code == 404
-
-
-def test_candidate_that_the_encoder_does_not_read_to_its_end_is_refused(
-    client: httpx.Client,
-) -> None:
-    template = len("a ")  # in front of the name
-    for length, status in ((MAX_TOKENS - template, 200), (MAX_TOKENS - template + 1, 422)):
-        body = {"image": to_base64(PHOTO), "candidate_labels": ["yak", "x" * length]}
-        answer = client.post("/predict", json=body)
-        assert answer.status_code == status
-    assert f"has {MAX_TOKENS + 1}" in assert_problem(answer, 422, "invalid_labels")["detail"]

@@ -216,39 +216,12 @@ async def test_connection_is_closed_when_the_rest_of_a_body_stops() -> None:
     assert transport.sent.count(b"HTTP/1.1 204 ") == 1
 
 
-@pytest.mark.parametrize("rest", [bytes(10), bytes(100_000), b"no chunk\r\n\r\n"])
-async def test_last_answer_does_not_close_the_connection_while_the_client_sends(
-    rest: bytes,
-) -> None:
-    transport, protocol = connect(300)
-    await receive_and_answer(protocol, LAST_UPLOAD + bytes(5))
-    assert "write_eof" in transport.calls
-
-    protocol.data_received(rest)
-    assert not transport.is_closing()
-    assert transport.sent.count(b"HTTP/1.1 ") == 1
-    protocol.connection_lost(None)
-
-
 async def test_last_answer_closes_the_connection_when_the_client_has_sent_all() -> None:
     transport, protocol = connect()
     await receive_and_answer(protocol, LAST_UPLOAD + bytes(20))
     assert transport.sent.count(b"HTTP/1.1 204 ") == 1
     assert transport.is_closing()
     assert "write_eof" not in transport.calls
-
-
-@pytest.mark.parametrize(("seconds", "is_shutdown"), [(0.01, False), (300, True)])
-async def test_lingering_ends_at_its_timeout_or_shortly_after_a_shutdown(
-    seconds: float, *, is_shutdown: bool
-) -> None:
-    transport, protocol = connect(seconds)
-    await receive_and_answer(protocol, LAST_UPLOAD)
-    assert transport.calls[-2:] == ["write_eof", "resume_reading"]
-    if is_shutdown:
-        protocol.shutdown()
-    await transport.wait_for_end()
-    assert transport.calls[-1] == "abort"
 
 
 async def test_shutdown_lingers_while_the_client_sends_and_ends_with_the_connection() -> None:

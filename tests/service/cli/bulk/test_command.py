@@ -10,7 +10,7 @@ import pytest
 
 from service.bundle.reader import Bundle
 from service.cli.bulk import command
-from tests.service.cli.conftest import Run, assert_refused
+from tests.service.cli.conftest import Run
 from tests.support.photos import make_photo
 
 KEYS = ("tagged", "failed", "skipped", "unread", "failed_before", "left_out")
@@ -75,20 +75,6 @@ def test_bulk_counts_what_it_leaves_out(
     assert (code, json.loads(out)) == (0, TOTALS | {"tagged": 3, "left_out": 4})
     kinds = "1 @eaDir/; 1 __MACOSX/; 1 excluded; 1 hidden"
     assert f"{photos}: 2 files and 2 folders left out ({kinds})" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (("--label-set", "none"), "A label set is unknown: 'none'."),
-        (("--top-k", "0"), "top_k: "),
-        (("--bundle", "/none"), "/none is not a bundle"),
-    ],
-)
-def test_bulk_writes_one_line_for_an_invalid_argument(
-    run: Run, photos: Path, tmp_path: Path, flags: tuple[str, str], reason: str
-) -> None:
-    assert_refused(run, reason, photos, tmp_path / "out", *flags)
 
 
 @pytest.mark.parametrize(

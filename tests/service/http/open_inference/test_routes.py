@@ -550,13 +550,6 @@ def test_body_over_the_limit_is_413_and_compressed_one_400(client: TestClient) -
     assert_error(client.post(INFER, content=b"x", headers=headers), 400, "Content-Encoding")
 
 
-def test_error_is_counted_and_named_in_the_log_like_any_other(client: TestClient) -> None:
-    client.get("/v2/models/other")
-    text = client.get("/metrics").text
-    assert 'ml_decoder_rejected_total{reason="unknown_model"}' in text
-    assert 'path="/v2/models/{name}",status="404"' in text
-
-
 def test_while_draining_it_lives_but_is_not_ready(open_bundle: Bundle) -> None:
     with serve_app(open_bundle.path, label_store="memory") as client:
         assert client.portal is not None

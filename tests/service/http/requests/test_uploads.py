@@ -168,11 +168,6 @@ IMAGE = make_part("image", b"good")
         (make_body(make_part("include", b"x" * (MAX_TEXT_BYTES + 1))), BodyTooLarge),
         (make_body(b'--frontier\r\nX: "y"\r\n\r\n\r\n'), MalformedBody),
         (
-            make_body(make_part("image", b"*", "\r\nContent-Transfer-Encoding: base64")),
-            MalformedBody,
-        ),
-        (make_body(make_part("image", b"", "\r\nContent-Transfer-Encoding: uu")), MalformedBody),
-        (
             make_body(make_part("image", b"", "\r\nContent-Encoding: gzip")),
             UnsupportedContentEncoding,
         ),
@@ -194,6 +189,15 @@ def test_bad_form_is_refused(body: bytes, error: type[Exception]) -> None:
 def test_part_is_decoded_by_its_transfer_encoding(encoding: str, content: bytes) -> None:
     header = f"\r\nContent-Transfer-Encoding: {encoding}"
     assert read(make_body(make_part("image", content, header))).images == [b"good"]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "words"), [("uuencode", "must be one of 7bit"), ("base64", "is not the base64")]
+)
+def test_transfer_encoding_that_cannot_be_decoded_is_named(encoding: str, words: str) -> None:
+    header = f"\r\nContent-Transfer-Encoding: {encoding}"
+    with pytest.raises(MalformedBody, match=words):
+        read(make_body(make_part("image", b"*", header)))
 
 
 @pytest.mark.parametrize("boundary", ["", "; boundary=", "; boundary=" + "x" * 300])

@@ -11,14 +11,12 @@ from PIL import Image
 
 from service.bundle.reader import Bundle
 from service.question import MAX_EXPLAINED
-from tests.support.photos import make_photo
 from tests.support.serving import (
     PHOTO,
     assert_problem,
     send_image,
     send_images,
     serve_app,
-    to_base64,
 )
 
 PNG_URL = "data:image/png;base64,"
@@ -72,26 +70,6 @@ def test_overlay_is_a_png_of_the_photos_proportions(client: TestClient) -> None:
         with Image.open(io.BytesIO(data)) as picture:
             assert picture.width / picture.height == pytest.approx(48 / 32, rel=0.02)
             assert picture.has_transparency_data
-
-
-def test_explain_works_in_query_form_and_json(client: TestClient) -> None:
-    asked = {"explain": "true", "top_k": 2}
-    query = send_image(client, params=asked).json()["labels"]
-    form = send_image(client, data=asked).json()["labels"]
-    body = {"image": to_base64(PHOTO), "explain": True, "top_k": 2}
-    assert query == form == client.post("/predict", json=body).json()["labels"] != []
-
-
-def test_batch_rows_have_the_maps_of_single_answers(client: TestClient) -> None:
-    photos = [make_photo(seed) for seed in range(3)]
-    parameters = {"explain": "true", "top_k": 3}
-    results = send_images(client, photos, params=parameters).json()["results"]
-    for photo, result in zip(photos, results, strict=True):
-        alone = send_image(client, photo, params=parameters).json()["labels"]
-        for single, row in zip(alone, result["labels"], strict=True):
-            assert row["label"] == single["label"]
-            for mine, other in zip(row["map"], single["map"], strict=True):
-                assert mine == pytest.approx(other, abs=0.002)
 
 
 def test_only_the_best_labels_are_explained(client: TestClient) -> None:
