@@ -159,7 +159,7 @@ def _list_methods(request: Request) -> list[str]:
     """Returns the methods of a path; Starlette lists those of the first matching route only."""
     routes = request.app.router.routes
     asked = {method: {**request.scope, "method": method} for method in _METHODS}
-    asked["HEAD"] = asked["GET"]  # `telemetry/access.py`
+    asked["HEAD"] = asked["GET"]  # `DirectRouter`
     return [
         method
         for method in _METHODS

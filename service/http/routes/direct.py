@@ -45,7 +45,12 @@ class DirectRouter:
         if scope["type"] == "http" and scope["method"] == "POST":
             found = self._routes.get(scope["path"].removeprefix(scope["root_path"]))
         if found is None:
-            await self._app(scope, receive, send)
+            # HEAD is answered as GET; the server leaves out the body.
+            asked = {**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope
+            try:
+                await self._app(asked, receive, send)
+            finally:
+                scope["route"] = asked.get("route")  # for the metrics
             return
         route, guards = found
         scope["route"] = route  # for the metrics

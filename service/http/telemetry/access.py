@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Access:
-    """ASGI middleware that every request passes through once; the app gets HEAD as GET.
+    """ASGI middleware that every request passes through once.
 
     Unexpected exceptions become a 500 and a logged traceback; requests that are cut off when the
     time to drain is over, a 503.
@@ -50,28 +50,42 @@ class Access:
         request_id = choose_request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
         token = request_id_of.set(request_id)
-        answer = _Answer(send, request_id)
-        # The server leaves out the body, by its own scope.
-        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        status = 0
+
+        async def send_answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                own = (RAW_REQUEST_ID, request_id.encode())
+                message["headers"] = [*add_security_headers(message["headers"]), own]
+            await send(message)
+
         started = time.perf_counter()
         self._metrics.in_flight.inc()
         try:
-            await self._app(asked, receive, answer.send)
+            await self._app(scope, receive, send_answer)
         except ClientDisconnect:
-            answer.status = CLIENT_LEFT
-        except asyncio.CancelledError:
-            if not self._host.draining:
-                raise
-            # Raised again, this would become a traceback and a 500.
-            await answer.end(answer_error(Request(scope), Draining("cut off")), scope, receive)
-        except Exception:
-            logger.exception("unexpected error")
-            await answer.end(answer_unexpected(Request(scope)), scope, receive)
+            status = CLIENT_LEFT
+        except (asyncio.CancelledError, Exception) as error:
+            response = self._explain(Request(scope), error)
+            # An answer that has begun stays unfinished, so that the server closes the connection.
+            if not status:
+                await response(scope, receive, send_answer)
         finally:
-            self._record(scope["method"], asked, answer.status, time.perf_counter() - started)
+            self._record(scope, status, time.perf_counter() - started)
             request_id_of.reset(token)
 
-    def _record(self, method: str, scope: Scope, status: int, seconds: float) -> None:
+    def _explain(self, request: Request, error: BaseException) -> Response:
+        if isinstance(error, asyncio.CancelledError):
+            if not self._host.draining:
+                raise error
+            # Raised again, this would become a traceback and a 500.
+            return answer_error(request, Draining("cut off"))
+        logger.error("unexpected error", exc_info=error)
+        return answer_unexpected(request)
+
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+        method = scope["method"]
         # The template, not the path: clients choose paths, so their number has no limit.
         template: str = getattr(scope.get("route"), "path", "")
         problem: str | None = scope["state"].get("problem")
@@ -86,27 +100,6 @@ class Access:
         if problem is not None:
             fields["problem"] = problem
         logger.info("request", extra=fields)
-
-
-class _Answer:
-    """The sending side of one request: adds the id and security headers, remembers the status."""
-
-    def __init__(self, send: Send, request_id: str) -> None:
-        self.status = 0
-        self._send = send
-        self._request_id = request_id
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            request_id = (RAW_REQUEST_ID, self._request_id.encode())
-            message["headers"] = [*add_security_headers(message["headers"]), request_id]
-        await self._send(message)
-
-    async def end(self, response: Response, scope: Scope, receive: Receive) -> None:
-        # An answer that has begun stays unfinished, so that the server closes the connection.
-        if self.status == 0:
-            await response(scope, receive, self.send)
 
 
 def choose_request_id(scope: Mapping[str, Any]) -> str:
