@@ -21,9 +21,7 @@ _photos = st.lists(st.tuples(_scores, st.integers(0, 1)), min_size=1, max_size=3
 )
 
 
-def _columns(
-    photos: list[tuple[float, int]],
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _columns(photos: list[tuple[float, int]]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     scores, targets = zip(*photos, strict=True)
     return np.array(scores), np.array(targets)
 

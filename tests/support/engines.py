@@ -81,9 +81,7 @@ def assert_gives_the_cpus_memories(
 
 
 def _assert_same(
-    found: Sequence[HeadResults],
-    expected: Sequence[HeadResults],
-    tolerance: float,
+    found: Sequence[HeadResults], expected: Sequence[HeadResults], tolerance: float
 ) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         assert len(ours.logits) == len(theirs.logits)

@@ -10,13 +10,7 @@ import pytest
 from service.bundle.reader import load_bundle
 from service.bundle.writer import check_target
 from service.errors import BundleError
-from tests.support.tiny_bundle import (
-    TINY_LABELS,
-    Graphs,
-    tiny_card,
-    tiny_graphs,
-    write_tiny_bundle,
-)
+from tests.support.tiny_bundle import TINY_LABELS, Graphs, tiny_card, tiny_graphs, write_tiny_bundle
 
 
 def test_invalid_draft_leaves_the_old_bundle_and_no_other_files(tmp_path: Path) -> None:

@@ -238,9 +238,7 @@ def test_graph_that_does_not_fit_is_refused_with_its_reason(
     assert "\n" not in str(caught.value)
 
 
-def test_wrong_label_count_behind_an_open_dimension_is_found_by_the_warm_up(
-    tmp_path: Path,
-) -> None:
+def test_wrong_label_count_behind_an_open_dimension_is_found_by_the_warm_up(tmp_path: Path) -> None:
     # The mean of each token: as many logits as tokens, which the graph leaves open.
     nodes = [helper.make_node("ReduceMean", ["tokens", "axis"], ["logits"], keepdims=0)]
     tokens = helper.make_tensor_value_info("tokens", TensorProto.FLOAT, ["B", "S", WIDTH])

@@ -18,12 +18,7 @@ from tests.support.engines import (
     assert_gives_the_cpus_memories,
     why_no_gpu,
 )
-from tests.support.tiny_bundle import (
-    blank_labels,
-    mapped_graphs,
-    open_card,
-    open_draft,
-)
+from tests.support.tiny_bundle import blank_labels, mapped_graphs, open_card, open_draft
 
 pytestmark = pytest.mark.gpu
 

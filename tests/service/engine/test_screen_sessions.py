@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 
 from service.bundle.reader import Bundle
 from service.engine.engine import open_engine
-from service.engine.heads import (
-    LABELS_PER_RUN,
-    Head,
-    LogitsArray,
-    ScreenedLogits,
-    ScreenedQueries,
-)
+from service.engine.heads import LABELS_PER_RUN, Head, LogitsArray, ScreenedLogits, ScreenedQueries
 from service.engine.session_set import SessionSet, open_session_set
 from service.engine.sessions import SessionConfig
 from service.engine.tensors import QueryCache

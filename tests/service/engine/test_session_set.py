@@ -93,9 +93,7 @@ class CountingSession:
         return found
 
 
-def test_heads_on_a_gpu_run_from_the_first_to_the_last_row_that_asks(
-    open_bundle: Bundle,
-) -> None:
+def test_heads_on_a_gpu_run_from_the_first_to_the_last_row_that_asks(open_bundle: Bundle) -> None:
     sessions = open_session_set(open_bundle, SessionConfig("cpu", "fp32"))
     trained, opened = CountingSession(sessions.trained_head), CountingSession(sessions.open_head)
     bound = replace(sessions, query_cache=QueryCache("cpu"), trained_head=trained, open_head=opened)

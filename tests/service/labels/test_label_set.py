@@ -15,12 +15,7 @@ from service.bundle.card import (
 )
 from service.engine.heads import LabelVectors
 from service.labels.definition import Definition
-from service.labels.label_set import (
-    LabelSet,
-    Origin,
-    make_open_set,
-    make_trained_set,
-)
+from service.labels.label_set import LabelSet, Origin, make_open_set, make_trained_set
 from service.question import Threshold
 from tests.support.tiny_bundle import PLAIN_HEAD, SPACE, make_calibration
 
@@ -88,11 +83,7 @@ def screened_set(
 
 @pytest.mark.parametrize(
     ("threshold", "shift"),
-    [
-        (None, [0, 0, 0]),
-        ("calibrated", [1e6, -1e6, -np.log(9)]),
-        (0.2, [np.log(4)] * 3),
-    ],
+    [(None, [0, 0, 0]), ("calibrated", [1e6, -1e6, -np.log(9)]), (0.2, [np.log(4)] * 3)],
 )
 def test_screened_labels_reach_their_thresholds_from_rank_0(
     threshold: Threshold | None, shift: list[float]

@@ -9,13 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from service.bundle.card import (
-    FALLBACK_THRESHOLD,
-    Activation,
-    Calibration,
-    Label,
-    TrainedHead,
-)
+from service.bundle.card import FALLBACK_THRESHOLD, Activation, Calibration, Label, TrainedHead
 from service.labels.label_set import LabelSet, make_trained_set
 from service.pipeline.scoring import ScoredLabel, compute_scores, score_labels
 from service.pipeline.selection import select_labels

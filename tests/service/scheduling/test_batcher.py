@@ -16,13 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.errors import (
-    DeadlineExceeded,
-    Draining,
-    InferenceFailed,
-    NotReady,
-    OutOfMemory,
-)
+from service.errors import DeadlineExceeded, Draining, InferenceFailed, NotReady, OutOfMemory
 from service.scheduling.batcher import Batcher, IsOnlyRun, RunBatch
 from service.scheduling.cpu import ANY_CORE, Core
 from service.scheduling.queue import BatchQueue, BatchSizes

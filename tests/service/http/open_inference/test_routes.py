@@ -149,10 +149,7 @@ def test_photos_get_the_scores_of_predict_in_their_order(client: TestClient) -> 
 
 @pytest.mark.parametrize(
     ("trained", "default", "shown"),
-    [
-        (False, None, "everyday"),
-        (True, "everyday,trained", "everyday+trained"),
-    ],
+    [(False, None, "everyday"), (True, "everyday,trained", "everyday+trained")],
 )
 def test_columns_without_a_label_set_are_one_set_unless_the_settings_name_some(
     tmp_path: Path, *, trained: bool, default: str | None, shown: str

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 from service.bundle.reader import Bundle
 from service.http.requests import json as json_bodies
 from service.http.requests.json import MAX_PARTS, parse_json
-from tests.support.serving import (
-    PHOTO,
-    assert_problem,
-    assert_still_serving,
-    serve_app,
-    to_base64,
-)
+from tests.support.serving import PHOTO, assert_problem, assert_still_serving, serve_app, to_base64
 from tests.support.threads import count_turns
 from tests.support.tiny_bundle import EMBEDDING_WIDTH
 

@@ -26,12 +26,7 @@ from service.http.requests.uploads import (
     UploadShape,
     read_form,
 )
-from tests.support.serving import (
-    MAX_BODY_BYTES,
-    PHOTO,
-    assert_problem,
-    send_image,
-)
+from tests.support.serving import MAX_BODY_BYTES, PHOTO, assert_problem, send_image
 
 SHAPE = UploadShape(max_images=2)
 CONTENT_TYPE = "multipart/form-data; boundary=frontier"

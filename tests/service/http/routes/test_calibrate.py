@@ -85,9 +85,7 @@ def test_present_threshold_is_measured(client: TestClient) -> None:
     assert none == {"threshold": 1.0, "precision": None, "recall": 0.0}
 
 
-def test_precision_target_that_few_photos_cannot_prove_has_no_threshold(
-    client: TestClient,
-) -> None:
+def test_precision_target_that_few_photos_cannot_prove_has_no_threshold(client: TestClient) -> None:
     photos = [photo for _, photo in rank_photos(client, "quux")]
     answer = calibrate(client, photos[:5], photos[5:], precision_target=0.99).json()
     assert answer["best"] is None

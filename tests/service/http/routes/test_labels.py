@@ -22,10 +22,7 @@ from tests.support.serving import (
     to_base64,
 )
 from tests.support.threads import Gate
-from tests.support.tiny_bundle import (
-    EMBEDDING_WIDTH,
-    write_open_bundle,
-)
+from tests.support.tiny_bundle import EMBEDDING_WIDTH, write_open_bundle
 
 PETS = {"name": "pets", "labels": ["red panda", {"name": "axolotl", "threshold": 0.2}]}
 # Runs over other numbers of labels may sum in another order.
