@@ -22,13 +22,19 @@ PHOTO = make_photo()
 
 @contextmanager
 def serve_app(
-    bundle: Path, opener: OpenPipeline = open_pipeline, **settings: Any
+    bundle: Path,
+    opener: OpenPipeline = open_pipeline,
+    *,
+    tracer_provider: Any = None,
+    label_store: str = "memory",
+    **settings: Any,
 ) -> Iterator[TestClient]:
     """Starts the app and waits until it has opened the bundle, or failed to."""
-    host = PipelineHost(Settings(bundle=bundle, device="cpu", **settings), opener)
+    given = Settings(bundle=bundle, device="cpu", label_store=label_store, **settings)
+    app = create_app(PipelineHost(given, opener), tracer_provider)
     # Not `http://testserver`: browsers may not use a service without keys under that name.
-    url = "http://localhost"
-    with TestClient(create_app(host), url, raise_server_exceptions=False) as client:
+    with TestClient(app, "http://localhost", raise_server_exceptions=False) as client:
+        host = app.state.host
         while host.failure is None and client.get("/readyz").status_code != 200:
             pass
         yield client

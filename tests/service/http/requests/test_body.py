@@ -146,17 +146,6 @@ def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("watched")
-async def test_work_of_a_client_that_stays_is_finished() -> None:
-    gate = asyncio.Event()
-    answering = asyncio.create_task(
-        cancel_on_disconnect(make_leaving(asyncio.Event()), finish_after(gate))
-    )
-    await take_turns()
-    gate.set()
-    assert await answering == 7
-
-
-@pytest.mark.usefixtures("watched")
 async def test_error_of_the_work_comes_through() -> None:
     async def work() -> int:
         await take_turns()

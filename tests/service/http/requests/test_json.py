@@ -1,6 +1,5 @@
 """Any JSON at all, in every body that is JSON: an answer or a problem, never a server error."""
 
-from collections.abc import Iterator
 from itertools import product
 from threading import get_ident
 from typing import Any
@@ -10,13 +9,13 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.bundle.reader import Bundle
 from service.http.requests import json as json_bodies
 from service.http.requests.json import MAX_PARTS, parse_json
-from tests.support.serving import PHOTO, assert_problem, assert_still_serving, serve_app, to_base64
+from tests.support.serving import PHOTO, assert_problem, to_base64
 from tests.support.threads import count_turns
 from tests.support.tiny_bundle import EMBEDDING_WIDTH
 
+BUNDLE, SETTINGS = "open_bundle", dict[str, Any]()
 ROUTES = [("POST", "/predict"), ("POST", "/predict/batch"), ("POST", "/labels"),
           ("PUT", "/labels/pets"), ("PATCH", "/labels/pets")]  # fmt: skip
 NAMES = ("image", "images", "url", "top_k", "threshold", "include", "exclude", "label_set",
@@ -41,13 +40,6 @@ VALUES = st.recursive(
     max_leaves=12,
 )
 BODIES = VALUES | st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6)
-
-
-@pytest.fixture(scope="module")
-def client(open_bundle: Bundle) -> Iterator[TestClient]:
-    with serve_app(open_bundle.path, label_store="memory") as client:
-        yield client
-        assert_still_serving(client)
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
@@ -90,6 +82,10 @@ def test_millions_of_values_are_refused_before_they_are_parsed(
 def test_others_run_while_numbers_are_parsed(number: str, times: int) -> None:
     body = f'{{"a": [{",".join([number] * times)}]}}'.encode()
     assert count_turns(lambda: parse_json(body, max_numbers=times)) > 10
+
+
+def test_json_may_begin_with_a_byte_order_mark() -> None:
+    assert parse_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
 
 
 @pytest.mark.parametrize(("length", "in_loop"), [(1000, True), (100_000, False)])

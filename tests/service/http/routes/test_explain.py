@@ -2,7 +2,6 @@
 
 import base64
 import io
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,13 +18,8 @@ from tests.support.serving import (
     serve_app,
 )
 
+BUNDLE = "mapped_bundle"
 PNG_URL = "data:image/png;base64,"
-
-
-@pytest.fixture(scope="module")
-def shared_client(mapped_bundle: Bundle) -> Iterator[TestClient]:
-    with serve_app(mapped_bundle.path, label_store="memory") as client:
-        yield client
 
 
 def ask(client: TestClient, **parameters: Any) -> list[dict[str, Any]]:
@@ -53,13 +47,6 @@ def test_every_trained_and_zero_shot_label_gets_its_map(client: TestClient) -> N
         assert_map(label["map"])
         assert "overlay" not in label
     assert len({str(label["map"]) for label in labels}) > 1
-
-
-def test_explain_changes_nothing_else_of_the_answer(client: TestClient) -> None:
-    plain, explained = ask(client, top_k=3), ask(client, top_k=3, explain="overlay")
-    for label in explained:
-        del label["map"], label["overlay"]
-    assert explained == plain
 
 
 def test_overlay_is_a_png_of_the_photos_proportions(client: TestClient) -> None:

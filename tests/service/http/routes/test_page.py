@@ -117,7 +117,3 @@ def test_file_is_sent_whole_for_every_range(client: TestClient, asked: str) -> N
     assert response.status_code == 200
     assert response.headers["accept-ranges"] == "none"
     assert response.content == (PAGE_FOLDER / "app.js").read_bytes()
-
-
-def test_page_is_not_part_of_the_api(client: TestClient) -> None:
-    assert "/" not in client.get("/openapi.json").json()["paths"]

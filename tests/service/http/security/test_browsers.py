@@ -86,7 +86,7 @@ def test_all_hosts_and_origins_can_be_permitted() -> None:
 @pytest.mark.parametrize("kinds", [("predict", "admin"), ("admin",)])
 def test_routes_with_a_key_take_any_name(open_bundle: Bundle, kinds: tuple[str, ...]) -> None:
     keys = {f"{kind}_keys": {"predict": PREDICT, "admin": ADMIN}[kind] for kind in kinds}
-    with serve_app(open_bundle.path, label_store="memory", **keys) as client:
+    with serve_app(open_bundle.path, **keys) as client:
         admin = REBOUND | {"X-API-Key": ADMIN, "Sec-Fetch-Site": "cross-site"}
         assert client.post("/labels", json=PETS, headers=admin).status_code == 201
         predicted = send_image(client, headers=admin)

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from service.bundle.reader import Bundle
 from service.errors import Forbidden, StartError, Unauthorized
 from service.http.security.keys import ADMINISTRATE, Guard, KeyRing
+from service.http.security.rates import LIMITED
 from service.settings import Settings
 from tests.support.serving import assert_problem, send_image, serve_app
 
@@ -21,7 +22,7 @@ PETS = {"name": "pets", "labels": ["cat"]}
 @pytest.fixture(scope="module")
 def client(open_bundle: Bundle) -> Iterator[TestClient]:
     keys = {"predict_keys": f"{PREDICT}, {OTHER}", "admin_keys": ADMIN}
-    with serve_app(open_bundle.path, label_store="memory", **keys) as client:
+    with serve_app(open_bundle.path, **keys) as client:
         yield client
 
 
@@ -86,7 +87,7 @@ def test_white_space_around_a_key_is_ignored(client: TestClient) -> None:
     assert send_image(client, headers=both).status_code == 200
 
 
-def test_every_route_but_health_and_page_files_has_a_guard(client: TestClient) -> None:
+def test_every_route_but_health_and_pages_has_a_guard_and_counts(client: TestClient) -> None:
     routes = list(list_routes(client.app.router.routes))  # type: ignore[attr-defined]
     bare = {
         route.path
@@ -98,6 +99,9 @@ def test_every_route_but_health_and_page_files_has_a_guard(client: TestClient) -
     assert changing == names
     health = {"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"}
     assert bare == health | {"/page/{path:path}", "/swagger-ui/{path:path}"}
+    uncounted = {route.path for route in routes if LIMITED not in route.dependencies}
+    v2 = {path for path in uncounted if path.startswith("/v2/models/") and path.endswith("/ready")}
+    assert uncounted == bare | v2 | {"/", "/docs", "/metrics", "/v2"}
 
 
 def test_openapi_document_describes_how_to_send_a_key(client: TestClient) -> None:

@@ -18,14 +18,12 @@ from service.http.telemetry.traces import add_trace_id, open_provider
 from service.pipeline.host import PipelineHost
 from service.settings import Settings
 from tests.support.photos import make_photo
-from tests.support.serving import send_image, send_images
+from tests.support.serving import send_image, send_images, serve_app
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT_ID = "00f067aa0ba902b7"
 ROOT_PATH = "/tags"
 STAGES = ["decode", "queue", "encode", "head", "respond"]
-
-
 SPANS = Exporter()
 
 
@@ -39,13 +37,7 @@ def exporter() -> Exporter:
 def client(tiny_bundle: Bundle) -> Iterator[TestClient]:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(SPANS))
-    settings = Settings(
-        bundle=tiny_bundle.path, device="cpu", label_store="memory", root_path=ROOT_PATH
-    )
-    host = PipelineHost(settings)
-    with TestClient(create_app(host, provider), raise_server_exceptions=False) as client:
-        while client.get("/readyz").status_code != 200:
-            pass
+    with serve_app(tiny_bundle.path, tracer_provider=provider, root_path=ROOT_PATH) as client:
         yield client
 
 
