@@ -280,21 +280,6 @@ def parse_graph(text: str, **constants: ArrayLike) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def serialize_graph(
-    nodes: Sequence[onnx.NodeProto],
-    source: onnx.ValueInfoProto | Sequence[onnx.ValueInfoProto],
-    target: onnx.ValueInfoProto,
-    constants: Mapping[str, ArrayLike],
-) -> bytes:
-    """Returns a checked, serialized ONNX model."""
-    weights = [numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items()]
-    sources = [source] if isinstance(source, onnx.ValueInfoProto) else list(source)
-    graph = helper.make_graph(list(nodes), "tiny", sources, [target], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.checker.check_model(model)
-    return bytes(model.SerializeToString())
-
-
 def tiny_graphs() -> Graphs:
     """Returns both graphs; the `int8` variant has other weights, which tests notice."""
     return {

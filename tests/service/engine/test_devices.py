@@ -1,7 +1,5 @@
 """A device works and gives the CPU's results, or the start fails with the reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The engine runs a bundle on the requested device, or it does not start."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
@@ -34,8 +30,8 @@ from tests.support.tiny_bundle import (
     SIDE,
     WIDTH,
     blank_labels,
+    parse_graph,
     random_images,
-    serialize_graph,
     tiny_encoder,
     tiny_graphs,
     tiny_head,
@@ -98,21 +94,6 @@ def test_lone_image_runs_on_every_thread_and_others_on_one(
 
     threads = [encoder.get_session_options().intra_op_num_threads for _, encoder in runs]
     assert threads == [2, 1, 1]
-
-
-@settings(max_examples=25)
-@given(seed=st.integers(0, 1000), count=st.integers(1, 8))
-def test_rows_of_a_batch_equal_the_same_images_alone(engine: Engine, seed: int, count: int) -> None:
-    images = random_images(seed, count)
-
-    together = run_trained(engine, images)
-
-    assert (together.shape, together.dtype) == ((count, 5), np.float32)
-    assert count == 1 or np.ptp(together, axis=0).min() > 0, "images must differ"
-    for row, image in zip(together, images, strict=True):
-        np.testing.assert_allclose(row, run_trained(engine, image[None])[0], atol=TOLERANCE, rtol=0)
-        alone = run_trained(engine, image[None], alone=True)[0]
-        np.testing.assert_allclose(row, alone, atol=TOLERANCE, rtol=0)
 
 
 def test_parallel_runs_do_not_mix(engine: Engine) -> None:
@@ -240,10 +221,8 @@ def test_graph_that_does_not_fit_is_refused_with_its_reason(
 
 def test_wrong_label_count_behind_an_open_dimension_is_found_by_the_warm_up(tmp_path: Path) -> None:
     # The mean of each token: as many logits as tokens, which the graph leaves open.
-    nodes = [helper.make_node("ReduceMean", ["tokens", "axis"], ["logits"], keepdims=0)]
-    tokens = helper.make_tensor_value_info("tokens", TensorProto.FLOAT, ["B", "S", WIDTH])
-    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "S"])
-    head = serialize_graph(nodes, tokens, logits, {"axis": np.array([2], np.int64)})
+    mean = "{ logits = ReduceMean <keepdims = 0> (tokens, axis) }"
+    head = parse_graph(f"(float[B, S, {WIDTH}] tokens) => (float[B, S] logits) {mean}", axis=[2])
     engine = open_engine(write_with(tmp_path, trained_head=head), device="cpu")
 
     with pytest.raises(BundleError, match=r"logits of shape \[16\], not \[5\]"):
@@ -280,18 +259,6 @@ def gpu(tiny_bundle: Bundle) -> Engine:
         return open_engine(tiny_bundle, device="cuda", max_batch_size=6)
 
 
-@pytest.mark.parametrize(("count", "size"), [(1, 1), (2, 2), (3, 4), (5, 6), (6, 6)])
-def test_gpu_runs_powers_of_two(
-    gpu: Engine, cpu: Engine, monkeypatch: pytest.MonkeyPatch, count: int, size: int
-) -> None:
-    images = random_images(0, count)
-    expected = run_trained(cpu, images)
-    runs = list_runs(monkeypatch)
-
-    np.testing.assert_allclose(run_trained(gpu, images), expected, atol=TOLERANCE, rtol=0)
-    assert [size for size, _ in runs] == [size]
-
-
 def test_each_cuda_encoder_runs_one_batch_size(
     gpu: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +268,7 @@ def test_each_cuda_encoder_runs_one_batch_size(
     for count in (6, 1, 5, 2, 3, 1, 4):
         run_trained(gpu, random_images(0, count), alone=count == 1)
 
-    assert {size for size, _ in runs} == {1, 2, 4, 6}
+    assert [size for size, _ in runs[-7:]] == [6, 1, 6, 2, 4, 1, 4]
     assert len(set(runs)) == len({encoder for _, encoder in runs}) == 4
 
 

@@ -1,7 +1,5 @@
 """The engine gives the same results on a GPU as on the CPU; run with `-m gpu`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A screen leaves out labels, and changes no logit of those that it keeps."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A batch with any mixture of heads gives each image the results that it gets alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sessions disable what ONNX Runtime does that is slower or less exact, or holds memory."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +7,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
 
 from service.bundle.card import Device
 from service.bundle.reader import Bundle
@@ -22,32 +19,25 @@ from service.engine.sessions import (
     open_session,
 )
 from tests.support.engines import pretend_gpu
-from tests.support.tiny_bundle import serialize_graph, tiny_graphs, write_tiny_bundle
+from tests.support.tiny_bundle import parse_graph, tiny_graphs, write_tiny_bundle
 
-WIDTH = 8
-
-
-def add_and_normalise() -> bytes:
-    """Returns the graph of a residual connection and its norm."""
-    x, y, z = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", "S", WIDTH]) for name in "xyz"
-    )
-    nodes = [
-        helper.make_node("Add", ["x", "y"], ["sum"]),
-        helper.make_node("LayerNormalization", ["sum", "scale"], ["z"], axis=-1),
-    ]
-    return serialize_graph(nodes, [x, y], z, {"scale": np.ones(WIDTH, np.float32)})
+# A residual connection and its norm.
+ADD_AND_NORMALISE = parse_graph(
+    """(float[B, S, 8] x, float[B, S, 8] y) => (float[B, S, 8] z) {
+        sum = Add (x, y)
+        z = LayerNormalization <axis = -1> (sum, scale)
+    }""",
+    scale=np.ones(8, np.float32),
+)
 
 
 def operators_that_run(folder: Path, disabled: list[str]) -> Counter[str]:
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.optimized_model_filepath = str(folder / "optimised.onnx")
+    provider = "CPUExecutionProvider"
     ort.InferenceSession(
-        add_and_normalise(),
-        options,
-        providers=["CPUExecutionProvider"],
-        disabled_optimizers=disabled,
+        ADD_AND_NORMALISE, options, providers=[provider], disabled_optimizers=disabled
     )
     return Counter(node.op_type for node in onnx.load(folder / "optimised.onnx").graph.node)
 
@@ -74,10 +64,10 @@ def test_int8_sums_do_not_saturate(
     monkeypatch.setattr(
         "service.engine.sessions.multiplies_int8", lambda: vnni and multiplies_int8()
     )
-    images = helper.make_tensor_value_info("images", TensorProto.UINT8, ["B", 4])
-    sums = helper.make_tensor_value_info("sums", TensorProto.INT32, ["B", 16])
-    node = helper.make_node("MatMulInteger", ["images", "weights"], ["sums"])
-    graph = serialize_graph([node], [images], sums, {"weights": np.full((4, 16), 127, np.int8)})
+    graph = parse_graph(
+        "(uint8[B, 4] images) => (int32[B, 16] sums) { sums = MatMulInteger (images, weights) }",
+        weights=np.full((4, 16), 127, np.int8),
+    )
     graphs = {**tiny_graphs(), "encoder": {"fp32": graph, "int8": graph}}
 
     session = open_session(

@@ -1,7 +1,5 @@
 """Tensors and cached queries in the memory of a device; here in the CPU's, which binds alike."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

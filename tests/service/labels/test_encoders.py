@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
 from tokenizers import Tokenizer
 
 from service.bundle.card import EmbeddingSpace, OpenHead
 from service.bundle.reader import Bundle
 from service.engine.heads import LabelVectors
-from service.errors import BundleError, Draining, InferenceFailed, InvalidLabelSet, QueueFull
+from service.errors import BundleError, InferenceFailed, InvalidLabelSet, QueueFull
 from service.labels import encoders
 from service.labels.definition import Definition
 from service.labels.encoders import (
@@ -34,7 +33,7 @@ from tests.support.tiny_bundle import (
     EMBEDDING_WIDTH,
     QUERY_WIDTH,
     make_calibration,
-    serialize_graph,
+    parse_graph,
     tiny_head,
     tiny_label_encoder,
     tiny_tokenizer,
@@ -227,12 +226,6 @@ async def test_queries_and_keys_that_are_not_finite_are_refused(
         await fakes.project(np.ones((2, 2), np.float32))
 
 
-async def test_closed_encoders_raise_draining(fakes: LabelEncoders) -> None:
-    fakes.close()
-    with pytest.raises(Draining):
-        await fakes.embed(name("x"))
-
-
 @pytest.fixture(scope="module")
 def text_encoder(open_bundle: Bundle) -> TextEncoder:
     encoder = open_text_encoder(open_bundle, 1)
@@ -328,14 +321,12 @@ def test_keys_are_those_of_the_queries_chunks_unless_the_screen_is_off(
     assert plain.encode(EMBEDDINGS).keys is None
 
 
-def odd_encoder(operation: str, other: str, **attributes: int) -> bytes:
-    """Returns a label encoder that does something to the embeddings and another tensor."""
-    nodes = [helper.make_node(operation, ["embeddings", other], ["queries"], **attributes)]
-    size = ["L", EMBEDDING_WIDTH]
-    embeddings = helper.make_tensor_value_info("embeddings", TensorProto.FLOAT, size)
-    queries = helper.make_tensor_value_info("queries", TensorProto.FLOAT, ["Q", "K"])
-    uneven = np.array([-1, 2 * EMBEDDING_WIDTH + 1], np.int64)
-    return serialize_graph(nodes, embeddings, queries, {"shape": uneven})
+def odd_encoder(operation: str) -> bytes:
+    return parse_graph(
+        f"(float[L, {EMBEDDING_WIDTH}] embeddings) => (float[Q, K] queries) "
+        f"{{ queries = {operation} }}",
+        shape=[-1, 2 * EMBEDDING_WIDTH + 1],
+    )
 
 
 @pytest.mark.parametrize(
@@ -344,8 +335,8 @@ def odd_encoder(operation: str, other: str, **attributes: int) -> bytes:
         (tiny_head(), "label_encoder"),
         (tiny_label_encoder(width=EMBEDDING_WIDTH + 1), "embeddings"),
         # The start encodes two embeddings.
-        (odd_encoder("Concat", "embeddings", axis=0), "gave queries of shape \\[4, 6]"),
-        (odd_encoder("Reshape", "shape"), "does not run"),
+        (odd_encoder("Concat <axis = 0> (embeddings, embeddings)"), "gave queries of shape"),
+        (odd_encoder("Reshape (embeddings, shape)"), "does not run"),
     ],
 )
 def test_label_encoder_with_other_tensors_is_refused(
