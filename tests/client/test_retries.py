@@ -56,13 +56,6 @@ def test_call_is_not_retried_after_other_errors(kind: Any, fake: Fake, status: i
     assert len(service.requests) == 1
 
 
-def test_call_is_retried_after_a_broken_connection(kind: Any, fake: Fake) -> None:
-    service, url = fake
-    service.answers = [(0, {}), (200, {})]
-    with kind(url) as client:
-        assert client.predict(PHOTO).request_id == "1"
-
-
 @pytest.mark.parametrize(
     ("demanded", "least", "most"),
     [
