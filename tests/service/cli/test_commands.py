@@ -56,10 +56,6 @@ def test_info_shows_the_threshold_that_labels_without_their_own_have(
         assert f"threshold {shown} unless a label has its own" in run("info", bundle.path)[1]
 
 
-def test_info_refuses_a_folder_without_a_bundle(run: Run, tmp_path: Path) -> None:
-    assert_refused(run, str(tmp_path), "info", tmp_path)
-
-
 def test_info_refuses_a_bundle_with_an_unusable_label_set(run: Run, tmp_path: Path) -> None:
     draft = open_draft(encodes_text=False)
     sets = {"zoo.json": b'{"labels": ["yak"]}'}

@@ -45,9 +45,7 @@ def test_predict_reports_a_broken_photo_and_shows_the_others(
     predict: Run, photos: list[Path]
 ) -> None:
     code, out, err = predict("--top-k", 2, *photos)
-    assert code == 1
-    assert "a[red].png" in out
-    assert "c.png" in out
+    assert (code, "a[red].png" in out, "c.png" in out) == (1, True, True)
     assert f"broken.png: {DAMAGED}" in err
     assert predict(photos[0])[0] == 0
 
@@ -105,10 +103,6 @@ def test_predict_searches_folders_and_counts_what_it_leaves_out(
     assert (code, err) == (0, f"3 files and 2 folders left out ({kinds})\n")
 
 
-def test_predict_fails_for_a_folder_without_photos(predict: Run, tmp_path: Path) -> None:
-    assert predict(tmp_path) == (2, "", f"ml-decoder: {tmp_path} contains no photos\n")
-
-
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", ""])
 def test_predict_writes_no_formula_and_valid_quotes_into_csv(
     predict: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
@@ -123,8 +117,6 @@ def test_predict_writes_no_formula_and_valid_quotes_into_csv(
 
 @pytest.mark.usefixtures("photos")
 def test_predict_writes_a_csv_row_per_label_and_failure(predict: Run, tmp_path: Path) -> None:
-    (tmp_path / "dangling.jpg").symlink_to("gone.jpg")
-    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
     os.mkfifo(tmp_path / "pipe.jpg")
     code, out, err = predict("--format", "csv", "--top-k", 2, tmp_path, tmp_path / "none.png")
     rows = list(csv.DictReader(out.splitlines()))
@@ -133,8 +125,6 @@ def test_predict_writes_a_csv_row_per_label_and_failure(predict: Run, tmp_path: 
         *[("a[red].png", "")] * 2,
         ("broken.png", DAMAGED),
         *[("c.png", "")] * 2,
-        ("dangling.jpg", "No such file or directory"),
-        ("loop.jpg", "Too many levels of symbolic links"),
         ("pipe.jpg", "Not a regular file"),
         ("none.png", "No such file or directory"),
     ]
@@ -153,6 +143,7 @@ def test_predict_writes_a_csv_row_per_label_and_failure(predict: Run, tmp_path: 
         (("--candidate-label", "yak"), "No such option: --candidate-label"),
         (("--format", "xml"), "'xml' is not one of 'table', 'json', 'csv'"),
         (("--out", "maps"), "--out needs --explain"),
+        (("--explain", "--json"), "This model has no maps of these labels: 'trained': ask"),
         (("--exclude-path", ""), "it is empty"),
     ],
 )
@@ -235,23 +226,6 @@ def test_explain_ignores_the_overlays_of_an_earlier_run(explain: Run, photo: Pat
         code, out, _ = explain(photo.parent)
         assert (code, [json.loads(line)["photo"] for line in out.splitlines()]) == (0, [str(photo)])
         assert len(list(photo.parent.iterdir())) == 3
-
-
-def test_predict_writes_no_overlays_without_explain(
-    predict: Run, mapped_bundle: Bundle, photo: Path
-) -> None:
-    code, out, _ = predict("--json", "--bundle", mapped_bundle.path, photo)
-    assert code == 0
-    assert all("map" not in label for label in json.loads(out)["labels"])
-    assert list(photo.parent.iterdir()) == [photo]
-
-
-def test_explain_fails_for_a_bundle_without_maps(predict: Run, photo: Path) -> None:
-    record = (
-        "ml-decoder: This model has no maps of these labels: 'trained': ask for these label sets "
-        "without `explain`.\n"
-    )
-    assert predict("--explain", photo) == (2, "", record)
 
 
 def test_explain_reports_a_photo_whose_overlays_cannot_be_written(
