@@ -20,11 +20,6 @@ def test_codes_are_unique_and_come_with_a_status_and_a_title() -> None:
     assert all(each.keys() >= {"status", "title"} for each in own)
 
 
-def test_subclass_has_its_own_code_or_that_of_its_parent() -> None:
-    assert errors.OutOfMemory().code == "out_of_memory"
-    assert errors.StoreIncompatible().code == "store_unavailable"
-
-
 def test_unsupported_image_lists_the_supported_types() -> None:
     detail = errors.UnsupportedImage("TIFF", FORMATS).detail
     assert detail is not None

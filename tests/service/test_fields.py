@@ -23,7 +23,7 @@ def test_every_spelling_of_a_text_has_one_normal_form(text: str) -> None:
         assert normalise_text(f" {unicodedata.normalize(form, text)}\t") == normal
 
 
-@pytest.mark.parametrize("hidden", ["\0", "\n", "\x7f", "\u202e", "\u200b", "\ufeff", "\u2028"])
+@pytest.mark.parametrize("hidden", [*"\0\n\x7f\u202e\u200b\ufeff\u2028\ud800"])
 def test_invisible_character_inside_a_text_is_refused(hidden: str) -> None:
     with pytest.raises(ValueError, match="control characters"):
         normalise_text(f"a{hidden}b")

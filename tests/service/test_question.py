@@ -12,11 +12,9 @@ from service.question import Question
     ("name", "value"),
     [
         *(("top_k", value) for value in (0, -1, "0", "a", "", "1.5", "1e9", 1.5, "9" * 5000, True)),
-        *(("threshold", value) for value in (-0.1, 1.1, float("nan"), float("inf"))),
-        *(
-            ("threshold", value)
-            for value in ("NaN", "inf", "-1", "1e999", "", 2, "sometimes", [0.5])
-        ),
+        ("top_k", {"a": []}),
+        *(("threshold", value) for value in (-0.1, 1.1, 2, float("nan"), float("inf"), True)),
+        *(("threshold", value) for value in ("NaN", "inf", "-1", "1e999", "", "sometimes", [0.5])),
         *(("include", value) for value in ("cat", [1], [""], ["x" * 201], ["\ud800"])),
         ("exclude", [["cat"]]),
         ("label_set", ["../pets"]),

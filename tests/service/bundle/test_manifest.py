@@ -1,7 +1,5 @@
 """An invalid manifest is refused with a reason in one line."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A bundle is read back as it was written, or it is refused with one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,12 +129,3 @@ def test_image_graph_without_fp32_is_refused(tmp_path: Path, graph: GraphName) -
     with pytest.raises(BundleError, match=f"{graph} lacks the variant fp32"):
         write_tiny_bundle(tmp_path, graphs=graphs)
     assert write_tiny_bundle(tmp_path).precisions() == ("fp32", "int8")
-
-
-def test_device_without_a_choice_takes_fp32(tmp_path: Path) -> None:
-    card = tiny_card().model_copy(update={"default_precision": {"cpu": "int8"}})
-
-    bundle = write_tiny_bundle(tmp_path, card)
-
-    assert bundle.default_precision("cpu") == "int8"
-    assert bundle.default_precision("cuda") == "fp32"

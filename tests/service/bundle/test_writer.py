@@ -1,7 +1,5 @@
 """A draft is written whole or not at all, and replaces nothing but a bundle."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

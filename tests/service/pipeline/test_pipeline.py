@@ -24,10 +24,8 @@ from service.errors import (
     NotReady,
     QueueFull,
     UnknownLabel,
-    UnknownLabelSet,
 )
 from service.images.decode import decode_image
-from service.labels.definition import Definition
 from service.pipeline import pipeline as pipeline_module
 from service.pipeline import worker as worker_module
 from service.pipeline.explanation import Explainer
@@ -47,7 +45,6 @@ from tests.support.tiny_bundle import TINY_LABELS
 pytestmark = pytest.mark.anyio
 
 ALL = Question(top_k=len(TINY_LABELS))
-PETS = Definition("pets", ("yak", "newt"), (None, None), (None, None))
 # Scores of a batch's row and of the same image alone differ by float32 rounding at most.
 TOLERANCE = 1e-5
 
@@ -117,14 +114,6 @@ async def test_pixels_get_the_labels_of_their_photo_without_decoding(pipeline: P
     assert get_scores(prediction) == pytest.approx(expected, abs=TOLERANCE)
     assert recorder.predictions[0] == ["queue", "encode", "head"]
     assert prediction.timings.decode_ms == 0
-
-
-async def test_labels_are_the_engines_logits_through_the_sigmoid(pipeline: Pipeline) -> None:
-    pixels = decode_image(make_photo(1), pipeline.bundle.card.input, 10**6).pixels
-    (((logits,), *_),) = pipeline.engine.run(pixels[None], [[None]])
-    scores = await predict_scores(pipeline, 1)
-    expected = 1 / (1 + np.exp(-logits))
-    assert [scores[label.name] for label in TINY_LABELS] == pytest.approx(expected, abs=TOLERANCE)
 
 
 async def test_scores_do_not_depend_on_concurrent_requests(pipeline: Pipeline) -> None:
@@ -366,18 +355,6 @@ async def test_pipeline_is_failed_when_its_batcher_dies(
         assert pipeline.state == "failed"
         with pytest.raises(NotReady):
             await predict(pipeline, make_photo(0))
-
-
-async def test_request_finishes_on_its_set_after_the_set_is_deleted(open_bundle: Bundle) -> None:
-    async with running(open_bundle) as pipeline:
-        await pipeline.catalogue.writable("pets").register(PETS)
-        question = Question(label_set=("pets",), top_k=9)
-        selection = await pipeline.select(question)
-        await pipeline.catalogue.writable("pets").delete("pets")
-        found = await pipeline.predict(make_photo(), selection)
-        assert get_scores(found).keys() == {"yak", "newt"}
-        with pytest.raises(UnknownLabelSet):
-            await pipeline.select(question)
 
 
 @pytest.mark.parametrize(

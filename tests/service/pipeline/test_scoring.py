@@ -116,12 +116,6 @@ def test_softmax_answers_by_thresholds_next_to_another_set() -> None:
     assert [label.label for label in answer] == ["x", "y"]
 
 
-@pytest.mark.parametrize("activation", get_args(Activation))
-def test_include_does_not_change_a_score(activation: Activation) -> None:
-    (found,) = ask(Question(include=("d",), top_k=1), activation=activation)
-    assert found in ask(Question(top_k=4), activation=activation)
-
-
 def test_label_has_its_threshold_and_the_threshold_its_source() -> None:
     own = {label.label: label for label in ask(Question(top_k=4))}
     number = ask(Question(threshold=0.25))

@@ -8,16 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from service import errors
 from service.bundle.card import Calibration
-from service.errors import (
-    InvalidLabelSet,
-    LabelSetChanged,
-    LabelSetExists,
-    LabelSetNotFound,
-    StoreFull,
-    StoreUnavailable,
-    TooManyLabelSets,
-)
 from service.labels.definition import Definition
 from service.labels.store.database import open_database
 from service.labels.store.store import PRESENT, LabelStore, Limits, WriteResult
@@ -138,18 +130,18 @@ def test_same_set_again_changes_nothing(store: LabelStore) -> None:
 
 def test_conflicts_and_stale_versions_are_refused(store: LabelStore) -> None:
     for if_version in (PRESENT, 1):
-        with pytest.raises(LabelSetChanged):
+        with pytest.raises(errors.LabelSetChanged):
             write(store, "pets", "cat", if_version=if_version)
-        with pytest.raises(LabelSetChanged):
+        with pytest.raises(errors.LabelSetChanged):
             store.delete("pets", if_version=if_version)
     version = put(store, "pets", "cat")
-    with pytest.raises(LabelSetExists):
+    with pytest.raises(errors.LabelSetExists):
         write(store, "pets", "dog", replace=False)
-    with pytest.raises(LabelSetChanged):
+    with pytest.raises(errors.LabelSetChanged):
         write(store, "pets", "dog", if_version=version + 1)
-    with pytest.raises(LabelSetChanged):
+    with pytest.raises(errors.LabelSetChanged):
         store.delete("pets", if_version=version + 1)
-    with pytest.raises(LabelSetNotFound):
+    with pytest.raises(errors.LabelSetNotFound):
         store.delete("none")
     assert check(store, "pets", "cat") == version
     assert store.read("none") is None
@@ -161,16 +153,16 @@ def test_conflicts_and_stale_versions_are_refused(store: LabelStore) -> None:
 
 def test_limits_count_sets_labels_and_labels_of_one_set(store: LabelStore) -> None:
     for act in (check, put):
-        with pytest.raises(InvalidLabelSet, match="at most 15 labels"):
+        with pytest.raises(errors.InvalidLabelSet, match="at most 15 labels"):
             act(store, "pets", *"abcdefghijklmnop")
     assert check(store, "pets", *"abcdefghijklmno") is None
     put(store, "pets", *"abcdefghijklmno")
     for name in ("pets", "set1", "set2", "set3", "set4"):
         put(store, name, "a", "b")
     for act in (check, put):
-        with pytest.raises(TooManyLabelSets):
+        with pytest.raises(errors.TooManyLabelSets):
             act(store, "sixth", "a")
-        with pytest.raises(TooManyLabelSets):
+        with pytest.raises(errors.TooManyLabelSets):
             act(store, "pets", *"abcdefghijklm")
     assert check(store, "pets", *"abcdefghijkl") is None
     put(store, "pets", *"abcdefghijkl")
@@ -185,13 +177,13 @@ def test_limits_count_the_sets_of_all_spaces_once(
     for name in ("set1", "set4", "set5"):
         put(store, name, "a", "b")
     for act in (check, put):
-        with pytest.raises(TooManyLabelSets, match="those of other bundles too"):
+        with pytest.raises(errors.TooManyLabelSets, match="those of other bundles too"):
             act(store, "sixth", "a")
     put(store, "set2", "a")
     for name in ("set1", "set2"):
         store.delete(name)
     put(store, "sixth", "a")
-    with pytest.raises(TooManyLabelSets):
+    with pytest.raises(errors.TooManyLabelSets):
         put(store, "seventh", *"abcdefghijklmn")
     put(store, "seventh", *"abcdefghijklm")
 
@@ -248,7 +240,7 @@ def test_full_disk_raises_store_full_and_changes_nothing(file_store: LabelStore)
     version = put(file_store, "pets", "cat")
     large = define("large", "x"), np.ones((1, 100_000), np.float32)
     run_in_database(file_store, "PRAGMA max_page_count = 1")  # at least the present size
-    with pytest.raises(StoreFull):
+    with pytest.raises(errors.StoreFull):
         file_store.write(*large, replace=False)
     assert find_versions(file_store) == {"pets": version}
     assert file_store.read_state().revision == version
@@ -259,7 +251,7 @@ def test_full_disk_raises_store_full_and_changes_nothing(file_store: LabelStore)
 def test_damaged_row_is_an_invalid_set(path: Path, file_store: LabelStore) -> None:
     put(file_store, "pets", "cat")
     run_sql(path, "UPDATE label_sets SET labels = '{'")
-    with pytest.raises(InvalidLabelSet):
+    with pytest.raises(errors.InvalidLabelSet):
         file_store.read("pets")
     put(file_store, "pets", "dog")
     assert file_store.read("pets") is not None
@@ -270,9 +262,9 @@ def test_server_that_goes_and_comes_back_is_found_again(postgres: Postgres) -> N
         version = put(store, "outage", "cat")
         before = store.read_state()
         postgres.stop()
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(errors.StoreUnavailable):
             store.read_state()
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(errors.StoreUnavailable):
             put(store, "outage", "dog")
         postgres.start()
         after = store.read_state()
@@ -286,7 +278,7 @@ def test_file_that_was_removed_takes_no_more_writes(path: Path, file_store: Labe
     put(file_store, "pets", "cat")
     for file in path.parent.iterdir():
         file.unlink()
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(errors.StoreUnavailable):
         put(file_store, "lost", "cat")
     version = put(file_store, "zoo", "owl")
     with closing(open_store(str(path))) as fresh:
