@@ -32,8 +32,11 @@ def calibrate(run_open: Run, folder: Path) -> Run:
     return partial(run_open, "labels", "calibrate", "zoo", "--photos", folder)
 
 
-def write_folder(folder: Path, photos: Photos, *labels: str, shown: Iterable[str]) -> None:
-    """Writes photos, those of `shown` with all of the labels."""
+def write_folder(
+    folder: Path, photos: Photos, *labels: str, shown: Iterable[str] | None = None
+) -> None:
+    """Writes photos, those of `shown`, or all, with all of the labels."""
+    shown = photos if shown is None else shown
     for name, content in photos.items():
         (folder / "images" / name).write_bytes(content)
     images = {name: {"split": "val", "labels": list(labels) * (name in shown)} for name in photos}
@@ -43,12 +46,6 @@ def write_folder(folder: Path, photos: Photos, *labels: str, shown: Iterable[str
 
 def make_photos(count: int = 6) -> Photos:
     return {f"{seed}.png": make_photo(seed) for seed in range(count)}
-
-
-def write_photos(folder: Path, *labels: str, count: int = 6) -> None:
-    """Writes photos that all have all of the labels."""
-    photos = make_photos(count)
-    write_folder(folder, photos, *labels, shown=photos)
 
 
 def score_yak(run: Run, folder: Path) -> dict[str, float]:
@@ -128,7 +125,7 @@ def test_calibrate_names_the_error_in_labels_json(
 def test_calibrate_leaves_a_set_that_was_changed_meanwhile(
     calibrate: Run, run_open: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_photos(folder, "yak")
+    write_folder(folder, make_photos(), "yak")
     score = calibrating._score
 
     async def score_while_the_set_changes(pipeline: Pipeline, *arguments: Any) -> Any:
@@ -146,7 +143,7 @@ def test_calibrate_leaves_a_set_that_was_changed_meanwhile(
 
 
 def test_calibrate_normalises_the_names_of_labels(run_open: Run, folder: Path) -> None:
-    write_photos(folder, " cafe\u0301", "yak")
+    write_folder(folder, make_photos(), " cafe\u0301", "yak")
     run_open("labels", "add", "zoo", "--label", "caf\u00e9", "--label", "yak")
     code, out, err = run_open("labels", "calibrate", "zoo", "--photos", folder, "--json")
     assert (code, err) == (0, "")

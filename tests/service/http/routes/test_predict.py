@@ -89,17 +89,11 @@ def test_text_that_is_not_utf8_is_422_naming_its_parameter(client: TestClient, n
         assert error == {"where": where, "name": name, "reason": "Text should be UTF-8"}
 
 
-@pytest.mark.parametrize("path", ["/predict", "/predict/batch"])
-def test_unknown_parameter_gets_the_nearest_name_and_all_names(
-    client: TestClient, path: str
-) -> None:
-    batch, base64 = path.endswith("batch"), to_base64(PHOTO)
-    json = {"images": [base64]} if batch else {"image": base64}
-    files = {"images" if batch else "image": PHOTO}
-    in_query = client.post(f"{path}?candidate_labels[]=3", files=files)
-    (error,) = assert_problem(in_query, 422, "invalid_parameters")["errors"]
-    in_form = client.post(path, files=files, data={"candidate_labels[]": "3"})
-    in_json = client.post(path, json={**json, "candidate_labels[]": "3"})
+def test_unknown_parameter_gets_the_nearest_name_and_all_names(client: TestClient) -> None:
+    wrong = {"candidate_labels[]": "3"}
+    (error,) = assert_problem(send_image(client, params=wrong), 422, "invalid_parameters")["errors"]
+    in_form = send_image(client, data=wrong)
+    in_json = client.post("/predict/batch", json={"images": [to_base64(PHOTO)], **wrong})
     details = [assert_problem(each, 422, "unknown_field")["detail"] for each in (in_form, in_json)]
     for text in (error["reason"], *details):
         assert "is unknown; did you mean 'candidate_labels'? Known names: " in text

@@ -143,15 +143,6 @@ def test_loading_service_is_not_ready_and_has_an_empty_queue(tiny_bundle: Bundle
     assert metrics.registry.get_sample_value("ml_decoder_queue_size") == 0
 
 
-def test_every_name_has_the_prefix_and_no_unit_but_seconds(client: TestClient) -> None:
-    names = re.findall(r"^# TYPE (\S+)", client.get("/metrics").text, re.MULTILINE)
-    own = [name for name in names if not name.startswith(("process_", "python_"))]
-    assert own
-    for name in own:
-        assert name.startswith("ml_decoder_"), name
-        assert not re.search(r"_(ms|milliseconds|percent)(_|$)", name), name
-
-
 def test_template_of_every_route_has_its_whole_path(client: TestClient) -> None:
     templates = set(client.app.openapi()["paths"])  # type: ignore[attr-defined]
     for template in templates:
