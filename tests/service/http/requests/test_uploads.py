@@ -166,7 +166,7 @@ def test_part_is_decoded_by_its_transfer_encoding(encoding: str, content: bytes)
 )
 def test_transfer_encoding_that_cannot_be_decoded_is_named(encoding: str, words: str) -> None:
     header = f"\r\nContent-Transfer-Encoding: {encoding}"
-    with pytest.raises(MalformedBody, match=words):
+    with pytest.raises(errors.MalformedBody, match=words):
         read(make_body(make_part("image", b"*", header)))
 
 
