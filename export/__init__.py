@@ -2,7 +2,7 @@
 
 import os
 
-from models.commands import need_extra
+from models.commands import RequestError, need_extra
 
 need_extra("pip install -e '.[export]' in the checkout", "onnx", "onnxruntime", "onnxscript")
 
@@ -10,5 +10,5 @@ need_extra("pip install -e '.[export]' in the checkout", "onnx", "onnxruntime", 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
-class ExportError(Exception):
+class ExportError(RequestError):
     """An export failed; the message is one line."""

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
 
-from export import ExportError
 from models.checkpoints.description import add_hint_flags
 from models.checkpoints.formats import check_checkpoint
 from models.commands import RequestError, run_command
@@ -51,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         with _log_to_stderr():
             run_export(given, left_out)
-    except (ExportError, RequestError, BundleError, OSError) as error:
+    except (RequestError, BundleError, OSError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return _EXIT_NOT_WRITTEN
     if left_out:

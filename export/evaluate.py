@@ -5,8 +5,6 @@ They are those of a checkpoint, computed by ONNX Runtime on the service's own pi
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,14 +14,8 @@ from export import ExportError
 from export.accuracy import predict_logits, read_graphs
 from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
 from export.sources.photos import PhotoReader, select_photos
-from models.commands import run_command
-from models.data import DataError, LabelledFolder, keep_relevant, read_labelled_folder
-from models.metrics import (
-    MetricError,
-    report_multi_label,
-    report_single_label,
-    report_zero_shot,
-)
+from models.data import LabelledFolder
+from models.metrics import report_multi_label, report_single_label, report_zero_shot
 from service.bundle.card import Precision
 from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
@@ -31,34 +23,23 @@ from service.labels.label_set import make_trained_set
 from service.pipeline.scoring import compute_scores
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Evaluates a bundle; returns the exit code (0 done, 2 invalid request)."""
-    parser = argparse.ArgumentParser(prog="python -m models.evaluate", description=__doc__)
-    parser.add_argument("--bundle", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True, help="labelled folder")
-    parser.add_argument("--split", default="test")
-    parser.add_argument("--precision", default="fp32", choices=["fp32", "fp16", "int8"])
-    parser.add_argument("--relevant-photos", action="store_true")
-    given = parser.parse_args(argv)
-    try:
-        folder = read_labelled_folder(given.data)
-        if given.relevant_photos:
-            folder = keep_relevant(folder)
-        lines = list(report(load_bundle(given.bundle), folder, given.split, given.precision))
-    except (BundleError, DataError, ExportError, MetricError) as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return 2
-    sys.stdout.write("\n".join(lines) + "\n")
-    return 0
-
-
-def report(
-    bundle: Bundle, folder: LabelledFolder, split: str, precision: Precision
+def report_bundle(
+    path: Path, folder: LabelledFolder, split: str, precision: Precision
 ) -> Iterator[str]:
     """Yields figures of the trained labels; without them, of the open head on word vectors.
 
-    Raises ExportError if labels or word vectors do not fit, BundleError for a missing precision.
+    Raises ExportError if the bundle is invalid or has no such precision, or if labels or word
+    vectors do not fit.
     """
+    try:
+        return _report(load_bundle(path), folder, split, precision)
+    except BundleError as error:
+        raise ExportError(" ".join(str(error).split())) from error
+
+
+def _report(
+    bundle: Bundle, folder: LabelledFolder, split: str, precision: Precision
+) -> Iterator[str]:
     if precision not in bundle.precisions():
         raise BundleError(f"bundle {bundle.card.name} has no {precision} variant")
     head = bundle.card.trained_head
@@ -95,7 +76,3 @@ def _report_open(
     logits = predict_logits(graphs, photos, vectors.embeddings)
     scores, targets = torch.from_numpy(logits), torch.from_numpy(photos.targets)
     return report_zero_shot(scores, targets, folder.label_names, vectors.seen, vectors.unseen)
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -30,26 +30,25 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 for a mistake in the request."""
     parser = _make_parser()
     given = parser.parse_args(argv)
-    if given.bundle is None:
-        return report_mistakes(lambda: _evaluate_checkpoint(given))
     unused = [name for name in _OF_WEIGHTS if vars(given)[name] != parser.get_default(name)]
-    if unused:
+    if given.bundle is not None and unused:
         flag = unused[0].replace("_", "-")
         parser.error(f"--{flag} is for checkpoints: a bundle describes itself")
-    # Resolved by name: `models` must not import `export`, see `tests/project/test_imports.py`.
-    evaluate_bundle = pkgutil.resolve_name("export.evaluate:main")
-    flags = ("bundle", "data", "split", "precision")
-    relevant = ["--relevant-photos"] if given.relevant_photos else []
-    values = [f"--{name}={getattr(given, name)}" for name in flags]
-    return int(evaluate_bundle([*values, *relevant]))
+    return report_mistakes(lambda: _evaluate(given))
 
 
-def _evaluate_checkpoint(given: argparse.Namespace) -> None:
+def _evaluate(given: argparse.Namespace) -> None:
     folder = read_labelled_folder(given.data)
     if given.relevant_photos:
         folder = keep_relevant(folder)
-    checkpoint = read_checkpoint(given.checkpoint, read_hints(given))
-    print("\n".join(report(checkpoint, folder, given.split)))
+    if given.bundle is None:
+        checkpoint = read_checkpoint(given.checkpoint, read_hints(given))
+        lines = report(checkpoint, folder, given.split)
+    else:
+        # Resolved by name: `models` must not import `export`, see `tests/project/test_imports.py`.
+        report_bundle = pkgutil.resolve_name("export.evaluate:report_bundle")
+        lines = report_bundle(given.bundle, folder, given.split, given.precision)
+    print("\n".join(lines))
 
 
 def _make_parser() -> argparse.ArgumentParser:

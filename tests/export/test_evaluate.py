@@ -119,8 +119,7 @@ def test_open_bundle_is_measured_on_the_data_sets_word_vectors(
     def with_vectors(_: Path) -> LabelledFolder:
         return replace(read, word_vectors=WordVectors(embeddings, LABELS[1:], (LABELS[0],)))
 
-    for module in ("models.evaluate", "export.evaluate"):
-        monkeypatch.setattr(f"{module}.read_labelled_folder", with_vectors)
+    monkeypatch.setattr("models.evaluate.read_labelled_folder", with_vectors)
     found = evaluate("--bundle", bundle, folder)
     assert found == pytest.approx(evaluate("--checkpoint", checkpoint, folder), abs=0.01)
     assert {"ZSL mAP", "GZSL F1@3"} <= found.keys()
