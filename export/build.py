@@ -73,8 +73,7 @@ RequestT = TypeVar("RequestT", ExportRequest, RecalibrationRequest)
 def run_export(given: argparse.Namespace, left_out: set[Path]) -> None:
     """Carries out the parsed options of the command.
 
-    Adds the photos that cannot be used to `left_out`. Raises ExportError, RequestError,
-    BundleError or OSError.
+    Adds the photos that cannot be used to `left_out`. Raises RequestError, BundleError or OSError.
     """
     options = CalibrationOptions(given.raw_scores, given.precision_target)
     if given.out is not None and given.triton is not None:

@@ -23,7 +23,7 @@ from models.heads.query2label import Query2Label
 from models.heads.ram import Ram
 from models.heads.zero_shot import ZeroShotMLDecoder
 
-_HEADS: dict[type[HeadConfig], type[nn.Module]] = {
+HEADS: dict[type[HeadConfig], type[nn.Module]] = {
     GapConfig: Gap,
     MLDecoderConfig: MLDecoder,
     ZeroShotMLDecoderConfig: ZeroShotMLDecoder,
@@ -64,4 +64,4 @@ class Network(nn.Module):
 
 def build_head(config: HeadConfig) -> nn.Module:
     """Builds a head with random weights."""
-    return _HEADS[type(config)](config)
+    return HEADS[type(config)](config)

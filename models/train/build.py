@@ -12,31 +12,15 @@ from models.checkpoints.description import CheckpointError, Description, Hints
 from models.checkpoints.files import CheckpointFile
 from models.checkpoints.layouts.backbones import add_counters, take_pooled_norm
 from models.checkpoints.pretrained import load_pretrained
-from models.config import (
-    GapConfig,
-    HeadConfig,
-    InputConfig,
-    MLDecoderConfig,
-    NetworkConfig,
-    Query2LabelConfig,
-    TransformerDecoderConfig,
-    ZeroShotMLDecoderConfig,
-)
+from models.config import HeadConfig, InputConfig, NetworkConfig
 from models.data import DataError, LabelledFolder
-from models.network import Network
+from models.network import HEADS, Network
 from models.train.recipe import WHOLE_BACKBONE, Recipe, RecipeError
 
 # Prefixes of the pooling and the classifiers that timm and TResNet's authors put on a backbone.
 _CLASSIFIERS = (
     "attn_pool.", "aux_head.", "classifier.", "fc.", "fc_norm.", "head.", "head_dist.",
 )  # fmt: skip
-_HEADS: dict[str, type[HeadConfig]] = {
-    "gap": GapConfig,
-    "ml_decoder": MLDecoderConfig,
-    "query2label": Query2LabelConfig,
-    "transformer_decoder": TransformerDecoderConfig,
-    "zero_shot_ml_decoder": ZeroShotMLDecoderConfig,
-}
 # Parts of the preparation that come with the weights; the image size is the recipe's.
 _PIXELS = ("mean", "std", "interpolation")
 
@@ -79,7 +63,7 @@ def _head_config(recipe: Recipe, data: LabelledFolder, width: int, tokens: int) 
         "num_encoder_layers": recipe.encoder_layers,
         "self_attention": (False,) * recipe.decoder_layers,
     }
-    kind = _HEADS[recipe.head]
+    kind = next(each for each in HEADS if each.model_fields["kind"].default == recipe.head)
     return kind.model_validate({k: v for k, v in fields.items() if k in kind.model_fields})
 
 

@@ -1,10 +1,9 @@
-"""Small data sets in the layouts of the recipes, of painted or of real pictures."""
+"""Small data sets in the layouts of the recipes."""
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ class Picture:
     """A picture and the labels that it has, at least one."""
 
     labels: tuple[str, ...]
-    open: Callable[[], Image.Image]
+    pixels: Image.Image
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ def paint_pictures(train: int = 64, val: int = 16) -> Pictures:
         rng = np.random.default_rng(0)
         for seed in range(count):
             present = tuple(name for name in COLOURS if rng.random() < 0.5) or ("red",)
-            yield Picture(present, partial(_paint, present, seed))
+            yield Picture(present, _paint(present, seed))
 
     return Pictures(tuple(COLOURS), tuple(make(train)), tuple(make(val)))
 
@@ -49,24 +48,6 @@ def _paint(present: tuple[str, ...], seed: int) -> Image.Image:
         if name in present:
             picture[10:30, 13 * column : 13 * column + 13] = COLOURS[name]
     return Image.fromarray(picture)
-
-
-def choose_photos(folder: Path, train: int, val: int) -> Pictures:
-    """Takes the first photos with a label out of a folder with `images/` and `labels.json`."""
-    index = json.loads((folder / "labels.json").read_text())
-
-    def choose(split: str, count: int) -> tuple[Picture, ...]:
-        entries = ((n, e) for n, e in index["images"].items() if e["split"] == split)
-        chosen = [(name, entry["labels"]) for name, entry in entries if entry["labels"]][:count]
-        return tuple(
-            Picture(tuple(labels), partial(Image.open, folder / "images" / name))
-            for name, labels in chosen
-        )
-
-    pictures = Pictures((), choose("train", train), choose("val", val))
-    names = sorted({name for picture in pictures.train for name in picture.labels})
-    seen = tuple(p for p in pictures.val if set(p.labels) <= set(names))
-    return Pictures(tuple(names), pictures.train, seen)
 
 
 def write_coco(folder: Path, pictures: Pictures) -> None:
@@ -127,4 +108,4 @@ def write_pairs(folder: Path, pictures: Pictures) -> None:
 
 def _save(picture: Picture, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture.open().convert("RGB").save(path)
+    picture.pixels.save(path)

@@ -30,7 +30,6 @@ from tests.models.colours import read_losses
 from tests.support.serving import labels_of, send_image, serve_app
 from tests.support.small_datasets import (
     Pictures,
-    choose_photos,
     paint_pictures,
     write_classes,
     write_coco,
@@ -38,27 +37,14 @@ from tests.support.small_datasets import (
     write_pairs,
 )
 
-ROOT = Path(__file__).parents[3]
-RECIPES = ROOT / "models" / "recipes"
-PHOTOS = ROOT.parent / "shared" / "data" / "coco18"
-SMALL = [
+RECIPES = Path(__file__).parents[3] / "models" / "recipes"
+TINY = [
     *("--workers", "0", "--decoder-width", "16", "--feedforward-width", "16", "--num-heads", "2"),
     *("--batch-size", "8", "--lr", "0.01", "--mixed-precision", "no", "--ema-decay", "0.8"),
     *("--warmup", "0.2", "--device", "cpu"),
-]
-TINY = [
-    *SMALL,
     *("--backbone", "test_resnet", "--no-pretrained", "--image-size", "32"),
     *("--epochs", "4", "--backbone-lr", "0.01"),
 ]
-# A real backbone with its weights, for real photos.
-LITE = [
-    *SMALL,
-    *("--backbone", "tf_efficientnet_lite0", "--pretrained", "--image-size", "96"),
-    *("--epochs", "4", "--backbone-lr", "0.0003"),
-]
-
-
 TWO_GROUPS = ["--num-groups", "2"]
 CASES: dict[str, tuple[Callable[[Path, Pictures], None], list[str], str]] = {
     "coco_tresnet_l": (write_coco, [], "mAP"),
@@ -68,34 +54,6 @@ CASES: dict[str, tuple[Callable[[Path, Pictures], None], list[str], str]] = {
     # Partial labels and strong focusing leave little to learn from in an epoch.
     "open_images": (write_pairs, [*TWO_GROUPS, "--epochs", "16", "--cutout", "0.2"], "mAP"),
 }
-
-
-def run_recipe(
-    name: str, pictures: Pictures, changes: list[str], folder: Path, capsys: Any
-) -> list[float]:
-    """Trains, measures, exports and serves; returns the loss of each epoch."""
-    write, extra, figure = CASES[name]
-    data, run = folder / "data", folder / "run"
-    data.mkdir()
-    write(data, pictures)
-    recipe = ["--recipe", str(RECIPES / f"{name}.toml")]
-    assert main([*recipe, "--data", str(data), "--out", str(run), *changes, *extra]) == 0
-    checkpoint, bundle = run / "model.safetensors", folder / "model"
-    config = read_checkpoint(checkpoint).config
-    assert config is not None
-    assert config.head.kind == Recipe.read(RECIPES / f"{name}.toml", {}).head
-    assert export(["--checkpoint", str(checkpoint), "--out", str(bundle)]) == 0
-    measured = []
-    for source in (["--checkpoint", str(checkpoint)], ["--bundle", str(bundle)]):
-        capsys.readouterr()
-        relevant = ["--relevant-photos"] if figure == "ZSL mAP" else []
-        assert evaluate([*source, "--data", str(data), "--split", "val", *relevant]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        measured.append(next(float(x[20:]) for x in lines if x[:20].strip() == figure))
-    assert measured[0] == pytest.approx(measured[1], abs=0.5, nan_ok=True)
-    with serve_app(bundle, label_store="memory") as client:
-        assert_serves(client, bundle, pictures)
-    return read_losses(run)
 
 
 def assert_serves(client: TestClient, bundle: Path, pictures: Pictures) -> None:
@@ -123,17 +81,28 @@ def assert_serves(client: TestClient, bundle: Path, pictures: Pictures) -> None:
 def test_recipe_lowers_the_loss_and_its_checkpoint_is_measured_and_served(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    history = run_recipe(name, paint_pictures(), TINY, tmp_path, capsys)
-    assert history[-1] < history[0]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not PHOTOS.is_dir(), reason="the shared photos are not here")
-@pytest.mark.parametrize("name", CASES)
-def test_recipe_lowers_the_loss_on_real_photos(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    history = run_recipe(name, choose_photos(PHOTOS, 96, 24), LITE, tmp_path, capsys)
+    write, extra, figure = CASES[name]
+    pictures, data, run = paint_pictures(), tmp_path / "data", tmp_path / "run"
+    data.mkdir()
+    write(data, pictures)
+    recipe = ["--recipe", str(RECIPES / f"{name}.toml")]
+    assert main([*recipe, "--data", str(data), "--out", str(run), *TINY, *extra]) == 0
+    checkpoint, bundle = run / "model.safetensors", tmp_path / "model"
+    config = read_checkpoint(checkpoint).config
+    assert config is not None
+    assert config.head.kind == Recipe.read(RECIPES / f"{name}.toml", {}).head
+    assert export(["--checkpoint", str(checkpoint), "--out", str(bundle)]) == 0
+    measured = []
+    for source in (["--checkpoint", str(checkpoint)], ["--bundle", str(bundle)]):
+        capsys.readouterr()
+        relevant = ["--relevant-photos"] if figure == "ZSL mAP" else []
+        assert evaluate([*source, "--data", str(data), "--split", "val", *relevant]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        measured.append(next(float(x[20:]) for x in lines if x[:20].strip() == figure))
+    assert measured[0] == pytest.approx(measured[1], abs=0.5, nan_ok=True)
+    with serve_app(bundle, label_store="memory") as client:
+        assert_serves(client, bundle, pictures)
+    history = read_losses(run)
     assert history[-1] < history[0]
 
 
