@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from export.__main__ import main as export
+from export.sources.trained import UnusableCheckpointError, read_source
 from models import average
 from models.average import main
 from models.backbones.backbone import Backbone
@@ -62,24 +62,15 @@ def test_average_has_the_weighted_mean_of_every_weight(paths: Paths) -> None:
     assert averaged.notes["average"].startswith("0.25 ")
 
 
-def test_average_of_checkpoints_without_label_names_has_none(
-    paths: Paths, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_average_of_checkpoints_without_label_names_has_none(paths: Paths) -> None:
     a, _, out = paths
     network = read_checkpoint(a).network
     assert isinstance(network, Network)
     write_checkpoint(a, network, (), {})
     assert run(out, f"{a}=1") == 0
     assert read_checkpoint(out).label_names is None
-    bundle = out.parent / "bundle"
-    assert export(["--checkpoint", str(out), "--out", str(bundle)]) == 2
-    assert "out.safetensors names no labels: give --label-names" in capsys.readouterr().err
-
-
-def test_share_of_1_keeps_the_weights(paths: Paths) -> None:
-    a, b, out = paths
-    assert run(out, f"{b}=0", f"{a}=1") == 0
-    torch.testing.assert_close(read_state(out), read_state(a), rtol=0, atol=0)
+    with pytest.raises(UnusableCheckpointError, match="names no labels: give --label-names"):
+        read_source(out)
 
 
 def test_share_of_the_untouched_backbone_leaves_the_head_alone(

@@ -36,11 +36,8 @@ def test_interrupted_command_prints_one_line() -> None:
 @pytest.mark.parametrize(
     ("command", "missing", "extra"),
     [
-        ("export", "torch", "[export]"),
         ("export", "onnx", "[export]"),
         ("models.evaluate", "torch", "[export]"),
-        ("models.average", "timm", "[export]"),
-        ("models.train", "torch", "[train]"),
         ("models.train", "accelerate", "[train]"),
         ("models.train_open", "accelerate", "[train]"),
     ],

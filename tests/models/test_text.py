@@ -20,6 +20,7 @@ def test_embeddings_have_length_one(encoder: TextEncoder) -> None:
     assert found.shape == (3, WIDTH)
     torch.testing.assert_close(found.norm(dim=1), torch.ones(3))
     assert not torch.allclose(found[0], found[1], atol=0.05)
+    assert encoder.embed([]).shape == (0, WIDTH)
 
 
 def test_embedding_does_not_depend_on_other_texts_in_the_batch(encoder: TextEncoder) -> None:
@@ -40,10 +41,6 @@ def test_long_text_is_truncated(encoder: TextEncoder) -> None:
     ids, mask = encoder.tokenize(["red " * 1000, "red"])
     assert ids.shape == mask.shape == (2, 128)
     assert int(mask[1].sum()) == 3
-
-
-def test_no_texts_give_no_embeddings(encoder: TextEncoder) -> None:
-    assert encoder.embed([]).shape == (0, WIDTH)
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])

@@ -206,10 +206,5 @@ def test_network_of_logits_is_not_read_from_towers(folder: Path) -> None:
         load_checkpoint(folder)
 
 
-def test_file_is_no_towers(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    assert read_clip(tmp_path / "model.safetensors") is None
-
-
 def change(path: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

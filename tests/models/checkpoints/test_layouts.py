@@ -110,12 +110,7 @@ def test_query2label_on_a_resnet_is_read_from_its_file_alone(
     assert spec.mean == pytest.approx((0.485, 0.456, 0.406))
     images = torch.randn(2, 3, 64, 96)
     assert_gives(path, images, network(images))
-
-
-def test_query2labels_position_table_fixes_the_image_size(tmp_path: Path) -> None:
-    network = make_query2label("resnet18", (2, 2))
-    path = write_query2label(network, "backbone.0.body.", tmp_path / "checkpoint.pkl")
-    with pytest.raises(CheckpointError, match="64 x 64 pixels"):
+    with pytest.raises(CheckpointError, match="64 x 96 pixels"):  # fixed by the position table
         load_checkpoint(path, image_size=448)
 
 
@@ -197,19 +192,3 @@ def test_swin_in_its_authors_names_gives_the_same_logits(
     torch.save({"state_dict": state}, tmp_path / "checkpoint.pkl")
     images = torch.randn(1, 3, 224, 224)
     assert_gives(tmp_path / "checkpoint.pkl", images, network(images))
-
-
-def test_a_whole_zero_shot_network_takes_embeddings_as_second_argument(tmp_path: Path) -> None:
-    path = write_tresnet(tmp_path / "official.pth")
-    content = torch.load(path, weights_only=True)
-    state = content["model"]
-    del state["head.query_embed.weight"]
-    state["head.duplicate_pooling"] = torch.randn(16, 1)
-    state["head.duplicate_pooling_bias"] = torch.zeros(1)
-    state["head.wordvec_proj.weight"] = torch.randn(16, 300)
-    state["head.wordvec_proj.bias"] = torch.zeros(16)
-    torch.save(content, path)
-    assert read_config(path, Hints(image_size=64)).num_classes is None
-    with torch.inference_mode():
-        logits = load_checkpoint(path, image_size=64)(torch.rand(2, 3, 64, 64), torch.randn(7, 300))
-    assert logits.shape == (2, 7)

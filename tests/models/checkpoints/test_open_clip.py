@@ -11,9 +11,10 @@ from safetensors.torch import save_file
 from timm.models import register_model
 from timm.models.vision_transformer import VisionTransformer
 
-from models.checkpoints.clip import TowerCheckpoint, read_clip
+from models.checkpoints.clip import read_clip
 from models.checkpoints.description import CheckpointError, Hints
 from tests.goldens import FOLDER
+from tests.models.checkpoints.test_clip import read
 from tests.models.tiny_towers import KINDS, write_towers
 
 
@@ -51,12 +52,6 @@ def write(folder: Path, kind: str, *, pickled: bool = False, **changes: Any) -> 
         save_file(state, folder / "open_clip_model.safetensors")
     (folder / "open_clip_config.json").write_text(json.dumps(config))
     return found
-
-
-def read(folder: Path, hints: Hints | None = None) -> TowerCheckpoint:
-    towers = read_clip(folder, hints or Hints())
-    assert towers is not None
-    return towers
 
 
 @pytest.mark.parametrize("pickled", [False, True])

@@ -225,6 +225,8 @@ def test_unwrap_finds_tensors_in_every_wrapping(
          r"conv1\.weight has shape \(32, 3, 7, 7\), not \(64"),
         (lambda s: rename(s, "model.") | rename(s, "teacher."), "resnet18", "several networks"),
         (lambda s: fuse(s), "resnet18", "are fused"),
+        (lambda _: make_module("test_resnet", 99, num_classes=0).state_dict(), "test_resnet",
+         "test_resnet gives tokens of width 96, the file's head takes 99"),
     ],
 )  # fmt: skip
 def test_tensors_that_are_not_the_backbones_are_refused(
@@ -240,15 +242,6 @@ def fuse(state: State) -> State:
     norms = [key.removesuffix("running_mean") for key in state if key.endswith("running_mean")]
     fused = {key: tensor for key, tensor in state.items() if not key.startswith(tuple(norms))}
     return fused | {"conv1.bias": torch.zeros(64)}
-
-
-@pytest.mark.parametrize("name", ["resnet18", "densenet121"])
-def test_module_with_backbone_and_head_in_attributes_is_read(name: str, tmp_path: Path) -> None:
-    module, images = make_module(name, num_classes=9), torch.rand(1, 3, 64, 64)
-    expected = compute(module.ml_decoder_head, module.backbone.forward_features(images))
-    assert_gives(save(module.state_dict(), tmp_path), images, expected, backbone=name)
-    with pytest.raises(CheckpointError, match="7 heads"):
-        load_checkpoint(tmp_path / "model.pth", backbone=name, num_heads=7)
 
 
 @pytest.mark.parametrize(
@@ -287,18 +280,23 @@ def test_head_after_the_norm_of_a_models_own_head_is_asked_for_and_heeded(tmp_pa
 @pytest.mark.parametrize(
     ("name", "options", "width", "method"),
     [
+        ("resnet18", {"num_classes": 9}, None, "forward_features"),
+        ("densenet121", {"num_classes": 9}, None, "forward_features"),
         ("test_convnext", {"num_classes": 9}, None, "forward_features"),  # `forward` gives 9 scores
         ("mobilenetv3_small_050", {"num_classes": 0, "global_pool": ""}, 1024, "forward"),
         ("mobilenetv3_small_050", {"num_classes": 0, "global_pool": ""}, 288, "forward_features"),
         ("mobilenetv3_small_050", {"num_classes": 0}, 288, "forward_features"),
     ],
 )
-def test_classifier_or_width_shows_which_features_a_head_takes(
+def test_module_with_backbone_and_head_is_read_and_shows_which_features_the_head_takes(
     tmp_path: Path, name: str, options: dict[str, Any], width: int | None, method: str
 ) -> None:
     module, images = make_module(name, width, **options), torch.rand(1, 3, 160, 160)
     expected = compute(module.ml_decoder_head, getattr(module.backbone, method)(images))
-    assert_gives(save(module.state_dict(), tmp_path), images, expected, backbone=name)
+    path = save(module.state_dict(), tmp_path)
+    assert_gives(path, images, expected, backbone=name)
+    with pytest.raises(CheckpointError, match="7 heads"):
+        load_checkpoint(path, backbone=name, num_heads=7)
 
 
 def test_tokens_of_a_model_whose_norm_is_after_its_pooling_have_none(tmp_path: Path) -> None:
@@ -309,12 +307,6 @@ def test_tokens_of_a_model_whose_norm_is_after_its_pooling_have_none(tmp_path: P
     network = read_checkpoint(path, hints).network
     for found in (network, write_own(network, tmp_path)):
         assert_gives(found, images, expected)
-
-
-def test_head_of_another_width_is_refused(tmp_path: Path) -> None:
-    path = save(make_module("test_resnet", 99, num_classes=0).state_dict(), tmp_path)
-    with pytest.raises(CheckpointError, match="test_resnet gives tokens of width 96, the file's h"):
-        load_checkpoint(path, backbone="test_resnet")
 
 
 def test_head_in_the_place_of_a_classifier_is_after_its_norm(tmp_path: Path) -> None:

@@ -40,11 +40,6 @@ def test_groups_cover_every_class_and_none_is_empty(num_classes: int, num_groups
     assert (again.group_size, again.num_queries) == (config.group_size, config.num_queries)
 
 
-def test_full_decoding_has_one_query_a_class() -> None:
-    config = MLDecoderConfig(num_classes=31, encoder_width=4)
-    assert (config.num_queries, config.group_size) == (31, 1)
-
-
 @torch.inference_mode()
 def test_logits_depend_neither_on_layout_nor_order_nor_other_images() -> None:
     head, features = make_trained(), torch.randn(3, 12, 3, 5)

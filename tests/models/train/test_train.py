@@ -73,23 +73,14 @@ def copy_photos(photos: Path, folder: Path, **changes: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("head", "stages", "epochs"), [("gap", "0", 4), ("ml_decoder", "99", 3)])
-def test_training_lowers_the_loss_and_writes_a_checkpoint(
-    photos: Path, tmp_path: Path, head: str, stages: str, epochs: int
-) -> None:
-    options = ["--head", head, "--frozen-stages", stages, "--epochs", str(epochs), "--views", "2"]
-    assert run(photos, tmp_path, *options) == 0
-    history = read_losses(tmp_path)
-    assert len(history) == epochs
-    assert history[-1] < history[0]
-    checkpoint = read(tmp_path)
-    assert checkpoint.label_names == tuple(COLOURS)
-    assert predict(checkpoint, read_labelled_folder(photos), "test")[0].shape == (32, 3)
-
-
-def test_training_learns_the_colours(photos: Path, tmp_path: Path) -> None:
+def test_training_learns_the_colours_and_writes_a_checkpoint(photos: Path, tmp_path: Path) -> None:
     assert run(photos, tmp_path, "--frozen-stages", "0", "--epochs", "12") == 0
-    logits, targets = predict(read(tmp_path), read_labelled_folder(photos), "test")
+    history, checkpoint = read_losses(tmp_path), read(tmp_path)
+    assert len(history) == 12
+    assert history[-1] < history[0]
+    assert checkpoint.label_names == tuple(COLOURS)
+    logits, targets = predict(checkpoint, read_labelled_folder(photos), "test")
+    assert logits.shape == (32, 3)
     assert average_precisions(logits, targets).mean() > 85  # chance: 50
 
 
@@ -129,7 +120,6 @@ def test_mistakes_on_the_command_line_exit_with_2(
 ) -> None:
     for bad in (
         ["--data", str(tmp_path)],
-        ["--epochs", "0"],
         ["--backbone", "resnet5000"],
         ["--init", str(tmp_path / "absent.safetensors")],
         ["--batch-size", "5000"],
@@ -138,9 +128,7 @@ def test_mistakes_on_the_command_line_exit_with_2(
         ["--auto-augment", "foo", "--train-resize", "squash"],
         ["--single-label"],  # photos of these have several labels, or none
         ["--decoder-width", "15"],  # which two heads do not divide
-        ["--gamma-neg", "0.5"],  # whose slope at 0 has no end
         ["--backbone", "coat_tiny"],  # whose features are several maps
-        ["--backbone", "xcit_nano_12_p16_224", "--image-size", "230"],  # patches do not divide it
         ["--backbone", "tresnet_m", "--image-size", "230", "--train-size", "64"],
         ["--backbone", "tresnet_m", "--image-size", "64", "--train-size", "230"],
         ["--backbone", "test_resnet", "--frozen-stages", "1"],  # which is not cut
@@ -176,15 +164,6 @@ def test_single_label_data_gets_a_softmax_and_no_cutmix_of_tokens(
     assert found.config is not None
     assert found.config.activation == "softmax"
     assert found.notes["training_data"] == "colours/2026, 96 photos"
-
-
-def test_training_starts_from_a_checkpoint_with_another_head(
-    photos: Path, tuned: Path, tmp_path: Path
-) -> None:
-    assert run(photos, tmp_path / "run", "--head", "gap", *init(tuned)) == 0
-    first, second = (read_state(out, "backbone.") for out in (tuned, tmp_path / "run"))
-    torch.testing.assert_close(second, first, rtol=0, atol=0)
-    assert run(photos, tmp_path / "other", "--backbone", "test_resnet", *init(tuned)) == 2
 
 
 def test_finished_run_is_measured_again_and_not_resumed_with_other_options(
@@ -231,7 +210,7 @@ def test_missing_or_broken_photo_is_named_and_a_changed_one_encoded_again(
         assert run(data, tmp_path / "run", "--workers", "1") == 2
         *_, error = capsys.readouterr().err.splitlines()
         assert error.startswith("error: ")
-        assert "007.png" in error
+        assert "007.png is missing" in error
     for name, source, count in (("a", "008.png", 2), ("b", "009.png", 3)):
         shutil.copyfile(data / "images" / source, photo)
         assert run(data, tmp_path / name, "--cache", str(cache)) == 0

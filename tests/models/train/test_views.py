@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 from timm.data.auto_augment import RandAugment
-from torch.utils.data import DataLoader
 
 from models.config import InputConfig
 from models.data import DataError, LabelledImage
@@ -95,21 +94,6 @@ def test_randaugment_is_uniform_over_the_magnitudes_of_the_authors_package() -> 
     assert abs(shift.level_fn(shift.magnitude, shift.hparams)[0]) == pytest.approx(150 / 331)
     assert {op.prob for op in policy.ops} == {0.5}
     assert transform(paint("RGB")).shape == (3, 224, 224)
-
-
-@pytest.mark.parametrize("content", [b"junk", None])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_unreadable_photo_is_named_in_one_line(
-    tmp_path: Path, content: bytes | None, workers: int
-) -> None:
-    bad = tmp_path / "bad.jpg"
-    if content is not None:
-        bad.write_bytes(content)
-    transform = evaluation_transform(InputConfig(height=8, width=8))
-    photos = Photos((LabelledImage(bad, "val", ()),), torch.zeros(1, 1), transform)
-    with pytest.raises(DataError) as raised:
-        next(iter(DataLoader(photos, num_workers=workers)))
-    assert str(raised.value) == f"{bad} is missing or not a readable picture"
 
 
 def test_description_has_the_path_in_the_folder_the_size_and_the_time_of_a_photo(

@@ -273,9 +273,13 @@ def test_shared_stages_give_the_tokens_of_both_backbones(sources: Sources) -> No
 def test_concepts_that_overlap_a_held_out_name_are_held_out(
     photos: Path, hold_out: tuple[str, ...], kept: tuple[str, ...]
 ) -> None:
-    names = choose_names(read_labelled_folder(photos), hold_out)
+    folder = read_labelled_folder(photos)
+    names = choose_names(folder, hold_out)
     assert names.concepts == kept
     assert set(names.held_out) == {"blue", "dark circle", "grey", "large"} - set(kept)
+    bare = replace(folder, images=tuple(replace(i, concepts=()) for i in folder.images))
+    with pytest.raises(DataError, match="no caption_concepts"):
+        choose_names(bare, hold_out)
 
 
 @pytest.mark.parametrize(
@@ -306,27 +310,11 @@ def test_hold_out_reads_a_text_file_or_a_labelled_folder(photos: Path, tmp_path:
         read_hold_out(tmp_path / "absent.txt")
 
 
-def test_folder_without_concepts_is_refused(photos: Path) -> None:
-    folder = read_labelled_folder(photos)
-    bare = replace(folder, images=tuple(replace(i, concepts=()) for i in folder.images))
-    with pytest.raises(DataError, match="no caption_concepts"):
-        choose_names(bare, ())
-    assert choose_names(folder, ()).concepts
-
-
 @pytest.mark.parametrize("path", sorted(OPEN_RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_shipped_recipe_is_valid_and_a_template_without_a_name_is_not(path: Path) -> None:
     assert OpenRecipe.read(path, {"epochs": "1"}).epochs == 1
     with pytest.raises(RecipeError, match="template"):
         OpenRecipe.read(path, {"template": "no name"})
-
-
-def test_damaged_open_head_is_refused(runs: Runs, tmp_path: Path) -> None:
-    path = tmp_path / "open.safetensors"
-    content = (runs.folder / "first" / path.name).read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(CheckpointError, match="damaged"):
-        read_open_head(path)
 
 
 def test_mistakes_on_the_command_line_give_one_line(
