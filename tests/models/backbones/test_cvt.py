@@ -10,9 +10,7 @@ from torch.nn import functional
 
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError
-from models.checkpoints.layouts.backbones import CVT_NAMES
-from models.checkpoints.layouts.state import rename
-from tests.models.checkpoints.test_layouts import State, make_query2label, to_official_query2label
+from tests.models.checkpoints.test_layouts import State, make_official_head, write_query2label
 
 WIDTHS, HEADS, DEPTHS = (64, 192, 384), (1, 3, 6), (1, 2, 10)
 PATCHES = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # kernel, stride, padding
@@ -108,28 +106,22 @@ def make_state() -> State:
     }
 
 
+@torch.inference_mode()
 def test_query2label_on_a_cvt_equals_the_authors_code(tmp_path: Path) -> None:
-    network = make_query2label("cvt_13", (4, 6), stride=16)
     state = make_state()
-    network.backbone.body.load_state_dict(rename(state, CVT_NAMES), strict=False)
-    official = to_official_query2label(network)
-    official |= {f"backbone.0.{key}": tensor for key, tensor in state.items()}
-    path = tmp_path / "checkpoint.pkl"
-    torch.save({"arch": "Q2L-CvT_w24-384", "state_dict": official}, path)
+    path, head = write_query2label(tmp_path, make_official_head(384, (4, 6)), state)
     checkpoint = read_checkpoint(path)
     assert checkpoint.config is not None
     spec = checkpoint.config.input
     assert (checkpoint.config.backbone, spec.height, spec.width) == ("cvt_13", 64, 96)
     images = torch.randn(2, 3, 64, 96)
-    with torch.inference_mode():
-        expected = network.head(compute(state, images))
-        torch.testing.assert_close(checkpoint.network(images), expected, rtol=1e-4, atol=1e-4)
+    expected = head(compute(state, images))
+    torch.testing.assert_close(checkpoint.network(images), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_backbone_that_is_not_query2labels_is_refused(tmp_path: Path) -> None:
-    state = to_official_query2label(make_query2label("resnet18", (2, 2)))
-    path = tmp_path / "checkpoint.pkl"
+    head = make_official_head(512, (2, 2))
     for key in ("stage0.patch_embed.proj.weight", "body.conv1.weight"):
-        torch.save({**state, f"backbone.0.{key}": torch.zeros(1)}, path)
+        path, _ = write_query2label(tmp_path, head, {key: torch.zeros(1)})
         with pytest.raises(CheckpointError, match="none of Query2Label's"):
             load_checkpoint(path)

@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from models.backbones.backbone import Backbone
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
 from models.config import GapConfig
 from models.network import Network
+from tests.goldens import read_golden
 from tests.models import shake
 from tests.models.checkpoints import assert_gives, read_config
-from tests.models.checkpoints.test_layouts import to_official_tresnet
+from tests.models.heads.test_goldens import write_official
 
 
 def make_classifier(name: str, classes: int = 7) -> nn.Module:
@@ -95,10 +95,11 @@ def test_crop_is_timms_evaluation(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bottleneck", [False, True])
 def test_tresnet_of_asl_is_pooled_and_multiplied(bottleneck: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    body = Backbone("tresnet_m", (64, 64)).eval()
+    recorded = read_golden("tresnet_m_224_model_b2")  # a decoder on the same backbone
+    whole = load_checkpoint(write_official(recorded, tmp_path / "whole.pth"), image_size=64)
     layers = [nn.Linear(2048, 200), nn.Linear(200, 5)] if bottleneck else [nn.Linear(2048, 5)]
     names = ["head.fc.embedding_generator.0", "head.fc.FC"] if bottleneck else ["head.fc"]
-    state: dict[str, Tensor] = to_official_tresnet(body.body)
+    state = {k: torch.from_numpy(v) for k, v in recorded.state.items() if k.startswith("body.")}
     for name, layer in zip(names, layers, strict=True):
         state |= {f"{name}.{leaf}": tensor for leaf, tensor in layer.state_dict().items()}
     content = {"model": state, "num_classes": 5, "idx_to_class": dict(enumerate("abcde"))}
@@ -107,8 +108,6 @@ def test_tresnet_of_asl_is_pooled_and_multiplied(bottleneck: bool, tmp_path: Pat
     assert found.config is not None
     assert isinstance(found.config.head, GapConfig)
     assert found.label_names == tuple("abcde")
-    for module in body.modules():  # what InPlaceABN computes with these weights
-        if isinstance(module, nn.BatchNorm2d):
-            module.weight.data = module.weight.data.abs() + 1e-5
     images = torch.rand(2, 3, 64, 64)
-    assert_gives(found.network, images, nn.Sequential(*layers)(body(images).mean(dim=1)))
+    tokens = whole.get_submodule("backbone")(images)
+    assert_gives(found.network, images, nn.Sequential(*layers)(tokens.mean(dim=1)))

@@ -1,11 +1,9 @@
 """Whole networks of the authors, recognised by their tensors: TResNet, ResNet, Swin."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from timm.layers.ml_decoder import MLDecoder
 from torch import Tensor, nn
 
 from models.backbones.backbone import Backbone
@@ -13,118 +11,62 @@ from models.backbones.cvt import CVTS
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
 from models.checkpoints.layouts.backbones import TRESNETS, recognise
-from models.config import InputConfig, NetworkConfig, Query2LabelConfig
-from models.network import Network
+from models.config import Query2LabelConfig
+from tests.goldens import read_golden
 from tests.models.checkpoints import assert_gives, read_config
+from tests.models.heads.test_goldens import write_official
 
 State = dict[str, Tensor]
 
 
-def pack(state: State, prefix: str) -> State:
-    """An attention of ours, under torch's names."""
-    packed = {}
-    for leaf in ("weight", "bias"):
-        parts = [state[f"{prefix}{name}.{leaf}"] for name in ("query", "key", "value")]
-        packed |= {
-            f"in_proj_{leaf}": torch.cat(parts),
-            f"out_proj.{leaf}": state[f"{prefix}out.{leaf}"],
-        }
-    return packed
-
-
-def to_official_query2label(network: Network) -> State:
-    """A network without self-attention in its decoder, under the authors' names."""
-    state = network.head.state_dict()
-    config = network.config.head
-    assert isinstance(config, Query2LabelConfig)
-    rows, columns = config.grid
-    official = {
-        "backbone.1.pe": state["positions"].mT.unflatten(2, (rows, columns)),
-        "query_embed.weight": state["queries"],
-        "fc.W": state["pool.weight"].squeeze(-1).unsqueeze(0),
-        "fc.b": state["pool.bias"].unsqueeze(0),
-        "input_proj.weight": state["embed.weight"][:, :, None, None],
-        "input_proj.bias": state["embed.bias"],
-    }
-    for part, attention in (("encoder", "self_attn"), ("decoder", "multihead_attn")):
-        layers = {key.split(".")[1] for key in state if key.startswith(f"{part}.")}
-        for i in layers:
-            theirs, ours = f"transformer.{part}.layers.{i}.", f"{part}.{i}."
-            packed = pack(state, f"{ours}attention.")
-            official |= {f"{theirs}{attention}.{k}": v for k, v in packed.items()}
-            for key, tensor in state.items():
-                if key.startswith(ours) and ".attention." not in key:
-                    name = key.removeprefix(ours).removeprefix("feedforward.")
-                    official[f"{theirs}{name}"] = tensor
-    for leaf in ("weight", "bias"):
-        official[f"transformer.decoder.norm.{leaf}"] = state[f"norm.{leaf}"]
-        if f"encoder_norm.{leaf}" in state:
-            official[f"transformer.encoder.norm.{leaf}"] = state[f"encoder_norm.{leaf}"]
-    return official
-
-
-def make_query2label(
-    backbone: str, grid: tuple[int, int], stride: int = 32, **changes: Any
-) -> Network:
+def make_official_head(width: int, grid: tuple[int, int]) -> State:
+    """A recorded head of Query2Label's authors, for tokens of another width and grid."""
     torch.manual_seed(0)
-    size = (stride * grid[0], stride * grid[1])
-    head = Query2LabelConfig(
-        num_classes=6, encoder_width=Backbone(backbone, size).width, decoder_width=16,
-        num_heads=4, feedforward_width=24, grid=grid, **changes,
-    )  # fmt: skip
-    prepared = InputConfig(height=size[0], width=size[1])
-    network = Network(NetworkConfig(backbone=backbone, input=prepared, head=head))
-    network.head.positions.normal_()  # type: ignore[union-attr, operator]
-    return network.eval()
+    recorded = read_golden("q2l_head_80_h256_224_b2").state
+    return {key: torch.from_numpy(tensor) for key, tensor in recorded.items()} | {
+        "input_proj.weight": torch.randn(256, width, 1, 1) / width**0.5,
+        "backbone.1.pe": torch.randn(1, 256, *grid),
+    }
 
 
-def write_query2label(network: Network, prefix: str, path: Path) -> Path:
-    state = to_official_query2label(network)
-    state |= {
-        f"{prefix}{key}": value
-        for key, value in network.backbone.body.state_dict().items()
+def write_query2label(folder: Path, head: State, body: State) -> tuple[Path, nn.Module]:
+    """Returns the file of a whole network, and its head, read from a file without a backbone."""
+    torch.save(head, folder / "head.pkl")
+    state = head | {
+        f"backbone.0.{key}": tensor
+        for key, tensor in body.items()
         if not key.endswith("num_batches_tracked")  # frozen batch norms count nothing
     }
+    path = folder / "checkpoint.pkl"
     torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, path)
-    return path
+    return path, load_checkpoint(folder / "head.pkl")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"pre_norm": True}, {"num_encoder_layers": 0},
-     {"num_encoder_layers": 0, "pre_norm": True}],
-)  # fmt: skip
+@pytest.mark.parametrize("encoders", [0, 1])
+@pytest.mark.parametrize("pre_norm", [False, True])
 def test_query2label_on_a_resnet_is_read_from_its_file_alone(
-    tmp_path: Path, changes: dict[str, Any]
+    tmp_path: Path, encoders: int, *, pre_norm: bool
 ) -> None:
-    network = make_query2label("resnet18", (2, 3), **changes)
-    path = write_query2label(network, "backbone.0.body.", tmp_path / "checkpoint.pkl")
-    if len(changes) == 2:  # only the unused norm of an encoder without layers shows `pre_norm`
-        content = torch.load(path)
-        for leaf in ("weight", "bias"):
-            content["state_dict"][f"module.transformer.encoder.norm.{leaf}"] = torch.randn(16)
-        torch.save(content, path)
+    head, backbone = make_official_head(512, (2, 3)), Backbone("resnet18").eval()
+    if not encoders:
+        head = {key: tensor for key, tensor in head.items() if ".encoder." not in key}
+    if pre_norm:  # an encoder without layers has the norm too, unused
+        norm = {leaf: torch.randn(256) for leaf in ("weight", "bias")}
+        head |= {f"transformer.encoder.norm.{leaf}": tensor for leaf, tensor in norm.items()}
+    body = {f"body.{key}": tensor for key, tensor in backbone.body.state_dict().items()}
+    path, alone = write_query2label(tmp_path, head, body)
+    if pre_norm and encoders:
+        torch.testing.assert_close(alone.get_submodule("encoder_norm").state_dict(), norm)
     config = read_config(path)
+    assert isinstance(config.head, Query2LabelConfig)
+    assert (config.head.num_encoder_layers, config.head.pre_norm) == (encoders, pre_norm)
     spec = config.input
     assert (config.backbone, spec.height, spec.width) == ("resnet18", 64, 96)
     assert spec.mean == pytest.approx((0.485, 0.456, 0.406))
     images = torch.randn(2, 3, 64, 96)
-    assert_gives(path, images, network(images))
+    assert_gives(path, images, alone(backbone(images)))
     with pytest.raises(CheckpointError, match="64 x 96 pixels"):  # fixed by the position table
         load_checkpoint(path, image_size=448)
-
-
-def to_official_tresnet(body: nn.Module) -> State:
-    """The authors' names for timm's, with weights whose InPlaceABN value is timm's."""
-    state, official = body.state_dict(), {}
-    for key, tensor in state.items():
-        theirs = key.replace(".conv.", ".0.").replace(".bn.", ".1.")
-        # A convolution followed by a blur is nested one level deeper.
-        owner = key.partition(".conv.")[0].partition(".bn.")[0]
-        if any(k.startswith(f"{owner}.aa.") for k in state):
-            theirs = theirs.replace(owner, f"{owner}.0", 1)
-        official[theirs] = -(tensor.abs()) if key.endswith("bn.weight") else tensor
-    return official
 
 
 @pytest.mark.parametrize("name", [*TRESNETS, *CVTS])
@@ -136,42 +78,37 @@ def test_every_backbone_is_recognised_by_its_tensors(name: str) -> None:
     assert recognise(state, [name]) is None
 
 
-def write_tresnet(path: Path, **extra: object) -> Path:
-    """A TResNet-M as its authors store it, and a small head."""
-    torch.manual_seed(0)
-    state = to_official_tresnet(Backbone("tresnet_m", (64, 64)).body)
-    head = MLDecoder(4, -1, 16, 2048).state_dict()
-    torch.save({"model": state | {f"head.{k}": v for k, v in head.items()}, **extra}, path)
-    return path
+@pytest.fixture
+def tresnet(tmp_path: Path) -> Path:
+    """A TResNet-M with its decoder, as its authors store it."""
+    return write_official(read_golden("tresnet_m_224_model_b2"), tmp_path / "official.pth", "model")
 
 
-def test_tresnet_needs_no_hint_but_its_image_size(tmp_path: Path) -> None:
-    names = {0: "cat", 1: "dog", 2: "bus", 3: "sea"}
-    path = write_tresnet(tmp_path / "official.pth", idx_to_class=names)
-    assert read_checkpoint(path).label_names == ("cat", "dog", "bus", "sea")
-    config = read_config(path)
+def test_tresnet_needs_no_hint_but_its_image_size(tresnet: Path) -> None:
+    assert read_checkpoint(tresnet).label_names == tuple(f"class {i:04d}" for i in range(80))
+    config = read_config(tresnet)
     spec = config.input
     assert (config.backbone, spec.height, spec.width) == ("tresnet_m", 448, 448)
     assert (spec.mean, spec.std, spec.interpolation) == ((0, 0, 0), (1, 1, 1), "bilinear")
-    assert read_config(path, Hints(image_size=224)).input.height == 224
+    assert read_config(tresnet, Hints(image_size=224)).input.height == 224
 
 
-def test_converted_abn_weights_are_taken_as_they_are_and_fused_ones_refused(tmp_path: Path) -> None:
-    path = write_tresnet(tmp_path / "official.pth")
-    content = torch.load(path)
-    raw = content["model"]
+def test_converted_abn_weights_are_taken_as_they_are_and_fused_ones_refused(
+    tresnet: Path, tmp_path: Path
+) -> None:
+    raw = torch.load(tresnet)["model"]
     norms = [key.removesuffix("running_mean") for key in raw if key.endswith("running_mean")]
     converted = raw | {f"{key}weight": raw[f"{key}weight"].abs() + 1e-5 for key in norms}
     torch.save({"model": converted}, tmp_path / "converted.pth")
-    networks = [load_checkpoint(p, image_size=64) for p in (path, tmp_path / "converted.pth")]
+    networks = [load_checkpoint(p, image_size=64) for p in (tresnet, tmp_path / "converted.pth")]
     for one, other in zip(*(network.parameters() for network in networks), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
     # The authors' fuse_bn_recursively leaves convolutions with a bias.
     fused = {key: tensor for key, tensor in raw.items() if not key.startswith(tuple(norms))}
-    torch.save({"model": fused}, path)
+    torch.save({"model": fused}, tresnet)
     with pytest.raises(CheckpointError, match="batch norms are fused"):
-        load_checkpoint(path)
+        load_checkpoint(tresnet)
 
 
 def test_swin_in_its_authors_names_gives_the_same_logits(
@@ -181,14 +118,13 @@ def test_swin_in_its_authors_names_gives_the_same_logits(
     monkeypatch.setattr(
         "models.checkpoints.layouts.backbones.SWINS", ("swin_tiny_patch4_window7_224",)
     )
-    network = make_query2label("swin_tiny_patch4_window7_224", (7, 7))
-    state = to_official_query2label(network)
-    for key, tensor in network.backbone.body.state_dict().items():
+    backbone, body = Backbone("swin_tiny_patch4_window7_224").eval(), {}
+    for key, tensor in backbone.body.state_dict().items():
         parts = key.split(".")
         if parts[2:3] == ["downsample"]:
             parts[1] = str(int(parts[1]) - 1)
-        state["backbone.0." + ".".join(parts)] = tensor
-    state["backbone.0.layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(49, 49).long()
-    torch.save({"state_dict": state}, tmp_path / "checkpoint.pkl")
+        body[".".join(parts)] = tensor
+    body["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(49, 49).long()
+    path, alone = write_query2label(tmp_path, make_official_head(768, (7, 7)), body)
     images = torch.randn(1, 3, 224, 224)
-    assert_gives(tmp_path / "checkpoint.pkl", images, network(images))
+    assert_gives(path, images, alone(backbone(images)))
