@@ -59,19 +59,20 @@ class Visit:
         """Records the host and, for predictions, the parameters."""
         if not request.url.startswith(("blob:", "data:")):
             self.hosts.add(request.url.split("/")[2])
-        if request.url.endswith("/predict"):
-            self.asked.append(read_parameters(request))
+        # Without its end, the body of a request that the page aborted before Chromium reported it.
+        body = request.post_data_buffer or b""
+        if request.url.endswith("/predict") and body.rstrip().endswith(b"--"):
+            self.asked.append(read_parameters(request, body))
 
     def note_message(self, message: ConsoleMessage) -> None:
         if message.type == "error" and "Failed to load resource" not in message.text:
             self.complaints.append(message.text)
 
 
-def read_parameters(request: Request) -> dict[str, list[str]]:
+def read_parameters(request: Request, body: bytes) -> dict[str, list[str]]:
     _, _, boundary = request.headers["content-type"].partition("boundary=")
-    body = io.BytesIO(request.post_data_buffer or b"")
     parameters: dict[str, list[str]] = defaultdict(list)
-    for part in MultipartParser(body, boundary, part_limit=MAX_TEXT_PARTS):
+    for part in MultipartParser(io.BytesIO(body), boundary, part_limit=MAX_TEXT_PARTS):
         if part.filename is None:
             parameters[part.name].append(part.value)
     return parameters
