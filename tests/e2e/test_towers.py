@@ -2,7 +2,6 @@
 
 import io
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +13,18 @@ from PIL import Image
 from transformers import AutoImageProcessor
 
 from export.__main__ import main as export
+from export.triton.repository import write_repository
 from service.bundle.reader import Bundle, load_bundle
+from service.cli import commands
 from service.images.decode import PixelArray
-from tests.e2e.server_process import ROOT, ServerProcess, serve_command
-from tests.e2e.test_calibrated_scores import INTERFACES, PAIRS, Scores, decode_photos
+from tests.e2e.server_process import ServerProcess, serve_command
+from tests.e2e.test_calibrated_scores import (
+    PAIRS,
+    Scores,
+    assert_close,
+    decode_photos,
+    run_triton,
+)
 from tests.models.tiny_towers import KINDS, SIDE, run_transformers, write_towers
 from tests.support.serving import labels_of
 
@@ -91,23 +98,24 @@ def test_registered_labels_have_the_scores_of_transformers(case: Case, tmp_path:
         assert head["embedding_space"]["encoder"] == case.folder.name
 
 
-@pytest.mark.parametrize("interface", ["predict", "triton"])
-def test_interface_answers_with_the_scores_of_transformers(
-    case: Case, tmp_path: Path, interface: str
-) -> None:
+def test_ensemble_of_triton_gives_the_scores_of_transformers(case: Case, tmp_path: Path) -> None:
     expected = case.expect(decode_photos(case.bundle), list(PAIRS["everyday"]))
-    found = INTERFACES[interface](case.bundle, "everyday", tmp_path)
-    for row, scores in zip(found, expected, strict=True):
-        assert row == pytest.approx(scores, abs=STORED_TOLERANCE)
+    write_repository(tmp_path, case.bundle)
+    assert_close(run_triton(tmp_path, case.bundle, "everyday"), expected, STORED_TOLERANCE)
 
 
-def test_labels_that_compete_are_not_calibrated_alone(case: Case, tmp_path: Path) -> None:
+def test_labels_that_compete_are_not_calibrated_alone(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*command: str) -> object:
+        monkeypatch.setattr(sys, "argv", ["ml-decoder", "labels", *command])
+        with pytest.raises(SystemExit) as stopped:
+            commands.main()
+        return stopped.value.code
+
     listing = {"label_names": ["dog"], "images": {"0.png": {"labels": ["dog"]}}}
     (tmp_path / "labels.json").write_text(json.dumps(listing))
     model = ["--bundle", str(case.bundle.path), "--label-store", str(tmp_path / "labels.db")]
-    command = [sys.executable, "-m", "service.cli", "labels"]
-    subprocess.run([*command, "add", "mine", "--label", "dog", *model], cwd=ROOT, check=True)
-    calibrate = [*command, "calibrate", "mine", "--photos", str(tmp_path), *model]
-    done = subprocess.run(calibrate, cwd=ROOT, check=False, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert ("has softmax scores" in done.stderr) == (case.kind == "clip")
+    assert not run("add", "mine", "--label", "dog", *model)
+    assert run("calibrate", "mine", "--photos", str(tmp_path), *model)
+    assert ("has softmax scores" in capsys.readouterr().err) == (case.kind == "clip")
