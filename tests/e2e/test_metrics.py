@@ -1,17 +1,14 @@
-"""Metrics of real processes: several workers that share them, and a separate port."""
+"""Metrics of a real process on a port of their own; `tests/faults/test_workers.py` shares them."""
 
 import re
-import signal
 import socket
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from contextlib import suppress
 
 import httpx2 as httpx
 
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.photos import make_photo
-from tests.support.threads import wait_until
 
 PREDICTIONS = 'ml_decoder_request_seconds_count{method="POST",path="/predict",status="200"}'
 
@@ -25,32 +22,6 @@ def read_value(client: httpx.Client, sample: str) -> float | None:
     text = client.get("/metrics").text
     found = re.search(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
     return None if found is None else float(found.group(1))
-
-
-def test_any_worker_answers_for_all_and_a_killed_one_leaves_its_counts_alone(
-    tiny_bundle: Bundle, tmp_path: Path
-) -> None:
-    command = serve_command(tiny_bundle, "--label-store", "memory")
-    with ExitStack() as stack:
-        workers = [
-            stack.enter_context(ServerProcess(*command, PROMETHEUS_MULTIPROC_DIR=str(tmp_path)))
-            for _ in range(2)
-        ]
-        first, second = (stack.enter_context(worker.open_client()) for worker in workers)
-        for client in (first, second, second):
-            predict(client)
-        for client in (first, second):
-            assert read_value(client, PREDICTIONS) == 3
-            assert read_value(client, "ml_decoder_decode_seconds_count") == 3
-            assert read_value(client, "ml_decoder_requests_in_flight") == 1  # this scrape
-        wait_until(lambda: read_value(first, "ml_decoder_ready") == 1)
-        assert len(list(tmp_path.glob("gauge_livesum_*.db"))) == 2
-        workers[1].send_signal(signal.SIGKILL)
-        workers[1].wait()
-        wait_until(lambda: len(list(tmp_path.glob("gauge_livesum_*.db"))) == 1)
-        assert read_value(first, PREDICTIONS) == 3
-        predict(first)
-        assert read_value(first, PREDICTIONS) == 4
 
 
 def test_metrics_port_has_the_metrics_and_the_limits_of_the_service(tiny_bundle: Bundle) -> None:
