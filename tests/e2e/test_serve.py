@@ -1,24 +1,25 @@
 """The server as a user starts it, without torch, timm and onnx."""
 
+import json
 import os
 import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2 as httpx
 import pytest
 
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess, serve_command
-from tests.support.photos import encode_picture, make_photo, make_picture
+from tests.support.photos import make_photo
 from tests.support.serving import labels_of
 from tests.support.threads import needs_policies
 
 
 @pytest.fixture(scope="module")
 def server(tiny_bundle: Bundle) -> Iterator[ServerProcess]:
-    command = serve_command(tiny_bundle, "--max-body-bytes", "200000")
-    with ServerProcess(*command, ML_DECODER_MAX_PIXELS="10000") as server:
+    with ServerProcess(*serve_command(tiny_bundle)) as server:
         yield server
 
 
@@ -41,13 +42,14 @@ def test_photo_gets_labels_without_torch_timm_and_onnx(client: httpx.Client) -> 
     assert client.get("/info").json()["runtime"]["device"] == "cpu"
 
 
-def test_settings_come_from_flags_and_variables(client: httpx.Client) -> None:
-    headers = {"content-type": "image/png"}
-    too_large = client.post("/predict", content=b"x" * 200_001, headers=headers)
-    too_wide = send_image(client, encode_picture(make_picture(0, 101, 100)))
-    assert too_large.json()["code"] == "body_too_large"
-    assert too_wide.json()["code"] == "too_many_pixels"
-    assert scores(send_image(client, make_photo()))
+def test_concurrent_clients_each_get_their_own_answer(client: httpx.Client) -> None:
+    photos = [make_photo(seed) for seed in range(8)]
+    alone = [scores(send_image(client, photo)) for photo in photos]
+    assert len({json.dumps(answer) for answer in alone}) == len(photos)
+    with ThreadPoolExecutor(8) as clients:
+        together = list(clients.map(lambda i: scores(send_image(client, photos[i % 8])), range(64)))
+    for i, answer in enumerate(together):
+        assert answer == pytest.approx(alone[i % 8], abs=1e-5)
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
