@@ -11,42 +11,30 @@ from tests.support.photos import make_photo
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-def start(bundle: Bundle, collector: str, delay_ms: str, *flags: str) -> ServerProcess:
-    return ServerProcess(
-        *serve_command(bundle, "--traces", "otlp", *flags),
-        OTEL_EXPORTER_OTLP_ENDPOINT=collector,
-        OTEL_EXPORTER_OTLP_COMPRESSION="none",
-        OTEL_BSP_SCHEDULE_DELAY=delay_ms,
-    )
-
-
-def test_spans_are_exported_to_the_collector_of_the_standard_variables(tiny_bundle: Bundle) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_last_spans_are_exported_to_the_collector_of_the_standard_variables(
+    tiny_bundle: Bundle, workers: str
+) -> None:
+    command = serve_command(tiny_bundle, "--traces", "otlp", "--workers", workers)
     with run_fake() as (collector, url):
         collector.body = b""
-        with start(tiny_bundle, url, "100", "--log-format", "text") as server:
+        with ServerProcess(
+            *command,
+            OTEL_EXPORTER_OTLP_ENDPOINT=url,
+            OTEL_EXPORTER_OTLP_COMPRESSION="none",
+            OTEL_BSP_SCHEDULE_DELAY="600000",
+        ) as server:
+            server.wait_for_line("serving url=")
             headers = {"traceparent": f"00-{TRACE_ID}-00f067aa0ba902b7-01"}
             with server.open_client() as client:
                 answer = client.post("/predict", files={"image": make_photo()}, headers=headers)
                 assert answer.status_code == 200
-            exported = ExportTraceServiceRequest()
-            exported.ParseFromString(collector.bodies.get(timeout=60))
             server.wait_for_line(rf"request method=POST .*trace_id={TRACE_ID}")
             assert server.stop() == 0
+        exported = ExportTraceServiceRequest()
+        exported.ParseFromString(collector.bodies.get(timeout=60))
         assert {request[:2] for request in collector.requests} == {("POST", "/v1/traces")}
     (resource,) = exported.resource_spans
     spans = [span for scope in resource.scope_spans for span in scope.spans]
     assert "decode" in {span.name for span in spans}
     assert {span.trace_id.hex() for span in spans} == {TRACE_ID}
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_last_spans_are_exported_at_the_end(tiny_bundle: Bundle, workers: str) -> None:
-    with run_fake() as (collector, url):
-        collector.body = b""
-        with start(tiny_bundle, url, "600000", "--workers", workers) as server:
-            server.wait_for_line("serving url=")
-            with server.open_client() as client:
-                answer = client.post("/predict", files={"image": make_photo()})
-                assert answer.status_code == 200
-            assert server.stop() == 0
-        assert collector.bodies.get(timeout=60)
