@@ -29,7 +29,6 @@ _COLOURS = {
     "FAIL": (255, 0, 0),
     "MEMORY": (0, 0, 255),
     "HOLD": (0, 255, 0),
-    "DIE": (255, 0, 255),
     "LOSE": (255, 255, 0),
     "CRASH": (0, 255, 255),
 }
@@ -62,8 +61,6 @@ class FaultyEngine(Engine):
             wait_for_file("FAULTS_HOLD")
         if _COLOURS["CRASH"] in colours:
             signal.raise_signal(signal.SIGSEGV)
-        if _COLOURS["DIE"] in colours:
-            raise SystemExit  # which nothing but the end of its worker's thread catches
         self.lost = self.lost or _COLOURS["LOSE"] in colours
         if self.lost:
             raise InferenceFailed("CUDA failure 700: an illegal memory access was encountered")
