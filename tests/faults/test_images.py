@@ -9,18 +9,15 @@ import zlib
 
 import httpx2 as httpx
 import pytest
-from PIL import Image
 
 from tests.e2e.server_process import ServerProcess
 from tests.support.odd_files import (
     make_chunk,
-    make_cut_files,
     make_damaged_pngs,
     put_into_png,
 )
-from tests.support.photos import encode_picture, make_photo
-from tests.support.serving import assert_problem, labels_of, send_image, send_images
-from tests.support.unread_files import make_unread_files
+from tests.support.photos import make_photo
+from tests.support.serving import assert_problem, send_image, send_images
 
 MIB = 1024 * 1024
 ALL = {"top_k": 5}
@@ -39,17 +36,9 @@ def make_pixel_bomb(side: int = 30_000) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + parts
 
 
-@pytest.mark.parametrize(
-    ("data", "detail"),
-    [(make_cut_files()["baseline JPEG cut"], "The JPEG ends early."), (PNG[:-30], None),
-     (bytes(100), None), (make_damaged_pngs()["IDAT"], "The PNG's IDAT has a wrong checksum.")],
-    ids=["half a jpeg", "half a png", "zeros", "damaged png"],
-)  # fmt: skip
-def test_broken_image_is_400_by_its_damage(
-    client: httpx.Client, data: bytes, detail: str | None
-) -> None:
-    problem = assert_problem(send_image(client, data), 400, "invalid_image")
-    assert detail in (None, problem.get("detail"))
+def test_broken_image_is_400_by_its_damage(client: httpx.Client) -> None:
+    problem = assert_problem(send_image(client, make_damaged_pngs()["IDAT"]), 400, "invalid_image")
+    assert problem["detail"] == "The PNG's IDAT has a wrong checksum."
 
 
 def test_empty_file_is_400_and_says_so(client: httpx.Client) -> None:
@@ -67,24 +56,12 @@ def test_empty_file_is_400_and_says_so(client: httpx.Client) -> None:
 
 
 def test_whole_file_of_another_kind_is_415_by_its_name(client: httpx.Client) -> None:
-    heic = (b"\0\0\0\x1cftypheic" + bytes(99), "HEIF")
-    for file, kind in (heic, *make_unread_files().values()):
-        problem = assert_problem(send_image(client, file), 415, "unsupported_image")
-        assert f"type is {kind}" in problem["detail"]
-        assert "JPEG, PNG, WEBP, GIF, BMP" in problem["detail"]
+    file = b"\0\0\0\x1cftypheic" + bytes(99)
+    problem = assert_problem(send_image(client, file), 415, "unsupported_image")
+    assert "type is HEIF" in problem["detail"]
     first, second = send_images(client, [file, PNG]).json()["results"]
     assert first["error"]["code"] == "unsupported_image"
     assert second["labels"]
-
-
-def test_content_decides_over_the_declared_type(client: httpx.Client) -> None:
-    answers = [
-        client.post("/predict", files={"image": (name, JPEG, kind)}, params=ALL)
-        for name, kind in (("a.jpg", "image/jpeg"), ("a.txt", "text/plain"), ("a.svg", "x/y"))
-    ]
-    raw = client.post("/predict", content=JPEG, headers={"Content-Type": "image/png"}, params=ALL)
-    assert len({tuple(labels_of(answer)) for answer in (*answers, raw)}) == 1
-    assert labels_of(raw) != []
 
 
 def test_pixel_bomb_is_refused_without_memory(server: ServerProcess, client: httpx.Client) -> None:
@@ -98,12 +75,6 @@ def test_pixel_bomb_is_refused_without_memory(server: ServerProcess, client: htt
     # The least of ten: others may be using the machine. Decoding it takes ten times as long.
     assert min(seconds) < 0.1
     assert server.read_memory("VmHWM") - before < 20 * MIB
-
-
-def test_side_over_the_limit_is_413(client: httpx.Client) -> None:
-    long = encode_picture(Image.new("1", (65_536, 4)))
-    problem = assert_problem(send_image(client, long), 413, "too_many_pixels")
-    assert problem["detail"] == "At most 65535 pixels on a side are read."
 
 
 HOSTILE_METADATA = {
