@@ -36,18 +36,6 @@ def client(guarded: ServerProcess) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize(
-    ("key", "code"),
-    [(None, "unauthorized"), ("wrong-key-00000001", "unauthorized"), (PREDICT, "forbidden"),
-     (ADMIN, None)],
-)  # fmt: skip
-def test_label_set_is_changed_with_an_admin_key_only(
-    client: httpx.Client, key: str | None, code: str | None
-) -> None:
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    assert client.put("/labels/pets", json=PETS, headers=headers).json().get("code") == code
-
-
-@pytest.mark.parametrize(
     ("known", "unknown"),
     [
         ("/v2/models/tiny-open", "/v2/models/x"),
