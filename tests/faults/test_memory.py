@@ -13,7 +13,7 @@ from tests.support.serving import assert_still_serving, send_image
 
 MIB = 1024 * 1024
 SIZES = ((8, 8), (320, 240), (1, 3000), (1600, 1200), (2500, 300))
-ROUNDS = 12
+ROUNDS = 6
 
 
 def send_all(client: httpx.Client, photos: list[bytes]) -> None:
