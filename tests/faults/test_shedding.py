@@ -63,12 +63,6 @@ def test_refusal_equals_that_of_the_app(client: httpx.Client) -> None:
     assert len({each.json()["request_id"] for each in (at_once, *mad)}) == 3
 
 
-def test_other_requests_are_answered_while_the_queue_is_full(client: httpx.Client) -> None:
-    for path in ("/labels", "/info", "/readyz", "/docs", "/metrics"):
-        assert client.get(path).status_code == 200
-    assert_problem(client.get("/predict"), 405, "method_not_allowed")
-
-
 def test_refusal_keeps_the_connection_unless_the_client_closes_it(full: ServerProcess) -> None:
     assert re.findall(rb"HTTP/1.1 (\d+)", talk(full, EMPTY + LAST)) == [b"429", b"200"]
     for closing in (EMPTY.replace(b"1.1", b"1.0"), LAST_EMPTY):
@@ -101,12 +95,6 @@ def test_connection_is_closed_when_the_client_does_not_read_its_refusals(
                 break
     assert sent < 64 * MIB
     assert full.read_memory() - before < 20 * MIB
-
-
-def test_refusal_arrives_when_the_client_sends_all_before_it_reads(full: ServerProcess) -> None:
-    upload = LAST_EMPTY.replace(b": 0\r\n", b": %d\r\n" % (8 * MIB)) + bytes(8 * MIB)
-    for _ in range(3):
-        assert talk(full, upload).startswith(b"HTTP/1.1 429 ")
 
 
 def test_bodies_of_refused_requests_fill_no_memory(full: ServerProcess) -> None:
