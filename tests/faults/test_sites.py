@@ -10,8 +10,7 @@ import pytest
 
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
-from tests.faults.conftest import serve
-from tests.support.serving import assert_problem, assert_still_serving, send_image
+from tests.support.serving import assert_problem, assert_still_serving, send_image, serve_app
 
 PETS = {"name": "pets", "labels": ["cat"]}
 OTHER, PERMITTED = "https://other.example", "https://app.example.org"
@@ -128,11 +127,9 @@ def test_odd_heads(client: httpx.Client, server: ServerProcess, head: str, statu
 
 @pytest.fixture(scope="module")
 def permitting(open_bundle: Bundle) -> Iterator[httpx.Client]:
-    hosts = "Tags.example.org, *.lan,"
-    flags = ("--allowed-hosts", hosts, "--cors-origins", PERMITTED, "--host", "127.0.0.1")
-    with serve(open_bundle, *flags) as (_, client):
+    named = {"allowed_hosts": "Tags.example.org, *.lan,", "cors_origins": PERMITTED}
+    with serve_app(open_bundle.path, label_store="memory", **named) as client:
         yield client
-        assert_still_serving(client)
 
 
 @pytest.mark.parametrize("host", ["tags.example.org", "TAGS.example.org.:8443", "nas.lan:8000"])
