@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from service.calibration import find_threshold
-from tests.browser.actions import answer, ask, assert_accessible, read_labels, register
+from tests.browser.actions import ask, assert_accessible, read_labels, register
 from tests.browser.conftest import Visit
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import EMBEDDING_WIDTH
@@ -105,13 +105,6 @@ def test_threshold_of_a_set_that_was_changed_meanwhile_is_not_kept(
     expect(page.locator("#calibrate-label option")).to_have_count(1)
     expect_counts(page, 1, 0)
     assert not read_labels(visit, "/herd")["labels"][0]["calibrated"]
-
-
-def test_photos_wait_until_the_service_is_not_busy(page: Page, tmp_path: Path) -> None:
-    answer(page, "**/predict", 429, "The service is busy", times=5, retry_after=0.01)
-    give(page, write_photos(tmp_path)[:1], "show it")
-    expect_counts(page, 1, 0)
-    expect(page.locator("#calibrate-status")).to_be_empty()
 
 
 def test_kept_threshold_leaves_calibration_and_embeddings(

@@ -13,11 +13,6 @@ from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support import nginx
 
 PREFIX = "/team/tags"
-# Flags of the service, and of the proxy, which removes the path from requests or keeps it.
-KINDS = {
-    "header": ((), {"strips": True, "names_it": True}),
-    "setting": (("--root-path", PREFIX), {"strips": False, "names_it": False}),
-}
 FETCH = """([path, options]) => fetch(path, options).then(async (answer) => [
   answer.status, answer.status === 204 ? "" : (await answer.json()).code])"""
 ADD = {
@@ -42,18 +37,16 @@ def test_docs_forms_send_a_prediction_with_each_list_value_as_its_own_field(visi
     assert visit.asked[-1]["candidate_labels"] == ["yak", "newt, or crow"]
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def prefixed(
-    request: pytest.FixtureRequest, open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    """The URL of a service behind nginx, without a slash at its end."""
+@pytest.fixture(scope="module")
+def prefixed(open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a service whose nginx removes the path, without a slash at its end."""
     missing = nginx.find_missing()
     if missing is not None:
         pytest.skip(f"nginx: {missing}")
-    flags, kind = KINDS[request.param]
-    with ServerProcess(*serve_command(open_bundle, "--label-store", "memory", *flags)) as server:
+    with ServerProcess(*serve_command(open_bundle, "--label-store", "memory")) as server:
         server.open_client().close()
-        site = nginx.prefix_site(PREFIX, server.find_address()[1], **kind)
+        port = server.find_address()[1]
+        site = nginx.prefix_site(PREFIX, port, strips=True, names_it=True)
         proxy = nginx.Nginx(tmp_path_factory.mktemp("nginx"), site)
         try:
             yield f"http://127.0.0.1:{proxy.port}{PREFIX}"
