@@ -18,7 +18,7 @@ from service.bundle.reader import Bundle
 from tests.faults.conftest import serve
 from tests.support.serving import assert_still_serving
 
-EXAMPLES = int(os.environ.get("API_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("API_EXAMPLES", "5"))
 # Statuses that a busy or draining service answers on purpose.
 MEANT = {503, 504, 507}
 EXPLORING = settings(
