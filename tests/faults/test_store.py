@@ -1,7 +1,7 @@
 """Label store locked, full, read-only, hanging: predictions go on, registrations are refused.
 
-The disk is a tmpfs, which needs the right to mount it. `tests/e2e/test_labels.py` restarts
-PostgreSQL.
+The disk is a tmpfs, which needs the right to mount it. `tests/service/labels/store/test_store.py`
+restarts PostgreSQL.
 """
 
 import signal
@@ -86,9 +86,9 @@ def test_locked_store_refuses_what_needs_it_until_it_is_free(
     ):
         assert client.post("/labels", json=PETS).status_code == 201
         locker.execute("BEGIN IMMEDIATE")
-        for refused in (client.post("/labels", json=ZOO), client.delete("/labels/pets")):
-            assert_problem(refused, 503, "store_unavailable")
-            assert int(refused.headers["retry-after"]) > 0
+        refused = client.post("/labels", json=ZOO)
+        assert_problem(refused, 503, "store_unavailable")
+        assert int(refused.headers["retry-after"]) > 0
         assert_predictions_go_on(client)
         locker.execute("ROLLBACK")
         assert client.post("/labels", json=ZOO).status_code == 201
@@ -105,7 +105,6 @@ def test_locked_store_refuses_what_needs_it_until_it_is_free(
             for refused in (
                 send_image(client, params={"label_set": "pets"}),
                 send_image(client, params={"label_set": "trained", "min_version": 1}),
-                client.get("/labels/pets"),
             ):
                 assert_problem(refused, 503, "store_unavailable")
                 assert int(refused.headers["retry-after"]) > 0
@@ -134,13 +133,12 @@ def test_full_disk_refuses_registrations_until_there_is_room(
         assert_predictions_go_on(client)
 
 
-@pytest.mark.parametrize("is_left_open", [False, True])
 def test_read_only_store_answers_and_refuses_writes_until_it_is_writable(
-    open_bundle: Bundle, disk: Disk, is_left_open: bool
+    open_bundle: Bundle, disk: Disk
 ) -> None:
     with start(open_bundle, disk.path) as server, server.open_client() as client:
         assert client.post("/labels", json=PETS).status_code == 201
-        server.send_signal(signal.SIGKILL if is_left_open else signal.SIGTERM)
+        server.send_signal(signal.SIGKILL)  # leaves the log of SQLite
         server.wait()
     disk.remount("ro")
     with start(open_bundle, disk.path) as server, server.open_client() as client:
@@ -153,10 +151,6 @@ def test_read_only_store_answers_and_refuses_writes_until_it_is_writable(
         ):
             assert_problem(refused, 409, "store_read_only")
         assert_predictions_go_on(client)
-        command = ("labels", "add", "zoo", "--label", "yak", "--bundle", str(open_bundle.path))
-        with ServerProcess(*command, "--label-store", str(disk.path / "labels.db")) as adding:
-            assert adding.wait() == 2
-        assert "readonly" in adding.stderr or "it is read-only" in adding.stderr
         disk.remount("rw")
         assert client.post("/labels", json=ZOO).status_code == 201
         assert_predictions_go_on(client)
@@ -197,8 +191,4 @@ def test_hanging_database_delays_neither_predictions_nor_the_shutdown(
         with pytest.raises(httpx.ReadTimeout):
             client.post("/labels", json=PETS, timeout=1.0)
         assert_still_serving(client)
-        server.send_signal(15)
-        assert server.wait() == 0
-    with ServerProcess(*command) as server, server.open_client() as client:
-        assert client.get("/labels/pets").status_code == 404
-        assert_still_serving(client)
+        assert server.stop() == 0
