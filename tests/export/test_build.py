@@ -11,16 +11,15 @@ from export.graphs.graph import PIXELS_TO_LOGITS, Graphs
 from export.graphs.verify import VerificationError
 from export.int8.search import Int8Graphs
 from export.sources.photos import PhotoReader, read_splits
-from models.checkpoints.description import CheckpointError, Hints
+from models.checkpoints.description import CheckpointError
 from models.network import Network
 from service.bundle.card import Precision
 from service.bundle.reader import Bundle
-from service.calibration import find_threshold, fit_calibration
+from service.calibration import fit_calibration
 from service.engine.engine import open_engine
 from service.engine.heads import LogitsArray
 from service.errors import BundleError
 from service.images.decode import PixelArray
-from service.pipeline.scoring import compute_scores
 from tests.export.tiny_network import CONTRACT, LABELS, assert_close, run_torch
 from tests.support.tiny_bundle import copy_bundle
 
@@ -98,18 +97,11 @@ def test_head_has_the_calibration_of_its_validation_logits(bundle: Bundle, folde
     assert (found.dataset, found.images) == ("colours/val", len(val.paths))
 
 
-@pytest.mark.parametrize("case", [(20.0, "int8"), (19.9, "fp32")])
-def test_int8_is_the_cpus_default_only_when_it_agrees_with_fp32(
-    checkpoint: Path,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    case: tuple[float, str],
+def test_int8_is_not_the_cpus_default_when_it_does_not_agree_with_fp32(
+    checkpoint: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agreement, precision = case
-
     def find_int8(graphs: Graphs, *_: object) -> Int8Graphs:
-        return Int8Graphs({name: graphs[name] for name in PIXELS_TO_LOGITS}, (), agreement)
+        return Int8Graphs({name: graphs[name] for name in PIXELS_TO_LOGITS}, (), agreement=19.9)
 
     monkeypatch.setattr(variants, "find_int8", find_int8)
     raw = CalibrationOptions(raw_scores=True)
@@ -117,7 +109,7 @@ def test_int8_is_the_cpus_default_only_when_it_agrees_with_fp32(
     made = build_bundle(
         ExportRequest(checkpoint, tmp_path / "tiny", folder, precisions, options=raw)
     )
-    assert made.default_precision("cpu") == precision
+    assert made.default_precision("cpu") == "fp32"
     assert made.card.trained_head.calibration is None
 
 
@@ -138,20 +130,6 @@ def test_build_refuses_a_folder_that_is_no_bundle_before_any_work(tmp_path: Path
     (out / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="no checkpoint file"):
         build_bundle(ExportRequest(tmp_path / "gone", out))
-
-
-def test_thresholds_of_single_labels_are_softmax_scores(
-    checkpoint: Path, folder: Path, tmp_path: Path
-) -> None:
-    hints = Hints(single_label=True)
-    bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "tiny", folder, hints=hints))
-    val = read_splits(folder, LABELS, PhotoReader(CONTRACT)).val
-    logits = run_trained(bundle, val.read())
-    scores = np.stack([compute_scores(row, "softmax") for row in logits])
-    for label, column, targets in zip(bundle.labels, scores.T, val.targets.T, strict=True):
-        best = find_threshold(column, targets)
-        assert label.threshold == pytest.approx(best.threshold, abs=1e-5)
-        assert (label.precision, label.recall) == pytest.approx((best.precision, best.recall))
 
 
 def test_failed_verification_leaves_the_old_bundle(
