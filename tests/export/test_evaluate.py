@@ -17,7 +17,7 @@ from models.data.records import WordVectors
 from models.evaluate import main
 from models.network import Network
 from service.bundle.reader import Bundle
-from tests.export.graphs.test_heads import OPEN, make_network
+from tests.export.graphs.test_heads import OPEN
 from tests.export.tiny_network import LABELS, write_folder
 from tests.support.tiny_bundle import copy_bundle, edit_manifest, make_calibration
 
@@ -101,16 +101,23 @@ def test_other_labels_are_refused_by_name(
     assert "'red' is in one only" in capsys.readouterr().err
 
 
+@pytest.fixture
+def open_checkpoint(network: Network, tmp_path: Path) -> Path:
+    """An open head on the backbone of `network`, which is traced already."""
+    opened = Network(network.config.model_copy(update={"head": OPEN})).eval()
+    opened.backbone = network.backbone
+    write_checkpoint(tmp_path / "open.safetensors", opened, (), {})
+    return tmp_path / "open.safetensors"
+
+
 def test_open_bundle_is_measured_on_the_data_sets_word_vectors(
+    open_checkpoint: Path,
     folder: Path,
-    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     evaluate: Evaluate,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    checkpoint = tmp_path / "own.safetensors"
-    write_checkpoint(checkpoint, make_network(OPEN), (), {})
-    bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model")).path
+    bundle = build_bundle(ExportRequest(open_checkpoint, open_checkpoint.parent / "model")).path
     assert main(["--bundle", str(bundle), "--data", str(folder)]) == 2
     assert "no word vectors" in capsys.readouterr().err
     embeddings = np.random.default_rng(0).normal(size=(len(LABELS), 7)).astype(np.float32)
@@ -121,7 +128,7 @@ def test_open_bundle_is_measured_on_the_data_sets_word_vectors(
 
     monkeypatch.setattr("models.evaluate.read_labelled_folder", with_vectors)
     found = evaluate("--bundle", bundle, folder)
-    assert found == pytest.approx(evaluate("--checkpoint", checkpoint, folder), abs=0.01)
+    assert found == pytest.approx(evaluate("--checkpoint", open_checkpoint, folder), abs=0.01)
     assert {"ZSL mAP", "GZSL F1@3"} <= found.keys()
 
 
