@@ -10,7 +10,7 @@ import pytest
 from export import ExportError
 from export.build import ExportRequest, build_bundle
 from export.graphs import text
-from export.graphs.text import build_text_graph, embed_tokens
+from export.graphs.text import build_text_graph
 from export.sources.open import OpenRequest
 from export.sources.trained import UnusableCheckpointError
 from models.checkpoints.clip import read_clip
@@ -20,7 +20,7 @@ from service.engine.engine import open_engine
 from service.labels.encoders import open_text_encoder
 from service.labels.files import read_bundle_sets
 from tests.export.tiny_network import run_torch
-from tests.models.tiny_towers import KINDS, VOCABULARY, write_towers
+from tests.models.tiny_towers import KINDS, write_towers
 
 NAMES = ["red", "green", "blue"]
 SIDE, PATCHES = 23, 11  # of 2 pixels, which do not fill the photo
@@ -106,15 +106,10 @@ def test_options_of_other_models_are_refused(
 
 
 def test_text_encoder_beyond_the_limit_of_a_file_is_stored_in_16_bits(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    towers = read_clip(model)
+    towers = read_clip(write_towers(tmp_path / "clip", "clip"))
     assert towers is not None
-    exact = build_text_graph(towers.text)
     monkeypatch.setattr(text, "_LARGEST", 0)
-    stored = build_text_graph(towers.text)
-    assert stored.ByteSize() < exact.ByteSize() - 1.5 * VOCABULARY * 32
-    inputs = towers.text.tokenize(NAMES)
-    found, expected = (embed_tokens(graph, *inputs) for graph in (stored, exact))
-    np.testing.assert_allclose(found, expected, atol=2e-3)
-    assert not np.array_equal(found, expected)
+    weights = build_text_graph(towers.text).graph.initializer
+    assert onnx.TensorProto.FLOAT16 in {tensor.data_type for tensor in weights}

