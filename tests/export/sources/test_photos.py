@@ -14,7 +14,6 @@ from export.sources.photos import (
 from models.data import DataError, read_labelled_folder
 from service.images.decode import decode_image
 from tests.export.tiny_network import CONTRACT, LABELS, SPLITS, write_folder
-from tests.support.odd_files import make_odd_files
 
 
 def test_splits_are_complete_and_columns_follow_the_model(folder: Path) -> None:
@@ -72,15 +71,6 @@ def test_sample_is_the_same_each_time_and_has_no_photo_twice(folder: Path) -> No
     assert photos.sample(9).paths == photos.sample(9).paths
     assert len(set(photos.sample(9).paths)) == 9
     assert set(photos.sample(10**6).paths) == set(photos.paths)
-
-
-def test_odd_files_have_the_pixels_of_usual_ones(tmp_path: Path) -> None:
-    for name, files in make_odd_files().items():
-        paths = [tmp_path / "odd.jpg", tmp_path / "usual.jpg"]
-        for path, content in zip(paths, files, strict=True):
-            path.write_bytes(content)
-        odd, usual = map(PhotoReader(CONTRACT).read, paths)
-        assert np.array_equal(odd, usual), name
 
 
 def break_photo(path: Path, kind: str) -> None:
