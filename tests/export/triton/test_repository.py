@@ -19,8 +19,8 @@ from service.bundle.writer import write_bundle
 from service.errors import BundleError
 from service.images.decode import decode_image
 from tests.support.photos import make_photo
+from tests.support.serving import labels_of, send_image, serve_app
 from tests.support.tiny_bundle import (
-    TINY_LABELS,
     Graphs,
     open_draft,
     tiny_card,
@@ -31,7 +31,8 @@ from tests.support.tiny_bundle import (
 )
 
 Array = NDArray[Any]
-EVERYDAY_LABELS = ["chair", "table", "lamp"]
+# The service computes scores from the same logits in float64.
+TOLERANCE = 1e-6
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +130,7 @@ def test_ensemble_connects_tensors_of_equal_sizes(repository: Path, bundle: Bund
         known |= {step.output_map[tensor.name]: list(tensor.dims) for tensor in model.output}
     for output in config.output:
         assert known[output.name] == list(output.dims)
-        labels = read_labels(repository, config.name, output)
-        assert len(labels) == output.dims[0]
-        trained = output.name == "scores"
-        assert labels == ([label.name for label in TINY_LABELS] if trained else EVERYDAY_LABELS)
+        assert len(read_labels(repository, config.name, output)) == output.dims[0]
 
 
 def test_encoder_has_the_warm_up_and_the_queue_limit(repository: Path, bundle: Bundle) -> None:
