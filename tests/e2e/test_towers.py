@@ -23,8 +23,8 @@ from tests.e2e.test_calibrated_scores import (
     Scores,
     assert_close,
     decode_photos,
-    run_triton,
 )
+from tests.export.triton.test_repository import run_ensemble
 from tests.models.tiny_towers import KINDS, SIDE, run_transformers, write_towers
 from tests.support.serving import labels_of
 
@@ -102,6 +102,12 @@ def test_ensemble_of_triton_gives_the_scores_of_transformers(case: Case, tmp_pat
     expected = case.expect(decode_photos(case.bundle), list(PAIRS["everyday"]))
     write_repository(tmp_path, case.bundle)
     assert_close(run_triton(tmp_path, case.bundle, "everyday"), expected, STORED_TOLERANCE)
+
+
+def run_triton(repository: Path, bundle: Bundle, label_set: str) -> Scores:
+    scores = run_ensemble(repository, bundle.card.name, decode_photos(bundle))
+    rows = scores[f"scores_{label_set}"].tolist()
+    return [dict(zip(PAIRS[label_set], row, strict=True)) for row in rows]
 
 
 def test_labels_that_compete_are_not_calibrated_alone(
