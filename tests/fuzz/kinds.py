@@ -1,9 +1,7 @@
 """Decodes mutated files of all kinds in a child process, which may end by a signal.
 
 `python -m tests.fuzz.kinds --seconds 600` decodes with the extras that are installed; `fast` and
-`heif` should be. `--url http://127.0.0.1:8000 --files 100000` sends the files to a running server
-instead, to `/predict` and in batches of four. Files that end a process, and files whose answer is
-500 or higher, go to `--out`. The exit code is 1 if there are any.
+`heif` should be. Files that end a process go to `--out`. The exit code is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -17,11 +15,8 @@ import sys
 import time
 import warnings
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import httpx2 as httpx
 
 from service.bundle.card import InputContract
 from service.errors import ImageError
@@ -29,15 +24,10 @@ from service.images.decode import decode_image
 from service.images.formats import FORMATS
 from tests.fuzz.seeds import make_seeds, mutate
 from tests.support.heif_files import make_grid
-from tests.support.photos import make_photo
-from tests.support.serving import list_errors
 from tests.support.unread_files import FRAMES, make_jpeg, make_unread_files
 
 _MAX_PIXELS = 300_000
 _SIDES = (1, 8, 24, 48, 96, 192, 320)
-_SERVER_ERROR = 500
-_BATCH = 4
-_REFUSALS = {error.code for error in list_errors(ImageError)}
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -121,56 +111,18 @@ def watch_decoding(seconds: float, seed: int, out: Path) -> int:
     return crashes
 
 
-def send_kinds(url: str, files: int, seed: int, out: Path) -> int:
-    """Sends files to a server; returns the number of those that it failed to answer."""
-    out.mkdir(parents=True, exist_ok=True)
-    statuses: Counter[int | str] = Counter()
-    failures = 0
-    mutated = mutate_kinds(make_kinds(), random.Random(seed))
-    with httpx.Client(base_url=url, timeout=60) as client:
-        for number in range(0, files, _BATCH + 1):
-            single, *batch = (next(mutated) for _ in range(_BATCH + 1))
-            for path, name, photos in (
-                ("/predict", "image", [single]),
-                ("/predict/batch", "images", batch),
-            ):
-                try:
-                    response = client.post(path, files=[(name, photo) for photo in photos])
-                except httpx.TransportError as error:
-                    status: int | str = type(error).__name__
-                else:
-                    status = response.status_code
-                    items = response.json().get("results", ())
-                    codes = {item["error"]["code"] for item in items if item.get("error")}
-                    if codes - _REFUSALS:
-                        status = ", ".join(codes - _REFUSALS)
-                statuses[status] += 1
-                if isinstance(status, str) or status >= _SERVER_ERROR:
-                    failures += 1
-                    for index, photo in enumerate(photos):
-                        (out / f"{status}-{number + index}").write_bytes(photo)
-        good = client.post("/predict", files={"image": make_photo()})
-    print(dict(statuses))
-    return failures + (good.status_code != httpx.codes.OK)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--files", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--url")
     parser.add_argument("--out", type=Path, default=Path("crashes"))
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child is not None:
         decode_kinds(arguments.child, arguments.out)
-    if arguments.url:
-        failures = send_kinds(arguments.url, arguments.files, arguments.seed, arguments.out)
-    else:
-        failures = watch_decoding(arguments.seconds, arguments.seed, arguments.out)
-    print(f"{failures} failures")
-    sys.exit(failures > 0)
+    crashes = watch_decoding(arguments.seconds, arguments.seed, arguments.out)
+    print(f"{crashes} crashes")
+    sys.exit(crashes > 0)
 
 
 if __name__ == "__main__":
