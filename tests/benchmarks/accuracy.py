@@ -11,10 +11,9 @@ import json
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from itertools import compress
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
@@ -23,19 +22,10 @@ import torch
 import typer
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
-from models.checkpoints.checkpoint import read_checkpoint
-from models.checkpoints.open_head import read_open_head
 from models.data import LabelledImage, read_labelled_folder
-from models.heads.attention import Attention
-from models.heads.baselines import Gap
-from models.heads.maps import Drawing
-from models.heads.ml_decoder import MLDecoder
 from models.metrics import average_precisions
-from models.network import Network
-from models.text import read_text_encoder
-from models.train.views import evaluation_transform
+from service.bundle.reader import load_bundle
 from service.calibration import bin_scores, measure_error
 from service.pipeline.pipeline import open_pipeline
 from service.question import Question
@@ -136,28 +126,28 @@ def _print_calibration(
 
 
 @app.command()
-def pointing(  # noqa: PLR0913 - a parameter for each flag
+def pointing(
     *,
     data: Annotated[Path, typer.Option(help="Labelled folder with boxes.")],
-    checkpoint: Annotated[Path, typer.Option(help="Of the bundle's trained head.")],
-    open_head: Annotated[Path, typer.Option(help="Of the bundle's open head.")],
-    gap: Annotated[Path, typer.Option(help="Checkpoint with a GAP head.")],
     split: str = "test",
     part: Annotated[str, typer.Option(help="all, or the first or second half.")] = "all",
     bundle: Path = BUNDLE,
-    text_encoder: Annotated[Path | None, typer.Option(help="Folder; default: packaged.")] = None,
 ) -> None:
     """Plays the pointing game: how often the peak of a label's map is in a box of that label.
 
-    Prints hits in percent over all pairs of a photo and a label of it, over pairs whose boxes cover
-    less than a quarter of the photo, and as the mean over labels. Methods besides the service's
-    maps: the centre, the decoder's mean attention, and class activation maps (CAM) of a GAP head
-    and of the names' votes.
+    Prints hits in percent of the service's maps, and of the photo's centre, over all pairs of a
+    photo and a label of it, over pairs whose boxes cover less than a quarter of the photo, and as
+    the mean over labels.
     """
     pairs = _read_pairs(data, split, part)
-    with torch.no_grad():
-        _compare_trained(pairs, bundle, checkpoint, gap)
-        _compare_open(pairs, bundle, checkpoint, open_head, text_encoder)
+    names = {label.name for label in load_bundle(bundle).labels}
+    trained = [pair for pair in pairs if pair.label in names]
+    _report("trained labels", trained, asyncio.run(_draw_served(bundle, trained, trained=True)))
+    maps = asyncio.run(_draw_served(bundle, pairs, trained=False))
+    _report("candidate labels", pairs, maps)
+    unseen = [pair.label not in names for pair in pairs]
+    others = list(compress(pairs, unseen)), list(compress(maps, unseen))
+    _report("of these, not trained", *others)
 
 
 @dataclass(frozen=True)
@@ -188,89 +178,6 @@ def _read_pairs(folder: Path, split: str, part: str) -> list[Pair]:
     ]
 
 
-def _compare_trained(pairs: list[Pair], bundle: Path, checkpoint: Path, gap_file: Path) -> None:
-    decoder, gap = TokenSource(checkpoint), TokenSource(gap_file)
-    names, columns = (list(source.checkpoint.label_names or ()) for source in (decoder, gap))
-    pairs = [pair for pair in pairs if pair.label in names]
-    head, attention = cast("MLDecoder", decoder.network.head), decoder.network.head.layer.attention
-    queries = attention.project(head.layer.prepare(head.queries))
-    weights = cast("Gap", gap.network.head).linear.weight
-    methods = defaultdict[str, list[Map]](list)
-    for pair in pairs:
-        cam = _to_grid(gap.encode(pair.photo)[0] @ weights[columns.index(pair.label)])
-        drawing = Drawing((cam.shape[0], cam.shape[1]))
-        smooth = drawing.rows @ torch.from_numpy(cam) @ drawing.columns.T
-        query = queries[[names.index(pair.label) // head.config.group_size]]
-        attended = _attend(attention, query, head.remember(decoder.encode(pair.photo)))
-        methods["centre"].append(_CENTRE)
-        methods["CAM of GAP"].append(cam)
-        methods["CAM of GAP, smoothed as maps are"].append(smooth.numpy())
-        methods["attention alone"].append(_to_grid(attended))
-    methods["maps"] = asyncio.run(_draw_served(bundle, pairs, trained=True))
-    _report("trained labels", pairs, methods)
-
-
-def _compare_open(
-    pairs: list[Pair], bundle: Path, checkpoint: Path, open_head: Path, text_encoder: Path | None
-) -> None:
-    encoder, head = TokenSource(checkpoint), read_open_head(open_head).head
-    names = sorted({pair.label for pair in pairs})
-    text = read_text_encoder(text_encoder)
-    embeddings = text.embed_names(names, head.config.embedding_template)
-    queries, width = head.encode_labels(embeddings), head.config.decoder_width
-    methods = defaultdict[str, list[Map]](list)
-    for pair in pairs:
-        tokens, row = encoder.encode(pair.photo), names.index(pair.label)
-        methods["centre"].append(_CENTRE)
-        if head.votes is not None:
-            with torch.enable_grad():
-                pooled = tokens.clone().requires_grad_()
-                voted = head.votes(pooled, queries[[row], 2 * width :])
-                (gradient,) = torch.autograd.grad(voted.sum(), pooled)
-            cam = _to_grid((gradient * tokens).sum(dim=-1)[0])
-            methods["CAM of the names' votes"].append(cam)
-        query, memory = queries[[row], width : 2 * width], head.remember(tokens)
-        methods["attention alone"].append(_to_grid(_attend(head.layer.attention, query, memory)))
-    methods["maps"] = asyncio.run(_draw_served(bundle, pairs, trained=False))
-    _report("candidate labels", pairs, methods)
-    trained = encoder.checkpoint.label_names or ()
-    unseen = [i for i, pair in enumerate(pairs) if pair.label not in trained]
-    untrained = {name: [maps[i] for i in unseen] for name, maps in methods.items()}
-    _report("of these, not trained", [pairs[i] for i in unseen], untrained)
-
-
-class TokenSource:
-    """A torch network; `encode` returns a photo's tokens float [1, S, C] and caches them."""
-
-    def __init__(self, file: Path) -> None:
-        self.checkpoint = read_checkpoint(file)
-        network = self.network = cast("Network", self.checkpoint.network)
-        transform = evaluation_transform(network.config.input)
-
-        @cache
-        def encode(photo: Path) -> Tensor:
-            with Image.open(photo) as picture:
-                return network.backbone(transform(picture.convert("RGB"))[None])
-
-        self.encode = encode
-
-
-def _attend(attention: Attention, query: Tensor, memory: Tensor) -> Tensor:
-    """Returns the mean attention of the heads of one projected query [1, D], float [S]."""
-    width = (attention.num_heads, attention.head_width)
-    keys = attention.key(memory)[0].unflatten(-1, width).transpose(0, 1)  # [heads, S, D / heads]
-    scores = query.unflatten(-1, width).transpose(0, 1) @ keys.transpose(1, 2)
-    return scores.softmax(dim=-1).mean(dim=0)[0]
-
-
-_CENTRE = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]], np.float32)
-
-
-def _to_grid(values: Tensor) -> Map:
-    side = int(len(values) ** 0.5)
-    return values.reshape(side, side).numpy().astype(np.float32)
-
-
 async def _draw_served(bundle: Path, pairs: list[Pair], *, trained: bool) -> list[Map]:
     """Returns the maps that the service makes, of trained or of candidate labels."""
     settings = Settings(bundle=bundle, device="cpu", label_store="memory", deadline_ms=600_000)
@@ -290,11 +197,11 @@ async def _draw_served(bundle: Path, pairs: list[Pair], *, trained: bool) -> lis
     return [found[pair.photo, pair.label] for pair in pairs]
 
 
-def _report(title: str, pairs: list[Pair], methods: dict[str, list[Map]]) -> None:
+def _report(title: str, pairs: list[Pair], maps: list[Map]) -> None:
     small = [pair.is_small() for pair in pairs]
     print(f"\n{title + f', {len(pairs)} pairs':36} {'all':>6} {'small':>6} {'by label':>9}")
-    for name, maps in methods.items():
-        hits = [pair.contains(*_find_peak(cells)) for pair, cells in zip(pairs, maps, strict=True)]
+    for name, peaks in (("centre", [(0.5, 0.5)] * len(maps)), ("maps", map(_find_peak, maps))):
+        hits = [pair.contains(*peak) for pair, peak in zip(pairs, peaks, strict=True)]
         of_label = defaultdict[str, list[bool]](list)
         for pair, hit in zip(pairs, hits, strict=True):
             of_label[pair.label].append(hit)

@@ -1,18 +1,16 @@
-"""The cost of a request by the number of registered labels: rates, latency, registration, memory.
+"""The rate of requests by the number of registered labels.
 
     python -m tests.benchmarks.labels --bundle BUNDLE
 
 Labels are WordNet's nouns from timm, and beyond those pairs of them: what a screen leaves out
 depends on how near labels are to each other. `--names` is a text file of others, one a line;
 `--no-screen` turns the screen off. Rates are of many parallel requests for the 10 best labels, in
-turns, relative to one label's in the same turn. The other figures are of a process for each size.
+turns, relative to one label's in the same turn.
 """
 
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from itertools import islice, product
 from pathlib import Path
@@ -30,7 +28,6 @@ from service.settings import Settings
 from tests.support.photos import make_photo
 
 SIZES = (1, 1_000, 10_000, 50_000)
-WARM_UP = 2
 CLIENTS = 16
 
 
@@ -75,54 +72,19 @@ async def measure_rate(pipeline: Pipeline, name: str, seconds: float) -> float:
     return answers / (time.perf_counter() - started)
 
 
-async def measure_size(settings: Settings, names: list[str], runs: int) -> None:
-    pipeline = open_pipeline(settings)
-    await pipeline.start()
-    started = time.perf_counter()
-    name = await register(pipeline, names)
-    registered = time.perf_counter() - started
-    question = Question(label_set=(name,), top_k=10)
-    taken = []
-    for run in range(WARM_UP + runs):
-        started = time.perf_counter()
-        await pipeline.predict(make_photo(run), await pipeline.select(question))
-        taken.append(time.perf_counter() - started)
-    await measure_rate(pipeline, name, 3.0)
-    await pipeline.drain()
-    middle, worst = np.percentile(taken[WARM_UP:], [50, 95]) * 1000
-    print(f"| {len(names):,} | {middle:.1f} | {worst:.1f} | {registered:.2f} | {read_peak():.0f} |",
-          flush=True)  # fmt: skip
-
-
-def read_peak() -> float:
-    """Returns the process's peak memory in MiB; `getrusage` would count the parent's."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
-
-
-def main(  # noqa: PLR0913 - a parameter for each flag
+def main(
     *,
     bundle: Annotated[Path, typer.Option()],
     names: Annotated[Path | None, typer.Option(help="A name a line.")] = None,
     screen: bool = True,
     rounds: int = 10,
     seconds: float = 3.0,
-    runs: int = 20,
-    size: Annotated[int | None, typer.Option(help="Only the second table's row.")] = None,
 ) -> None:
     """Measures requests by the number of labels."""
     settings = Settings(bundle=bundle, device="cpu", label_store="memory", screen=screen)
-    if size is not None:
-        asyncio.run(measure_size(settings, list_names(size, names), runs))
-        return
     card = load_bundle(bundle).card
     print(f"{card.name} {card.version}, screen {'on' if screen else 'off'}\n", flush=True)
     asyncio.run(compare_rates(settings, list_names(max(SIZES), names), rounds, seconds))
-    print("\n| labels | median ms | 95 % ms | registered in s | peak MiB |\n|---|---|---|---|---|",
-          flush=True)  # fmt: skip
-    command = [sys.executable, "-m", "tests.benchmarks.labels", *sys.argv[1:]]
-    for count in SIZES:
-        subprocess.run([*command, "--size", str(count)], check=True)
 
 
 if __name__ == "__main__":

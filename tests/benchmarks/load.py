@@ -191,14 +191,12 @@ def count_a_second(work: Callable[[], object], threads: int, seconds: float) -> 
     return sum(counts) / (time.perf_counter() - started)
 
 
-def median_seconds(
-    work: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter
-) -> float:
+def median_seconds(work: Callable[[], object], seconds: float) -> float:
     work()
     taken: list[float] = []
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or len(taken) < 3:
-        started = clock()
+        started = time.perf_counter()
         work()
-        taken.append(clock() - started)
+        taken.append(time.perf_counter() - started)
     return statistics.median(taken)
