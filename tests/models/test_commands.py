@@ -64,9 +64,8 @@ sys.meta_path = [Without if finder is PathFinder else finder for finder in sys.m
     assert extra in line
 
 
-@pytest.mark.parametrize("command", ["export", "models.train"])
-def test_command_runs_with_its_extra(tmp_path: Path, command: str) -> None:
-    found = run(command, tmp_path)
+def test_command_runs_with_its_extra(tmp_path: Path) -> None:
+    found = run("models.train", tmp_path)
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout.startswith("usage: ")
 

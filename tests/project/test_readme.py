@@ -15,7 +15,6 @@ from tests.project.setting_reference import write_settings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-REFERENCE = (ROOT / "docs" / "api.md").read_text()
 
 
 def test_readme_has_at_most_150_lines() -> None:
@@ -61,10 +60,3 @@ def test_catalogue_explains_every_error_that_a_client_gets_in_one_family() -> No
     codes = {error.code for error in list_coded(ServiceError)}
     assert codes == set(CAUSES)
     assert codes == set(re.findall(r"^\| `(\w+)` \|", write_catalogue(), re.MULTILINE))
-
-
-def test_reference_defines_every_schema_that_it_names() -> None:
-    named = set(re.findall(r"\]\(#(\w+)\)", REFERENCE))
-    assert named
-    headings = re.findall(r"^### (\w+)$", REFERENCE, re.MULTILINE)
-    assert named <= {heading.lower() for heading in headings}

@@ -27,23 +27,13 @@ CHANGELOG = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 WORKFLOW: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
 
 
-def check_schema(file: Path, schema: str) -> subprocess.CompletedProcess[str]:
-    """Checks against a schema that the package brings: nothing is fetched."""
-    checker = Path(sys.executable).with_name("check-jsonschema")
-    command = [str(checker), "--builtin-schema", f"vendor.{schema}", str(file)]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
 @pytest.mark.parametrize("file", SCHEMAS)
 def test_file_matches_its_schema(file: str) -> None:
-    done = check_schema(ROOT / file, SCHEMAS[file])
+    checker = Path(sys.executable).with_name("check-jsonschema")
+    # The package has the schemas: nothing is fetched.
+    command = [str(checker), "--builtin-schema", f"vendor.{SCHEMAS[file]}", str(ROOT / file)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_misspelt_key_of_the_workflow_is_refused(tmp_path: Path) -> None:
-    text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
-    (tmp_path / "ci.yml").write_text(text.replace("runs-on:", "run-on:"))
-    assert check_schema(tmp_path / "ci.yml", "github-workflows").returncode == 1
 
 
 def test_every_github_file_has_a_schema() -> None:

@@ -138,10 +138,10 @@ def test_replicas_that_answer_503_still_get_requests(
 def test_replicas_get_no_forwarded_headers_of_the_client(
     proxy: httpx.Client, replicas: list[FakeService]
 ) -> None:
-    sent = {"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Prefix": "/evil"}
+    sent = {"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Prefix": "/evil", "X-Request-ID": "mine"}
     assert_answered_by_replica(proxy.post("/predict", content=b"photo", headers=sent))
     ((_, _, headers),) = [request for replica in replicas for request in replica.requests]
-    assert headers["X-Forwarded-For"] == "127.0.0.1"
+    assert (headers["X-Forwarded-For"], headers["X-Request-ID"]) == ("127.0.0.1", "mine")
     assert "X-Forwarded-Prefix" not in headers
 
 
