@@ -2,11 +2,8 @@
 
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
 import yaml
 
 from service.http.telemetry.metrics import Metrics, open_registry
@@ -117,104 +114,3 @@ def test_provisioning_finds_dashboard_and_rules() -> None:
     provider = yaml.safe_load((provisioning / "dashboards/ml-decoder.yml").read_text("utf-8"))
     (folder,) = [entry["options"]["path"] for entry in provider["providers"]]
     assert f"./deploy/monitoring/grafana/dashboards:{folder}:ro" in compose["grafana"]["volumes"]
-
-
-needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not installed"
-)
-
-
-def run_promtool(*arguments: str) -> str:
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@needs_promtool
-def test_promtool_accepts_configuration_and_rules() -> None:
-    printed = run_promtool("check", "config", str(FOLDER / "prometheus.yml"))
-    assert f"{len(RULES)} rules found" in printed
-
-
-@needs_promtool
-@pytest.mark.parametrize(
-    ("versions", "alarms"),
-    [
-        # Replicas are scraped one after the other during registrations.
-        (("0+10x60", "0 0+10x59"), 0),
-        # A replica that never catches up.
-        (("7x60", "7x10 5x50"), 1),
-        # The store was restored to an earlier version.
-        (("7x30 5x30", "7x30 5x30"), 0),
-    ],
-)
-def test_replica_lag_alert_fires_only_when_it_lasts(
-    versions: tuple[str, str], alarms: int, tmp_path: Path
-) -> None:
-    series = {
-        f'{name}{{job="ml-decoder", instance="{index}"}}': values
-        for index, version in enumerate(versions)
-        for name, values in (
-            ("ml_decoder_label_set_version", version),
-            ("ml_decoder_ready", "1x60"),
-        )
-    }
-    check_alarms("MlDecoderLabelSetsDiffer", series, alarms, tmp_path)
-
-
-@needs_promtool
-@pytest.mark.parametrize(("failing", "alarms"), [(0, 0), (1, 1)])
-def test_failed_predictions_raise_the_alert_among_many_probes(
-    failing: int, alarms: int, tmp_path: Path
-) -> None:
-    count = 'ml_decoder_request_seconds_count{job="ml-decoder"'
-    series = {
-        f'{count}, method="POST", path="/predict", status="504"}}': "0+1x60",
-        f'{count}, method="GET", path="/readyz", status="200"}}': "0+1000x60",
-    }
-    rejected = 'ml_decoder_rejected_total{job="ml-decoder", reason="deadline_exceeded"}'
-    series[rejected] = f"0+{failing}x60"
-    check_alarms("MlDecoderErrors", series, alarms, tmp_path, "100% of the requests fail")
-
-
-@needs_promtool
-@pytest.mark.parametrize(
-    ("starts", "alarms"),
-    # The second one is an update.
-    [("100x60", 0), ("100x10 200x50", 0), ("100x5 200x5 300x5 400x45", 1)],
-)
-def test_crash_loop_raises_the_alert(starts: str, alarms: int, tmp_path: Path) -> None:
-    series = {'process_start_time_seconds{job="ml-decoder", instance="a"}': starts}
-    summary = "a was started anew 3 times in 15 minutes"
-    check_alarms("MlDecoderRestarts", series, alarms, tmp_path, summary, instance="a")
-
-
-def check_alarms(
-    name: str,
-    series: dict[str, str],
-    alarms: int,
-    folder: Path,
-    summary: str | None = None,
-    **labels: str,
-) -> None:
-    """Checks how many alarms, with the rule's summary or another, rise from minute 5 to 7.
-
-    `series` has one value every 10 s.
-    """
-    alert = RULES[name]
-    alarm = {
-        "exp_labels": {"job": "ml-decoder", **labels, **alert["labels"]},
-        "exp_annotations": alert["annotations"] if summary is None else {"summary": summary},
-    }
-    test = {
-        "interval": "10s",
-        "input_series": [{"series": key, "values": values} for key, values in series.items()],
-        "alert_rule_test": [
-            {"eval_time": f"{seconds}s", "alertname": name, "exp_alerts": [alarm] * alarms}
-            for seconds in range(310, 400, 10)
-        ],
-    }
-    rules = {"rule_files": [str(FOLDER / "alerts.yml")], "evaluation_interval": "10s"}
-    file = folder / "rules.yml"
-    file.write_text(yaml.safe_dump(rules | {"tests": [test]}))
-    run_promtool("test", "rules", str(file))
