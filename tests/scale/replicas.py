@@ -25,10 +25,10 @@ class Replicas:
         self._command = ("serve", "--bundle", str(bundle), "--device", "cpu")
         self._store = store
         self.ports = [find_free_port() for _ in range(count)]
+        self.proxy = Nginx(folder, deployed_site(self.ports))
         self._servers = [self._start(port) for port in self.ports]
         for index in range(count):
             self.wait_until_ready(index)
-        self.proxy = Nginx(folder, deployed_site(self.ports))
 
     def open_client(self, index: int | None = None) -> httpx.Client:
         """Returns a client of one replica, or of the proxy."""

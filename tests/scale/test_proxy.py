@@ -1,7 +1,6 @@
 """The deployed proxy configuration in front of fake replicas: its own answers and its routing."""
 
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,22 +33,17 @@ def set_status(replicas: list[FakeService], status: int) -> None:
 
 
 @contextmanager
-def open_proxy(*ports: int) -> Iterator[httpx.Client]:
-    missing = nginx.find_missing()
-    if missing is not None:
-        pytest.skip(f"nginx: {missing}")
-    with tempfile.TemporaryDirectory(prefix="nginx-", ignore_cleanup_errors=True) as folder:
-        running = nginx.Nginx(Path(folder), nginx.deployed_site(ports))
-        try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{running.port}", timeout=60) as client:
-                yield client
-        finally:
-            running.stop()
+def open_proxy(folder: Path, *ports: int) -> Iterator[httpx.Client]:
+    with (
+        nginx.Nginx(folder, nginx.deployed_site(ports)) as running,
+        httpx.Client(base_url=f"http://127.0.0.1:{running.port}", timeout=60) as client,
+    ):
+        yield client
 
 
 @pytest.fixture
-def proxy(replicas: list[FakeService]) -> Iterator[httpx.Client]:
-    with open_proxy(*(replica.port for replica in replicas)) as client:
+def proxy(replicas: list[FakeService], tmp_path: Path) -> Iterator[httpx.Client]:
+    with open_proxy(tmp_path, *(replica.port for replica in replicas)) as client:
         yield client
 
 
@@ -104,15 +98,15 @@ def test_invalid_request_id_does_not_break_the_problem(proxy: httpx.Client) -> N
 
 
 @pytest.mark.parametrize("path", ["/predict", "/labels"])
-def test_missing_replicas_are_a_problem_with_retry_after(path: str) -> None:
-    with open_proxy(*(nginx.find_free_port() for _ in range(COUNT))) as client:
+def test_missing_replicas_are_a_problem_with_retry_after(path: str, tmp_path: Path) -> None:
+    with open_proxy(tmp_path, *(nginx.find_free_port() for _ in range(COUNT))) as client:
         for _ in range(COUNT):
             gone = client.post(path, content=b"x")
             assert_problem(gone, 502, "no_replica")
             assert int(gone.headers["retry-after"]) > 0
 
 
-def test_unreachable_replicas_are_a_problem() -> None:
+def test_unreachable_replicas_are_a_problem(tmp_path: Path) -> None:
     with ExitStack() as stack:
         # A backlog of 0 that is full.
         hung = [stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))]
@@ -120,7 +114,7 @@ def test_unreachable_replicas_are_a_problem() -> None:
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(hung[0].getsockname())
-        client = stack.enter_context(open_proxy(hung[0].getsockname()[1]))
+        client = stack.enter_context(open_proxy(tmp_path, hung[0].getsockname()[1]))
         assert_problem(predict(client), 504, "replica_timeout")
 
 

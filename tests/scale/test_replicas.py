@@ -5,17 +5,14 @@ for more rounds and holds the service to its two seconds; without it a few round
 """
 
 import os
-import tempfile
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 
 from service.bundle.reader import Bundle
 from tests.scale.replicas import Load, Replicas
-from tests.support import nginx
 from tests.support.photos import make_photo
 from tests.support.postgres import Postgres
 from tests.support.serving import assert_problem
@@ -31,14 +28,12 @@ CONVERGED_SECONDS = 2.0 if FULL else 30.0
 
 
 @pytest.fixture(scope="module")
-def replicas(open_bundle: Bundle, postgres: Postgres) -> Iterator[Replicas]:
-    missing = nginx.find_missing()
-    if missing is not None:
-        pytest.skip(f"nginx: {missing}")
-    with tempfile.TemporaryDirectory(prefix="nginx-", ignore_cleanup_errors=True) as folder:
-        running = Replicas(open_bundle.path, postgres.url, Path(folder), COUNT)
-        yield running
-        running.close()
+def replicas(
+    open_bundle: Bundle, postgres: Postgres, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Replicas]:
+    running = Replicas(open_bundle.path, postgres.url, tmp_path_factory.mktemp("nginx"), COUNT)
+    yield running
+    running.close()
 
 
 def ask(client: httpx.Client, label_set: str, **parameters: str) -> httpx.Response:

@@ -2,7 +2,6 @@
 
 import ssl
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,35 +27,30 @@ def service() -> Iterator[FakeService]:
 
 
 @pytest.fixture(scope="module")
-def ports(service: FakeService) -> Iterator[tuple[int, int, ssl.SSLContext]]:
+def ports(
+    service: FakeService, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[int, int, ssl.SSLContext]]:
     """The ports of HTTP and HTTPS, and a context that trusts the certificate."""
-    missing = nginx.find_missing()
-    if missing is not None:
-        pytest.skip(f"nginx: {missing}")
-    # Not in pytest's folders, which nginx's workers may not enter.
-    with tempfile.TemporaryDirectory(prefix="nginx-", ignore_cleanup_errors=True) as folder:
-        files = (f"{folder}/privkey.pem", f"{folder}/fullchain.pem")
-        command = [*OPENSSL, "-keyout", files[0], "-out", files[1]]
-        subprocess.run(command, check=True, capture_output=True)
-        plain = nginx.find_free_port()
+    folder = tmp_path_factory.mktemp("nginx")
+    files = (f"{folder}/privkey.pem", f"{folder}/fullchain.pem")
+    command = [*OPENSSL, "-keyout", files[0], "-out", files[1]]
+    subprocess.run(command, check=True, capture_output=True)
+    plain = nginx.find_free_port()
 
-        def site(listen: str) -> str:
-            text = SITE.read_text(encoding="utf-8")
-            for ours, here in {
-                "listen 443 ssl;": f"listen {listen} ssl;",
-                "listen 80;": f"listen 127.0.0.1:{plain};",
-                "/etc/nginx/tls": folder,
-                "http://127.0.0.1:8000": f"http://127.0.0.1:{service.port}",
-            }.items():
-                assert ours in text
-                text = text.replace(ours, here)
-            return text
+    def site(listen: str) -> str:
+        text = SITE.read_text(encoding="utf-8")
+        for ours, here in {
+            "listen 443 ssl;": f"listen {listen} ssl;",
+            "listen 80;": f"listen 127.0.0.1:{plain};",
+            "/etc/nginx/tls": str(folder),
+            "http://127.0.0.1:8000": f"http://127.0.0.1:{service.port}",
+        }.items():
+            assert ours in text
+            text = text.replace(ours, here)
+        return text
 
-        running = nginx.Nginx(Path(folder), site)
-        try:
-            yield plain, running.port, ssl.create_default_context(cafile=files[1])
-        finally:
-            running.stop()
+    with nginx.Nginx(folder, site) as running:
+        yield plain, running.port, ssl.create_default_context(cafile=files[1])
 
 
 @pytest.fixture

@@ -7,6 +7,9 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Self
+
+import pytest
 
 from tests.support.threads import wait_until
 
@@ -32,9 +35,14 @@ http {{
 
 
 class Nginx:
-    """A proxy on a port of its own; `site` returns its configuration by its `address:port`."""
+    """A proxy on a port of its own; `site` returns its configuration by its `address:port`.
+
+    Without nginx the test is skipped.
+    """
 
     def __init__(self, folder: Path, site: Callable[[str], str]) -> None:
+        if missing := find_missing():
+            pytest.skip(f"nginx: {missing}")
         self.port = find_free_port()
         self.log = folder / "error.log"
         (folder / "default.conf").write_text(site(f"127.0.0.1:{self.port}"))
@@ -45,6 +53,12 @@ class Nginx:
         command = ["nginx", "-p", str(folder), "-e", str(self.log), "-c", str(main)]
         self._process = subprocess.Popen(command)
         wait_until(self._is_listening, _TIMEOUT_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         self._process.terminate()
