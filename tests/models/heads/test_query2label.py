@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from models.config import Query2LabelConfig, TransformerDecoderConfig
-from models.heads.attention import Attention
 from models.heads.baselines import TransformerDecoder
 from models.heads.query2label import EncoderLayer, Query2Label, QueryLayer, sine_positions
 from tests.goldens import FOLDER
@@ -49,33 +47,16 @@ def test_tokens_of_another_width_need_a_projection() -> None:
     assert build(input_projection=False, encoder_width=16)
 
 
-def attend(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attends with torch's own function, from the weights of ours."""
-    parts = (attention.query, attention.key, attention.value)
-    attended, _ = functional.multi_head_attention_forward(
-        *(x.transpose(0, 1) for x in (queries, keys, values)),
-        queries.shape[-1],
-        WIDTHS["num_heads"],
-        torch.cat([part.weight for part in parts]),
-        torch.cat([part.bias for part in parts]),
-        None,
-        None,
-        False,
-        0.0,
-        attention.out.weight,
-        attention.out.bias,
-        training=False,
-    )
-    return attended.transpose(0, 1)
-
-
 def encode_as_detr(layer: EncoderLayer, tokens: Tensor, positions: Tensor) -> Tensor:
-    """The steps of DETR's `forward_post` and `forward_pre`, one by one."""
+    """The steps of DETR's `forward_post` and `forward_pre`, one by one.
+
+    Goldens check the attention itself.
+    """
     if layer.pre_norm:
         normed = layer.norm1(tokens)
-        tokens = tokens + attend(layer.attention, normed + positions, normed + positions, normed)
+        tokens = tokens + layer.attention(normed + positions, normed + positions, normed)
         return tokens + layer.feedforward(layer.norm2(tokens))
-    tokens = tokens + attend(layer.attention, tokens + positions, tokens + positions, tokens)
+    tokens = tokens + layer.attention(tokens + positions, tokens + positions, tokens)
     tokens = layer.norm1(tokens)
     return layer.norm2(tokens + layer.feedforward(tokens))
 
@@ -88,12 +69,12 @@ def decode_as_detr(
     if layer.pre_norm:
         if own is not None and norm1 is not None:
             normed = norm1(target)
-            target = target + attend(own, normed + queries, normed + queries, normed)
-        target = target + attend(layer.attention, layer.norm2(target) + queries, keys, values)
+            target = target + own(normed + queries, normed + queries, normed)
+        target = target + layer.attention(layer.norm2(target) + queries, keys, values)
         return target + layer.feedforward(layer.norm3(target))
     if own is not None and norm1 is not None:
-        target = norm1(target + attend(own, target + queries, target + queries, target))
-    target = layer.norm2(target + attend(layer.attention, target + queries, keys, values))
+        target = norm1(target + own(target + queries, target + queries, target))
+    target = layer.norm2(target + layer.attention(target + queries, keys, values))
     return layer.norm3(target + layer.feedforward(target))
 
 
