@@ -66,9 +66,8 @@ format: $(DEV)/.installed ## Format the code and apply the safe fixes
 	$(DEV_BIN)/ruff check --fix-only .
 	$(DEV_BIN)/ruff format .
 
-reference: $(DEV)/.installed ## Write the generated pages of docs/: API, errors, settings, command line
+reference: $(DEV)/.installed ## Write the generated pages of docs/: API, settings, command line
 	$(DEV_BIN)/python -m tests.project.api_reference > docs/api.md
-	$(DEV_BIN)/python -m tests.project.error_reference > docs/errors.md
 	$(DEV_BIN)/python -m tests.project.setting_reference > docs/settings.md
 	$(DEV_BIN)/python -m tests.project.command_reference > docs/command-line.md
 
