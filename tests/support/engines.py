@@ -9,10 +9,10 @@ import pytest
 
 from service.bundle.reader import Bundle
 from service.engine import session_set
-from service.engine.devices import check_device, multiplies_bf16, multiplies_int8
+from service.engine.devices import PROVIDERS, check_device, multiplies_bf16, multiplies_int8
 from service.engine.engine import Engine, open_engine
 from service.engine.heads import Head, HeadResults
-from service.engine.sessions import PROVIDERS, first_line
+from service.engine.sessions import first_line
 from service.errors import StartError
 from tests.support.tiny_bundle import random_images, random_queries
 

@@ -141,7 +141,9 @@ def _make_keyed_pngs() -> dict[str, tuple[bytes, bytes]]:
 
 
 def _make_odd_turns() -> dict[str, tuple[bytes, bytes]]:
-    stored = _PICTURE.transpose(CAMERA_TURNS[6])
+    turn = CAMERA_TURNS[6]
+    assert turn is not None
+    stored = _PICTURE.transpose(turn)
     files = {}
     for file_format in ("JPEG", "PNG", "WEBP"):
         usual = encode_picture(stored, file_format, exif=make_exif(6))

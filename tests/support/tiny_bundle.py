@@ -354,9 +354,11 @@ def make_calibration(scale: float, shift: float) -> HeadCalibration:
 def write_changed_bundle(parent: Path, tokenizer: bytes | None = None, **graphs: bytes) -> Bundle:
     """Writes a tiny bundle with an open head, some of its files replaced, into `parent`."""
     draft = open_draft()
-    for name, content in graphs.items():
-        (precision,) = draft.graphs[name]  # type: ignore[index]
-        draft = replace(draft, graphs={**draft.graphs, name: {precision: content}})
+    changed = dict(draft.graphs)
+    assert graphs.keys() <= changed.keys()
+    for name in changed.keys() & graphs.keys():
+        changed[name] = dict.fromkeys(changed[name], graphs[name])
+    draft = replace(draft, graphs=changed)
     draft = replace(draft, tokenizer=tokenizer or draft.tokenizer)
     return write_draft(parent, draft)
 
@@ -365,15 +367,15 @@ def write_screened_bundle(parent: Path, **graphs: bytes) -> Bundle:
     """Writes a tiny bundle with an open head and a screen, some graphs replaced, into `parent`."""
     head = OPEN_HEAD.model_copy(update={"screen": SCREEN})
     draft = open_draft(open_card("tiny-screen").model_copy(update={"open_head": head}))
-    screened = {
+    screened: dict[str, bytes] = {
         "label_encoder": add_keys(tiny_label_encoder()),
         "open_head": add_memory(tiny_open_head()),
         "open_head_maps": tiny_open_maps(),
         "screened_head": tiny_screened_head(),
         **graphs,
     }
-    all_graphs = {**draft.graphs, **{name: {"fp32": graph} for name, graph in screened.items()}}
-    draft = replace(draft, graphs=all_graphs)  # type: ignore[arg-type]
+    made = {name: {"fp32": graph} for name, graph in screened.items()}
+    draft = replace(draft, graphs={**draft.graphs, **made})  # type: ignore[dict-item]
     return write_draft(parent, draft)
 
 
