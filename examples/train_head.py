@@ -22,8 +22,16 @@ COLOURS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (40, 60, 230)}
 SIZE = 64
 # Flags of `python -m models.train`; without --frozen-stages 99 the backbone would be trained too.
 RECIPE = {
-    **{"frozen-stages": 99, "views": 2, "image-size": SIZE, "decoder-width": 64, "num-heads": 4},
-    **{"feedforward-width": 128, "epochs": 6, "batch-size": 16, "lr": 5e-3, "workers": 0},
+    "frozen-stages": 99,
+    "views": 2,
+    "image-size": SIZE,
+    "decoder-width": 64,
+    "num-heads": 4,
+    "feedforward-width": 128,
+    "epochs": 6,
+    "batch-size": 16,
+    "lr": 5e-3,
+    "workers": 0,
 }
 
 

@@ -89,8 +89,11 @@ class PipelineHost:
             self.opened = pipeline
             card, engine = pipeline.bundle.card, pipeline.engine
             fields = {
-                **{"model": card.name, "version": card.version, "device": engine.device},
-                **{"provider": engine.provider, "precision": engine.precision},
+                "model": card.name,
+                "version": card.version,
+                "device": engine.device,
+                "provider": engine.provider,
+                "precision": engine.precision,
             }
             logger.info("ready", extra=fields)
 

@@ -19,8 +19,12 @@ _RATE = re.compile(
 )
 _DAY_SECONDS = 86_400
 _UNIT_SECONDS = {
-    **{"second": 1, "minute": 60, "hour": 3600, "day": _DAY_SECONDS},
-    **{"month": 30 * _DAY_SECONDS, "year": 365 * _DAY_SECONDS},
+    "second": 1,
+    "minute": 60,
+    "hour": 3600,
+    "day": _DAY_SECONDS,
+    "month": 30 * _DAY_SECONDS,
+    "year": 365 * _DAY_SECONDS,
 }
 # About 20 MB.
 _MAX_CALLERS = 100_000
