@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from models.backbones.backbone import BackboneError
-from models.checkpoints.description import NO_HINTS, CheckpointError, Hints, Weights
+from models.checkpoints.description import NO_HINTS, CheckpointError, Description, Hints, Weights
 from models.checkpoints.files import CheckpointFile, read_file, write_file
 from models.checkpoints.layouts.backbones import add_counters
 from models.checkpoints.layouts.classifier import MORE_THAN_POOLING
@@ -68,8 +68,11 @@ def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) 
 
 
 def _read_foreign(file: CheckpointFile, hints: Hints) -> Weights:
+    given = file.description
+    if file.is_next_to and hints.backbone not in (None, given.architecture):
+        given = Description()  # of another network in the same folder
     try:
-        return read_foreign(file.content, hints, file.description)
+        return read_foreign(file.content, hints, given)
     except BackboneError as error:
         raise CheckpointError(str(error)) from error
 

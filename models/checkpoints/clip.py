@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from models.checkpoints.checkpoint import fill
 from models.checkpoints.description import NO_HINTS, CheckpointError, Hints, State
-from models.checkpoints.files import CONFIG, WEIGHTS, fetch, locate, read_file, read_json
+from models.checkpoints.files import CONFIG, WEIGHTS, fetch, read_json, read_weights
 from models.checkpoints.formats import is_on_hub
 from models.checkpoints.layouts.open_clip import describe_model, describe_photos, rename_open_clip
 from models.checkpoints.layouts.state import unwrap
@@ -97,7 +97,7 @@ def read_clip(checkpoint: Path | str, hints: Hints = NO_HINTS) -> TowerCheckpoin
 
 
 def _read_transformers(checkpoint: Path | str, name: str, found: Mapping[str, Any]) -> _Stored:
-    file = read_file(locate(checkpoint, WEIGHTS, name))
+    file = read_weights(checkpoint, WEIGHTS, name)
     # Older versions stored these numbers, which are not weights.
     state = unwrap(file.content).state
     state = {key: v for key, v in state.items() if not key.endswith(".position_ids")}
@@ -117,7 +117,7 @@ def _read_transformers(checkpoint: Path | str, name: str, found: Mapping[str, An
 
 
 def _read_open_clip(checkpoint: Path | str, name: str, found: Mapping[str, Any]) -> _Stored:
-    file = read_file(locate(checkpoint, _OPEN_CLIP_WEIGHTS, name))
+    file = read_weights(checkpoint, _OPEN_CLIP_WEIGHTS, name)
     model = _build(name, describe_model(found), rename_open_clip(unwrap(file.content).state))
     cleaning = found["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}
     canonical = cleaning.get("clean") == "canonicalize"

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import io
 import json
-import pickle
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors.torch
 import torch
 from huggingface_hub import hf_hub_download
@@ -24,71 +20,87 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from models.checkpoints.description import CheckpointError, Description, State, read_names
-from models.checkpoints.formats import HUB, is_on_hub, is_repository, is_safetensors
+from models.checkpoints.formats import (
+    HUB,
+    INDICES,
+    check_checkpoint,
+    is_on_hub,
+    is_repository,
+    is_safetensors,
+)
+from models.checkpoints.pickles import unpickle
 
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+WEIGHTS = ("model.safetensors", "pytorch_model.bin", *INDICES)
 CONFIG = "config.json"
+_OF_TIMM = {"architecture", "pretrained_cfg"}  # one of them is in each `CONFIG` of timm
 
 _json_object = TypeAdapter(dict[str, Any])
 _MAX_DEPTH = 3  # of dictionaries: the file's, one of its wrappings, `module` in that
-_NUMBER = re.compile("[<>=|]?(f4|f8|i8|b1)")  # numpy's codes
-
-
-class _NumberType:
-    """Replaces numpy's `dtype`: a forged state makes that one read and write any memory."""
-
-    def __init__(self, code: str, align: object = False, copy: object = True) -> None:
-        if not _NUMBER.fullmatch(code) or align or not copy:
-            raise pickle.UnpicklingError("the file has a number that is not supported")
-        self.code = code
-
-    def __setstate__(self, state: tuple[object, ...]) -> None:
-        if (state[0], *state[2:]) != (3, None, None, None, -1, -1, 0):
-            raise pickle.UnpicklingError("the file has a number that is not supported")
-        self.code = _NumberType(f"{state[1]}{self.code[-2:]}").code
-
-
-def _read_number(kind: _NumberType, data: bytes) -> bool | float:
-    """Replaces numpy's `scalar`; raises ValueError unless `data` is exactly one number."""
-    if type(kind) is not _NumberType:
-        raise pickle.UnpicklingError("the file has a number that is not supported")
-    number: bool | float = np.frombuffer(data, kind.code).reshape(1)[0].item()
-    return number
-
-
-# Plain data that other projects store with their tensors: the best mAP as a numpy number
-# (Query2Label), the command line's arguments (timm). Building these runs no code of the file.
-_PLAIN_DATA: list[Any] = [
-    argparse.Namespace,
-    (_NumberType, "numpy.dtype"),
-    *((_read_number, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
-]
+_PART = re.compile(r"\w[\w.-]*\.(safetensors|bin)")  # of weights in several files, in one folder
 
 
 @dataclass(frozen=True, eq=False)
 class CheckpointFile:
-    """A file that was read."""
+    """A file that was read, or several with an index."""
 
     name: str  # without folders
-    sha256: str
+    sha256: str  # of several files: of their bytes one after the other, in the order of their names
     content: Any  # `State` of a safetensors file, else the object that was pickled
     metadata: Mapping[str, str]  # of a safetensors file, else empty
-    description: Description  # from the repository on the hub, else empty
+    description: Description  # from the repository, or next to the file
+    is_next_to: bool = False  # the description, which may be of another file in the folder
 
 
 def read_file(checkpoint: Path | str) -> CheckpointFile:
     """Reads safetensors, else torch's pickle of tensors and plain data only."""
     description = _read_description(checkpoint)
-    path = locate(checkpoint)
-    parse = _parse_safetensors if is_safetensors(path) else _unpickle
+    file = read_weights(checkpoint)
+    return replace(file, description=description, is_next_to=not is_repository(checkpoint))
+
+
+def read_weights(
+    checkpoint: Path | str, names: Sequence[str] = WEIGHTS, owner: str | None = None
+) -> CheckpointFile:
+    """Reads a local file, in a repository or its folder the first of `names` that it has."""
+    path, digest = _locate(checkpoint, names, owner), hashlib.sha256()
+    content: Any
+    metadata: Mapping[str, str] = {}
+    if is_repository(checkpoint) and path.name in INDICES:
+        content = _read_parts(checkpoint, path.name, digest.update)
+    else:
+        content, metadata = _read_one(path, digest.update)
+    return CheckpointFile(path.name, digest.hexdigest(), content, metadata, Description())
+
+
+def _read_one(path: Path, add: Callable[[bytes], object]) -> tuple[Any, Mapping[str, str]]:
+    is_plain = is_safetensors(path)
     try:
         data = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read") from error
-    metadata, content = parse(path.name, data)
-    content = _take_plain(path.name, content, len(data))
-    sha256 = hashlib.sha256(data).hexdigest()
-    return CheckpointFile(path.name, sha256, content, metadata, description)
+    add(data)
+    if is_plain:
+        return _parse_safetensors(path.name, data)
+    return _take_plain(path.name, unpickle(path.name, data), len(data)), {}
+
+
+def _read_parts(checkpoint: Path | str, index: str, add: Callable[[bytes], object]) -> State:
+    """Reads the files that an index names: `weight_map` has the file of each tensor."""
+    places = read_json(checkpoint, index).get("weight_map")
+    places = places if isinstance(places, dict) else {}
+    names = {str(name) for name in places.values()}
+    if not names or not all(_PART.fullmatch(name) for name in names):
+        raise CheckpointError(f"{checkpoint} has a {index} that is damaged")
+    state: State = {}
+    for name in sorted(names):
+        if (path := fetch(checkpoint, name)) is None:
+            raise CheckpointError(f"{checkpoint} lacks {name}, which its {index} names")
+        part, _ = _read_one(path, add)
+        wanted = {key for key, place in places.items() if place == name}
+        if not isinstance(part, dict) or part.keys() != wanted:
+            raise CheckpointError(f"{name} has other tensors than {index} says")
+        state |= part
+    return state
 
 
 def write_file(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> None:
@@ -100,16 +112,14 @@ def write_file(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> No
     staging.replace(path)
 
 
-def locate(
-    checkpoint: Path | str, names: Sequence[str] = WEIGHTS, owner: str | None = None
-) -> Path:
-    """Returns a local file, in a repository or its folder the first of `names` that it has."""
+def _locate(checkpoint: Path | str, names: Sequence[str], owner: str | None) -> Path:
     if not is_repository(checkpoint):
+        check_checkpoint(checkpoint)
         return Path(checkpoint)
     for name in names:
         if (path := fetch(checkpoint, name)) is not None:
             return path
-    raise CheckpointError(f"{owner or checkpoint} has neither {' nor '.join(names)}")
+    raise CheckpointError(f"{owner or checkpoint} has neither {' nor '.join(names[:2])}")
 
 
 def _read_description(checkpoint: Path | str) -> Description:
@@ -127,18 +137,27 @@ def _read_description(checkpoint: Path | str) -> Description:
 
 
 def read_json(checkpoint: Path | str, name: str) -> dict[str, Any]:
-    """Returns the object in a file of a folder or a repository, empty without the file."""
+    """Returns the object in a file of a folder or a repository, or next to a file of weights.
+
+    It is empty without the file. Next to a file, `CONFIG` may be of anything: it is empty if it is
+    not timm's.
+    """
     path = fetch(checkpoint, name)
+    unrelated = name == CONFIG and not is_repository(checkpoint)
     try:
-        return {} if path is None else _json_object.validate_json(path.read_bytes())
+        found = {} if path is None else _json_object.validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
+        if unrelated:
+            return {}
         raise CheckpointError(f"{checkpoint} has a {name} that is damaged") from error
+    return {} if unrelated and not found.keys() & _OF_TIMM else found
 
 
 def fetch(checkpoint: Path | str, name: str) -> Path | None:
-    """Returns a file of a folder or a repository, None if it has no such file."""
+    """Returns a file of a folder or a repository, or next to a file; None if there is none."""
     if not is_on_hub(checkpoint):
-        path = Path(checkpoint) / name
+        given = Path(checkpoint)
+        path = (given if given.is_dir() else given.parent) / name
         return path if path.is_file() else None
     logging.set_verbosity_error()  # it would log each of its retries
     try:
@@ -151,7 +170,7 @@ def fetch(checkpoint: Path | str, name: str) -> Path | None:
         raise CheckpointError(f"{checkpoint} cannot be fetched") from error
 
 
-def _parse_safetensors(name: str, data: bytes) -> tuple[Mapping[str, str], State]:
+def _parse_safetensors(name: str, data: bytes) -> tuple[State, Mapping[str, str]]:
     try:
         state = safetensors.torch.load(data)
     except KeyError as error:  # a type that torch does not have
@@ -160,20 +179,7 @@ def _parse_safetensors(name: str, data: bytes) -> tuple[Mapping[str, str], State
         raise CheckpointError(f"{name} is damaged or not a safetensors file") from error
     # `load` leaves out the metadata. The header is its length, 8 bytes, and then JSON.
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    return header.get("__metadata__", {}), state
-
-
-def _unpickle(name: str, data: bytes) -> tuple[Mapping[str, str], object]:
-    try:
-        with torch.serialization.safe_globals(_PLAIN_DATA):
-            return {}, torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{name} is not a file of plain tensors (code in a pickle is refused): store "
-            "them alone, with torch.save(model.state_dict(), FILE)"
-        ) from error
-    except Exception as error:  # torch raises many types for damaged bytes
-        raise CheckpointError(f"{name} is damaged or not a torch checkpoint") from error
+    return state, header.get("__metadata__", {})
 
 
 def _take_plain(name: str, value: Any, size: int, depth: int = _MAX_DEPTH) -> Any:  # noqa: ANN401

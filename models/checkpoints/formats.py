@@ -6,6 +6,7 @@ Importing torch and timm takes seconds.
 from __future__ import annotations
 
 import codecs
+import re
 import zipfile
 from pathlib import Path
 
@@ -20,14 +21,67 @@ _ZIP = b"PK\x03\x04"
 _PICKLE = b"\x80"
 _TORCH_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # of torch.save before 1.6
 _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes, the format's own limit
-# First bytes of files that users give instead, and what they are.
-_OTHERS = {
-    b"version https://git-lfs": "a pointer of Git LFS, without the weights: run git lfs pull",
-    b"\x89HDF": "an HDF5 file, as Keras writes it",
-    b"\x89PNG": "a PNG image",
-    b"\xff\xd8\xff": "a JPEG image",
-    b"\x1f\x8b": "a gzip archive: unpack it",
+# Lists of a model's files; each is in one folder with them.
+INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+# Files that describe a folder's model.
+_CONFIGS = ("config.json", "open_clip_config.json", *INDICES)
+_OF_TORCH = "give the weights in PyTorch that it was made from"
+# Where they begin, first bytes of files that users give instead, and what they are.
+_BYTES = (
+    (0, b"version https://git-lfs", "a pointer of Git LFS, without the weights: run git lfs pull"),
+    (0, b"\x89HDF", "an HDF5 file, as Keras writes it: networks of Keras are not read"),
+    (0, b"\x89PNG", "a PNG image"),
+    (0, b"\xff\xd8\xff", "a JPEG image"),
+    (0, b"\x1f\x8b", "a gzip archive: unpack it"),
+    (0, b"7z\xbc\xaf", "a 7z archive: unpack it"),
+    (0, b"Rar!", "a RAR archive: unpack it"),
+    (0, b"\x28\xb5\x2f\xfd", "a zstd archive: unpack it"),
+    (257, b"ustar", "a tar archive: unpack it"),
+    (0, b"GGUF", "a quantised GGUF file: give the safetensors file that it was made from"),
+    (0, b"\x93NUMPY", "an array of numpy: store tensors by name, with torch.save"),
+    (0, b"ftrt", f"a TensorRT engine: {_OF_TORCH}"),
+    (4, b"TFL3", f"a TensorFlow Lite graph: {_OF_TORCH}"),
+    (4, b"ET12", f"an ExecuTorch program: {_OF_TORCH}"),
+    (0, b"<?xml", f"an XML file, as OpenVINO writes it: {_OF_TORCH}"),
+    (0, b"<!DOCTYPE html", "a web page: download the file itself"),
+    (0, b"<!doctype html", "a web page: download the file itself"),
+    (0, b"<html", "a web page: download the file itself"),
+)
+# The same by the end of a file's name, for formats without such bytes.
+_SUFFIXES = {
+    ".onnx": f"an ONNX graph: {_OF_TORCH}",
+    ".engine": f"a TensorRT engine: {_OF_TORCH}",
+    ".plan": f"a TensorRT engine: {_OF_TORCH}",
+    ".mlmodel": f"a Core ML model: {_OF_TORCH}",
+    ".mindir": "a MindSpore graph: networks of MindSpore are not read",
+    ".msgpack": "weights of Flax: networks of Flax are not read",
+    ".pdparams": "weights of PaddlePaddle: networks of PaddlePaddle are not read",
+    ".pdiparams": "weights of PaddlePaddle: networks of PaddlePaddle are not read",
+    ".caffemodel": "weights of Caffe: networks of Caffe are not read",
+    ".pb": "a graph of TensorFlow: networks of TensorFlow are not read",
+    ".index.json": "a list of a model's files: give the folder that has them all",
 }
+# A file that such a zip archive has, by the end of its name, and what the archive is.
+_ARCHIVES = {
+    "constants.pkl": "a TorchScript program: store its weights, with torch.save(model.state_dict()"
+    ", FILE)",
+    "exported_program.json": f"a program of torch.export: {_OF_TORCH}",
+    "model.weights.h5": "a model of Keras: networks of Keras are not read",
+    ".npy": "an archive of numpy arrays: store tensors by name, with torch.save",
+}
+# Names that only the folders of some tools have, and what these are.
+_FOLDERS = {
+    "manifest.json": "bundle: give it with --bundle, or serve it as it is",
+    "zero_to_fp32.py": "checkpoint of DeepSpeed: run zero_to_fp32.py in it, and give its result",
+    ".metadata": "checkpoint of torch.distributed: convert it with python -m "
+    "torch.distributed.checkpoint.format_utils dcp_to_torch",
+    "saved_model.pb": "SavedModel of TensorFlow: networks of TensorFlow are not read",
+}
+_WEIGHTS = (".safetensors", ".pth", ".pt", ".ckpt", ".bin", ".pth.tar", ".pkl")
+# Written next to weights by training tools.
+_NO_WEIGHTS = ("optimizer", "scheduler", "scaler", "sampler", "random_states", "rng_state",
+    "training_args")  # fmt: skip
+_SHARD = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.")
 
 
 def is_on_hub(checkpoint: Path | str) -> bool:
@@ -37,14 +91,17 @@ def is_on_hub(checkpoint: Path | str) -> bool:
 
 def is_repository(checkpoint: Path | str) -> bool:
     """Whether this is on the hub, or a folder that describes its model in the same way."""
-    configs = ("config.json", "open_clip_config.json")
-    return is_on_hub(checkpoint) or any((Path(checkpoint) / name).is_file() for name in configs)
+    return is_on_hub(checkpoint) or any((Path(checkpoint) / name).is_file() for name in _CONFIGS)
 
 
 def check_checkpoint(checkpoint: Path | str) -> None:
     """Raises CheckpointError unless this may be a file or a folder of weights, or on the hub."""
-    if not is_repository(checkpoint):
-        is_safetensors(Path(checkpoint))
+    if is_repository(checkpoint):
+        return
+    path = Path(checkpoint)
+    if _SHARD.search(path.name):
+        raise CheckpointError(f"{path.name} is one of several files: give the folder that has them")
+    is_safetensors(path)
 
 
 def is_safetensors(path: Path) -> bool:
@@ -59,10 +116,7 @@ def is_safetensors(path: Path) -> bool:
     except FileNotFoundError as error:
         raise CheckpointError(f"no checkpoint file at {path}") from error
     except IsADirectoryError as error:
-        kind = "folder without config.json: give the file of weights in it"
-        if (path / "manifest.json").is_file():
-            kind = "bundle: give it with --bundle, or serve it as it is"
-        raise CheckpointError(f"{path} is a {kind}") from error
+        raise CheckpointError(f"{path} is a {_recognise_folder(path)}") from error
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
     # 8 bytes of text would be a larger number.
@@ -95,21 +149,32 @@ def _check_zip(path: Path) -> None:
             inside = {name.rpartition("/")[2] for name in archive.namelist()}
     except (zipfile.BadZipFile, OSError) as error:
         raise CheckpointError(f"{path.name} is damaged or cut off: its end is missing") from error
+    for end, what in _ARCHIVES.items():
+        if any(name.endswith(end) for name in inside):
+            raise CheckpointError(f"{path.name} is {what}")
     if "data.pkl" not in inside:
         raise CheckpointError(f"{path.name} is a zip archive that torch.save did not write")
-    if "constants.pkl" in inside:
-        raise CheckpointError(
-            f"{path.name} is a TorchScript program: store its weights, with "
-            "torch.save(model.state_dict(), FILE)"
-        )
+
+
+def _recognise_folder(path: Path) -> str:
+    inside = sorted(entry.name for entry in path.iterdir())
+    for name, what in _FOLDERS.items():
+        if name in inside:
+            return what
+    weights = [
+        name for name in inside if name.endswith(_WEIGHTS) and not name.startswith(_NO_WEIGHTS)
+    ]
+    which = f"{path / weights[0]}" if len(weights) == 1 else "the file of weights in it"
+    return f"folder without config.json: give {which}"
 
 
 def _recognise(path: Path, head: bytes) -> str:
-    for start, what in _OTHERS.items():
-        if head.startswith(start):
-            return what
-    if path.suffix == ".onnx":
-        return "an ONNX graph: give the weights that it was made from"
+    found = [what for offset, start, what in _BYTES if head.startswith(start, offset)]
+    found += [what for suffix, what in _SUFFIXES.items() if path.name.endswith(suffix)]
+    if found:
+        return found[0]
+    if head.startswith(b"\x0a") and b"Float32" in head:
+        return "weights of MindSpore: networks of MindSpore are not read"
     if head.startswith(_PICKLE):
         return "a pickle that torch.save did not write"
     try:

@@ -6,16 +6,30 @@ import argparse
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from models.checkpoints.description import CheckpointError, Description, State, read_names
+from models.checkpoints.layouts.kinds import refuse_quantised
+from models.checkpoints.pickles import Unread
 
-# Prefer averaged (EMA) weights.
-_WRAPPINGS = ("state_dict_ema", "model_ema", "ema", "model", "state_dict", "model_state_dict")
-_AVERAGED = "module"  # a second wrapping of averaged weights
-_PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+")  # of data-parallel and compiled networks
-_COUNTER = "n_averaged"  # torch's AveragedModel counts in a tensor of its own
+# Where training code puts the weights of a file: averaged ones (EMA, SWA), which are preferred.
+_AVERAGED = (
+    *("ema", "model_ema_state_dict", "ema_state_dict", "state_dict_ema", "model_ema", "ema_model"),
+    *("params_ema", "net_ema", "ema_net", "averaged_model", "swa_model", "swa_state_dict"),
+)
+_LAST = (
+    *("model", "state_dict", "model_state_dict", "model_state", "net", "network", "params"),
+    *("weights", "module"),
+)
+_INNER = ("module", "shadow", "state_dict", "ema_model")  # a second wrapping
+_NAMELESS = "shadow_params"  # a list in the order of the model, of torch_ema and diffusers
+_PREFIXES = re.compile(  # of data-parallel, compiled and sharded networks
+    r"^(module\.|_orig_mod\.)+|(?<=\.)_orig_mod\.|_(fsdp|checkpoint)_wrapped_module\.|_forward_module\."
+)
+# Averages of torch and ema_pytorch count in tensors of their own.
+_COUNTERS = {"n_averaged", "initted", "step"}
 
 
 @dataclass(frozen=True)
@@ -27,21 +41,32 @@ class Content:
 
 
 def unwrap(content: object) -> Content:
-    """Finds the tensors: a bare state dict, or one under a name of `_WRAPPINGS`."""
+    """Finds the tensors: a bare state dict, or one under a name that training code uses.
+
+    Averaged weights come before others. Raises CheckpointError if there are several networks, or if
+    the weights are no plain tensors.
+    """
     if not isinstance(content, Mapping):
         raise CheckpointError("the checkpoint is not a dictionary of tensors")
     inner = _find_tensors(content)
-    state = {
-        _PREFIXES.sub("", str(key)): value
-        for key, value in inner.items()
-        if isinstance(value, Tensor) and key != _COUNTER
-    }
-    if len(state) != len(inner) - (_COUNTER in inner):
+    for root in _AVERAGED:  # a module that has the averaged network in an attribute
+        inner = _strip(take(inner, f"{root}.")) or inner
+    inner = {key: value for key, value in inner.items() if key not in _COUNTERS}
+    refuse_quantised(inner)
+    others = [key for key, value in inner.items() if not isinstance(value, Tensor)]
+    if others or not inner:
+        entries = [
+            f"{key} (a whole pickled {found.kind})"
+            if isinstance(found := inner[key], Unread)
+            else key
+            for key in others
+        ]
         raise CheckpointError(
-            "the checkpoint has no dictionary of tensors, neither bare nor under one of "
-            f"{', '.join(_WRAPPINGS)}"
+            "the checkpoint has no tensors under a usual name: its entries are "
+            f"{', '.join(entries[:5]) or 'none'}; store the weights alone, with "
+            "torch.save(model.state_dict(), FILE)"
         )
-    return Content(state, _read_description(content))
+    return Content(inner, _read_description(content))
 
 
 def _read_description(content: Mapping[object, object]) -> Description:
@@ -58,12 +83,43 @@ def _read_description(content: Mapping[object, object]) -> Description:
     )
 
 
-def _find_tensors(content: Mapping[object, object]) -> Mapping[object, object]:
-    for name in _WRAPPINGS:
-        if isinstance(inner := content.get(name), Mapping):
-            averaged = inner.get(_AVERAGED)
-            return averaged if isinstance(averaged, Mapping) else inner
-    return content
+def _find_tensors(content: Mapping[object, object]) -> dict[str, Any]:
+    places = {name: found for name in _LAST if (found := _open(content.get(name)))}
+    if len(places) > 1:
+        raise CheckpointError(
+            f"the checkpoint has several networks, under {' and '.join(places)}: store the "
+            "tensors of the one to serve"
+        )
+    last = next(iter(places.values()), None)
+    for name in _AVERAGED:
+        value = content.get(name)
+        if isinstance(value, Unread) or (isinstance(value, Mapping) and _NAMELESS in value):
+            what = value.kind if isinstance(value, Unread) else f"list without names ({_NAMELESS})"
+            raise CheckpointError(
+                f"the checkpoint's averaged weights ({name}) are a {what}: store them alone, with "
+                "torch.save(averaged_model.state_dict(), FILE)"
+            )
+        averaged = _open(value)
+        if averaged is not None:
+            # Some averages have no statistics of batch norms.
+            return {**last, **averaged} if last and averaged.keys() < last.keys() else averaged
+    return _strip(content) if last is None else last
+
+
+def _open(value: object) -> dict[str, Any] | None:
+    """Returns a dictionary with weights, perhaps wrapped once more; None for other values."""
+    if not isinstance(value, Mapping):
+        return None
+    inner = next((v for name in _INNER if isinstance(v := value.get(name), Mapping)), value)
+    found = any(isinstance(each, Tensor) and each.dim() > 1 for each in inner.values())
+    return _strip(inner) if found else None
+
+
+def _strip(tensors: Mapping[Any, Any]) -> dict[str, Any]:
+    found = {_PREFIXES.sub("", str(key)): value for key, value in tensors.items()}
+    if len(found) < len(tensors):
+        raise CheckpointError("the checkpoint has the same name with and without a prefix module.")
+    return found
 
 
 def take(state: Mapping[str, Tensor], prefix: str) -> State:

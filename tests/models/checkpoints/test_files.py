@@ -1,12 +1,16 @@
 """Checkpoints on the hub, with a folder in its place."""
 
+import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
 import torch
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from safetensors.torch import save_file
 from timm.layers.ml_decoder import add_ml_decoder_head
 
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
@@ -82,3 +86,72 @@ def test_repository_is_refused_without_weights_or_with_a_damaged_index(hub: Path
         (hub / "config.json").write_text(content)
         with pytest.raises(CheckpointError, match="damaged"):
             load_checkpoint(REFERENCE)
+
+
+def write_parts(folder: Path, form: str = "safetensors") -> dict[str, str]:
+    """Writes a classifier in two files; returns the index."""
+    torch.manual_seed(0)
+    model = timm.create_model("test_resnet", num_classes=3).eval()
+    index: dict[str, str] = {}
+    state = model.state_dict()
+    for number, keys in enumerate((sorted(state)[:9], sorted(state)[9:]), start=1):
+        stem = "model" if form == "safetensors" else "pytorch_model"
+        part = {key: state[key] for key in keys}
+        index |= dict.fromkeys(keys, name := f"{stem}-0000{number}-of-00002.{form}")
+        if form == "safetensors":
+            save_file(part, folder / name)
+        else:
+            torch.save(part, folder / name)
+    (folder / f"{stem}.{form}.index.json").write_text(json.dumps({"weight_map": index}))
+    torch.save(state, folder / "whole.pt")
+    return index
+
+
+@pytest.mark.parametrize("form", ["safetensors", "bin"])
+@pytest.mark.parametrize("remote", [True, False])
+def test_weights_in_several_files_are_read_and_hashed(form: str, remote: bool, hub: Path) -> None:
+    names = sorted(set(write_parts(hub, form).values()))
+    found = read_checkpoint(REFERENCE if remote else hub, Hints("test_resnet"))
+    whole = read_checkpoint(hub / "whole.pt", Hints("test_resnet"))
+    images = torch.rand(1, 3, 64, 64)
+    torch.testing.assert_close(found.network(images), whole.network(images))
+    joined = b"".join((hub / name).read_bytes() for name in names)
+    assert found.sha256 == hashlib.sha256(joined).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda index: index | {"fc.bias": "../model.safetensors"}, "that is damaged"),
+        (lambda index: index | {"fc.bias": "/etc/passwd"}, "that is damaged"),
+        (lambda index: index | {"fc.bias": 3}, "that is damaged"),
+        (lambda _: [], "that is damaged"),
+        (lambda index: index | {"fc.bias": "gone.safetensors"}, "lacks gone.safetensors, which"),
+        (lambda index: index | {"more": max(index.values())}, "has other tensors than"),
+        (lambda index: index | {"fc.bias": min(index.values())}, "has other tensors than"),
+    ],
+)
+def test_wrong_index_is_refused(change: Callable[[Any], Any], reason: str, tmp_path: Path) -> None:
+    index = change(write_parts(tmp_path))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    with pytest.raises(CheckpointError, match=reason):
+        load_checkpoint(tmp_path, backbone="test_resnet")
+
+
+@pytest.mark.parametrize("content", ["[", "{}", '{"hidden_size": 768, "model_type": "clip"}'])
+def test_other_config_next_to_a_file_is_ignored(content: str, tmp_path: Path) -> None:
+    write_timm_repository(tmp_path)
+    path = (tmp_path / "pytorch_model.bin").rename(tmp_path / "best.pth")
+    assert read_config(path).backbone == "test_resnet"
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match="does not name its backbone"):
+        read_config(path)
+    assert read_config(path, Hints("test_resnet")).backbone == "test_resnet"
+
+
+def test_config_of_another_backbone_next_to_a_file_is_ignored(tmp_path: Path) -> None:
+    write_timm_repository(tmp_path)
+    path = (tmp_path / "pytorch_model.bin").rename(tmp_path / "best.pth")
+    config = {"architecture": "resnet18", "pretrained_cfg": {"mean": [0.1, 0.2, 0.3]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_config(path, Hints("test_resnet")).input.mean != (0.1, 0.2, 0.3)

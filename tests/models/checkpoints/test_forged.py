@@ -95,7 +95,6 @@ NUMBERS = {
     "no-bytes": number("i8", b""),
     "text-as-bytes": number("f8", "eight888"),
     "number-of-nothing": Forged(scalar, 8, bytes(8)),
-    "dtype-class": Forged(type(np.dtype("f8"))),
 }
 FORGED = NUMBERS | {
     "dictionary-of-int": Forged(OrderedDict, state=7),

@@ -1,0 +1,113 @@
+"""Reads torch's pickles without running their code: only tensors and plain data are built.
+
+Objects of other classes, such as a training script's settings, become `Unread`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import pickle
+import re
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import torch
+
+from models.checkpoints.description import CheckpointError
+
+_STORE = "store the weights alone, with torch.save(model.state_dict(), FILE)"
+_NUMBER = re.compile("[<>=|]?(f4|f8|i8|b1)")  # numpy's codes
+_DICTIONARY = re.compile(r"(?i)(dict|munch)$")  # AttributeDict, EasyDict, defaultdict and others
+# In torch's errors, for a pickle whose classes cannot be replaced.
+_CLASS = re.compile(r"GLOBAL ([\w.]+)|<class '([\w.]+)'>")
+
+
+class Unread:
+    """Replaces an object of an unknown class and ignores its content."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+    @property
+    def kind(self) -> str:
+        """The name of the class in the file."""
+        return f"{type(self).__module__}.{type(self).__qualname__}"
+
+
+class _Dictionary:
+    """Replaces subclasses of `dict`: torch sets the items of its own classes only."""
+
+    def __new__(cls, *_: object) -> OrderedDict[object, object]:  # type: ignore[misc]
+        return OrderedDict()
+
+
+class _NumberType:
+    """Replaces numpy's `dtype`: a forged state makes that one read and write any memory."""
+
+    def __init__(self, code: str, align: object = False, copy: object = True) -> None:
+        if not _NUMBER.fullmatch(code) or align or not copy:
+            raise pickle.UnpicklingError("the file has a number that is not supported")
+        self.code = code
+
+    def __setstate__(self, state: tuple[object, ...]) -> None:
+        if (state[0], *state[2:]) != (3, None, None, None, -1, -1, 0):
+            raise pickle.UnpicklingError("the file has a number that is not supported")
+        self.code = _NumberType(f"{state[1]}{self.code[-2:]}").code
+
+
+def _read_number(kind: _NumberType, data: bytes) -> bool | float:
+    """Replaces numpy's `scalar`; raises ValueError unless `data` is exactly one number."""
+    if type(kind) is not _NumberType:
+        raise pickle.UnpicklingError("the file has a number that is not supported")
+    number: bool | float = np.frombuffer(data, kind.code).reshape(1)[0].item()
+    return number
+
+
+# Plain data that other projects store with their tensors: the best mAP as a numpy number
+# (Query2Label), the command line's arguments (timm). Building these runs no code of the file.
+_PLAIN_DATA: list[Any] = [
+    argparse.Namespace,
+    (_NumberType, "numpy.dtype"),
+    *((_read_number, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+]
+
+
+def unpickle(name: str, data: bytes) -> object:
+    """Returns the object in a file of torch.save; raises CheckpointError."""
+    try:
+        with torch.serialization.safe_globals(_PLAIN_DATA):
+            unknown = _find_unknown(data)
+            with torch.serialization.safe_globals([(_replace(path), path) for path in unknown]):
+                content: object = torch.load(
+                    io.BytesIO(data), map_location="cpu", weights_only=True
+                )
+    except pickle.UnpicklingError as error:
+        found = _CLASS.search(str(error))
+        kind = f"a pickled {found[1] or found[2]}" if found else "more than tensors and plain data"
+        raise CheckpointError(
+            f"{name} has {kind} (code in a pickle is refused): {_STORE}"
+        ) from error
+    except Exception as error:  # torch raises many types for damaged bytes
+        raise CheckpointError(f"{name} is damaged or not a torch checkpoint") from error
+    if isinstance(content, Unread):
+        raise CheckpointError(f"{name} is a whole pickled {content.kind}: {_STORE}")
+    return content
+
+
+def _find_unknown(data: bytes) -> list[str]:
+    try:
+        return torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data))
+    except ValueError:  # torch.save before 1.6 wrote no zip archive: its classes are refused
+        return []
+
+
+def _replace(path: str) -> Any:  # noqa: ANN401
+    module, _, name = path.rpartition(".")
+    if _DICTIONARY.search(name):
+        return _Dictionary
+    return type(name, (Unread,), {"__module__": module})

@@ -1,0 +1,94 @@
+"""Objects that training scripts store with their weights, and pickles that call code."""
+
+import collections
+import datetime
+import functools
+import pathlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from models.checkpoints.description import CheckpointError
+from models.checkpoints.files import read_file
+from models.checkpoints.pickles import Unread
+
+WEIGHT = torch.ones(2, 3)
+
+
+class Settings(dict[str, Any]):
+    """A dictionary with a class of its own, such as Lightning's AttributeDict."""
+
+
+Settings.__qualname__ = Settings.__name__ = "SettingsDict"
+SettingsDict = Settings
+
+
+class Config:
+    def __init__(self) -> None:
+        self.rate = 0.1
+
+    def __setstate__(self, state: object) -> None:
+        raise AssertionError("code of the file was run")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pathlib.PurePosixPath("/data"),
+        pathlib.PureWindowsPath("C:/data"),
+        Path("/data"),
+        np.arange(3),
+        datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC),
+        functools.partial(torch.optim.Adam, lr=1e-3),
+        collections.defaultdict(int, a=1),
+        Settings(rate=0.1),
+        Config(),
+    ],
+)
+def test_settings_next_to_weights_are_ignored(value: object, tmp_path: Path) -> None:
+    content = {"state_dict": {"a": WEIGHT}, "hyper_parameters": {"x": value, "y": 3}}
+    torch.save(content, tmp_path / "a.ckpt")
+    found = read_file(tmp_path / "a.ckpt").content
+    assert found["hyper_parameters"]["y"] == 3
+    assert isinstance(found["hyper_parameters"]["x"], dict | Unread)
+    assert found["state_dict"]["a"].equal(WEIGHT)
+
+
+class Calls:
+    def __init__(self, function: Any, *arguments: object) -> None:
+        self.reduced = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.reduced
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("name", ["write_text", "unlink"])
+def test_pickle_that_calls_code_runs_none(name: str, zipped: bool, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("safe")
+    content = {"a": Calls(getattr(Path, name), victim, *(["hit"] if name == "write_text" else []))}
+    torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError, match="code in a pickle is refused"):
+        read_file(tmp_path / "a.pth")
+    assert victim.read_text() == "safe"
+
+
+def test_system_is_refused(tmp_path: Path) -> None:
+    import os
+
+    torch.save({"a": Calls(os.system, f"touch {tmp_path / 'hit'}")}, tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match="code in a pickle is refused"):
+        read_file(tmp_path / "a.pth")
+    assert not (tmp_path / "hit").exists()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_whole_module_is_refused_by_the_name_of_its_class(zipped: bool, tmp_path: Path) -> None:
+    torch.save(nn.Linear(2, 3), tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError, match=r"pickled torch\.nn\.modules\.linear\.Linear"):
+        read_file(tmp_path / "a.pth")

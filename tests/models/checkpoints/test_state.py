@@ -1,0 +1,85 @@
+"""Tensors in the dictionaries that training code writes; weights that are refused by their keys."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from models.checkpoints.description import CheckpointError
+from models.checkpoints.layouts.kinds import refuse_no_tagger
+from models.checkpoints.layouts.state import unwrap
+
+GOOD = {"a.weight": torch.ones(2, 3), "a.running_mean": torch.ones(2)}
+OTHER = {key: -tensor for key, tensor in GOOD.items()}
+PARAMETERS = {"a.weight": GOOD["a.weight"]}
+LAST = {**OTHER, "a.running_mean": GOOD["a.running_mean"]}
+
+
+def add(prefix: str, state: dict[str, Any]) -> dict[str, Any]:
+    return {f"{prefix}{key}": tensor for key, tensor in state.items()}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        GOOD,
+        *({name: GOOD, "epoch": 3} for name in ("net", "network", "params", "weights", "model")),
+        *(
+            {"state_dict": OTHER, name: add("module.", GOOD)}
+            for name in ("model_ema_state_dict", "ema_state_dict", "state_dict_ema", "model_ema",
+            "ema", "ema_model", "averaged_model", "params_ema")
+        ),
+        {"model": OTHER, "ema": {"module": GOOD, "updates": 7}},
+        {"model": LAST, "ema": {"shadow": PARAMETERS, "decay": 0.99}},
+        {"model": add("module.", LAST), "ema": {"shadow": PARAMETERS}},
+        {"model": GOOD, "model_ema": None, "ema": 0.999, "weights": {"loss": torch.ones(3)}},
+        {"state_dict": {**add("model.", OTHER), **add("ema_model.module.", GOOD)}},
+        {**add("module.", GOOD), "n_averaged": torch.tensor(4)},
+        {**add("online_model.", OTHER), **add("ema_model.", GOOD),
+         "initted": torch.tensor(True), "step": torch.tensor(7)},  # of ema_pytorch
+        {**add("net.", OTHER), **add("ema.ema_model.", GOOD), "ema.step": torch.tensor(7)},
+        add("_orig_mod.module.", GOOD),
+        add("module._orig_mod.", GOOD),
+        {"a._checkpoint_wrapped_module.weight": GOOD["a.weight"],
+         "a._orig_mod.running_mean": GOOD["a.running_mean"]},
+    ],
+)  # fmt: skip
+def test_weights_are_found_and_averaged_ones_come_first(content: dict[str, Any]) -> None:
+    found = unwrap(content).state
+    assert found.keys() == GOOD.keys()
+    assert all(found[key].equal(tensor) for key, tensor in GOOD.items())
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"student": GOOD, "teacher": OTHER}, "entries are student, teacher"),
+        ({"model": GOOD, "net": OTHER}, "several networks, under model and net"),
+        ({"model": GOOD, "ema": {"shadow_params": []}}, "without names"),
+        ({"module.a": torch.ones(1), "a": torch.ones(1)}, "with and without a prefix"),
+        ({"a._packed_params.dtype": torch.qint8}, r"quantised by torch\.ao"),
+        ({"a.SCB": torch.ones(1)}, "quantised by bitsandbytes"),
+        ({"a.qweight": torch.ones(1)}, "quantised by GPTQ or AWQ"),
+        ({"model": {**GOOD, "a.weight_mask": torch.ones(1)}}, "pruned weights"),
+        ({"base.a.lora_A.default.weight": torch.ones(1, 1)}, "adapters"),
+    ],
+)
+def test_other_weights_are_refused_as_what_they_are(content: dict[str, Any], reason: str) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        unwrap(content)
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("down_blocks.0.resnets.0.conv1.weight", "diffusion model"),
+        ("model.model.22.cv2.0.0.conv.weight", "detector"),
+        ("mask_decoder.iou_token.weight", "segmentation"),
+        ("bert.embeddings.word_embeddings.weight", "language model"),
+        ("vision_model.embeddings.class_embedding", "CLIP or SigLIP: give a folder"),
+        ("param_groups", "optimizer"),
+    ],
+)
+def test_networks_of_other_tasks_are_named(key: str, reason: str) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        refuse_no_tagger([key])
