@@ -170,7 +170,9 @@ class GapConfig(_Config):
     kind: Literal["gap"] = "gap"
     num_classes: int = Field(ge=1)
     encoder_width: int = Field(ge=1)
-    pooling: Literal["mean", "first"] = "mean"  # `first`: the first token, a ViT's class token
+    # `first`: the first token, a ViT's class token; `gem`: the generalised mean (arXiv 1711.02512).
+    pooling: Literal["mean", "first", "gem"] = "mean"
+    power: float = Field(default=3.0, gt=0.0)  # of `gem`
     norm_epsilon: float | None = None  # of a layer norm after the pooling; None: there is none
     # Of another linear layer before the last; None: there is none.
     hidden_width: int | None = Field(default=None, ge=1)

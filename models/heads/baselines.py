@@ -11,6 +11,8 @@ from models.heads.attention import to_tokens
 from models.heads.ml_decoder import GroupLinear
 from models.heads.query2label import QueryLayer, decode
 
+_GEM_EPSILON = 1e-6  # that of the code that all copy; files do not have it
+
 
 class Gap(nn.Module):
     """Global average pooling and a linear layer, or two as in MobileNetV3."""
@@ -29,10 +31,15 @@ class Gap(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Maps tokens [B, S, C] or features [B, C, H, W] to logits [B, N]."""
-        tokens = to_tokens(features)
-        pooled = tokens[:, 0] if self.config.pooling == "first" else tokens.mean(dim=1)  # [B, C]
+        pooled = self._pool(to_tokens(features))  # [B, C]
         logits: Tensor = self.linear(self.dropout(self.hidden(self.norm(pooled))))
         return logits
+
+    def _pool(self, tokens: Tensor) -> Tensor:
+        if self.config.pooling == "gem":
+            power = self.config.power
+            return tokens.clamp(min=_GEM_EPSILON).pow(power).mean(dim=1).pow(1 / power)
+        return tokens[:, 0] if self.config.pooling == "first" else tokens.mean(dim=1)
 
 
 class TransformerDecoder(nn.Module):

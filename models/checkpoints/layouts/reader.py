@@ -5,13 +5,23 @@ ML-Decoder on TResNet and timm's backbones, Query2Label, RAM, RAM++ and their he
 
 from __future__ import annotations
 
+import logging
 import re
+from typing import NoReturn
 
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
 from models.checkpoints.layouts import backbones, ml_decoder, query2label, ram
 from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, read_body
-from models.checkpoints.layouts.classifier import read_classifier
+from models.checkpoints.layouts.home_made import (
+    leave_out,
+    read_home_made,
+    suggest_backbone,
+    take_normaliser,
+)
+from models.checkpoints.layouts.kinds import refuse_no_tagger
 from models.checkpoints.layouts.state import Content, take, unwrap
+
+_log = logging.getLogger(__name__)
 
 # The network's prefix in the module that trained it, then a tensor of every head.
 _HEAD = re.compile(
@@ -23,7 +33,9 @@ _HEAD = re.compile(
 def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
     """Translates a file's content; facts `given` with the file override its own."""
     found = unwrap(content)
-    state, described = _take_network(found.state), given.complete(found.described)
+    described = given.complete(found.described)
+    state, described = take_normaliser(leave_out(found.state), hints, described)
+    state = _take_network(state)
     if query2label.MARK in state:
         return query2label.read_query2label(state, hints, described.label_names)
     if ram.is_ram(state):
@@ -31,14 +43,25 @@ def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
     parts = ml_decoder.split_head(state)
     if parts is not None:
         return _read_ml_decoder(*parts, hints, described)
-    classifier = read_classifier(state, hints, described)
+    classifier = read_home_made(state, hints, described)
     if classifier is None:
-        raise CheckpointError(
-            "the checkpoint has no head of ML-Decoder, Query2Label or RAM: there is neither "
-            f"{ml_decoder.MARK} nor {query2label.MARK} nor {ram.HEADS[0]}*; if it is a classifier "
-            "of timm, give its name with --backbone"
-        )
+        _refuse(state)
     return classifier
+
+
+def _refuse(state: State) -> NoReturn:
+    refuse_no_tagger(state)
+    fitting = suggest_backbone(state)
+    if fitting is not None:
+        raise CheckpointError(
+            "the file does not name the backbone of its classifier: give --backbone (a timm name, "
+            f"for example {fitting}, whose tensors fit)"
+        )
+    raise CheckpointError(
+        "the checkpoint has no head of ML-Decoder, Query2Label or RAM: there is neither "
+        f"{ml_decoder.MARK} nor {query2label.MARK} nor {ram.HEADS[0]}*; if it is a classifier "
+        "on a model of timm, give that model's name with --backbone"
+    )
 
 
 def read_bare_backbone(content: object, given: Description) -> Content | None:
@@ -65,7 +88,12 @@ def _take_network(state: State) -> State:
             f"the checkpoint has several networks, with {heads[0][0]} and {heads[1][0]}: "
             "store the tensors of the one to serve"
         )
-    return take(state, heads[0][1]) if heads else state
+    network = take(state, heads[0][1]) if heads else state
+    if len(network) < len(state):
+        other = next(key for key in state if not key.startswith(heads[0][1]))
+        _log.info("Left out %d tensors outside the network %s*, such as %s.",
+            len(state) - len(network), heads[0][1], other)  # fmt: skip
+    return network
 
 
 def _read_ml_decoder(
