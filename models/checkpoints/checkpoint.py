@@ -69,7 +69,7 @@ def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) 
 
 def _read_foreign(file: CheckpointFile, hints: Hints) -> Weights:
     given = file.description
-    if file.is_next_to and hints.backbone not in (None, given.architecture):
+    if file.is_next_to and given.architecture and hints.backbone not in (None, given.architecture):
         given = Description()  # of another network in the same folder
     try:
         return read_foreign(file.content, hints, given)
@@ -126,6 +126,9 @@ def fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
         if state[key].shape != tensor.shape:
             found, wanted = tuple(state[key].shape), tuple(tensor.shape)
             raise CheckpointError(f"{key} has shape {found}, the network wants {wanted}")
+        if tensor.is_floating_point() and not state[key].is_floating_point():
+            kind = str(state[key].dtype).removeprefix("torch.")
+            raise CheckpointError(f"{key} has numbers of type {kind}: store float32")
     extra = sorted(set(state) - set(own))
     if extra:
         raise CheckpointError(f"the checkpoint has {extra[0]}, which the network does not have")

@@ -24,7 +24,7 @@ from transformers.utils import logging
 from models.checkpoints.checkpoint import fill
 from models.checkpoints.description import NO_HINTS, CheckpointError, Hints, State
 from models.checkpoints.files import CONFIG, WEIGHTS, fetch, read_json, read_weights
-from models.checkpoints.formats import is_on_hub
+from models.checkpoints.formats import is_on_hub, is_repository
 from models.checkpoints.layouts.open_clip import describe_model, describe_photos, rename_open_clip
 from models.checkpoints.layouts.state import unwrap
 from models.config import CosineConfig, InputConfig, NetworkConfig
@@ -72,7 +72,7 @@ def read_clip(checkpoint: Path | str, hints: Hints = NO_HINTS) -> TowerCheckpoin
         stored = _read_transformers(checkpoint, name, config)
     elif open_clip := read_json(checkpoint, "open_clip_config.json"):
         stored = _read_open_clip(checkpoint, name, open_clip)
-    elif "architecture" in config or (written is None and is_on_hub(checkpoint)):
+    elif "architecture" in config or (written is None and is_repository(checkpoint)):
         return None  # one file, perhaps with timm's description
     else:
         raise CheckpointError(f"{name} must be a model of type clip or siglip; it is {written}")

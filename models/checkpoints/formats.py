@@ -75,6 +75,8 @@ _FOLDERS = {
     "zero_to_fp32.py": "checkpoint of DeepSpeed: run zero_to_fp32.py in it, and give its result",
     ".metadata": "checkpoint of torch.distributed: convert it with python -m "
     "torch.distributed.checkpoint.format_utils dcp_to_torch",
+    "model_index.json": "diffusion pipeline, not a tagger",
+    "adapter_config.json": "folder of an adapter (LoRA): merge it into the network's weights",
     "saved_model.pb": "SavedModel of TensorFlow: networks of TensorFlow are not read",
 }
 _WEIGHTS = (".safetensors", ".pth", ".pt", ".ckpt", ".bin", ".pth.tar", ".pkl")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Iterable
 
 from models.checkpoints.description import CheckpointError
 
@@ -24,6 +24,7 @@ _NO_TAGGERS = (
      "a diffusion model, not a tagger"),
     (r"^(model\.)*\d+\.(conv|cv\d|m)\.|(^|\.)(rpn|roi_heads?|bbox_head|bbox_embed)\.",
      "a detector, not a tagger"),
+    (r"^(ultralytics|models\.yolo)\.", "a YOLO network, not a tagger"),  # pickled classes
     (r"(^|\.)(mask_decoder|prompt_encoder|decode_head|segmentation_head)\.", "a model for "
      "segmentation, not a tagger"),
     (r"(^|\.)(word_embeddings|embed_tokens|lm_head|wte)\.", "a language model, not a tagger"),
@@ -33,14 +34,14 @@ _NO_TAGGERS = (
 )  # fmt: skip
 
 
-def refuse_quantised(keys: Collection[str]) -> None:
+def refuse_quantised(keys: Iterable[str]) -> None:
     """Raises CheckpointError for weights that are numbers of another kind than a network's."""
     what = _find(keys, _QUANTISED)
     if what is not None:
         raise CheckpointError(f"the checkpoint has {what}")
 
 
-def refuse_no_tagger(keys: Collection[str]) -> None:
+def refuse_no_tagger(keys: Iterable[str]) -> None:
     """Raises CheckpointError for weights that are of no tagger; call it if no reader knows them."""
     what = _find(keys, _NO_TAGGERS)
     if what is not None:
@@ -49,5 +50,6 @@ def refuse_no_tagger(keys: Collection[str]) -> None:
         )
 
 
-def _find(keys: Collection[str], kinds: tuple[tuple[str, str], ...]) -> str | None:
-    return next((what for pattern, what in kinds if any(re.search(pattern, k) for k in keys)), None)
+def _find(keys: Iterable[str], kinds: tuple[tuple[str, str], ...]) -> str | None:
+    names = "\n".join(keys)
+    return next((what for pattern, what in kinds if re.search(pattern, names, re.MULTILINE)), None)

@@ -6,12 +6,12 @@ import argparse
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
 from models.checkpoints.description import CheckpointError, Description, State, read_names
-from models.checkpoints.layouts.kinds import refuse_quantised
+from models.checkpoints.layouts.kinds import refuse_no_tagger, refuse_quantised
 from models.checkpoints.pickles import Unread
 
 # Where training code puts the weights of a file: averaged ones (EMA, SWA), which are preferred.
@@ -55,18 +55,20 @@ def unwrap(content: object) -> Content:
     refuse_quantised(inner)
     others = [key for key, value in inner.items() if not isinstance(value, Tensor)]
     if others or not inner:
-        entries = [
-            f"{key} (a whole pickled {found.kind})"
-            if isinstance(found := inner[key], Unread)
-            else key
-            for key in others
-        ]
-        raise CheckpointError(
-            "the checkpoint has no tensors under a usual name: its entries are "
-            f"{', '.join(entries[:5]) or 'none'}; store the weights alone, with "
-            "torch.save(model.state_dict(), FILE)"
-        )
+        _refuse(inner, others)
     return Content(inner, _read_description(content))
+
+
+def _refuse(content: Mapping[str, Any], others: Iterable[str]) -> NoReturn:
+    pickled = {key: content[key].kind for key in others if isinstance(content[key], Unread)}
+    refuse_no_tagger(pickled.values())
+    entries = [f"{key} (a whole pickled {kind})" for key, kind in pickled.items()]
+    entries += [key for key in others if key not in pickled]
+    raise CheckpointError(
+        "the checkpoint has no tensors under a usual name: its entries are "
+        f"{', '.join(entries[:5]) or 'none'}; store the weights alone, with "
+        "torch.save(model.state_dict(), FILE)"
+    )
 
 
 def _read_description(content: Mapping[object, object]) -> Description:

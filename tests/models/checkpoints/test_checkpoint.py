@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
+from models.checkpoints.checkpoint import fill, load_checkpoint, read_checkpoint, write_checkpoint
 from models.checkpoints.description import CheckpointError
 from models.heads.ml_decoder import MLDecoder
 from tests.export.tiny_network import INPUT, LABELS, make_network
@@ -55,3 +55,10 @@ def test_file_without_a_network_is_refused(
     torch.save(content, path) if metadata is None else save_file(content, path, metadata)
     with pytest.raises(CheckpointError, match=reason):
         load_checkpoint(path)
+
+
+def test_whole_numbers_in_place_of_weights_are_refused() -> None:
+    network = make_network()
+    state = {key: tensor.to(torch.int8) for key, tensor in network.state_dict().items()}
+    with pytest.raises(CheckpointError, match="has numbers of type int8: store float32"):
+        fill(network, state)

@@ -14,6 +14,7 @@ from torch import nn
 
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.files import read_file
+from models.checkpoints.layouts.state import unwrap
 from models.checkpoints.pickles import Unread
 
 WEIGHT = torch.ones(2, 3)
@@ -92,3 +93,10 @@ def test_whole_module_is_refused_by_the_name_of_its_class(zipped: bool, tmp_path
     torch.save(nn.Linear(2, 3), tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
     with pytest.raises(CheckpointError, match=r"pickled torch\.nn\.modules\.linear\.Linear"):
         read_file(tmp_path / "a.pth")
+
+
+def test_module_in_place_of_weights_is_refused_by_the_name_of_its_class(tmp_path: Path) -> None:
+    for content in ({"model": nn.Linear(2, 3)}, {"model": {"a": WEIGHT}, "ema": nn.Linear(2, 3)}):
+        torch.save({**content, "epoch": 3}, tmp_path / "a.pth")
+        with pytest.raises(CheckpointError, match=r"torch\.nn\.modules\.linear\.Linear.*: store|Linear\)"):
+            unwrap(read_file(tmp_path / "a.pth").content)

@@ -78,6 +78,7 @@ def test_other_weights_are_refused_as_what_they_are(content: dict[str, Any], rea
         ("bert.embeddings.word_embeddings.weight", "language model"),
         ("vision_model.embeddings.class_embedding", "CLIP or SigLIP: give a folder"),
         ("param_groups", "optimizer"),
+        ("ultralytics.nn.tasks.DetectionModel", "YOLO"),
     ],
 )
 def test_networks_of_other_tasks_are_named(key: str, reason: str) -> None:
