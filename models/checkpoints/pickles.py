@@ -20,6 +20,7 @@ from models.checkpoints.description import CheckpointError
 _STORE = "store the weights alone, with torch.save(model.state_dict(), FILE)"
 _NUMBER = re.compile("[<>=|]?(f4|f8|i8|b1)")  # numpy's codes
 _DICTIONARY = re.compile(r"(?i)(dict|munch)$")  # AttributeDict, EasyDict, defaultdict and others
+_MAX_CLASSES = 1000  # a class takes a kilobyte, and torch searches all for each object
 # In torch's errors, for a pickle whose classes cannot be replaced.
 _CLASS = re.compile(r"GLOBAL ([\w.]+)|<class '([\w.]+)'>")
 
@@ -101,9 +102,12 @@ def unpickle(name: str, data: bytes) -> object:
 
 def _find_unknown(data: bytes) -> list[str]:
     try:
-        return torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data))
+        found = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data))
     except ValueError:  # torch.save before 1.6 wrote no zip archive: its classes are refused
         return []
+    if len(found) > _MAX_CLASSES:
+        raise pickle.UnpicklingError("the file has too many classes")
+    return found
 
 
 def _replace(path: str) -> Any:  # noqa: ANN401

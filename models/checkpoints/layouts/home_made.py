@@ -96,7 +96,7 @@ def read_home_made(state: State, hints: Hints, described: Description) -> Weight
     if body is None:
         refuse_no_tagger(state)
         return read_classifier(state, hints, described)
-    powers = [key for key, value in body.rest.items() if key.endswith(".p") and value.numel() == 1]
+    powers = [k for k, v in body.rest.items() if k.rpartition(".")[2] == "p" and v.numel() == 1]
     head = {key: tensor for key, tensor in body.rest.items() if key not in powers[:1]}
     if not head:
         return read_classifier(body.state, hints, described)

@@ -62,6 +62,10 @@ def unwrap(content: object) -> Content:
 def _refuse(content: Mapping[str, Any], others: Iterable[str]) -> NoReturn:
     pickled = {key: content[key].kind for key in others if isinstance(content[key], Unread)}
     refuse_no_tagger(pickled.values())
+    if pickled and all(kind.startswith("numpy.") for kind in pickled.values()):
+        raise CheckpointError(
+            "the checkpoint has arrays of numpy: store tensors, with torch.from_numpy"
+        )
     entries = [f"{key} (a whole pickled {kind})" for key, kind in pickled.items()]
     entries += [key for key in others if key not in pickled]
     raise CheckpointError(
