@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from models.backbones.backbone import Backbone, classifier_names, input_config
+from models.backbones.tresnet import TRESNET_D, TRESNET_V2_XL
 from models.checkpoints.description import CheckpointError, Description, Hints, State
 from models.checkpoints.layouts import backbones
 from models.checkpoints.layouts.state import take
@@ -21,7 +22,7 @@ OFFICIAL_TRESNET_MARK = "body.conv1.0.weight"
 
 # The authors' evaluation size, which a file does not contain; their other models use 448.
 _TRESNET_SIZE = 448
-_TRESNET_SIZES = {"tresnet_v2_xl": 640}
+_TRESNET_SIZES = {TRESNET_V2_XL: 640}
 _TRESNET_MARK = "body.conv1.conv.weight"
 _COUNTERS = "num_batches_tracked"  # of batch norms; not used by the network
 _STATISTICS = "running_mean"
@@ -100,6 +101,11 @@ def _read_tresnet(state: State, hints: Hints, described: Description) -> Body:
     if name is None:
         _refuse_fused("TResNet", [_STATISTICS], state)
         raise CheckpointError("the checkpoint's backbone is a TResNet of unknown size")
+    if name == TRESNET_D and hints.image_size is None:
+        raise CheckpointError(
+            "the file is ML-Danbooru's TResNet-D and has no image size: give --image-size (its "
+            "authors use 448, 512 and 640)"
+        )
     size = _TRESNET_SIZES.get(name, _TRESNET_SIZE)
     return Body(state, name, _prepare(name, hints, described, (size, size)))
 
