@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from models.checkpoints.description import CheckpointError, State, first_reason
-from models.checkpoints.layouts.state import require, take, unpack_attention
+from models.checkpoints.layouts.state import log_left_out, require, take, unpack_attention
 from models.config import MLDecoderConfig, ZeroShotMLDecoderConfig
 from models.heads.attention import Attention
 
@@ -102,14 +102,32 @@ def _split_attentions(keys: Mapping[str, Tensor]) -> tuple[State, State]:
     """Returns the head with its attention to the image as `multihead_attn`, and self-attention.
 
     Since torch 2.1, `nn.TransformerDecoder` wants a `self_attn`: some authors rename the attention
-    to the image, some give it both names. With other tensors, the layer is torch's own.
+    to the image, some give it both names, some add one that is never used. Else the layer is
+    torch's own.
     """
     named, crossed = take(keys, f"{_LAYER}self_attn."), take(keys, _ATTENTION)
     rest = {k: v for k, v in keys.items() if not k.startswith(f"{_LAYER}self_attn.")}
     if not crossed:
         return rest | {f"{_ATTENTION}{k}": v for k, v in named.items()}, {}
     same = named.keys() == crossed.keys() and all(named[k].equal(crossed[k]) for k in named)
-    return rest, {} if same else named
+    return rest, {} if not named or same or _is_idle(named) else named
+
+
+def _is_idle(attention: State) -> bool:
+    """Whether no gradient ever reached an attention: its biases are still 0, as torch makes them.
+
+    Raises CheckpointError if some of them are, or there are none.
+    """
+    trained = {bool(tensor.any()) for key, tensor in attention.items() if key.endswith("bias")}
+    if len(trained) != 1:
+        raise CheckpointError(
+            "the checkpoint has a self_attn and a multihead_attn, and the biases of the first do "
+            "not show whether it was used: if not, store the tensors without it"
+        )
+    if idle := not trained.pop():
+        keys = [f"{_LAYER}self_attn.{key}" for key in attention]
+        log_left_out(keys, "an attention that was never trained, since its biases are 0")
+    return idle
 
 
 def _fold_self_attention(queries: Tensor, packed: State, num_heads: int) -> Tensor:
