@@ -87,6 +87,15 @@ def log_left_out(keys: Collection[str], reason: str) -> None:
         logger.info("left out %s%s: %s", min(keys), more, reason)
 
 
+def refuse_others(keys: Iterable[str]) -> None:
+    """Raises CheckpointError for tensors that are neither of a backbone nor of its head."""
+    if found := sorted(keys):
+        raise CheckpointError(
+            f"the file has {found[0]} next to a backbone and a head: a network with other layers "
+            "cannot be served"
+        )
+
+
 def take(state: Mapping[str, Tensor], prefix: str) -> State:
     """Returns the tensors under a prefix, without it."""
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
