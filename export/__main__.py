@@ -102,13 +102,16 @@ def _to_flag(name: str) -> str:
 
 @contextmanager
 def _log_to_stderr() -> Iterator[None]:
-    logger, handler = logging.getLogger("export"), logging.StreamHandler(sys.stderr)
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
+    handler = logging.StreamHandler(sys.stderr)
+    loggers = [logging.getLogger(name) for name in ("export", "models")]
+    for logger in loggers:
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        for logger in loggers:
+            logger.removeHandler(handler)
 
 
 def _to_precisions(text: str) -> tuple[Precision, ...]:

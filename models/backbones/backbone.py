@@ -10,18 +10,14 @@ import timm
 import torch
 from timm.models.coat import CoaT
 from timm.models.pit import PoolingVisionTransformer
-from timm.models.tresnet import TResNet
 from timm.models.volo import VOLO
 from torch import Tensor, nn
 
+from models.backbones import tresnet
 from models.backbones.cvt import CVTS, Cvt
 from models.commands import RequestError
 from models.config import Features, InputConfig, Interpolation, PrefixTokens
 from models.heads.attention import to_tokens
-
-# The TResNet-XL of ML-Decoder's authors; timm's `tresnet_xl` is an older, wider network.
-_TRESNET_V2_XL = "tresnet_v2_xl"
-_TRESNET_V2_XL_LAYERS = [3, 8, 34, 5]
 
 
 class BackboneError(RequestError, ValueError):
@@ -29,7 +25,7 @@ class BackboneError(RequestError, ValueError):
 
 
 class Backbone(nn.Module):
-    """A model of timm, `cvt.py` or `tresnet_v2_xl`, without classifier, with random weights.
+    """A model of timm, `cvt.py` or `tresnet.py`, without classifier, with random weights.
 
     Only models with a position table of fixed size need the size, (H, W) in pixels; raises
     BackboneError if the name is unknown or the model has no map of features of this size. With
@@ -105,8 +101,8 @@ class Backbone(nn.Module):
 
 
 def _create(name: str, image_size: tuple[int, int] | None, norm_pooled: bool) -> nn.Module:
-    if name == _TRESNET_V2_XL:
-        return TResNet(_TRESNET_V2_XL_LAYERS, num_classes=0, v2=True, global_pool="")
+    if name in tresnet.NAMES:
+        return tresnet.create_tresnet(name)
     if name in CVTS:
         return Cvt(name)
     if not timm.is_model(name):
@@ -164,7 +160,7 @@ def input_config(
     cut off labelled objects. `given` has overrides by timm's names: `img_size`, `mean` and the
     like. Raises BackboneError.
     """
-    if name != _TRESNET_V2_XL and not timm.is_model(name):
+    if name not in tresnet.NAMES and not timm.is_model(name):
         raise BackboneError(f"timm has no model named {name!r}")
     try:
         data = timm.data.resolve_data_config(dict(given), _pretrained_cfg(name))
@@ -190,5 +186,5 @@ def classifier_names(name: str) -> tuple[str, ...]:
 
 
 def _pretrained_cfg(name: str) -> dict[str, Any]:
-    config = timm.get_pretrained_cfg("tresnet_v2_l" if name == _TRESNET_V2_XL else name)
+    config = timm.get_pretrained_cfg("tresnet_v2_l" if name in tresnet.NAMES else name)
     return {} if config is None else config.to_dict()

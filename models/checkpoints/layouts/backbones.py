@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 
 from models.backbones.backbone import Backbone
+from models.backbones.tresnet import TRESNET_D, TRESNET_V2_XL
 from models.checkpoints.description import CheckpointError, State
 from models.checkpoints.layouts.state import rename
 from models.config import InputConfig
 
-# The three of ML-Decoder's authors, then Query2Label's older two.
-TRESNETS = ("tresnet_m", "tresnet_v2_l", "tresnet_v2_xl", "tresnet_l", "tresnet_xl")
+# The three of ML-Decoder's authors, ML-Danbooru's, then Query2Label's older two.
+TRESNETS = (
+    *("tresnet_m", "tresnet_v2_l", TRESNET_V2_XL, TRESNET_D),
+    *("tresnet_l", "tresnet_xl"),
+)
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101")
 SWINS = tuple(
     f"swin_{size}_patch4_{window}"
@@ -23,12 +27,17 @@ SWINS = tuple(
 )
 
 _ABN_EPSILON = 1e-5
+_FRELU = ".depthwise_conv_bn."  # ML-Danbooru's activation, in networks with plain batch norms
 
 # The order matters: a convolution followed by a blur is nested one level deeper.
 _TRESNET_NAMES = (
-    (r"(conv\d)\.0\.([01])\.", r"\1.\2."),
+    (r"(conv\d)\.0\.([012])\.", r"\1.\2."),
     (r"(conv\d)\.0\.", r"\1.conv."),
     (r"(conv\d)\.1\.", r"\1.bn."),
+    (r"(conv\d)\.2\.", r"\1.bn.act."),
+    (r"\.relu\.", ".act."),
+    (r"depthwise_conv_bn\.0\.", "conv."),
+    (r"depthwise_conv_bn\.1\.", "bn."),
     (r"(downsample\.\d)\.0\.", r"\1.conv."),
     (r"(downsample\.\d)\.1\.", r"\1.bn."),
 )
@@ -90,7 +99,8 @@ def rename_tresnet(state: Mapping[str, Tensor]) -> State:
     """
     renamed = rename(state, _TRESNET_NAMES)
     norms = [key for key in renamed if key.endswith(".bn.weight")]
-    if any((renamed[key] < _ABN_EPSILON).any() for key in norms):
+    plain = any(_FRELU in key for key in state)
+    if not plain and any((renamed[key] < _ABN_EPSILON).any() for key in norms):
         renamed |= {key: renamed[key].abs() + _ABN_EPSILON for key in norms}
     return renamed
 

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 
 from models.backbones.backbone import Backbone, classifier_names, input_config
+from models.backbones.tresnet import TRESNET_D, TRESNET_V2_XL
 from models.checkpoints.description import CheckpointError, Description, Hints, State
 from models.checkpoints.layouts import backbones
-from models.checkpoints.layouts.state import take
+from models.checkpoints.layouts.state import log_left_out, refuse_others, take
 from models.config import Features, InputConfig
 
 OFFICIAL_TRESNET_MARK = "body.conv1.0.weight"
 
 # The authors' evaluation size, which a file does not contain; their other models use 448.
 _TRESNET_SIZE = 448
-_TRESNET_SIZES = {"tresnet_v2_xl": 640}
+_TRESNET_SIZES = {TRESNET_V2_XL: 640}
 _TRESNET_MARK = "body.conv1.conv.weight"
 _COUNTERS = "num_batches_tracked"  # of batch norms; not used by the network
 _STATISTICS = "running_mean"
@@ -46,7 +47,8 @@ def read_body(
     `width` is that of the tokens that the head takes; None if the backbone classifies by itself.
     `place` is the prefix of the head's tensors in the file.
     """
-    state = strip(state, (OFFICIAL_TRESNET_MARK, _TRESNET_MARK, "conv1.weight"))  # ResNet's
+    state = _take_body(_take_body(state, OFFICIAL_TRESNET_MARK), _TRESNET_MARK)
+    state = strip(state, ("conv1.weight",))  # ResNet's
     official = OFFICIAL_TRESNET_MARK in state
     if official:
         state = backbones.rename_tresnet(state)
@@ -66,8 +68,11 @@ def read_body(
     norm_pooled = any(f".{key}".endswith(".fc_norm.weight") for key in state)
     features: Features = hints.features or "forward_features"
     backbone = Backbone(name, (spec.height, spec.width), features=features, norm_pooled=norm_pooled)
-    state = strip(state, (next(iter(backbone.body.state_dict())),))
+    own = [key for key in backbone.body.state_dict() if not key.endswith(_COUNTERS)]
+    state = strip(_take_body(state, own[0], own[-1]), (own[0],))
     body = _fit(state, backbone, spec)
+    if width is not None:
+        log_left_out(state.keys() - body.keys(), "the backbone's own classifier")
     if width is not None and hints.features is None and body.keys() <= state.keys():
         features = _find_features(state, backbone, spec, width, place)
     given = backbone.width if features == backbone.features else width
@@ -82,6 +87,20 @@ def read_body(
             "authors' add_ml_decoder_head) or drop"
         )
     return Body(body, name, spec, features, norm_pooled)
+
+
+def _take_body(state: State, *marks: str) -> State:
+    """Takes a backbone, which has these tensors, from any prefix; returns `state` without one.
+
+    Raises CheckpointError if there are tensors next to it.
+    """
+    prefixes = [key.removesuffix(marks[0]) for key in state if f".{key}".endswith(f".{marks[0]}")]
+    found = [prefix for prefix in prefixes if all(f"{prefix}{mark}" in state for mark in marks)]
+    if not found:
+        return state
+    prefix = min(found, key=len)
+    refuse_others(key for key in state if not key.startswith(prefix))
+    return take(state, prefix)
 
 
 def strip(state: State, marks: Collection[str]) -> State:
@@ -100,6 +119,11 @@ def _read_tresnet(state: State, hints: Hints, described: Description) -> Body:
     if name is None:
         _refuse_fused("TResNet", [_STATISTICS], state)
         raise CheckpointError("the checkpoint's backbone is a TResNet of unknown size")
+    if name == TRESNET_D and hints.image_size is None:
+        raise CheckpointError(
+            "the file is ML-Danbooru's TResNet-D and has no image size: give --image-size (its "
+            "authors use 448, 512 and 640)"
+        )
     size = _TRESNET_SIZES.get(name, _TRESNET_SIZE)
     return Body(state, name, _prepare(name, hints, described, (size, size)))
 

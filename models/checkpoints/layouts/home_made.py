@@ -30,11 +30,6 @@ _log = logging.getLogger(__name__)
 
 _COUNTERS = "num_batches_tracked"
 _LEAVES = ("weight", "bias")
-# Tensors that only training uses, by a part of their names.
-_TRAINING = re.compile(
-    r"(^|\.)(criteri(on|a)|loss(es)?|loss_\w+|\w+_loss|\w*metrics?\w*|confmat|pos_weight|"
-    r"class_weights?|thresholds)(\.|$)"
-)
 _MEAN = re.compile(r"((.*\.)?(pixel_|image_)?)mean")
 
 
@@ -43,15 +38,6 @@ class _Body:
     prefix: str
     state: State  # under timm's names
     rest: State  # the file's other tensors
-
-
-def leave_out(state: State) -> State:
-    """Leaves out tensors that only training uses, and logs them."""
-    extra = [key for key in state if _TRAINING.search(key)]
-    if extra:
-        names = ", ".join(extra[:5])
-        _log.info("Left out, as only training uses them: %d tensors (%s).", len(extra), names)
-    return {key: tensor for key, tensor in state.items() if key not in extra}
 
 
 def take_normaliser(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 import torch
@@ -10,13 +11,14 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from models.checkpoints.description import CheckpointError, State, first_reason
-from models.checkpoints.layouts.state import require, take, unpack_attention
+from models.checkpoints.layouts.state import log_left_out, require, take, unpack_attention
 from models.config import MLDecoderConfig, ZeroShotMLDecoderConfig
 from models.heads.attention import Attention
 
 MARK = "embed_standart.weight"  # in every ML-Decoder head, below the head's own prefix
 
 _DEFAULT_HEADS = 8
+_POSITIONS = re.compile(r"\bpos\w*_encod|\binv_freq$")  # no model of timm has such a name
 _LAYER = "decoder.layers.0."
 _ATTENTION = f"{_LAYER}multihead_attn."
 
@@ -57,6 +59,24 @@ def split_head(state: Mapping[str, Tensor]) -> tuple[str, State, State] | None:
     head = take({key: tensor for key, tensor in state.items() if key.startswith(own)}, prefix)
     head = {k if k.startswith(_PARTS) else f"decoder.{k}": v for k, v in head.items()}
     return prefix, head, {key: tensor for key, tensor in state.items() if not key.startswith(own)}
+
+
+def refuse_positions(state: Mapping[str, Tensor]) -> None:
+    """Raises CheckpointError if positions are added to the tokens, as in CheXFusion."""
+    if found := next(filter(_POSITIONS.search, state), None):
+        raise CheckpointError(
+            f"the file has {found}: a network that adds positions to the tokens between its "
+            "backbone and its ML-Decoder cannot be served"
+        )
+
+
+def refuse_caformer(state: Mapping[str, Tensor]) -> None:
+    """Raises CheckpointError for ML-Danbooru's other network, whose decoder is not ML-Decoder."""
+    if any(".feats_trans." in f".{key}" for key in state):
+        raise CheckpointError(
+            "the file is ML-Danbooru's CAFormer, whose decoder over several stages cannot be "
+            "served: take its authors' TResNet-D (TResnet-D-FLq_ema_*.ckpt)"
+        )
 
 
 def read_ml_decoder(
@@ -102,14 +122,32 @@ def _split_attentions(keys: Mapping[str, Tensor]) -> tuple[State, State]:
     """Returns the head with its attention to the image as `multihead_attn`, and self-attention.
 
     Since torch 2.1, `nn.TransformerDecoder` wants a `self_attn`: some authors rename the attention
-    to the image, some give it both names. With other tensors, the layer is torch's own.
+    to the image, some give it both names, some add one that is never used. Else the layer is
+    torch's own.
     """
     named, crossed = take(keys, f"{_LAYER}self_attn."), take(keys, _ATTENTION)
     rest = {k: v for k, v in keys.items() if not k.startswith(f"{_LAYER}self_attn.")}
     if not crossed:
         return rest | {f"{_ATTENTION}{k}": v for k, v in named.items()}, {}
     same = named.keys() == crossed.keys() and all(named[k].equal(crossed[k]) for k in named)
-    return rest, {} if same else named
+    return rest, {} if not named or same or _is_idle(named) else named
+
+
+def _is_idle(attention: State) -> bool:
+    """Whether no gradient ever reached an attention: its biases are still 0, as torch makes them.
+
+    Raises CheckpointError if some of them are, or there are none.
+    """
+    trained = {bool(tensor.any()) for key, tensor in attention.items() if key.endswith("bias")}
+    if len(trained) != 1:
+        raise CheckpointError(
+            "the checkpoint has a self_attn and a multihead_attn, and the biases of the first do "
+            "not show whether it was used: if not, store the tensors without it"
+        )
+    if idle := not trained.pop():
+        keys = [f"{_LAYER}self_attn.{key}" for key in attention]
+        log_left_out(keys, "an attention that was never trained, since its biases are 0")
+    return idle
 
 
 def _fold_self_attention(queries: Tensor, packed: State, num_heads: int) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -30,6 +31,13 @@ _PREFIXES = re.compile(  # of data-parallel, compiled and sharded networks
 )
 # Averages of torch and ema_pytorch count in tensors of their own.
 _COUNTERS = {"n_averaged", "initted", "step"}
+# Parts of names of a loss's weights and of a metric's state; no model of timm has them.
+_TRAINING = re.compile(
+    r"(.*\.)?(\w*(loss|criteri(on|a)|metric)\w*|(train|valid|val|test)_\w+|confmat|pos_weight|"
+    r"class_weights?|thresholds)(\..+)?"
+)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,29 @@ def _strip(tensors: Mapping[Any, Any]) -> dict[str, Any]:
     return found
 
 
+def leave_out_training(state: State) -> State:
+    """Leaves out, and logs, the tensors of losses and metrics next to a network."""
+    kept = {key: tensor for key, tensor in state.items() if not _TRAINING.fullmatch(key)}
+    log_left_out(state.keys() - kept.keys(), "a loss or a metric, not of the network")
+    return kept
+
+
+def log_left_out(keys: Collection[str], reason: str) -> None:
+    """Logs tensors that the network does not use."""
+    if keys:
+        more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+        logger.info("left out %s%s: %s", min(keys), more, reason)
+
+
+def refuse_others(keys: Iterable[str]) -> None:
+    """Raises CheckpointError for tensors that are neither of a backbone nor of its head."""
+    if found := sorted(keys):
+        raise CheckpointError(
+            f"the file has {found[0]} next to a backbone and a head: a network with other layers "
+            "cannot be served"
+        )
+
+
 def take(state: Mapping[str, Tensor], prefix: str) -> State:
     """Returns the tensors under a prefix, without it."""
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
@@ -151,14 +182,25 @@ def require(state: Mapping[str, Tensor], names: Iterable[str], head: str) -> Non
 
 
 def unpack_attention(packed: Mapping[str, Tensor]) -> State:
-    """Renames torch's `MultiheadAttention` and splits its packed projection in three."""
+    """Renames the tensors of torch's `MultiheadAttention` or xFormers' `MultiHeadDispatch`.
+
+    Torch packs the projections of query, key and value in one. Raises CheckpointError for missing
+    tensors, and for others, such as `bias_k`, which change the result.
+    """
+    apart = any(key.startswith("in_proj_container.") for key in packed)
     state: State = {}
+    read: set[str] = set()
     for leaf in ("weight", "bias"):
-        for theirs in (f"in_proj_{leaf}", f"out_proj.{leaf}"):
+        packs = [f"in_proj_container.{part}_proj.{leaf}" for part in "qkv"]
+        packs, out = (packs, f"proj.{leaf}") if apart else ([f"in_proj_{leaf}"], f"out_proj.{leaf}")
+        for theirs in (*packs, out):
             if theirs not in packed:
                 raise CheckpointError(f"the checkpoint lacks the attention's {theirs}")
-        thirds = packed[f"in_proj_{leaf}"].chunk(3)
+        read |= {*packs, out}
+        thirds = [packed[theirs] for theirs in packs] if apart else packed[packs[0]].chunk(3)
         for part, tensor in zip(("query", "key", "value"), thirds, strict=True):
             state[f"{part}.{leaf}"] = tensor.clone()
-        state[f"out.{leaf}"] = packed[f"out_proj.{leaf}"]
+        state[f"out.{leaf}"] = packed[out]
+    if others := sorted(packed.keys() - read):
+        raise CheckpointError(f"the checkpoint's attention has {others[0]}, which is not supported")
     return state
