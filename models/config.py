@@ -15,6 +15,8 @@ PrefixTokens = Literal["keep", "drop"]
 # `forward` adds the layers after them, a norm in ConvNeXt, a convolution in MobileNet.
 Features = Literal["forward", "forward_features"]
 Triple = tuple[float, float, float]
+# Of a timm model: what JSON has, and no dictionary.
+ModelArgument = bool | int | float | str | tuple[bool | int | float | str, ...]
 
 
 class _Config(BaseModel):
@@ -178,6 +180,17 @@ class GapConfig(_Config):
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
 
+class TimmHeadConfig(_Config):
+    """The own head of a timm model, the rest of which is the backbone."""
+
+    kind: Literal["timm"] = "timm"
+    num_classes: int = Field(ge=1)
+    encoder_width: int = Field(ge=1)
+    parts: tuple[str, ...]  # the model's modules with weights that are its head: `fc_norm`, `head`
+    # Rows and columns of a map of features; None: the model gives tokens, class token and all.
+    grid: tuple[int, int] | None = None
+
+
 HeadConfig = Annotated[
     MLDecoderConfig
     | ZeroShotMLDecoderConfig
@@ -185,7 +198,8 @@ HeadConfig = Annotated[
     | TransformerDecoderConfig
     | Query2LabelConfig
     | RamConfig
-    | GapConfig,
+    | GapConfig
+    | TimmHeadConfig,
     Field(discriminator="kind"),
 ]
 
@@ -197,6 +211,7 @@ class NetworkConfig(_Config):
     """A whole network."""
 
     backbone: str  # a name that `Backbone` knows; two towers have their own
+    model_args: dict[str, ModelArgument] = Field(default_factory=dict)  # of timm's model beside it
     input: InputConfig
     head: HeadConfig
     activation: Activation = "sigmoid"  # softmax if a photo has exactly one label

@@ -11,6 +11,7 @@ from models.checkpoints.description import CheckpointError, Description, Hints, 
 from models.checkpoints.layouts import backbones, ml_decoder, query2label, ram
 from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, read_body
 from models.checkpoints.layouts.classifier import read_classifier
+from models.checkpoints.layouts.foreign import refuse_foreign
 from models.checkpoints.layouts.state import Content, take, unwrap
 
 # The network's prefix in the module that trained it, then a tensor of every head.
@@ -23,7 +24,9 @@ _HEAD = re.compile(
 def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
     """Translates a file's content; facts `given` with the file override its own."""
     found = unwrap(content)
-    state, described = _take_network(found.state), given.complete(found.described)
+    refuse_foreign(found.state)
+    state = backbones.rename_densenet(_take_network(found.state))
+    described = given.complete(found.described)
     if query2label.MARK in state:
         return query2label.read_query2label(state, hints, described.label_names)
     if ram.is_ram(state):
@@ -83,4 +86,5 @@ def _read_ml_decoder(
         prefix_tokens=hints.prefix_tokens or "drop",
         features=found.features,
         norm_pooled=found.norm_pooled,
+        model_args=found.model_args,
     )

@@ -7,7 +7,7 @@ import timm
 import torch
 from torch import nn
 
-from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
+from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
 from models.config import GapConfig
 from models.network import Network
@@ -24,43 +24,40 @@ def make_classifier(name: str, classes: int = 7) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "kind"),
     [
-        "test_resnet",
-        "test_efficientnet",
-        "test_convnext",  # a norm after the pooling
-        "test_vit",  # class token
-        "test_vit2",  # mean, then a norm instead of that of the tokens
-        "mobilenetv3_small_050",  # two linear layers
-        pytest.param("mobilenetv4_conv_small", marks=pytest.mark.slow),  # and a norm between them
-        pytest.param("coat_lite_tiny", marks=pytest.mark.slow),  # an uncounted class token
-        pytest.param("efficientformerv2_s0", marks=pytest.mark.slow),  # two classifiers
+        ("test_resnet", "gap"),
+        ("test_efficientnet", "gap"),
+        ("test_convnext", "timm"),  # a norm after the pooling
+        ("test_vit", "gap"),  # class token
+        ("test_vit2", "timm"),  # mean, then a norm instead of that of the tokens
+        ("test_vit3", "timm"),  # attention pooling
+        ("mobilenetv3_small_050", "timm"),  # two linear layers
+        ("hgnetv2_b0", "timm"),
+        pytest.param("mobilenetv4_conv_small", "timm", marks=pytest.mark.slow),
+        pytest.param("caformer_s18", "timm", marks=pytest.mark.slow),  # an MLP
+        pytest.param("mambaout_femto", "timm", marks=pytest.mark.slow),  # an MLP, channels last
+        pytest.param("coat_lite_tiny", "gap", marks=pytest.mark.slow),  # an uncounted class token
+        pytest.param("efficientformerv2_s0", "timm", marks=pytest.mark.slow),  # two classifiers
+        pytest.param("deit_tiny_distilled_patch16_224", "timm", marks=pytest.mark.slow),
+        pytest.param("volo_d1_224", "timm", marks=pytest.mark.slow),
+        pytest.param("vgg11", "timm", marks=pytest.mark.slow),
     ],
 )
-def test_classifier_of_timm_gives_timms_logits(name: str, tmp_path: Path) -> None:
+def test_classifier_of_timm_gives_timms_logits(name: str, kind: str, tmp_path: Path) -> None:
     model, path = make_classifier(name), tmp_path / "model.ckpt"
     state = {f"model.{key}": tensor for key, tensor in model.state_dict().items()}
     torch.save({"state_dict": state, "epoch": 3}, path)
     network = load_checkpoint(path, backbone=name)
     assert isinstance(network, Network)
+    assert network.config.head.kind == kind
     spec = network.config.input
     images = torch.rand(2, 3, spec.height, spec.width)
     assert_gives(network, images, model(images))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "hgnetv2_b0",
-        "test_vit3",
-        pytest.param("deit_tiny_distilled_patch16_224", marks=pytest.mark.slow),
-        pytest.param("volo_d1_224", marks=pytest.mark.slow),
-    ],
-)
-def test_classifier_with_more_than_pooling_is_refused(name: str, tmp_path: Path) -> None:
-    torch.save(make_classifier(name).state_dict(), tmp_path / "model.pth")
-    with pytest.raises(CheckpointError, match=r"classifies by more than|there is a attn_pool"):
-        load_checkpoint(tmp_path / "model.pth", backbone=name)
+    stored = [*network.backbone.state_dict(), *network.head.state_dict()]
+    assert len(stored) == len(state)  # none twice
+    write_checkpoint(tmp_path / "own.safetensors", network, (), {})
+    assert_gives(tmp_path / "own.safetensors", images, model(images))
 
 
 def test_backbone_without_a_classifier_is_refused(tmp_path: Path) -> None:
