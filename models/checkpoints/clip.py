@@ -72,10 +72,13 @@ def read_clip(checkpoint: Path | str, hints: Hints = NO_HINTS) -> TowerCheckpoin
         stored = _read_transformers(checkpoint, name, config)
     elif open_clip := read_json(checkpoint, "open_clip_config.json"):
         stored = _read_open_clip(checkpoint, name, open_clip)
-    elif "architecture" in config or (written is None and is_on_hub(checkpoint)):
+    elif "architecture" in config or (written is None and (config or is_on_hub(checkpoint))):
         return None  # one file, perhaps with timm's description
     else:
-        raise CheckpointError(f"{name} must be a model of type clip or siglip; it is {written}")
+        raise CheckpointError(
+            f"{name} must be a model of type clip or siglip, or in the layout of timm; it is "
+            f"{written or 'without config.json'}"
+        )
     kind: Literal["clip", "siglip"] = "clip" if isinstance(stored.model, CLIPModel) else "siglip"
     text = _read_texts(checkpoint, name, stored)
     preparation = stored.preparation
