@@ -46,7 +46,8 @@ def create_timm(
             model = _build(name, image_size, {**arguments, **options})
     except Exception as error:  # timm's models raise many types
         given = ", ".join(f"{key}={value!r:.80}" for key, value in arguments.items())
-        raise BackboneError(f"timm cannot build {name} with {given}: {error}") from error
+        reason = str(error).partition("\n")[0]
+        raise BackboneError(f"timm cannot build {name} with {given}: {reason}") from error
     size = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
     if size > _MAX_BYTES:
         raise BackboneError(f"{name} with these model_args has {size / 1e9:.1f} GB: too large")

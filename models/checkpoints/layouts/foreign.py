@@ -31,7 +31,7 @@ _FOREIGN: dict[tuple[str, ...], tuple[str, str]] = {
         f"{_IN_TIMM}; of mmpretrain, ResNets are",
     ),
     (
-        r"(^|\.)encoder\.layers\.encoder_layer_\d+\.|(^|\.)features\.\d+\.(\d+\.(block|attn)|conv\.\d+)\.",
+        r"(^|\.)encoder\.layers\.encoder_layer_\d+\.|(^|\.)features\.\d+\.(\d+\.(block|attn)|(block|conv)\.\d+)\.",
     ): (
         "a ViT, Swin, ConvNeXt, EfficientNet or MobileNet of torchvision",
         f"{_IN_TIMM}; of torchvision, ResNets and DenseNets are",

@@ -1,6 +1,8 @@
 """Classifiers without a decoder: timm's own logits, names and preparation; ASL's TResNet."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -9,6 +11,7 @@ from torch import nn
 
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
+from models.checkpoints.layouts.state import rename
 from models.config import GapConfig
 from models.network import Network
 from tests.goldens import read_golden
@@ -58,6 +61,92 @@ def test_classifier_of_timm_gives_timms_logits(name: str, kind: str, tmp_path: P
     assert len(stored) == len(state)  # none twice
     write_checkpoint(tmp_path / "own.safetensors", network, (), {})
     assert_gives(tmp_path / "own.safetensors", images, model(images))
+
+
+TINY = {
+    "vit": ("test_vit", {"act_layer": "gelu_tanh", "class_token": False, "fc_norm": False,
+        "global_pool": "avg", "img_size": 64}),
+    "swinv2": ("swinv2_tiny_window8_256", {"act_layer": "gelu_tanh", "img_size": 64,
+        "window_size": 4, "embed_dim": 24, "depths": [1, 1, 2, 1], "num_heads": [1, 1, 2, 2]}),
+    "convnext": ("convnext_atto", {"act_layer": "gelu_tanh", "depths": [1, 1, 1, 1]}),
+    "eva02": ("eva02_tiny_patch14_224", {"img_size": [64, 64], "patch_size": 16, "depth": 1,
+        "ref_feat_shape": [8, 8], "drop_path_rate": 0.1}),
+    "caformer": ("caformer_s18", {"drop_path_rate": 0.1}),
+    "siglip": ("vit_base_patch16_siglip_224", {"depth": 1, "embed_dim": 48, "num_heads": 3,
+        "img_size": 64}),
+}  # fmt: skip
+
+
+def write_folder(folder: Path, model: nn.Module, name: str, arguments: dict[str, Any]) -> Path:
+    """Writes what timm's `push_to_hf_hub` does."""
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    config = {
+        "architecture": name,
+        "model_args": {**arguments, "num_classes": 7, "in_chans": 3, "drop_rate": None},
+        "pretrained_cfg": {"input_size": [3, 64, 64], "mean": [0.5] * 3, "std": [0.25] * 3},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_model_is_built_with_the_arguments_of_its_file(kind: str, tmp_path: Path) -> None:
+    name, arguments = TINY[kind]
+    torch.manual_seed(0)
+    model = shake(timm.create_model(name, num_classes=7, **arguments), 0.1).eval()
+    images = torch.rand(2, 3, 64, 64)
+    network = load_checkpoint(write_folder(tmp_path, model, name, arguments), backbone=name)
+    assert_gives(network, images, model(images))
+    assert isinstance(network, Network)
+    assert (network.config.input.height, network.config.input.std) == (64, (0.25,) * 3)
+    write_checkpoint(tmp_path / "own.safetensors", network, (), {})
+    assert_gives(tmp_path / "own.safetensors", images, model(images))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "backbone", "reason"),
+    [
+        (
+            {"patch_size": 8},
+            None,
+            r"not those of test_vit for .* patch_embed\.proj\.weight has",
+        ),
+        ({"checkpoint_path": "/etc/passwd"}, None, "have checkpoint_path, which is no argument"),
+        ({"block_fn": {"a": 1}}, None, "not text, numbers or lists of them: block_fn"),
+        ({"in_chans": 1}, None, "takes 1 channels: must be 3"),
+        ({}, "test_vit2", "the file has test_vit: leave out --backbone test_vit2"),
+        ({}, "hf-hub:owner/name", "no model named 'hf-hub:owner/name'"),
+    ],
+)
+def test_description_that_contradicts_the_file_is_refused(
+    arguments: dict[str, Any], backbone: str | None, reason: str, tmp_path: Path
+) -> None:
+    model = timm.create_model("test_vit", num_classes=7, img_size=64)
+    folder = write_folder(tmp_path, model, "test_vit", arguments)
+    config = json.loads((folder / "config.json").read_text())
+    config["model_args"] |= arguments
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=reason):
+        load_checkpoint(folder, backbone=backbone)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_densenet_of_torchvision_is_read_and_its_interpolation_asked_for(
+    old: bool, tmp_path: Path
+) -> None:
+    arguments: dict[str, Any] = {"block_config": [1, 1, 1, 1], "growth_rate": 8}
+    model = shake(timm.create_model("densenet121", num_classes=7, **arguments), 0.1).eval()
+    path = write_folder(tmp_path, model, "densenet121", arguments)
+    if old:  # as CheXNet's files
+        names = ((r"(denselayer1\.)(norm|conv)(\d)", r"\1\2.\3"), ("classifier", "classifier.0"))
+        state = {f"module.densenet121.{k}": v for k, v in rename(model.state_dict(), names).items()}
+        torch.save({"state_dict": state}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"interpolation bilinear \(torchvision.* or bicubic"):
+        load_checkpoint(path)
+    network, images = load_checkpoint(path, interpolation="bilinear"), torch.rand(2, 3, 64, 64)
+    assert_gives(network, images, model(images))
+    assert isinstance(network, Network)
+    assert network.config.input.interpolation == "bilinear"
 
 
 def test_backbone_without_a_classifier_is_refused(tmp_path: Path) -> None:
