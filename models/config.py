@@ -26,8 +26,8 @@ class _Config(BaseModel):
 class InputConfig(_Config):
     """How an upright RGB photo becomes the backbone's float input."""
 
-    height: int = Field(ge=1)
-    width: int = Field(ge=1)
+    height: int = Field(ge=1, le=4096)
+    width: int = Field(ge=1, le=4096)
     mean: Triple = (0.0, 0.0, 0.0)  # subtracted per channel, after pixels are scaled to 0..1
     std: Triple = (1.0, 1.0, 1.0)  # divides each channel, after the mean
     interpolation: Interpolation = "bilinear"  # antialiased Pillow filter for the resize

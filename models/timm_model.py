@@ -35,23 +35,24 @@ def create_timm(
     """Builds a timm model with random weights, for an image size if the model is bound to one.
 
     `options` are ours and replace `arguments`, which are a file's. Raises BackboneError if an
-    argument is not one of the architecture's own, is rejected by timm, or makes the model larger
+    argument is not one of the architecture's own or is rejected by timm, and if the model is larger
     than 4 GiB: this is found before memory is allocated.
     """
-    if not arguments:
-        return _build(name, image_size, options)
     _check_arguments(name, arguments)
+    options = {**arguments, **options}
     try:
         with torch.device("meta"):
-            model = _build(name, image_size, {**arguments, **options})
+            model = _build(name, image_size, options)
     except Exception as error:  # timm's models raise many types
+        if not arguments:
+            raise
         given = ", ".join(f"{key}={value!r:.80}" for key, value in arguments.items())
         reason = str(error).partition("\n")[0]
         raise BackboneError(f"timm cannot build {name} with {given}: {reason}") from error
     size = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
     if size > _MAX_BYTES:
-        raise BackboneError(f"{name} with these model_args has {size / 1e9:.1f} GB: too large")
-    return _build(name, image_size, {**arguments, **options})
+        raise BackboneError(f"{name} has {size / 1e9:.1f} GB of weights: too large to be exported")
+    return _build(name, image_size, options)
 
 
 def _build(name: str, image_size: tuple[int, int] | None, options: Mapping[str, Any]) -> nn.Module:
@@ -64,6 +65,8 @@ def _build(name: str, image_size: tuple[int, int] | None, options: Mapping[str, 
 
 
 def _check_arguments(name: str, arguments: Mapping[str, ModelArgument]) -> None:
+    if not arguments:
+        return
     with torch.device("meta"):
         built = type(timm.create_model(name, pretrained=False))
     # Some classes pass their arguments on to the next one.

@@ -129,7 +129,7 @@ def _create(
         try:
             pooling = {} if norm_pooled else {"global_pool": ""}
             body = create_timm(name, image_size, {"num_classes": 0, **pooling}, model_args)
-        except AssertionError:  # some models require their pooling
+        except (AssertionError, BackboneError):  # some models require their pooling
             body = create_timm(name, image_size, {"num_classes": 0}, model_args)
             body.head = nn.Identity()
     except BackboneError:
