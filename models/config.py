@@ -173,6 +173,7 @@ class GapConfig(_Config):
     num_classes: int = Field(ge=1)
     encoder_width: int = Field(ge=1)
     pooling: Literal["mean", "first"] = "mean"  # `first`: the first token, a ViT's class token
+    # Norm and hidden layer are of classifiers that version 1.0 stored; now timm's head has them.
     norm_epsilon: float | None = None  # of a layer norm after the pooling; None: there is none
     # Of another linear layer before the last; None: there is none.
     hidden_width: int | None = Field(default=None, ge=1)
