@@ -14,12 +14,11 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from models.backbones.backbone import Backbone
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.pretrained import load_pretrained
 from models.commands import report_mistakes, run_command
-from models.network import Network
+from models.network import Network, build_backbone
 
 
 def average_checkpoints(parts: Sequence[tuple[Checkpoint, float]]) -> Checkpoint:
@@ -39,8 +38,7 @@ def blend_untouched(checkpoint: Checkpoint, share: float) -> Checkpoint:
     config, network = checkpoint.config, checkpoint.network
     if config is None or not isinstance(network, Network):
         raise CheckpointError("a head without a backbone cannot be averaged")
-    size = (config.input.height, config.input.width)
-    untouched = Backbone(config.backbone, size, norm_pooled=config.norm_pooled)
+    untouched = build_backbone(config)
     load_pretrained(untouched)
     backbone = network.backbone
     _load_mean(backbone, [(untouched.state_dict(), share), (backbone.state_dict(), 1 - share)])

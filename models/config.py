@@ -15,6 +15,8 @@ PrefixTokens = Literal["keep", "drop"]
 # `forward` adds the layers after them, a norm in ConvNeXt, a convolution in MobileNet.
 Features = Literal["forward", "forward_features"]
 Triple = tuple[float, float, float]
+# Of a timm model: what JSON has, and no dictionary.
+ModelArgument = bool | int | float | str | tuple[bool | int | float | str, ...]
 
 
 class _Config(BaseModel):
@@ -24,8 +26,8 @@ class _Config(BaseModel):
 class InputConfig(_Config):
     """How an upright RGB photo becomes the backbone's float input."""
 
-    height: int = Field(ge=1)
-    width: int = Field(ge=1)
+    height: int = Field(ge=1, le=4096)
+    width: int = Field(ge=1, le=4096)
     mean: Triple = (0.0, 0.0, 0.0)  # subtracted per channel, after pixels are scaled to 0..1
     std: Triple = (1.0, 1.0, 1.0)  # divides each channel, after the mean
     interpolation: Interpolation = "bilinear"  # antialiased Pillow filter for the resize
@@ -173,11 +175,23 @@ class GapConfig(_Config):
     # `first`: the first token, a ViT's class token; `gem`: the generalised mean (arXiv 1711.02512).
     pooling: Literal["mean", "first", "gem"] = "mean"
     power: float = Field(default=3.0, gt=0.0)  # of `gem`
+    # Norm and hidden layer are of classifiers that version 1.0 stored; now timm's head has them.
     norm_epsilon: float | None = None  # of a layer norm after the pooling; None: there is none
     # Of another linear layer before the last; None: there is none.
     hidden_width: int | None = Field(default=None, ge=1)
     hidden_activation: Literal["relu", "hardswish"] = "relu"  # after that layer
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+
+class TimmHeadConfig(_Config):
+    """The own head of a timm model, the rest of which is the backbone."""
+
+    kind: Literal["timm"] = "timm"
+    num_classes: int = Field(ge=1)
+    encoder_width: int = Field(ge=1)
+    parts: tuple[str, ...]  # the model's modules with weights that are its head: `fc_norm`, `head`
+    # Rows and columns of a map of features; None: the model gives tokens, class token and all.
+    grid: tuple[int, int] | None = None
 
 
 HeadConfig = Annotated[
@@ -187,7 +201,8 @@ HeadConfig = Annotated[
     | TransformerDecoderConfig
     | Query2LabelConfig
     | RamConfig
-    | GapConfig,
+    | GapConfig
+    | TimmHeadConfig,
     Field(discriminator="kind"),
 ]
 
@@ -199,6 +214,7 @@ class NetworkConfig(_Config):
     """A whole network."""
 
     backbone: str  # a name that `Backbone` knows; two towers have their own
+    model_args: dict[str, ModelArgument] = Field(default_factory=dict)  # of timm's model beside it
     input: InputConfig
     head: HeadConfig
     activation: Activation = "sigmoid"  # softmax if a photo has exactly one label

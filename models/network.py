@@ -13,6 +13,7 @@ from models.config import (
     NetworkConfig,
     Query2LabelConfig,
     RamConfig,
+    TimmHeadConfig,
     TransformerDecoderConfig,
     ZeroShotMLDecoderConfig,
 )
@@ -21,6 +22,7 @@ from models.heads.cosine import CosineHead
 from models.heads.ml_decoder import MLDecoder
 from models.heads.query2label import Query2Label
 from models.heads.ram import Ram
+from models.heads.timm_head import TimmHead
 from models.heads.zero_shot import ZeroShotMLDecoder
 
 HEADS: dict[type[HeadConfig], type[nn.Module]] = {
@@ -43,18 +45,14 @@ class Network(nn.Module):
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.config = config
-        size = (config.input.height, config.input.width)
-        of_head = isinstance(config.head, GapConfig) and config.head.norm_epsilon is not None
-        norm_pooled = config.norm_pooled or of_head
-        self.backbone = Backbone(
-            config.backbone, size, config.prefix_tokens, config.features, norm_pooled=norm_pooled
-        )
+        self.backbone = build_backbone(config)
         if self.backbone.width != config.head.encoder_width:
             raise ValueError(
                 f"{config.backbone} gives tokens of width {self.backbone.width}, "
                 f"the head takes {config.head.encoder_width}"
             )
-        self.head = build_head(config.head)
+        own = isinstance(config.head, TimmHeadConfig)
+        self.head = TimmHead(config) if own else build_head(config.head)
 
     def forward(self, images: Tensor, *embeddings: Tensor) -> Tensor:
         """Maps normalised images [B, 3, H, W] (and embeddings [L, E]) to logits [B, N or L]."""
@@ -62,6 +60,21 @@ class Network(nn.Module):
         return logits
 
 
+def build_backbone(config: NetworkConfig) -> Backbone:
+    """Builds a network's backbone with random weights."""
+    head = config.head
+    of_head = isinstance(head, GapConfig) and head.norm_epsilon is not None
+    return Backbone(
+        config.backbone,
+        (config.input.height, config.input.width),
+        config.prefix_tokens,
+        config.features,
+        norm_pooled=config.norm_pooled or of_head,
+        model_args=config.model_args,
+        own_head=head if isinstance(head, TimmHeadConfig) else None,
+    )
+
+
 def build_head(config: HeadConfig) -> nn.Module:
-    """Builds a head with random weights."""
+    """Builds a head with random weights; timm's own come with their network."""
     return HEADS[type(config)](config)

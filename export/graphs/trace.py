@@ -29,6 +29,7 @@ from models.heads.open_head import LabelEncoder, LabelScorer, OpenHead
 from models.heads.query2label import Query2Label
 from models.heads.ram import Ram
 from models.heads.screen import LabelEncoderWithKeys, Screen
+from models.heads.timm_head import TimmHead
 from models.heads.zero_shot import ZeroShotMLDecoder
 from service.bundle.manifest import GraphName
 
@@ -74,12 +75,6 @@ class PixelEncoder(nn.Module):
 
 def trace_encoder(backbone: nn.Module, spec: InputConfig) -> onnx.ModelProto:
     """Traces images uint8 [B, H, W, 3] -> tokens float32 [B, S, C], B dynamic."""
-    module: Any
-    for module in backbone.modules():
-        # The exporter decomposes the fused step of timm's attention with other strides, on which
-        # many of its networks fail. The plain steps give the same numbers, in fewer nodes.
-        if hasattr(module, "fused_attn"):
-            module.fused_attn = False
     images = example("B", spec.height, spec.width, 3, dtype=torch.uint8)
     return trace_graph(PixelEncoder(backbone, spec), {"images": images}, "tokens")
 
@@ -90,9 +85,10 @@ def trace_heads(
     """Traces and optimises a head's graphs for tokens [B, tokens, width].
 
     With a `grid` of the tokens, heads with maps return their memory too, which the graphs of the
-    maps read. The number of tokens stays dynamic, except for heads with a position table.
+    maps read. The number of tokens stays dynamic, except for heads that are bound to a grid.
     """
-    inputs = {"tokens": example("B", tokens if isinstance(head, Query2Label) else "S", width)}
+    bound = isinstance(head, Query2Label | TimmHead)
+    inputs = {"tokens": example("B", tokens if bound else "S", width)}
     traced: dict[GraphName, onnx.ModelProto] = {}
     if isinstance(head, MLDecoder) and grid is not None:
         memory = example("B", math.prod(grid), head.config.decoder_width)
@@ -156,6 +152,12 @@ def example(*sizes: int | str, dtype: torch.dtype = torch.float32) -> Example:
 
 def trace_graph(module: nn.Module, inputs: Mapping[str, Example], *targets: str) -> onnx.ModelProto:
     """Traces a module, or raises TracingError; `inputs` are in the order of its arguments."""
+    layer: Any
+    for layer in module.modules():
+        # The exporter decomposes the fused step of timm's attention with other strides, on which
+        # many of its networks fail. The plain steps give the same numbers, in fewer nodes.
+        if hasattr(layer, "fused_attn"):
+            layer.fused_attn = False
     # torch.export's tracer resolves shape arithmetic, of which TorchScript leaves hundreds of nodes
     # (98 instead of 608 on an EfficientNet-Lite).
     dims = {name: torch.export.Dim(name) for name in _SIZES}

@@ -15,13 +15,16 @@ from torch import Tensor, nn
 
 from models.backbones import tresnet
 from models.backbones.cvt import CVTS, Cvt
-from models.commands import RequestError
-from models.config import Features, InputConfig, Interpolation, PrefixTokens
+from models.config import (
+    Features,
+    InputConfig,
+    Interpolation,
+    ModelArgument,
+    PrefixTokens,
+    TimmHeadConfig,
+)
 from models.heads.attention import to_tokens
-
-
-class BackboneError(RequestError, ValueError):
-    """The backbone is unknown, or does not exist in this size."""
+from models.timm_model import BackboneError, create_timm, is_channels_last, pretrained_cfg
 
 
 class Backbone(nn.Module):
@@ -29,10 +32,11 @@ class Backbone(nn.Module):
 
     Only models with a position table of fixed size need the size, (H, W) in pixels; raises
     BackboneError if the name is unknown or the model has no map of features of this size. With
-    `norm_pooled`, a model whose own head has a norm does not normalise its tokens instead.
+    `norm_pooled`, a model whose own head has a norm does not normalise its tokens instead. With
+    `own_head`, the model is complete but for the parts of that head.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the facts of one network
         self,
         name: str,
         image_size: tuple[int, int] | None = None,
@@ -40,14 +44,20 @@ class Backbone(nn.Module):
         features: Features = "forward_features",
         *,
         norm_pooled: bool = False,
+        model_args: Mapping[str, ModelArgument] = MappingProxyType({}),
+        own_head: TimmHeadConfig | None = None,
     ) -> None:
         super().__init__()
         self.name = name
-        self.body = _create(name, image_size, norm_pooled)
-        unnamed = int(isinstance(self.body, (VOLO, CoaT)))  # timm does not count their class token
-        self.prefix_tokens = int(getattr(self.body, "num_prefix_tokens", unnamed))
+        if own_head is None:
+            self.body = _create(name, image_size, norm_pooled, model_args)
+        else:
+            options = {"num_classes": own_head.num_classes}
+            self.body = create_timm(name, image_size, options, model_args)
+            for part in own_head.parts:
+                setattr(self.body, part, nn.Identity())
+        self.prefix_tokens = count_prefix_tokens(self.body)
         self._num_dropped = self.prefix_tokens if prefix_tokens == "drop" else 0
-        self.channels_last = getattr(self.body, "output_fmt", "NCHW") == "NHWC"
         self.features = features
         body = cast("Any", self.body)
         width = getattr(body, "head_hidden_size", None) if features == "forward" else None
@@ -75,9 +85,8 @@ class Backbone(nn.Module):
 
     def as_tokens(self, features: Tensor) -> Tensor:
         """Maps the model's own feature layout to tokens [B, S, C]."""
-        if features.dim() == 4 and self.channels_last:
-            return features.flatten(1, 2)  # [B, H, W, C] -> [B, H * W, C]
-        return to_tokens(features)[:, self._num_dropped if features.dim() == 3 else 0 :]
+        dropped = self._num_dropped if features.dim() == 3 else 0
+        return flatten_features(self.body, features)[:, dropped:]
 
     def forward(self, images: Tensor) -> Tensor:
         """Encodes normalised images [B, 3, H, W] to tokens [B, S, C]."""
@@ -100,7 +109,12 @@ class Backbone(nn.Module):
         return int(tokens.shape[1])
 
 
-def _create(name: str, image_size: tuple[int, int] | None, norm_pooled: bool) -> nn.Module:
+def _create(
+    name: str,
+    image_size: tuple[int, int] | None,
+    norm_pooled: bool,
+    model_args: Mapping[str, ModelArgument],
+) -> nn.Module:
     if name in tresnet.NAMES:
         return tresnet.create_tresnet(name)
     if name in CVTS:
@@ -110,10 +124,12 @@ def _create(name: str, image_size: tuple[int, int] | None, norm_pooled: bool) ->
     try:
         try:
             pooling = {} if norm_pooled else {"global_pool": ""}
-            body = create_timm(name, image_size, {"num_classes": 0, **pooling})
-        except AssertionError:  # some models require their pooling
-            body = create_timm(name, image_size, {"num_classes": 0})
+            body = create_timm(name, image_size, {"num_classes": 0, **pooling}, model_args)
+        except (AssertionError, BackboneError):  # some models require their pooling
+            body = create_timm(name, image_size, {"num_classes": 0}, model_args)
             body.head = nn.Identity()
+    except BackboneError:
+        raise
     except Exception as error:  # timm's models raise many types
         size = "" if image_size is None else f" for {image_size[0]} x {image_size[1]} pixels"
         raise BackboneError(f"timm cannot build {name}{size}") from error
@@ -122,16 +138,17 @@ def _create(name: str, image_size: tuple[int, int] | None, norm_pooled: bool) ->
     return body
 
 
-def create_timm(
-    name: str, image_size: tuple[int, int] | None, options: Mapping[str, Any]
-) -> nn.Module:
-    """Builds a timm model with random weights, for an image size if the model is bound to one."""
-    if image_size is not None:
-        try:
-            return timm.create_model(name, pretrained=False, img_size=image_size, **options)
-        except TypeError:
-            pass  # convolutional models take no image size
-    return timm.create_model(name, pretrained=False, **options)
+def count_prefix_tokens(model: nn.Module) -> int:
+    """Returns the number of class and register tokens before a timm model's others."""
+    unnamed = int(isinstance(model, (VOLO, CoaT)))  # timm does not count their class token
+    return int(getattr(model, "num_prefix_tokens", unnamed))
+
+
+def flatten_features(model: nn.Module, features: Tensor) -> Tensor:
+    """Maps a timm model's features to tokens [B, S, C], prefix tokens included."""
+    if features.dim() == 4 and is_channels_last(model):
+        return features.flatten(1, 2)  # [B, H, W, C] -> [B, H * W, C]
+    return to_tokens(features)
 
 
 class _TrailingStages(nn.Module):
@@ -160,10 +177,11 @@ def input_config(
     cut off labelled objects. `given` has overrides by timm's names: `img_size`, `mean` and the
     like. Raises BackboneError.
     """
-    if name not in tresnet.NAMES and not timm.is_model(name):
+    documented = "tresnet_v2_l" if name in tresnet.NAMES else name
+    if not timm.is_model(documented):
         raise BackboneError(f"timm has no model named {name!r}")
     try:
-        data = timm.data.resolve_data_config(dict(given), _pretrained_cfg(name))
+        data = timm.data.resolve_data_config(dict(given), pretrained_cfg(documented))
         height, width = image_size or data["input_size"][1:]
         interpolation = data["interpolation"]
         return InputConfig(
@@ -177,14 +195,3 @@ def input_config(
         )
     except (AssertionError, TypeError, ValueError) as error:  # timm's and pydantic's
         raise BackboneError(f"the preparation of photos for {name} is invalid") from error
-
-
-def classifier_names(name: str) -> tuple[str, ...]:
-    """Returns the names of a timm model's classifying layers, such as `head.fc`; one, or two."""
-    names = _pretrained_cfg(name).get("classifier") or ()
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
-def _pretrained_cfg(name: str) -> dict[str, Any]:
-    config = timm.get_pretrained_cfg("tresnet_v2_l" if name in tresnet.NAMES else name)
-    return {} if config is None else config.to_dict()

@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.backbones.backbone import BackboneError
 from models.checkpoints.description import NO_HINTS, CheckpointError, Description, Hints, Weights
 from models.checkpoints.files import CheckpointFile, read_file, write_file
 from models.checkpoints.layouts.backbones import add_counters
-from models.checkpoints.layouts.classifier import MORE_THAN_POOLING
 from models.checkpoints.layouts.reader import read_bare_backbone, read_foreign
 from models.checkpoints.layouts.state import Content
 from models.config import NetworkConfig
 from models.network import Network, build_head
+from models.timm_model import BackboneError
 
 _EXAMPLE_TOLERANCE = 1e-3  # of the largest logit
 _CONFIG_KEY, _LABELS_KEY, _NOTES_KEY = "config", "label_names", "notes"
@@ -91,7 +90,10 @@ def _build(name: str, weights: Weights, hints: Hints) -> tuple[nn.Module, Networ
         with torch.inference_mode():
             deviation = (network(images) - expected).abs().max()
         if not deviation <= _EXAMPLE_TOLERANCE * expected.abs().max():
-            raise CheckpointError(f"the model of {name} classifies by {MORE_THAN_POOLING}")
+            raise CheckpointError(
+                f"the model of {name} is more than timm's forward_features and forward_head, and "
+                "cannot be served"
+            )
     return network, config
 
 

@@ -75,7 +75,10 @@ def read_clip(checkpoint: Path | str, hints: Hints = NO_HINTS) -> TowerCheckpoin
     elif "architecture" in config or (written is None and is_repository(checkpoint)):
         return None  # one file, perhaps with timm's description
     else:
-        raise CheckpointError(f"{name} must be a model of type clip or siglip; it is {written}")
+        raise CheckpointError(
+            f"{name} must be a model of type clip or siglip, or in the layout of timm; it is "
+            f"{written or 'without config.json'}"
+        )
     kind: Literal["clip", "siglip"] = "clip" if isinstance(stored.model, CLIPModel) else "siglip"
     text = _read_texts(checkpoint, name, stored)
     preparation = stored.preparation

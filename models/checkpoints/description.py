@@ -17,6 +17,8 @@ from models.config import (
     DecoderConfig,
     Features,
     HeadConfig,
+    Interpolation,
+    ModelArgument,
     NetworkConfig,
     OpenHeadConfig,
     PrefixTokens,
@@ -45,6 +47,7 @@ class Hints:
     features: Features | None = None  # which of a backbone's a head takes, if two fit
     crop: bool = False  # a centre crop, as timm evaluates a classifier
     plain_pixels: bool = False  # trained on pixels in 0..1, without mean and std
+    interpolation: Interpolation | None = None  # of the resize
     single_label: bool = False  # a photo has exactly one label, so scores are a softmax
     embedding_encoder: str | None = None  # name of the model whose embeddings an open head takes
     embedding_template: str | None = None  # text that it embeds, `{}` for a label's name
@@ -129,6 +132,7 @@ class Description:
     # Of photos, by timm's names: `input_size`, `img_size`, `mean`, `std`, `interpolation`; the
     # architecture's own if missing or None.
     preparation: Mapping[str, object] = field(default_factory=dict)
+    model_args: Mapping[str, ModelArgument] = field(default_factory=dict)  # of timm, unchecked
 
     def complete(self, other: Description) -> Description:
         """Fills missing facts from another description."""
@@ -136,6 +140,7 @@ class Description:
             self.architecture or other.architecture,
             self.label_names or other.label_names,
             {**other.preparation, **self.preparation},
+            {**other.model_args, **self.model_args},
         )
 
 

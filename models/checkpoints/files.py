@@ -29,12 +29,16 @@ from models.checkpoints.formats import (
     is_safetensors,
 )
 from models.checkpoints.pickles import unpickle
+from models.config import ModelArgument
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", *INDICES)
 CONFIG = "config.json"
 _OF_TIMM = {"architecture", "pretrained_cfg"}  # one of them is in each `CONFIG` of timm
 
 _json_object = TypeAdapter(dict[str, Any])
+_model_args = TypeAdapter(dict[str, ModelArgument | None])
+# Of timm's arguments: what the tensors and the preparation of photos show.
+_READ_ELSEWHERE = {"num_classes", "in_chans", "img_size"}
 _MAX_DEPTH = 3  # of dictionaries: the file's, one of its wrappings, `module` in that
 _PART = re.compile(r"\w[\w.-]*\.(safetensors|bin)")  # of weights in several files, in one folder
 
@@ -123,17 +127,37 @@ def _locate(checkpoint: Path | str, names: Sequence[str], owner: str | None) -> 
 
 
 def _read_description(checkpoint: Path | str) -> Description:
-    found = read_json(checkpoint, CONFIG)  # as timm writes it
-    preparation = found.get("pretrained_cfg") or {}
+    """Reads the `config.json` of timm; older ones have the preparation of photos at the top."""
+    found = read_json(checkpoint, CONFIG)
+    name = found.get("architecture")
+    preparation = found.get("pretrained_cfg", found if name else None) or {}
+    try:
+        given = _model_args.validate_python(found.get("model_args") or {})
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{checkpoint} has a {CONFIG} whose model_args are not text, numbers or lists of them: "
+            f"{'.'.join(map(str, error.errors()[0]['loc'][:1]))}"
+        ) from error
+    arguments = {key: value for key, value in given.items() if value is not None}
     if not isinstance(preparation, dict):
         raise CheckpointError(f"{checkpoint} has a {CONFIG} that is damaged")
-    kind, name = found.get("model_type"), found.get("architecture")
-    if kind in ("clip", "siglip"):
+    if (kind := found.get("model_type")) in ("clip", "siglip"):
         raise CheckpointError(
             f"{checkpoint} is a {kind} model without labels: only export reads it"
         )
-    name = name if isinstance(name, str) else None
-    return Description(name, read_names(found.get("label_names")), preparation)
+    if arguments.get("in_chans", 3) != 3:
+        raise CheckpointError(f"{checkpoint} takes {arguments['in_chans']} channels: must be 3")
+    size = arguments.get("img_size")
+    if size is not None:  # the model is bound to it
+        sides = size if isinstance(size, tuple) else (size, size)
+        preparation = {**preparation, "input_size": (3, *sides)}
+    arguments = {k: v for k, v in arguments.items() if k not in _READ_ELSEWHERE}
+    return Description(
+        name if isinstance(name, str) else None,
+        read_names(found.get("label_names") or found.get("labels")),
+        preparation,
+        arguments,
+    )
 
 
 def read_json(checkpoint: Path | str, name: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 
 from torch import nn
 
-from models.backbones.backbone import Backbone, BackboneError, input_config
+from models.backbones.backbone import Backbone, input_config
 from models.checkpoints.checkpoint import fill, read_backbone, read_checkpoint
 from models.checkpoints.description import CheckpointError, Description, Hints
 from models.checkpoints.files import CheckpointFile
@@ -15,6 +15,7 @@ from models.checkpoints.pretrained import load_pretrained
 from models.config import HeadConfig, InputConfig, NetworkConfig
 from models.data import DataError, LabelledFolder
 from models.network import HEADS, Network
+from models.timm_model import BackboneError
 from models.train.recipe import WHOLE_BACKBONE, Recipe, RecipeError
 
 # Prefixes of the pooling and the classifiers that timm and TResNet's authors put on a backbone.

@@ -14,13 +14,14 @@ from timm import get_pretrained_cfg
 from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
-from models.backbones.backbone import Backbone, create_timm
+from models.backbones.backbone import Backbone
 from models.checkpoints.checkpoint import read_checkpoint
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.pretrained import PretrainedError, fill_backbone, read_pretrained
 from models.config import InputConfig
 from models.network import Network
 from models.text import TextEncoder
+from models.timm_model import create_timm
 
 _IMAGENET_CLASSES = 1000
 _TOLERANCE = 1e-2  # of the logits' deviation

@@ -42,6 +42,13 @@ _TRESNET_NAMES = (
     (r"(downsample\.\d)\.1\.", r"\1.bn."),
 )
 
+# torchvision's DenseNet, in its files and in those of CheXNet -> timm. CheXNet's classifier is a
+# linear layer and a sigmoid.
+_DENSENET_NAMES = (
+    (r"\b(denselayer\d+\.(?:norm|conv))\.([12])\.", r"\1\2."),
+    (r"\bclassifier\.0\.", "classifier."),
+)
+
 # The authors' CvT -> transformers. The order matters here too: `attn.proj` and `attn.` overlap.
 CVT_NAMES = (
     (r"^stage(\d)\.", r"model.encoder.stages.\1."),
@@ -103,6 +110,12 @@ def rename_tresnet(state: Mapping[str, Tensor]) -> State:
     if not plain and any((renamed[key] < _ABN_EPSILON).any() for key in norms):
         renamed |= {key: renamed[key].abs() + _ABN_EPSILON for key in norms}
     return renamed
+
+
+def rename_densenet(state: State) -> State:
+    """Renames torchvision's DenseNet to timm's names; other networks stay as they are."""
+    found = any(".denselayer1." in key for key in state)
+    return rename(state, _DENSENET_NAMES) if found else state
 
 
 def rename_swin(state: Mapping[str, Tensor]) -> State:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import timm
 import torch
 from torch import Tensor
 
-from models.backbones.backbone import Backbone, classifier_names, input_config
+from models.backbones.backbone import Backbone, input_config
 from models.backbones.tresnet import TRESNET_D, TRESNET_V2_XL
 from models.checkpoints.description import CheckpointError, Description, Hints, State
 from models.checkpoints.layouts import backbones
 from models.checkpoints.layouts.state import log_left_out, refuse_others, take
-from models.config import Features, InputConfig
+from models.config import Features, InputConfig, ModelArgument
+from models.timm_model import classifier_names
 
 OFFICIAL_TRESNET_MARK = "body.conv1.0.weight"
 
@@ -37,46 +38,51 @@ class Body:
     input: InputConfig
     features: Features = "forward_features"
     norm_pooled: bool = False
+    model_args: Mapping[str, ModelArgument] = field(default_factory=dict)
 
 
 def read_body(
-    state: State, hints: Hints, described: Description, width: int | None, place: str = ""
+    state: State, hints: Hints, described: Description, width: int, place: str = ""
 ) -> Body:
     """Reads a backbone; raises CheckpointError or BackboneError.
 
-    `width` is that of the tokens that the head takes; None if the backbone classifies by itself.
-    `place` is the prefix of the head's tensors in the file.
+    `width` is that of the tokens that the head takes. `place` is the prefix of the head's tensors
+    in the file.
     """
     state = _take_body(_take_body(state, OFFICIAL_TRESNET_MARK), _TRESNET_MARK)
     state = strip(state, ("conv1.weight",))  # ResNet's
     official = OFFICIAL_TRESNET_MARK in state
     if official:
         state = backbones.rename_tresnet(state)
-    architecture = described.architecture
+    name = find_name(hints, described)
     # A file that names a timm model was trained with timm, which has its own sizes.
-    of_timm = width is None or (architecture is not None and timm.is_model(architecture))
+    of_timm = described.architecture is not None and timm.is_model(described.architecture)
     if official or (_TRESNET_MARK in state and not of_timm):
         return _read_tresnet(state, hints, described)
-    name = hints.backbone or architecture
     if name is None or (hints.backbone is None and not of_timm):
         fitting = backbones.recognise(state, backbones.RESNETS)
         example = "" if fitting is None else f", for example {fitting}, whose tensors fit"
         raise CheckpointError(
             f"the file does not name its backbone: give --backbone (a timm name{example})"
         )
-    spec = _prepare(name, hints, described, None)
+    spec = prepare(name, hints, described)
     norm_pooled = any(f".{key}".endswith(".fc_norm.weight") for key in state)
     features: Features = hints.features or "forward_features"
-    backbone = Backbone(name, (spec.height, spec.width), features=features, norm_pooled=norm_pooled)
+    backbone = Backbone(
+        name,
+        (spec.height, spec.width),
+        features=features,
+        norm_pooled=norm_pooled,
+        model_args=described.model_args,
+    )
     own = [key for key in backbone.body.state_dict() if not key.endswith(_COUNTERS)]
     state = strip(_take_body(state, own[0], own[-1]), (own[0],))
     body = _fit(state, backbone, spec)
-    if width is not None:
-        log_left_out(state.keys() - body.keys(), "the backbone's own classifier")
-    if width is not None and hints.features is None and body.keys() <= state.keys():
+    log_left_out(state.keys() - body.keys(), "the backbone's own classifier")
+    if hints.features is None and body.keys() <= state.keys():
         features = _find_features(state, backbone, spec, width, place)
     given = backbone.width if features == backbone.features else width
-    if width not in (None, given):
+    if width != given:
         raise CheckpointError(
             f"{name} gives tokens of width {given}, the file's head takes {width}"
         )
@@ -86,7 +92,15 @@ def read_body(
             "show whether its head was trained on them: give --prefix-tokens keep (as the "
             "authors' add_ml_decoder_head) or drop"
         )
-    return Body(body, name, spec, features, norm_pooled)
+    return Body(body, name, spec, features, norm_pooled, described.model_args)
+
+
+def find_name(hints: Hints, described: Description) -> str | None:
+    """Returns the backbone's name; raises CheckpointError if hint and file name two of timm's."""
+    names = [name for name in (hints.backbone, described.architecture) if name is not None]
+    if len({name.partition(".")[0] for name in names if timm.is_model(name)}) > 1:
+        raise CheckpointError(f"the file has {names[1]}: leave out --backbone {names[0]}")
+    return names[0] if names else None
 
 
 def _take_body(state: State, *marks: str) -> State:
@@ -125,17 +139,25 @@ def _read_tresnet(state: State, hints: Hints, described: Description) -> Body:
             "authors use 448, 512 and 640)"
         )
     size = _TRESNET_SIZES.get(name, _TRESNET_SIZE)
-    return Body(state, name, _prepare(name, hints, described, (size, size)))
+    return Body(state, name, prepare(name, hints, described, (size, size)))
 
 
-def _prepare(
-    name: str, hints: Hints, described: Description, size: tuple[int, int] | None
+def prepare(
+    name: str, hints: Hints, described: Description, size: tuple[int, int] | None = None
 ) -> InputConfig:
     """Returns the preparation of photos: as hinted, else as described, else the backbone's own.
 
-    `size` (H, W) replaces the backbone's own if neither gives one.
+    `size` (H, W) replaces the backbone's own if neither gives one. Raises CheckpointError for a
+    DenseNet without interpolation: timm's name and tensors are torchvision's, which differ by it.
     """
     known = {key: value for key, value in described.preparation.items() if value is not None}
+    if hints.interpolation is not None:
+        known["interpolation"] = hints.interpolation
+    if name.startswith("densenet") and "interpolation" not in known:
+        raise CheckpointError(
+            "the file does not show whether its DenseNet was trained by torchvision or by timm: "
+            "give --interpolation bilinear (torchvision, CheXNet) or bicubic (timm)"
+        )
     if hints.image_size is not None:
         size = (hints.image_size, hints.image_size)
     elif known.keys() & {"input_size", "img_size"}:
@@ -153,19 +175,39 @@ def _fit(state: State, backbone: Backbone, spec: InputConfig) -> State:
     own = backbone.body.state_dict()
     classifiers = tuple(f"{name}." for name in classifier_names(backbone.name))
     found = {k: v for k, v in state.items() if k in own or not k.startswith(classifiers)}
-    missing = sorted(k for k in own.keys() - found.keys() if not k.endswith(_COUNTERS))
-    extra = sorted(k for k in found.keys() - own.keys() if not k.endswith(_COUNTERS))
-    _refuse_fused(backbone.name, missing, found)
-    unread = () if extra or _reads(backbone, missing, spec) else missing
-    check_names(backbone.name, () if unread else missing, extra)
+    missing, extra = _compare(own, found)
+    if not extra and not _reads(backbone, missing, spec):
+        found |= {key: torch.zeros_like(own[key]) for key in missing}
+    check_tensors(backbone.name, own, found, spec)
+    return found
+
+
+def check_tensors(
+    name: str, own: Mapping[str, Tensor], found: Mapping[str, Tensor], spec: InputConfig
+) -> None:
+    """Raises CheckpointError unless a file's names and shapes are those of a model's tensors.
+
+    Counters of batch norms do not matter.
+    """
+    missing, extra = _compare(own, found)
+    _refuse_fused(name, missing, found)
+    check_names(name, missing, extra)
     for key in found.keys() & own.keys():
         shapes = tuple(found[key].shape), tuple(own[key].shape)
         if shapes[0] != shapes[1]:
             raise CheckpointError(
-                f"the file's tensors are not those of {backbone.name} for {spec.height} x "
-                f"{spec.width} pixels: {key} has shape {shapes[0]}, not {shapes[1]}"
+                f"the file's tensors are not those of {name} for {spec.height} x {spec.width} "
+                f"pixels: {key} has shape {shapes[0]}, not {shapes[1]}"
             )
-    return {**found, **{key: torch.zeros_like(own[key]) for key in unread}}
+
+
+def _compare(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
+    """Returns the names that only the model has, and those that only the file has."""
+    pairs = ((own, found), (found, own))
+    missing, extra = (
+        sorted(k for k in a.keys() - b.keys() if not k.endswith(_COUNTERS)) for a, b in pairs
+    )
+    return missing, extra
 
 
 @torch.inference_mode()

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import timm
 import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
-from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch import Tensor
 
-from models.backbones.backbone import classifier_names, create_timm
+from models.backbones.backbone import count_prefix_tokens, flatten_features
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
-from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, check_names, read_body, strip
-from models.config import GapConfig
-
-MORE_THAN_POOLING = "more than pooling, a norm and linear layers, and cannot be served"
+from models.checkpoints.layouts.body import (
+    OFFICIAL_TRESNET_MARK,
+    check_names,
+    check_tensors,
+    find_name,
+    prepare,
+    read_body,
+    strip,
+)
+from models.config import GapConfig, NetworkConfig, TimmHeadConfig
+from models.heads.baselines import Gap
+from models.network import Network
+from models.timm_model import classifier_names, create_timm, is_channels_last
 
 _LEAVES = ("weight", "bias")
+_TOLERANCE = 1e-4  # of logits
 
 
 def read_classifier(state: State, hints: Hints, described: Description) -> Weights | None:
-    """Translates a classifier with a head of pooling, perhaps a norm, and a linear layer.
+    """Translates a classifier of timm, or ASL's.
 
     Returns None if the name of its backbone is missing, or not one of timm's.
     """
-    name = hints.backbone or described.architecture
+    name = find_name(hints, described)
     known = name is not None and timm.is_model(name)
     classifiers = classifier_names(name) if known and name is not None else ()
     state = strip(state, (OFFICIAL_TRESNET_MARK, *(f"{layer}.weight" for layer in classifiers)))
@@ -67,71 +75,105 @@ def _read_asl(state: State, hints: Hints, described: Description) -> Weights | N
 def _read_timm(
     state: State, classifiers: Sequence[str], name: str, hints: Hints, described: Description
 ) -> Weights:
-    # Two classifiers, the second for distillation, are averaged.
-    linear = {
-        leaf: torch.stack([state[f"{layer}.{leaf}"] for layer in classifiers]).mean(dim=0)
-        for leaf in _LEAVES
-    }
-    classes, width = linear["weight"].shape[:2]
-    head_state = _to_linear(linear)
-    places = ("fc_norm", f"{classifiers[0].partition('.')[0]}.norm")
-    norm = next((place for place in places if f"{place}.weight" in state), None)
-    if norm is not None:
-        head_state |= {f"norm.{leaf}": state[f"{norm}.{leaf}"] for leaf in _LEAVES}
-    found = read_body(state, replace(hints, prefix_tokens="drop"), described, None)
-    spec = found.input
-    model: Any = create_timm(name, (spec.height, spec.width), {"num_classes": classes})
-    try:
-        model.load_state_dict(state, strict=False)  # the body's tensors were compared
-    except RuntimeError as error:  # of shapes
-        raise CheckpointError("the file's tensors have other shapes than the model's") from error
-    hidden, activation = _find_hidden(model.eval())
-    if hidden is not None:
-        head_state |= _to_linear(hidden.state_dict(), "hidden.0")
-    elif width != model.num_features:
-        raise CheckpointError(f"{name} classifies by {MORE_THAN_POOLING}")
-    by_token = getattr(model, "global_pool", None) == "token"
-    head = GapConfig(
-        num_classes=classes,
-        encoder_width=model.num_features,
-        pooling="first" if by_token else "mean",
-        norm_epsilon=None if norm is None else model.get_submodule(norm).eps,
-        hidden_width=None if hidden is None else width,
-        hidden_activation=activation,
-    )
+    spec = prepare(name, hints, described)
+    classes = len(state[f"{classifiers[0]}.weight"])
+
+    def build() -> Any:  # noqa: ANN401
+        options = {"num_classes": classes}
+        return create_timm(name, (spec.height, spec.width), options, described.model_args)
+
+    with torch.device("meta"):  # compares before memory is allocated
+        model = build()
+    own = model.state_dict()
+    computed = {key for key, _ in model.named_buffers()} - own.keys()  # older timm stored them
+    state = {key: tensor for key, tensor in state.items() if key not in computed}
+    check_tensors(name, own, state, spec)
+    model = build().eval()
+    own = model.state_dict()
+    state = {key: state.get(key, own[key]) for key in own}  # perhaps without counters
+    model.load_state_dict(state)
     images = torch.rand(1, 3, spec.height, spec.width, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        example = (images, model(images))
+        example, features = (images, model(images)), model.forward_features(images)
+        if not isinstance(features, Tensor) or features.dim() not in (3, 4):
+            raise CheckpointError(f"{name} gives no single map of features, and cannot be served")
+        logits, parts = _run_head(model, features)
+        inside = {key: v for key, v in state.items() if key.partition(".")[0] in parts}
+        tokens = flatten_features(model, features)
+        gap = _read_gap(inside, model, tokens, logits)
+    body = {key: v for key, v in state.items() if key not in inside}
     names = described.label_names or _find_imagenet_names(classes)
-    return Weights(head_state, head, names, example=example).put_on(
-        found.state, backbone=name, input=spec, prefix_tokens="keep" if by_token else "drop"
+    facts = {"backbone": name, "model_args": described.model_args, "input": spec}
+    if gap is not None:
+        prefix = "keep" if gap[1].pooling == "first" else "drop"
+        weights = Weights(*gap, names, example=example)
+        weights = weights.put_on(body, **facts, prefix_tokens=prefix)
+        if _is_built_alike(weights):
+            return weights
+    sizes = tuple(features.shape[1:3] if is_channels_last(model) else features.shape[2:])
+    head = TimmHeadConfig(
+        num_classes=classes,
+        encoder_width=tokens.shape[2],
+        parts=parts,
+        grid=sizes if features.dim() == 4 else None,
     )
+    weights = Weights({f"model.{k}": v for k, v in inside.items()}, head, names, example=example)
+    return weights.put_on(body, **facts, prefix_tokens="keep")
+
+
+def _run_head(model: Any, features: Tensor) -> tuple[Tensor, tuple[str, ...]]:  # noqa: ANN401
+    """Returns the logits, and the names of the modules with weights that compute them."""
+    run: set[str] = set()
+    for path, module in model.named_modules():
+        if path:
+            part = path.partition(".")[0]
+            module.register_forward_pre_hook(lambda *_, part=part: run.add(part))
+    logits: Tensor = model.forward_head(features)
+    parts = (name for name, child in model.named_children() if name in run and child.state_dict())
+    return logits, tuple(parts)
+
+
+def _read_gap(
+    head: State,
+    model: Any,  # noqa: ANN401
+    tokens: Tensor,
+    logits: Tensor,
+) -> tuple[State, GapConfig] | None:
+    """Returns a head of pooling and one linear layer; None if it is more."""
+    leaves = {key.rpartition(".")[2]: tensor for key, tensor in head.items()}
+    if len(head) != 2 or tuple(leaves["weight"].shape[:2]) != (logits.shape[1], tokens.shape[2]):
+        return None
+    first = getattr(model, "global_pool", None) == "token"
+    config = GapConfig(
+        num_classes=logits.shape[1],
+        encoder_width=tokens.shape[2],
+        pooling="first" if first else "mean",
+    )
+    gap, state = Gap(config).eval(), _to_linear(leaves)
+    gap.load_state_dict(state)
+    found = gap(tokens[:, 0 if first else count_prefix_tokens(model) :])
+    return (state, config) if found.allclose(logits, atol=_TOLERANCE) else None
+
+
+def _is_built_alike(weights: Weights) -> bool:
+    """Whether the backbone without its head has the tensors of the whole model's."""
+    assert isinstance(weights.config, NetworkConfig)
+    with torch.device("meta"):
+        return Network(weights.config).state_dict().keys() == weights.state.keys()
 
 
 def _refuse(state: State, name: str, classifiers: Sequence[str]) -> NoReturn:
-    own = timm.create_model(name).state_dict()
+    with torch.device("meta"):
+        own = timm.create_model(name).state_dict()
     missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     after = tuple(f"{layer}." for layer in classifiers)
     check_names(name, [key for key in missing if not key.startswith(after)], extra)
     raise CheckpointError(f"the file has {name} without a classifier, and no head: no {after[0]}*")
 
 
-def _to_linear(layer: Mapping[str, Tensor], ours: str = "linear") -> State:
+def _to_linear(layer: Mapping[str, Tensor]) -> State:
     # A convolution of one pixel is a linear layer.
-    return {f"{ours}.{leaf}": tensor.reshape(tensor.shape[:2]) for leaf, tensor in layer.items()}
-
-
-def _find_hidden(model: Any) -> tuple[nn.Module | None, Literal["relu", "hardswish"]]:  # noqa: ANN401
-    """Returns the convolution that MobileNets have after their pooling, and its activation."""
-    if getattr(model, "head_hidden_size", None) in (None, model.num_features):
-        return None, "relu"
-    layer, norm = getattr(model, "conv_head", None), getattr(model, "norm_head", nn.Identity())
-    activation = getattr(norm, "act", getattr(model, "act2", None))
-    if not isinstance(layer, nn.Conv2d) or not isinstance(activation, nn.ReLU | nn.Hardswish):
-        return None, "relu"
-    if isinstance(norm, nn.BatchNorm2d):
-        layer = fuse_conv_bn_eval(layer, norm)
-    return layer, "relu" if isinstance(activation, nn.ReLU) else "hardswish"
+    return {f"linear.{leaf}": tensor.reshape(tensor.shape[:2]) for leaf, tensor in layer.items()}
 
 
 def _find_imagenet_names(classes: int) -> tuple[str, ...] | None:

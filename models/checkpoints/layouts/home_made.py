@@ -19,12 +19,12 @@ from timm.layers import SelectAdaptivePool2d
 from timm.models import ResNet
 from torch import Tensor
 
-from models.backbones.backbone import classifier_names, create_timm
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
 from models.checkpoints.layouts import backbones
 from models.checkpoints.layouts.classifier import read_classifier
 from models.checkpoints.layouts.kinds import refuse_no_tagger
 from models.config import GapConfig, NetworkConfig
+from models.timm_model import classifier_names, create_timm
 
 _log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from typing import NoReturn
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
 from models.checkpoints.layouts import backbones, ml_decoder, query2label, ram
 from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, read_body
+from models.checkpoints.layouts.foreign import refuse_foreign
 from models.checkpoints.layouts.home_made import (
     read_home_made,
     suggest_backbone,
@@ -37,7 +38,8 @@ def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
     found = unwrap(content)
     described = given.complete(found.described)
     state, described = take_normaliser(leave_out_training(found.state), hints, described)
-    state = _take_network(state)
+    refuse_foreign(state)
+    state = backbones.rename_densenet(_take_network(state))
     if query2label.MARK in state:
         return query2label.read_query2label(state, hints, described.label_names)
     if ram.is_ram(state):
@@ -118,4 +120,5 @@ def _read_ml_decoder(
         prefix_tokens=hints.prefix_tokens or "drop",
         features=found.features,
         norm_pooled=found.norm_pooled,
+        model_args=found.model_args,
     )

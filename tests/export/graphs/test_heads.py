@@ -22,11 +22,13 @@ from models.config import (
     NetworkConfig,
     Query2LabelConfig,
     RamConfig,
+    TimmHeadConfig,
     TransformerDecoderConfig,
     ZeroShotMLDecoderConfig,
 )
 from models.network import Network, build_head
-from tests.export.tiny_network import assert_close, run_torch
+from service.bundle.card import Precision
+from tests.export.tiny_network import LABELS, assert_close, run_torch
 from tests.support.tiny_bundle import run_bundle
 
 WIDTHS = {"encoder_width": 256, "decoder_width": 16, "num_heads": 4, "feedforward_width": 24}
@@ -100,6 +102,30 @@ def test_bundle_of_ram_answers_its_own_and_other_labels_as_torch_does(tmp_path: 
     assert_close(found, run_torch(network, PIXELS, embeddings))
     alone = run_torch(network, PIXELS, embeddings[3:4, :7])
     assert_close(found[:, 3:4], alone)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "head"),
+    [
+        ("test_vit3", {"parts": ("attn_pool", "head"), "encoder_width": 96}),
+        ("test_convnext", {"parts": ("head",), "encoder_width": 64, "grid": (2, 3)}),
+    ],
+)
+def test_bundle_of_timms_own_head_equals_torch(
+    backbone: str, head: dict[str, object], folder: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    size = InputConfig(height=64, width=96)
+    own = TimmHeadConfig.model_validate({"num_classes": len(LABELS), **head})
+    config = NetworkConfig(backbone=backbone, input=size, head=own, prefix_tokens="keep")
+    network = Network(config).eval()
+    write_checkpoint(tmp_path / "own.safetensors", network, LABELS, {})
+    precisions: frozenset[Precision] = frozenset({"fp16", "int8"})
+    request = ExportRequest(tmp_path / "own.safetensors", tmp_path / "model", folder, precisions)
+    bundle = build_bundle(request)
+    assert bundle.card.trained_head.kind == "timm"
+    assert bundle.precisions() == ("fp32", "fp16", "int8")
+    assert_close(run_bundle(bundle, PIXELS), run_torch(network, PIXELS))
 
 
 def test_request_is_refused_when_it_does_not_fit_the_head(folder: Path, tmp_path: Path) -> None:

@@ -1,15 +1,19 @@
 """Classifiers without a decoder: timm's own logits, names and preparation; ASL's TResNet."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
+from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
-from models.config import GapConfig
+from models.checkpoints.layouts.state import rename
+from models.config import GapConfig, InputConfig, NetworkConfig
 from models.network import Network
 from tests.goldens import read_golden
 from tests.models import shake
@@ -24,43 +28,141 @@ def make_classifier(name: str, classes: int = 7) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "kind"),
     [
-        "test_resnet",
-        "test_efficientnet",
-        "test_convnext",  # a norm after the pooling
-        "test_vit",  # class token
-        "test_vit2",  # mean, then a norm instead of that of the tokens
-        "mobilenetv3_small_050",  # two linear layers
-        pytest.param("mobilenetv4_conv_small", marks=pytest.mark.slow),  # and a norm between them
-        pytest.param("coat_lite_tiny", marks=pytest.mark.slow),  # an uncounted class token
-        pytest.param("efficientformerv2_s0", marks=pytest.mark.slow),  # two classifiers
+        ("test_resnet", "gap"),
+        ("test_efficientnet", "gap"),
+        ("test_convnext", "timm"),  # a norm after the pooling
+        ("test_vit", "gap"),  # class token
+        ("test_vit2", "timm"),  # mean, then a norm instead of that of the tokens
+        ("test_vit3", "timm"),  # attention pooling
+        ("mobilenetv3_small_050", "timm"),  # two linear layers
+        ("hgnetv2_b0", "timm"),
+        pytest.param("mobilenetv4_conv_small", "timm", marks=pytest.mark.slow),
+        pytest.param("caformer_s18", "timm", marks=pytest.mark.slow),  # an MLP
+        pytest.param("mambaout_femto", "timm", marks=pytest.mark.slow),  # an MLP, channels last
+        pytest.param("coat_lite_tiny", "gap", marks=pytest.mark.slow),  # an uncounted class token
+        pytest.param("efficientformerv2_s0", "timm", marks=pytest.mark.slow),  # two classifiers
+        pytest.param("deit_tiny_distilled_patch16_224", "timm", marks=pytest.mark.slow),
+        pytest.param("volo_d1_224", "timm", marks=pytest.mark.slow),
+        pytest.param("vgg11", "timm", marks=pytest.mark.slow),
     ],
 )
-def test_classifier_of_timm_gives_timms_logits(name: str, tmp_path: Path) -> None:
+def test_classifier_of_timm_gives_timms_logits(name: str, kind: str, tmp_path: Path) -> None:
     model, path = make_classifier(name), tmp_path / "model.ckpt"
     state = {f"model.{key}": tensor for key, tensor in model.state_dict().items()}
     torch.save({"state_dict": state, "epoch": 3}, path)
     network = load_checkpoint(path, backbone=name)
     assert isinstance(network, Network)
+    assert network.config.head.kind == kind
     spec = network.config.input
     images = torch.rand(2, 3, spec.height, spec.width)
     assert_gives(network, images, model(images))
+    stored = [*network.backbone.state_dict(), *network.head.state_dict()]
+    assert len(stored) == len(state)  # none twice
+    write_checkpoint(tmp_path / "own.safetensors", network, (), {})
+    assert_gives(tmp_path / "own.safetensors", images, model(images))
+
+
+def test_classifier_that_version_1_0_stored_is_read(tmp_path: Path) -> None:
+    """Norm and hidden layer were its own; since then timm's head computes them."""
+    head = GapConfig(num_classes=3, encoder_width=64, norm_epsilon=1e-6, hidden_width=8)
+    size = InputConfig(height=64, width=64)
+    config = NetworkConfig(backbone="test_convnext", input=size, head=head)
+    network, images = shake(Network(config)).eval(), torch.rand(2, 3, 64, 64)
+    write_checkpoint(tmp_path / "own.safetensors", network, (), {})
+    stored = load_file(tmp_path / "own.safetensors")
+    facts = {"config": config.model_dump_json(exclude={"model_args"})}
+    save_file(stored, tmp_path / "old.safetensors", facts)
+    pooled = nn.functional.layer_norm(network.backbone(images).mean(dim=1), (64,), eps=1e-6)
+    expected = network.head.hidden(pooled * network.head.norm.weight + network.head.norm.bias)
+    assert_gives(tmp_path / "old.safetensors", images, network.head.linear(expected))
+
+
+TINY = {
+    "vit": ("test_vit", {"act_layer": "gelu_tanh", "class_token": False, "fc_norm": False,
+        "global_pool": "avg", "img_size": 64}),
+    "swinv2": ("swinv2_tiny_window8_256", {"act_layer": "gelu_tanh", "img_size": 64,
+        "window_size": 4, "embed_dim": 24, "depths": [1, 1, 2, 1], "num_heads": [1, 1, 2, 2]}),
+    "convnext": ("convnext_atto", {"act_layer": "gelu_tanh", "depths": [1, 1, 1, 1]}),
+    "eva02": ("eva02_tiny_patch14_224", {"img_size": [64, 64], "patch_size": 16, "depth": 1,
+        "ref_feat_shape": [8, 8], "drop_path_rate": 0.1}),
+    "caformer": ("caformer_s18", {"drop_path_rate": 0.1}),
+    "siglip": ("vit_base_patch16_siglip_224", {"depth": 1, "embed_dim": 48, "num_heads": 3,
+        "img_size": 64}),
+}  # fmt: skip
+
+
+def write_folder(folder: Path, model: nn.Module, name: str, arguments: dict[str, Any]) -> Path:
+    """Writes what timm's `push_to_hf_hub` does."""
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    config = {
+        "architecture": name,
+        "model_args": {**arguments, "num_classes": 7, "in_chans": 3, "drop_rate": None},
+        "pretrained_cfg": {"input_size": [3, 64, 64], "mean": [0.5] * 3, "std": [0.25] * 3},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_model_is_built_with_the_arguments_of_its_file(kind: str, tmp_path: Path) -> None:
+    name, arguments = TINY[kind]
+    torch.manual_seed(0)
+    model = shake(timm.create_model(name, num_classes=7, **arguments), 0.1).eval()
+    images = torch.rand(2, 3, 64, 64)
+    network = load_checkpoint(write_folder(tmp_path, model, name, arguments), backbone=name)
+    assert_gives(network, images, model(images))
+    assert isinstance(network, Network)
+    assert (network.config.input.height, network.config.input.std) == (64, (0.25,) * 3)
+    write_checkpoint(tmp_path / "own.safetensors", network, (), {})
+    assert_gives(tmp_path / "own.safetensors", images, model(images))
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("arguments", "backbone", "reason"),
     [
-        "hgnetv2_b0",
-        "test_vit3",
-        pytest.param("deit_tiny_distilled_patch16_224", marks=pytest.mark.slow),
-        pytest.param("volo_d1_224", marks=pytest.mark.slow),
+        (
+            {"patch_size": 8},
+            None,
+            r"not those of test_vit for .* patch_embed\.proj\.weight has",
+        ),
+        ({"checkpoint_path": "/etc/passwd"}, None, "have checkpoint_path, which is no argument"),
+        ({"block_fn": {"a": 1}}, None, "not text, numbers or lists of them: block_fn"),
+        ({"in_chans": 1}, None, "takes 1 channels: must be 3"),
+        ({}, "test_vit2", "the file has test_vit: leave out --backbone test_vit2"),
+        ({}, "hf-hub:owner/name", "no model named 'hf-hub:owner/name'"),
     ],
 )
-def test_classifier_with_more_than_pooling_is_refused(name: str, tmp_path: Path) -> None:
-    torch.save(make_classifier(name).state_dict(), tmp_path / "model.pth")
-    with pytest.raises(CheckpointError, match=r"classifies by more than|there is a attn_pool"):
-        load_checkpoint(tmp_path / "model.pth", backbone=name)
+def test_description_that_contradicts_the_file_is_refused(
+    arguments: dict[str, Any], backbone: str | None, reason: str, tmp_path: Path
+) -> None:
+    model = timm.create_model("test_vit", num_classes=7, img_size=64)
+    folder = write_folder(tmp_path, model, "test_vit", arguments)
+    config = json.loads((folder / "config.json").read_text())
+    config["model_args"] |= arguments
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=reason):
+        load_checkpoint(folder, backbone=backbone)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_densenet_of_torchvision_is_read_and_its_interpolation_asked_for(
+    old: bool, tmp_path: Path
+) -> None:
+    arguments: dict[str, Any] = {"block_config": [1, 1, 1, 1], "growth_rate": 8}
+    model = shake(timm.create_model("densenet121", num_classes=7, **arguments), 0.1).eval()
+    path = write_folder(tmp_path, model, "densenet121", arguments)
+    if old:  # as CheXNet's files
+        names = ((r"(denselayer1\.)(norm|conv)(\d)", r"\1\2.\3"), ("classifier", "classifier.0"))
+        state = {f"module.densenet121.{k}": v for k, v in rename(model.state_dict(), names).items()}
+        torch.save({"state_dict": state}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"interpolation bilinear \(torchvision.* or bicubic"):
+        load_checkpoint(path)
+    network, images = load_checkpoint(path, interpolation="bilinear"), torch.rand(2, 3, 64, 64)
+    assert_gives(network, images, model(images))
+    assert isinstance(network, Network)
+    assert network.config.input.interpolation == "bilinear"
 
 
 def test_backbone_without_a_classifier_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Checkpoints of timm's own `add_ml_decoder_head` and of its training script."""
 
 import argparse
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -293,10 +294,14 @@ def test_module_with_backbone_and_head_is_read_and_shows_which_features_the_head
 ) -> None:
     module, images = make_module(name, width, **options), torch.rand(1, 3, 160, 160)
     expected = compute(module.ml_decoder_head, getattr(module.backbone, method)(images))
-    path = save(module.state_dict(), tmp_path)
-    assert_gives(path, images, expected, backbone=name)
+    path, hints = save(module.state_dict(), tmp_path), {"backbone": name}
+    if name == "densenet121":
+        with pytest.raises(CheckpointError, match=r"give --interpolation bilinear .* or bicubic"):
+            load_checkpoint(path, **hints)
+        hints["interpolation"] = "bicubic"
+    assert_gives(path, images, expected, **hints)
     with pytest.raises(CheckpointError, match="7 heads"):
-        load_checkpoint(path, backbone=name, num_heads=7)
+        load_checkpoint(path, num_heads=7, **hints)
 
 
 def test_tokens_of_a_model_whose_norm_is_after_its_pooling_have_none(tmp_path: Path) -> None:
@@ -305,6 +310,18 @@ def test_tokens_of_a_model_whose_norm_is_after_its_pooling_have_none(tmp_path: P
     path, hints = save(module.state_dict(), tmp_path), Hints("test_vit2", prefix_tokens="keep")
     expected = compute(module.ml_decoder_head, module.backbone.forward_features(images))
     network = read_checkpoint(path, hints).network
+    for found in (network, write_own(network, tmp_path)):
+        assert_gives(found, images, expected)
+
+
+def test_backbone_is_built_with_the_arguments_of_its_file(tmp_path: Path) -> None:
+    arguments = {"class_token": False, "act_layer": "gelu_tanh", "global_pool": "avg"}
+    module = make_module("test_vit", num_classes=0, fc_norm=False, **arguments)
+    torch.save(module.state_dict(), tmp_path / "pytorch_model.bin")
+    config = {"architecture": "test_vit", "model_args": {**arguments, "fc_norm": False}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    network, images = load_checkpoint(tmp_path), torch.rand(2, 3, 160, 160)
+    expected = compute(module.ml_decoder_head, module.backbone.forward_features(images))
     for found in (network, write_own(network, tmp_path)):
         assert_gives(found, images, expected)
 

@@ -1,0 +1,97 @@
+"""timm's models by name and arguments, which may come from a stranger's file."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+from models.commands import RequestError
+from models.config import ModelArgument
+
+# Arguments that are set here, or that choose no architecture.
+_OURS = {"args", "kwargs", "cfg", "num_classes", "in_chans", "img_size", "device", "dtype"}
+# Largest number, and sum of a list, in an argument: the widest of timm's models has 6,144 channels.
+# 16,384 blocks take a minute to build on the meta device.
+_MAX_NUMBER = 16384
+_MAX_BYTES = 4 << 30  # of parameters and buffers; an ONNX file has at most 2 GB, in 16 bits
+
+
+class BackboneError(RequestError, ValueError):
+    """The backbone is unknown, or does not exist in this size or with these arguments."""
+
+
+def create_timm(
+    name: str,
+    image_size: tuple[int, int] | None,
+    options: Mapping[str, Any],
+    arguments: Mapping[str, ModelArgument] = MappingProxyType({}),
+) -> nn.Module:
+    """Builds a timm model with random weights, for an image size if the model is bound to one.
+
+    `options` are ours and replace `arguments`, which are a file's. Raises BackboneError if an
+    argument is not one of the architecture's own or is rejected by timm, and if the model is larger
+    than 4 GiB: this is found before memory is allocated.
+    """
+    _check_arguments(name, arguments)
+    options = {**arguments, **options}
+    try:
+        with torch.device("meta"):
+            model = _build(name, image_size, options)
+    except Exception as error:  # timm's models raise many types
+        if not arguments:
+            raise
+        given = ", ".join(f"{key}={value!r:.80}" for key, value in arguments.items())
+        reason = str(error).partition("\n")[0]
+        raise BackboneError(f"timm cannot build {name} with {given}: {reason}") from error
+    size = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    if size > _MAX_BYTES:
+        raise BackboneError(f"{name} has {size / 1e9:.1f} GB of weights: too large to be exported")
+    return _build(name, image_size, options)
+
+
+def _build(name: str, image_size: tuple[int, int] | None, options: Mapping[str, Any]) -> nn.Module:
+    if image_size is not None:
+        try:
+            return timm.create_model(name, pretrained=False, img_size=image_size, **options)
+        except TypeError:
+            pass  # convolutional models take no image size
+    return timm.create_model(name, pretrained=False, **options)
+
+
+def _check_arguments(name: str, arguments: Mapping[str, ModelArgument]) -> None:
+    if not arguments:
+        return
+    with torch.device("meta"):
+        built = type(timm.create_model(name, pretrained=False))
+    # Some classes pass their arguments on to the next one.
+    classes = [each for each in built.__mro__ if each.__module__.startswith("timm.")]
+    own = {key for each in classes for key in inspect.signature(each).parameters} - _OURS
+    for key, value in arguments.items():
+        if key not in own:
+            raise BackboneError(f"the model_args have {key}, which is no argument of {name}")
+        parts = value if isinstance(value, tuple) else (value,)
+        if not sum(abs(part) for part in parts if not isinstance(part, str)) <= _MAX_NUMBER:
+            raise BackboneError(f"the model_args have {key}={value!r:.80}: too large")
+
+
+def is_channels_last(model: nn.Module) -> bool:
+    """Whether a model's map of features is [B, H, W, C] in place of [B, C, H, W]."""
+    return bool(getattr(model, "output_fmt", "NCHW") == "NHWC")
+
+
+def classifier_names(name: str) -> tuple[str, ...]:
+    """Returns the names of a timm model's classifying layers, such as `head.fc`; one, or two."""
+    names = pretrained_cfg(name).get("classifier") or ()
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def pretrained_cfg(name: str) -> dict[str, Any]:
+    """Returns timm's description of a model's published weights, empty if there is none."""
+    config = timm.get_pretrained_cfg(name)
+    return {} if config is None else config.to_dict()
