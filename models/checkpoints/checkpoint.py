@@ -18,6 +18,7 @@ from models.checkpoints.layouts.backbones import add_counters
 from models.checkpoints.layouts.classifier import MORE_THAN_POOLING
 from models.checkpoints.layouts.reader import read_bare_backbone, read_foreign
 from models.checkpoints.layouts.state import Content
+from models.checkpoints.preparation import PREPROCESS, TAGS, take_photos, take_rgb
 from models.config import NetworkConfig
 from models.network import Network, build_head
 
@@ -57,9 +58,14 @@ def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) 
     """Reads a checkpoint file, as `load_checkpoint` does, with its labels and notes."""
     file = path if isinstance(path, CheckpointFile) else read_file(path)
     own = _CONFIG_KEY in file.metadata
+    if own and hints.channels == "bgr":
+        raise CheckpointError(f"{file.name} was made for RGB: leave out --channels")
     try:
         weights = _read_own(file) if own else _read_foreign(file, hints)
-        network, config = _build(file.name, weights, hints)
+        photos = {} if own else file.description.photos
+        network, config = _build(file.name, weights, hints, photos)
+        if hints.channels == "bgr" and config is not None:
+            take_rgb(network.get_submodule("backbone"), config.input)
     except CheckpointError:
         raise
     except Exception as error:  # of torch and timm, for odd shapes, types and widths
@@ -68,18 +74,28 @@ def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) 
 
 
 def _read_foreign(file: CheckpointFile, hints: Hints) -> Weights:
+    described = file.description
+    if described.is_tagger and not described.photos and None in (hints.channels, hints.pad):
+        raise CheckpointError(
+            f"{file.name} lies beside {TAGS}, and no {PREPROCESS} shows how photos were prepared: "
+            "give --channels rgb or bgr, and --pad COLOUR or none (WD taggers v3: --channels bgr "
+            "--pad white)"
+        )
     try:
         return read_foreign(file.content, hints, file.description)
     except BackboneError as error:
         raise CheckpointError(str(error)) from error
 
 
-def _build(name: str, weights: Weights, hints: Hints) -> tuple[nn.Module, NetworkConfig | None]:
+def _build(
+    name: str, weights: Weights, hints: Hints, photos: Mapping[str, object]
+) -> tuple[nn.Module, NetworkConfig | None]:
     if not isinstance(weights.config, NetworkConfig):
         head = build_head(weights.config)
         fill(head, weights.state)
         return head.eval(), None
-    config = hints.complete(name, weights.config)
+    spec = take_photos(name, weights.config.input, photos, hints)
+    config = hints.complete(name, weights.config.model_copy(update={"input": spec}))
     network = Network(config)
     fill(network, add_counters(weights.state, network.state_dict()))
     network.eval()

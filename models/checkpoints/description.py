@@ -199,6 +199,8 @@ class Description:
     # Of photos, by timm's names: `input_size`, `img_size`, `mean`, `std`, `interpolation`; the
     # architecture's own if missing or None.
     preparation: Mapping[str, object] = field(default_factory=dict)
+    photos: Mapping[str, object] = field(default_factory=dict)  # fields of `InputConfig`, all known
+    is_tagger: bool = False  # of the community's, whose photos are often padded, or BGR
 
     def complete(self, other: Description) -> Description:
         """Fills missing facts from another description."""
@@ -206,6 +208,8 @@ class Description:
             self.architecture or other.architecture,
             self.label_names or other.label_names,
             {**other.preparation, **self.preparation},
+            self.photos or other.photos,
+            self.is_tagger or other.is_tagger,
         )
 
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from models.checkpoints.description import CheckpointError, Description, State, read_names
 from models.checkpoints.formats import HUB, is_on_hub, is_repository, is_safetensors
+from models.checkpoints.preparation import PREPROCESS, TAGS, read_preprocess
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 CONFIG = "config.json"
@@ -123,7 +124,13 @@ def _read_description(checkpoint: Path | str) -> Description:
             f"{checkpoint} is a {kind} model without labels: only export reads it"
         )
     name = name if isinstance(name, str) else None
-    return Description(name, read_names(found.get("label_names")), preparation)
+    steps = read_json(checkpoint, PREPROCESS)
+    photos = read_preprocess(steps, preparation) if steps else {}
+    if photos:
+        preparation = {**preparation, "input_size": (3, photos["height"], photos["width"])}
+    is_tagger = fetch(checkpoint, TAGS) is not None
+    names = read_names(found.get("label_names"))
+    return Description(name, names, preparation, photos, is_tagger)
 
 
 def read_json(checkpoint: Path | str, name: str) -> dict[str, Any]:
