@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from models.backbones.backbone import BackboneError
 from models.checkpoints.description import NO_HINTS, CheckpointError, Hints, Weights
-from models.checkpoints.files import CheckpointFile, read_file, write_file
+from models.checkpoints.files import CONFIG, CheckpointFile, read_file, write_file
 from models.checkpoints.layouts.backbones import add_counters
 from models.checkpoints.layouts.classifier import MORE_THAN_POOLING
 from models.checkpoints.layouts.reader import read_bare_backbone, read_foreign
@@ -35,6 +35,7 @@ class Checkpoint:
     label_names: tuple[str, ...] | None  # N names, or None if the file has none
     notes: Mapping[str, str]  # on the training, free text by key
     sha256: str  # of the file
+    photos_from: str  # the file that has the preparation of photos, or a description
 
 
 def load_checkpoint(path: Path | str, **hints: Any) -> nn.Module:  # noqa: ANN401
@@ -70,7 +71,8 @@ def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) 
         raise
     except Exception as error:  # of torch and timm, for odd shapes, types and widths
         raise CheckpointError(f"{file.name} has no network that can be built: {error}") from error
-    return Checkpoint(network, config, weights.label_names, weights.notes, file.sha256)
+    origin = _find_origin(file, photos, own=own)
+    return Checkpoint(network, config, weights.label_names, weights.notes, file.sha256, origin)
 
 
 def _read_foreign(file: CheckpointFile, hints: Hints) -> Weights:
@@ -85,6 +87,14 @@ def _read_foreign(file: CheckpointFile, hints: Hints) -> Weights:
         return read_foreign(file.content, hints, file.description)
     except BackboneError as error:
         raise CheckpointError(str(error)) from error
+
+
+def _find_origin(file: CheckpointFile, photos: Mapping[str, object], *, own: bool) -> str:
+    if photos:
+        return PREPROCESS
+    if file.description.preparation and not own:
+        return CONFIG
+    return file.name if own else "the authors' defaults"
 
 
 def _build(

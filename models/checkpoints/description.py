@@ -79,6 +79,15 @@ class Hints:
         except ValidationError as error:
             raise CheckpointError(f"{name}: {first_reason(error)}") from error
 
+    def list_photo_options(self) -> tuple[str, ...]:
+        """Returns the options on the preparation of photos that were given."""
+        names = ("image_size", "crop", "pad", "channels", "mean", "std", "interpolation")
+        return tuple(
+            f"--{name.replace('_', '-')}"
+            for name in (*names, "plain_pixels")
+            if getattr(self, name) not in (None, False)
+        )
+
     def _prepare(self, name: str, spec: InputConfig) -> InputConfig:
         changes: dict[str, object] = {}
         if self.plain_pixels:

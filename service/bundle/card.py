@@ -99,6 +99,27 @@ class InputContract(Record):
         description="Pillow's filter of the first fit. `bilinear` is left out.",
     )
 
+    def describe(self) -> str:
+        """Returns the preparation in words, such as `squashed, bilinear to 448 x 448`."""
+        red, green, blue = self.pad_color
+        color = "white" if min(self.pad_color) == 255 else f"#{red:02x}{green:02x}{blue:02x}"
+        fit = self.fit_size
+        steps = {
+            "squash": "squashed",
+            "crop": f"cropped to the centre ({self.crop_pct:.3g} of the shorter side)",
+            "pad": f"padded to a {color} square"
+            if fit is None
+            else f"fitted into {fit} x {fit}, {self.fit_interpolation}, and padded with {color}",
+        }
+        text = f"{steps[self.resize_mode]}, {self.interpolation} to {self.width} x {self.height}"
+        triples = {"mean": self.mean, "std": self.std}
+        known = (
+            f", {name} {' '.join(f'{value:.4g}' for value in triple)}"
+            for name, triple in triples.items()
+            if triple is not None
+        )
+        return text + "".join(known)
+
 
 class Calibration(Record):
     """Turns a logit into a probability: the score is sigmoid(scale * logit + shift)."""

@@ -64,7 +64,8 @@ def test_graphs_tell_viewers_name_version_input_and_labels(bundle: Bundle) -> No
         assert {entry.key: entry.value for entry in model.metadata_props} == {
             "name": "colours-v1",
             "version": "7",
-            "input": "uint8 RGB [B, 32, 48, 3], squash, bilinear",
+            "input": "uint8 RGB [B, 32, 48, 3], squashed, bilinear to 48 x 32, "
+            "mean 0.5 0.4 0.3, std 0.2 0.25 0.3",
             "labels": '["blue", "green", "red"]',
         }
 
