@@ -217,8 +217,8 @@ class Description:
             self.architecture or other.architecture,
             self.label_names or other.label_names,
             {**other.preparation, **self.preparation},
-            self.photos or other.photos,
-            self.is_tagger or other.is_tagger,
+            photos=self.photos or other.photos,
+            is_tagger=self.is_tagger or other.is_tagger,
         )
 
 

@@ -130,7 +130,7 @@ def _read_description(checkpoint: Path | str) -> Description:
         preparation = {**preparation, "input_size": (3, photos["height"], photos["width"])}
     is_tagger = fetch(checkpoint, TAGS) is not None
     names = read_names(found.get("label_names"))
-    return Description(name, names, preparation, photos, is_tagger)
+    return Description(name, names, preparation, photos=photos, is_tagger=is_tagger)
 
 
 def read_json(checkpoint: Path | str, name: str) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def read_preprocess(found: Mapping[str, Any], timm: Mapping[str, object]) -> dic
         taken = _combine({step.type: step for step in _read_steps(found[stage])})
         bound = timm.get("input_size") if timm.get("fixed_input_size") else None
         size = [3, taken["height"], taken["width"]]
-        if bound not in (None, size):
+        if isinstance(bound, list | tuple) and list(bound) != size:
             raise ValueError(f"photos of {size}, the network takes {bound} (input_size)")
         return taken
     except ValidationError as error:
