@@ -140,6 +140,9 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
         "read %s with %s, for photos of %d x %d pixels",
         *(card.provenance.backbone, labels, contract.width, contract.height),
     )
+    channels = (request.hints.channels or "rgb").upper()
+    origins = ", ".join((*request.hints.list_photo_options(), source.photos_from))
+    logger.info("photos: %s, channels %s (from %s)", contract.describe(), channels, origins)
     if request.photos is not None and source.is_open:
         raise ExportError("photos measure a head with trained labels; this one is for open labels")
     if source.is_open and "int8" in request.precisions:
@@ -215,7 +218,7 @@ def _list_facts(card: ModelCard, names: tuple[str, ...]) -> dict[str, str]:
     return {
         "name": card.name,
         "version": card.version,
-        "input": f"{size}, {photos.resize_mode}, {photos.interpolation}",
+        "input": f"{size}, {photos.describe()}",
         "labels": json.dumps(names, ensure_ascii=False),
     }
 

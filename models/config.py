@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
-ResizeMode = Literal["squash", "crop"]
+ResizeMode = Literal["squash", "crop", "pad"]
 Activation = Literal["sigmoid", "softmax"]
 PrefixTokens = Literal["keep", "drop"]
 # The method of a timm model without classifier and pooling that gives a head its features:
@@ -17,6 +17,8 @@ Features = Literal["forward", "forward_features"]
 Triple = tuple[float, float, float]
 # Of a timm model: what JSON has, and no dictionary.
 ModelArgument = bool | int | float | str | tuple[bool | int | float | str, ...]
+Byte = Annotated[int, Field(ge=0, le=255)]
+Colour = tuple[Byte, Byte, Byte]  # red, green, blue
 
 
 class _Config(BaseModel):
@@ -32,9 +34,13 @@ class InputConfig(_Config):
     std: Triple = (1.0, 1.0, 1.0)  # divides each channel, after the mean
     interpolation: Interpolation = "bilinear"  # antialiased Pillow filter for the resize
     # `squash` ignores the aspect ratio; `crop` resizes the shorter side to size / crop_pct and
-    # takes the centre.
+    # takes the centre; `pad` puts the photo in the middle of a square, and resizes that.
     resize_mode: ResizeMode = "squash"
     crop_pct: float = Field(default=1.0, gt=0.0, le=1.0)
+    pad_color: Colour = (255, 255, 255)
+    # Of `pad`: side of the square, into which the photo is fitted first; None: its longer side.
+    fit_size: int | None = Field(default=None, ge=1, le=4096)
+    fit_interpolation: Interpolation = "bilinear"
 
 
 class DecoderConfig(_Config):

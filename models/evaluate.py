@@ -23,7 +23,10 @@ from models.data import DataError, LabelledFolder, keep_relevant, read_labelled_
 from models.metrics import report_multi_label, report_single_label, report_zero_shot
 from models.train.views import Photos, evaluation_transform
 
-_OF_WEIGHTS = ("backbone", "image_size", "num_heads", "pre_norm", "plain_pixels", "single_label")
+_OF_WEIGHTS = (
+    *("backbone", "image_size", "num_heads", "pre_norm", "plain_pixels", "single_label"),
+    *("pad", "channels", "mean", "std", "interpolation"),
+)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -43,6 +43,7 @@ class Source:
     sha256: str  # of the checkpoint file
     training_data: str  # as the checkpoint names it, else `unknown`
     text: TextEncoder | None = None  # of a model with both towers
+    photos_from: str = "the model's folder"  # where the preparation of photos is described
 
     @property
     def is_open(self) -> bool:
@@ -88,6 +89,7 @@ def read_source(
         label_thresholds=_read_thresholds(label_thresholds, len(names)),
         sha256=checkpoint.sha256,
         training_data=checkpoint.notes.get("training_data", "unknown"),
+        photos_from=checkpoint.photos_from,
     )
 
 

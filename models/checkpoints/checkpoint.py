@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.checkpoints.description import NO_HINTS, CheckpointError, Description, Hints, Weights
-from models.checkpoints.files import CheckpointFile, read_file, write_file
+from models.checkpoints.description import NO_HINTS, CheckpointError, Hints, Weights
+from models.checkpoints.files import CONFIG, CheckpointFile, read_file, write_file
 from models.checkpoints.layouts.backbones import add_counters
 from models.checkpoints.layouts.reader import read_bare_backbone, read_foreign
 from models.checkpoints.layouts.state import Content
+from models.checkpoints.preparation import PREPROCESS, TAGS, take_photos, take_rgb
 from models.config import NetworkConfig
 from models.network import Network, build_head
 from models.timm_model import BackboneError
@@ -33,6 +34,7 @@ class Checkpoint:
     label_names: tuple[str, ...] | None  # N names, or None if the file has none
     notes: Mapping[str, str]  # on the training, free text by key
     sha256: str  # of the file
+    photos_from: str  # the file that has the preparation of photos, or a description
 
 
 def load_checkpoint(path: Path | str, **hints: Any) -> nn.Module:  # noqa: ANN401
@@ -56,32 +58,53 @@ def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) 
     """Reads a checkpoint file, as `load_checkpoint` does, with its labels and notes."""
     file = path if isinstance(path, CheckpointFile) else read_file(path)
     own = _CONFIG_KEY in file.metadata
+    if own and hints.channels == "bgr":
+        raise CheckpointError(f"{file.name} was made for RGB: leave out --channels")
     try:
         weights = _read_own(file) if own else _read_foreign(file, hints)
-        network, config = _build(file.name, weights, hints)
+        photos = {} if own else file.description.photos
+        network, config = _build(file.name, weights, hints, photos)
+        if hints.channels == "bgr" and config is not None:
+            take_rgb(network.get_submodule("backbone"), config.input)
     except CheckpointError:
         raise
     except Exception as error:  # of torch and timm, for odd shapes, types and widths
         raise CheckpointError(f"{file.name} has no network that can be built: {error}") from error
-    return Checkpoint(network, config, weights.label_names, weights.notes, file.sha256)
+    origin = _find_origin(file, photos, own=own)
+    return Checkpoint(network, config, weights.label_names, weights.notes, file.sha256, origin)
 
 
 def _read_foreign(file: CheckpointFile, hints: Hints) -> Weights:
-    given = file.description
-    if file.is_next_to and given.architecture and hints.backbone not in (None, given.architecture):
-        given = Description()  # of another network in the same folder
+    described = file.description
+    if described.is_tagger and not described.photos and None in (hints.channels, hints.pad):
+        raise CheckpointError(
+            f"{file.name} lies beside {TAGS}, and no {PREPROCESS} shows how photos were prepared: "
+            "give --channels rgb or bgr, and --pad COLOUR or none (WD taggers v3: --channels bgr "
+            "--pad white)"
+        )
     try:
-        return read_foreign(file.content, hints, given)
+        return read_foreign(file.content, hints, described)
     except BackboneError as error:
         raise CheckpointError(str(error)) from error
 
 
-def _build(name: str, weights: Weights, hints: Hints) -> tuple[nn.Module, NetworkConfig | None]:
+def _find_origin(file: CheckpointFile, photos: Mapping[str, object], *, own: bool) -> str:
+    if photos:
+        return PREPROCESS
+    if file.description.preparation and not own:
+        return CONFIG
+    return file.name if own else "the authors' defaults"
+
+
+def _build(
+    name: str, weights: Weights, hints: Hints, photos: Mapping[str, object]
+) -> tuple[nn.Module, NetworkConfig | None]:
     if not isinstance(weights.config, NetworkConfig):
         head = build_head(weights.config)
         fill(head, weights.state)
         return head.eval(), None
-    config = hints.complete(name, weights.config)
+    spec = take_photos(name, weights.config.input, photos, hints)
+    config = hints.complete(name, weights.config.model_copy(update={"input": spec}))
     network = Network(config)
     fill(network, add_counters(weights.state, network.state_dict()))
     network.eval()

@@ -27,6 +27,7 @@ from models.checkpoints.files import CONFIG, WEIGHTS, fetch, read_json, read_wei
 from models.checkpoints.formats import is_on_hub, is_repository
 from models.checkpoints.layouts.open_clip import describe_model, describe_photos, rename_open_clip
 from models.checkpoints.layouts.state import unwrap
+from models.checkpoints.preparation import take_rgb
 from models.config import CosineConfig, InputConfig, NetworkConfig
 from models.text import TextEncoder
 from models.towers import ClipTexts, SiglipTexts, TowerNetwork
@@ -96,6 +97,8 @@ def read_clip(checkpoint: Path | str, hints: Hints = NO_HINTS) -> TowerCheckpoin
         activation="softmax" if kind == "clip" else "sigmoid",
     )
     network = TowerNetwork(hints.complete(name, found), stored.model)
+    if hints.channels == "bgr":
+        take_rgb(network.eval().backbone, network.config.input)
     return TowerCheckpoint(network.eval().requires_grad_(False), text)
 
 

@@ -8,27 +8,34 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, TypeAlias, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
+from PIL import ImageColor
 from pydantic import ValidationError
 
 from models.commands import RequestError
 from models.config import (
+    Colour,
     DecoderConfig,
     Features,
     HeadConfig,
+    InputConfig,
     Interpolation,
     ModelArgument,
     NetworkConfig,
     OpenHeadConfig,
     PrefixTokens,
     Query2LabelConfig,
+    Triple,
 )
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 State: TypeAlias = "dict[str, Tensor]"
+Channels = Literal["rgb", "bgr"]
+NO_PADDING = "none"
 
 
 class CheckpointError(RequestError):
@@ -46,8 +53,12 @@ class Hints:
     prefix_tokens: PrefixTokens | None = None  # whether a head sees class and register tokens
     features: Features | None = None  # which of a backbone's a head takes, if two fit
     crop: bool = False  # a centre crop, as timm evaluates a classifier
+    pad: str | None = None  # colour around photos, `white` or `#rrggbb`; `NO_PADDING`
+    channels: Channels | None = None  # the order that the file's network takes
+    mean: Triple | None = None  # red, green, blue of pixels in 0..1; also if the network takes BGR
+    std: Triple | None = None
+    interpolation: Interpolation | None = None
     plain_pixels: bool = False  # trained on pixels in 0..1, without mean and std
-    interpolation: Interpolation | None = None  # of the resize
     single_label: bool = False  # a photo has exactly one label, so scores are a softmax
     embedding_encoder: str | None = None  # name of the model whose embeddings an open head takes
     embedding_template: str | None = None  # text that it embeds, `{}` for a label's name
@@ -55,10 +66,7 @@ class Hints:
     def complete(self, name: str, config: NetworkConfig) -> NetworkConfig:
         """Adds hints to a file's configuration; raises CheckpointError if one contradicts it."""
         self._check(name, config)
-        changes: dict[str, object] = {}
-        if self.plain_pixels:
-            plain = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-            changes["input"] = config.input.model_copy(update=plain)
+        changes: dict[str, object] = {"input": self._prepare(name, config.input)}
         if self.single_label:
             changes["activation"] = "softmax"
         keys = ("embedding_encoder", "embedding_template")
@@ -71,6 +79,30 @@ class Hints:
             return NetworkConfig.model_validate(dict(config) | changes)
         except ValidationError as error:
             raise CheckpointError(f"{name}: {first_reason(error)}") from error
+
+    def list_photo_options(self) -> tuple[str, ...]:
+        """Returns the options on the preparation of photos that were given."""
+        names = ("image_size", "crop", "pad", "channels", "mean", "std", "interpolation")
+        return tuple(
+            f"--{name.replace('_', '-')}"
+            for name in (*names, "plain_pixels")
+            if getattr(self, name) not in (None, False)
+        )
+
+    def _prepare(self, name: str, spec: InputConfig) -> InputConfig:
+        changes: dict[str, object] = {}
+        if self.plain_pixels:
+            changes = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+        given = {"mean": self.mean, "std": self.std, "interpolation": self.interpolation}
+        changes |= {key: value for key, value in given.items() if value is not None}
+        color = None if self.pad is None else read_color(self.pad)
+        if color is not None:
+            if self.crop:
+                raise CheckpointError(f"{name}: --crop does not fit --pad {self.pad}")
+            changes |= {"resize_mode": "pad", "pad_color": color}
+        elif self.pad is not None and spec.resize_mode == "pad":
+            changes |= {"resize_mode": "squash", "fit_size": None}
+        return InputConfig.model_validate(spec.model_dump() | changes)
 
     def _check(self, name: str, config: NetworkConfig) -> None:
         head, spec = config.head, config.input
@@ -98,6 +130,42 @@ class Hints:
 NO_HINTS = Hints()
 
 
+def read_color(text: str) -> Colour | None:
+    """Returns red, green and blue, 0 to 255; None for `NO_PADDING`. Raises CheckpointError."""
+    if text == NO_PADDING:
+        return None
+    try:
+        red, green, blue, *alpha = ImageColor.getrgb(text)
+        if alpha:
+            raise ValueError(text)
+    except ValueError as error:
+        raise CheckpointError(
+            f"--pad must be a colour such as white or #ffffff, or {NO_PADDING}; it is {text!r:.80}"
+        ) from error
+    return red, green, blue
+
+
+def _to_pad(text: str) -> str:
+    try:
+        read_color(text)
+    except CheckpointError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--pad ")) from error
+    return text
+
+
+def _to_triple(text: str, *, least: float) -> Triple:
+    try:
+        red, green, blue = map(float, text.split(","))
+    except ValueError:
+        red = green = blue = -1.0
+    if not all(least <= value <= 1 for value in (red, green, blue)):
+        raise argparse.ArgumentTypeError(
+            "must be R,G,B of pixels from 0 to 1 (divide those of 0 to 255 by 255), such as "
+            f"0.485,0.456,0.406; it is {text!r:.80}"
+        )
+    return red, green, blue
+
+
 def add_hint_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `Hints` that do not concern open labels."""
     add = parser.add_argument
@@ -112,6 +180,15 @@ def add_hint_flags(parser: argparse.ArgumentParser) -> None:
         "backbone(images) or on backbone.forward_features(images)")  # fmt: skip
     add("--crop", action="store_true", help="see the centre of a photo, as timm evaluates "
         "classifiers (default: all of it, squashed)")  # fmt: skip
+    add("--pad", type=_to_pad, metavar="COLOUR", help="put a photo on a square of this colour, "
+        f"then resize it; {NO_PADDING}: squash it")  # fmt: skip
+    add("--channels", choices=get_args(Channels), help="order of the colours that the network "
+        "was trained on (default: rgb)")  # fmt: skip
+    add("--mean", type=partial(_to_triple, least=0.0), metavar="R,G,B", help="mean of the pixels, "
+        "0 to 1, in this order for every network")  # fmt: skip
+    add("--std", type=partial(_to_triple, least=1e-4), metavar="R,G,B", help="standard deviation "
+        "of the pixels, 0 to 1")  # fmt: skip
+    add("--interpolation", choices=get_args(Interpolation), help="filter that resizes photos")
     add("--plain-pixels", action="store_true", help="trained on pixels in 0..1, without mean and "
         "std")  # fmt: skip
     add("--single-label", action="store_true", help="one label a photo: scores are a softmax")
@@ -133,6 +210,8 @@ class Description:
     # architecture's own if missing or None.
     preparation: Mapping[str, object] = field(default_factory=dict)
     model_args: Mapping[str, ModelArgument] = field(default_factory=dict)  # of timm, unchecked
+    photos: Mapping[str, object] = field(default_factory=dict)  # fields of `InputConfig`, all known
+    is_tagger: bool = False  # of the community's, whose photos are often padded, or BGR
 
     def complete(self, other: Description) -> Description:
         """Fills missing facts from another description."""
@@ -141,6 +220,8 @@ class Description:
             self.label_names or other.label_names,
             {**other.preparation, **self.preparation},
             {**other.model_args, **self.model_args},
+            photos=self.photos or other.photos,
+            is_tagger=self.is_tagger or other.is_tagger,
         )
 
 

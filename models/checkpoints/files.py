@@ -29,6 +29,7 @@ from models.checkpoints.formats import (
     is_safetensors,
 )
 from models.checkpoints.pickles import unpickle
+from models.checkpoints.preparation import PREPROCESS, TAGS, read_preprocess
 from models.config import ModelArgument
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", *INDICES)
@@ -52,14 +53,12 @@ class CheckpointFile:
     content: Any  # `State` of a safetensors file, else the object that was pickled
     metadata: Mapping[str, str]  # of a safetensors file, else empty
     description: Description  # from the repository, or next to the file
-    is_next_to: bool = False  # the description, which may be of another file in the folder
 
 
 def read_file(checkpoint: Path | str) -> CheckpointFile:
     """Reads safetensors, else torch's pickle of tensors and plain data only."""
     description = _read_description(checkpoint)
-    file = read_weights(checkpoint)
-    return replace(file, description=description, is_next_to=not is_repository(checkpoint))
+    return replace(read_weights(checkpoint), description=description)
 
 
 def read_weights(
@@ -152,11 +151,17 @@ def _read_description(checkpoint: Path | str) -> Description:
         sides = size if isinstance(size, tuple) else (size, size)
         preparation = {**preparation, "input_size": (3, *sides)}
     arguments = {k: v for k, v in arguments.items() if k not in _READ_ELSEWHERE}
+    steps = read_json(checkpoint, PREPROCESS)
+    photos = read_preprocess(steps, preparation) if steps else {}
+    if photos:
+        preparation = {**preparation, "input_size": (3, photos["height"], photos["width"])}
     return Description(
         name if isinstance(name, str) else None,
         read_names(found.get("label_names") or found.get("labels")),
         preparation,
         arguments,
+        photos=photos,
+        is_tagger=fetch(checkpoint, TAGS) is not None,
     )
 
 

@@ -116,16 +116,38 @@ def describe_files(images: Sequence[LabelledImage]) -> str:
 
 def evaluation_transform(prepared: InputConfig) -> Transform:
     """Returns the served preparation: the same pixels that the service computes."""
-    squash = prepared.resize_mode == "squash"
-    return _create(
-        (3, prepared.height, prepared.width),
-        is_training=False,
-        interpolation=prepared.interpolation,
-        mean=prepared.mean,
-        std=prepared.std,
-        crop_pct=1.0 if squash else prepared.crop_pct,  # squashed photos are never cropped
-        crop_mode="squash" if squash else "center",
+    whole = prepared.resize_mode != "crop"
+    return _after_padding(
+        prepared,
+        _create(
+            (3, prepared.height, prepared.width),
+            is_training=False,
+            interpolation=prepared.interpolation,
+            mean=prepared.mean,
+            std=prepared.std,
+            crop_pct=1.0 if whole else prepared.crop_pct,  # whole photos are never cropped
+            crop_mode="squash" if whole else "center",
+        ),
     )
+
+
+def _after_padding(prepared: InputConfig, transform: Transform) -> Transform:
+    if prepared.resize_mode != "pad":
+        return transform
+    return cast("Transform", transforms.Compose([partial(pad, prepared=prepared), transform]))
+
+
+def pad(picture: Image.Image, prepared: InputConfig) -> Image.Image:
+    """Puts a picture in the middle of a square, after the first fit if there is one."""
+    side = prepared.fit_size or max(picture.size)
+    if prepared.fit_size is not None:
+        ratio = min(side / picture.width, side / picture.height)
+        size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
+        filters = Image.Resampling[prepared.fit_interpolation.upper()]
+        picture = picture.resize(size, filters)
+    square = Image.new("RGB", (side, side), prepared.pad_color)
+    square.paste(picture, ((side - picture.width) // 2, (side - picture.height) // 2))
+    return square
 
 
 def training_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
@@ -154,7 +176,7 @@ def crop_transform(
     **options: Any,  # noqa: ANN401
 ) -> Transform:
     """Returns timm's random crops of at least `scale` of a photo, with more options of timm's."""
-    return _create(
+    transform = _create(
         (3, *size),
         is_training=True,
         scale=(scale, 1.0),
@@ -165,6 +187,7 @@ def crop_transform(
         re_mode="pixel",
         **options,
     )
+    return _after_padding(prepared, transform)
 
 
 def _squash(recipe: Recipe, prepared: InputConfig) -> Transform:
@@ -175,7 +198,7 @@ def _squash(recipe: Recipe, prepared: InputConfig) -> Transform:
     if recipe.auto_augment:
         steps.append(_read_policy(recipe.auto_augment, size))
     steps += [transforms.ToTensor(), transforms.Normalize(prepared.mean, prepared.std)]
-    return cast("Transform", transforms.Compose(steps))
+    return _after_padding(prepared, cast("Transform", transforms.Compose(steps)))
 
 
 def _read_policy(text: str, size: int) -> RandAugment:

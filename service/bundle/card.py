@@ -26,11 +26,13 @@ RunPrecision = Literal[Precision, "bf16"]
 Device = Literal["cpu", "openvino", "cuda", "tensorrt"]
 """`openvino` is the CPU with OpenVINO's kernels."""
 CPU_DEVICES: frozenset[Device] = frozenset({"cpu", "openvino"})
-ResizeMode = Literal["squash", "crop"]
+ResizeMode = Literal["squash", "crop", "pad"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Activation = Literal["sigmoid", "softmax"]
 PrefixTokens = Literal["keep", "drop"]
 Triple = tuple[float, float, float]
+Byte = Annotated[int, Field(ge=0, le=255)]
+Colour = tuple[Byte, Byte, Byte]
 
 # A name becomes a folder name and a part of a URL.
 ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
@@ -66,9 +68,10 @@ class InputContract(Record):
     """How an upright RGB photo becomes the encoder's uint8 [B, height, width, 3] input.
 
     `squash` ignores the aspect ratio (ML-Decoder's evaluation); `crop` resizes the shorter side to
-    size / crop_pct and takes the centre (timm's evaluation). `interpolation` is Pillow's filter.
-    The encoder subtracts `mean` from pixels in 0..1 and divides by `std`, per channel. Bundles of
-    schema versions 1 and 2 have neither.
+    size / crop_pct and takes the centre (timm's evaluation); `pad` puts the photo in the middle of
+    a square of its longer side and resizes that. `interpolation` is Pillow's filter. The encoder
+    subtracts `mean` from pixels in 0..1 and divides by `std`, per channel. Bundles of schema
+    versions 1 and 2 have neither.
     """
 
     height: int = Field(ge=1, le=4096)
@@ -78,6 +81,44 @@ class InputContract(Record):
     interpolation: Interpolation
     mean: Triple | None = None
     std: Triple | None = None
+    pad_color: Colour = Field(
+        default=(255, 255, 255),
+        exclude_if=lambda color: color == (255, 255, 255),
+        description="Of `pad`: red, green and blue, 0 to 255. White is left out.",
+    )
+    fit_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        exclude_if=lambda size: size is None,
+        description="Of `pad`: the photo is first fitted into a square of this side, pixels.",
+    )
+    fit_interpolation: Interpolation = Field(
+        default="bilinear",
+        exclude_if=lambda name: name == "bilinear",
+        description="Pillow's filter of the first fit. `bilinear` is left out.",
+    )
+
+    def describe(self) -> str:
+        """Returns the preparation in words, such as `squashed, bilinear to 448 x 448`."""
+        red, green, blue = self.pad_color
+        color = "white" if min(self.pad_color) == 255 else f"#{red:02x}{green:02x}{blue:02x}"
+        fit = self.fit_size
+        steps = {
+            "squash": "squashed",
+            "crop": f"cropped to the centre ({self.crop_pct:.3g} of the shorter side)",
+            "pad": f"padded to a {color} square"
+            if fit is None
+            else f"fitted into {fit} x {fit}, {self.fit_interpolation}, and padded with {color}",
+        }
+        text = f"{steps[self.resize_mode]}, {self.interpolation} to {self.width} x {self.height}"
+        triples = {"mean": self.mean, "std": self.std}
+        known = (
+            f", {name} {' '.join(f'{value:.4g}' for value in triple)}"
+            for name, triple in triples.items()
+            if triple is not None
+        )
+        return text + "".join(known)
 
 
 class Calibration(Record):

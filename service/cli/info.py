@@ -52,7 +52,6 @@ def _describe_card(bundle: Bundle) -> dict[str, str]:
     card = bundle.card
     trained, opened = card.trained_head, card.open_head
     encoder = "" if opened is None else f", {opened.embedding_space.encoder}"
-    size = f"{card.input.width} x {card.input.height} pixels"
     defaults = (
         f"{device} {name}{_OTHER_PROCESSORS.get((device, name), '')}"
         for device, name in _find_defaults(bundle).items()
@@ -66,9 +65,7 @@ def _describe_card(bundle: Bundle) -> dict[str, str]:
         "training data": card.provenance.training_data,
         "trained head": _describe_head(trained),
         "open head": f"{_describe_head(opened)}{encoder}",
-        "input": f"{size}, {card.input.resize_mode}, {card.input.interpolation}",
-        "mean": _format_channels(card.input.mean),
-        "std": _format_channels(card.input.std),
+        "photos": card.input.describe(),
         "precisions": ", ".join(bundle.precisions()),
         "default precision": ", ".join(defaults),
     }
@@ -85,10 +82,6 @@ def _describe_head(head: TrainedHead | OpenHead | None) -> str:
         return "-"
     least = f"threshold {head.threshold:g} unless a label has its own"
     return f"{head.kind}, {head.activation}, {least}"
-
-
-def _format_channels(values: tuple[float, ...] | None) -> str:
-    return "-" if values is None else ", ".join(f"{value:g}" for value in values)
 
 
 def _list_calibrations(card: ModelCard) -> dict[str, HeadCalibration | None]:

@@ -37,6 +37,7 @@ from service.images.jpeg import (
     shrink_jpeg,
     trim_jpeg,
 )
+from service.images.pad import find_inner, pad_picture
 from service.images.png import make_transparent, parse_png
 
 PixelArray = NDArray[np.uint8]
@@ -152,9 +153,7 @@ def _decode_by_pillow(
 ) -> DecodedImage:
     file, orientation = _open(data, exif, max_pixels)
     size = _turn(file.size, orientation)
-    squash = contract.resize_mode == "squash"
-    frame = (contract.width, contract.height) if squash else _crop_frame(contract)
-    width, height = _turn(frame, orientation)
+    width, height = _turn(_find_frame(contract, size), orientation)
     file.draft(None, (_DRAFT_OVERSAMPLING * width, _DRAFT_OVERSAMPLING * height))
     if file.format == "PNG":
         make_transparent(file, data)
@@ -164,7 +163,7 @@ def _decode_by_pillow(
     image = _flatten(file)
     if orientation != UPRIGHT:
         image = image.transpose(_UPRIGHT_TURNS[orientation])
-    return DecodedImage(resize_image(image, contract), *size)
+    return DecodedImage(resize_image(image, contract, size), *size)
 
 
 def _turn(size: tuple[int, int], orientation: int) -> tuple[int, int]:
@@ -172,14 +171,21 @@ def _turn(size: tuple[int, int], orientation: int) -> tuple[int, int]:
     return size[::-1] if orientation >= 5 else size
 
 
-def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
-    """Resizes an upright RGB picture to uint8 [H, W, 3] by the contract's rule."""
+def resize_image(
+    image: Image.Image, contract: InputContract, size: tuple[int, int] | None = None
+) -> PixelArray:
+    """Resizes an upright RGB picture to uint8 [H, W, 3] by the contract's rule.
+
+    `size` is that of the original, if the picture is smaller.
+    """
     resample = Image.Resampling[contract.interpolation.upper()]
     if contract.resize_mode == "squash":
         if image.height > _MAX_ASPECT * image.width:
             # Pillow resizes the width first: 1 x 65535 pixels would become 448 x 65535.
             image = image.resize((image.width, contract.height), resample)
         return np.asarray(image.resize((contract.width, contract.height), resample), np.uint8)
+    if contract.resize_mode == "pad":
+        return np.asarray(pad_picture(image, contract, size or image.size), np.uint8)
     (width, height), (frame_width, frame_height) = image.size, _crop_frame(contract)
     if max(width, height) > _MAX_ASPECT * min(width, height):
         width, height = min(width, _MAX_ASPECT * height), min(height, _MAX_ASPECT * width)
@@ -246,6 +252,13 @@ def _flatten(image: Image.Image) -> Image.Image:
             image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _find_frame(contract: InputContract, size: tuple[int, int]) -> tuple[int, int]:
+    """Returns the least width and height of an upright picture of `size` to resize from."""
+    if contract.resize_mode == "squash":
+        return contract.width, contract.height
+    return find_inner(size, contract) if contract.resize_mode == "pad" else _crop_frame(contract)
 
 
 def _crop_frame(contract: InputContract) -> tuple[int, int]:

@@ -35,8 +35,8 @@ _OPACITY = np.rint(0.7 * np.sqrt(_LEVEL) * 255).astype(np.uint8).tobytes()
 class Explanation:
     """Where a label was found."""
 
-    # [rows, columns] over the part of the upright photo that the model sees. The largest value is
-    # 1, or all are 0.
+    # [rows, columns] over the part of the upright photo that the model sees, with its padding. The
+    # largest value is 1, or all are 0.
     map: MapArray
     overlay: bytes | None = None  # a PNG file to lay over the whole photo, if asked for
 
@@ -95,9 +95,8 @@ def draw_overlay(values: MapArray, photo: tuple[int, int], contract: InputContra
     left, top, right, bottom = find_seen_part(size, contract)
     cells = Image.fromarray(np.rint(values * 255).astype(np.uint8))
     seen = cells.resize((right - left, bottom - top), Image.Resampling.BICUBIC)
-    levels = np.zeros((size[1], size[0]), np.uint8)
-    levels[top:bottom, left:right] = np.asarray(seen)
-    picture = Image.fromarray(levels, "P")
+    picture = Image.new("P", size)
+    picture.paste(seen, (left, top))  # parts outside the photo are padding
     picture.putpalette(_COLOURS)
     buffer = io.BytesIO()
     # Smooth pictures hardly get smaller with a higher level.
@@ -106,10 +105,17 @@ def draw_overlay(values: MapArray, photo: tuple[int, int], contract: InputContra
 
 
 def find_seen_part(size: tuple[int, int], contract: InputContract) -> tuple[int, int, int, int]:
-    """Returns left, top, right and bottom of the part that the model sees, in pixels of `size`."""
+    """Returns left, top, right and bottom of what the model sees, in pixels of `size`.
+
+    With padding, it is a square that goes beyond the photo.
+    """
     width, height = size
     if contract.resize_mode == "squash":
         return 0, 0, width, height
+    if contract.resize_mode == "pad":
+        side = max(size)
+        left, top = -((side - width) // 2), -((side - height) // 2)
+        return left, top, left + side, top + side
     frame = contract.width / contract.crop_pct, contract.height / contract.crop_pct
     scale = max(frame[0] / width, frame[1] / height)
     seen_width = min(width, max(1, math.floor(contract.width / scale + 0.5)))

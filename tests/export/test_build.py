@@ -11,10 +11,10 @@ from export.graphs.graph import PIXELS_TO_LOGITS, Graphs
 from export.graphs.verify import VerificationError
 from export.int8.search import Int8Graphs
 from export.sources.photos import PhotoReader, read_splits
-from models.checkpoints.description import CheckpointError
+from models.checkpoints.description import CheckpointError, Hints
 from models.network import Network
 from service.bundle.card import Precision
-from service.bundle.reader import Bundle
+from service.bundle.reader import Bundle, load_bundle
 from service.calibration import fit_calibration
 from service.engine.engine import open_engine
 from service.engine.heads import LogitsArray
@@ -64,7 +64,8 @@ def test_graphs_tell_viewers_name_version_input_and_labels(bundle: Bundle) -> No
         assert {entry.key: entry.value for entry in model.metadata_props} == {
             "name": "colours-v1",
             "version": "7",
-            "input": "uint8 RGB [B, 32, 48, 3], squash, bilinear",
+            "input": "uint8 RGB [B, 32, 48, 3], squashed, bilinear to 48 x 32, "
+            "mean 0.5 0.4 0.3, std 0.2 0.25 0.3",
             "labels": '["blue", "green", "red"]',
         }
 
@@ -111,6 +112,32 @@ def test_int8_is_not_the_cpus_default_when_it_does_not_agree_with_fp32(
     )
     assert made.default_precision("cpu") == "fp32"
     assert made.card.trained_head.calibration is None
+
+
+def test_padded_photos_have_int8_thresholds_and_a_line_on_their_preparation(
+    checkpoint: Path,
+    network: Network,
+    folder: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hints = Hints(pad="white", interpolation="bicubic")
+    caplog.set_level("INFO", logger="export")
+    made = build_bundle(
+        ExportRequest(checkpoint, tmp_path / "tiny", folder, frozenset({"int8"}), hints)
+    )
+    assert (
+        "photos: padded to a white square, bicubic to 48 x 32, mean 0.5 0.4 0.3, std 0.2 0.25 0.3, "
+        "channels RGB (from --pad, --interpolation, tiny.safetensors)"
+    ) in caplog.messages
+    contract = load_bundle(made.path).card.input
+    assert (contract.resize_mode, contract.pad_color) == ("pad", (255, 255, 255))
+    assert all(label.threshold is not None for label in made.labels)
+    pixels = read_splits(folder, LABELS, PhotoReader(contract)).test.read()
+    assert pixels[:, 0].min() == 255  # the padding above photos of 56 x 40 pixels
+    exact, coarse = (run_trained(made, pixels, precision) for precision in ("fp32", "int8"))
+    assert_close(exact, run_torch(network, pixels))
+    assert_close(coarse, exact, tolerance=0.03)
 
 
 def test_bundle_has_no_accuracy_without_photos(plain_bundle: Bundle) -> None:

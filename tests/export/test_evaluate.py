@@ -71,7 +71,9 @@ def test_figures_of_a_calibrated_bundle_are_of_its_calibrated_scores(
     assert found["OR"] == 0  # no score reaches 0.5 any more
 
 
-@pytest.mark.parametrize("flag", [["--image-size", "32"], ["--plain-pixels"], ["--no-pre-norm"]])
+@pytest.mark.parametrize(
+    "flag", [["--image-size", "32"], ["--plain-pixels"], ["--no-pre-norm"], ["--pad", "white"]]
+)
 def test_flags_of_checkpoints_are_refused_beside_a_bundle(
     flag: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,12 +87,13 @@ def test_flags_of_checkpoints_are_refused_beside_a_bundle(
 def test_hints_have_the_same_effect_on_evaluation_and_export(
     checkpoint: Path, folder: Path, tmp_path: Path, evaluate: Evaluate
 ) -> None:
-    hints = Hints(plain_pixels=True, single_label=True)
+    hints = Hints(plain_pixels=True, single_label=True, pad="black")
     bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model", hints=hints)).path
     own = partial(evaluate, "--checkpoint", checkpoint, folder)
     expected = evaluate("--bundle", bundle, folder)
-    assert own("--plain-pixels", "--single-label") == pytest.approx(expected, abs=0.01)
-    assert own("--plain-pixels") != own()
+    padded = ("--plain-pixels", "--single-label", "--pad", "black")
+    assert own(*padded) == pytest.approx(expected, abs=0.01)
+    assert own("--plain-pixels") not in (own(), own("--plain-pixels", "--pad", "black"))
 
 
 def test_other_labels_are_refused_by_name(

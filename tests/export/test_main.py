@@ -43,7 +43,8 @@ def test_export_goes_on_without_photos_that_cannot_be_used(
     code, lines = run(*arguments, "--out", out)
     assert code == 1
     assert lines[0] == "read test_efficientnet with 3 labels, for photos of 48 x 32 pixels"
-    assert f"left out: photo {photos / 'images' / 'test0.png'} cannot be read: No such" in lines[2]
+    assert lines[1].startswith("photos: squashed, bilinear to 48 x 32, mean 0.5 0.4 0.3, ")
+    assert f"left out: photo {photos / 'images' / 'test0.png'} cannot be read: No such" in lines[3]
     assert lines[-2:] == [f"wrote {out}", "2 photos were left out"]
     bundle = load_bundle(out)
     assert bundle.precisions() == ("fp32",)

@@ -23,12 +23,13 @@ _SQUASH = InputContract(height=16, width=24, resize_mode="squash", interpolation
 _CROP = InputContract(
     height=16, width=24, resize_mode="crop", interpolation="bicubic", crop_pct=0.9
 )
+_PAD = _SQUASH.model_copy(update={"resize_mode": "pad"})
 _MAX_PIXELS = 1_000_000
 
 
 def decode_any(data: bytes) -> None:
-    """Decodes bytes with both contracts; only bugs raise."""
-    for contract in (_SQUASH, _CROP):
+    """Decodes bytes with each contract; only bugs raise."""
+    for contract in (_SQUASH, _CROP, _PAD):
         try:
             pixels = decode_image(data, contract, _MAX_PIXELS).pixels
         except ImageError:

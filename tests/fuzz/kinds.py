@@ -79,7 +79,8 @@ def decode_kinds(seed: int, place: Path) -> None:
         contract = InputContract(
             height=rng.choice(_SIDES),
             width=rng.choice(_SIDES),
-            resize_mode=rng.choice(("squash", "squash", "crop")),
+            resize_mode=rng.choice(("squash", "squash", "crop", "pad")),
+            fit_size=rng.choice((None, 20)),
             interpolation=rng.choice(("nearest", "bilinear", "bicubic", "lanczos")),
             crop_pct=rng.choice((0.5, 1.0)),
         )

@@ -1,4 +1,4 @@
-// Attention maps: weights [rows][columns], 0..1, over the crop that the model saw, drawn as a veil
+// Attention maps: weights [rows][columns], 0..1, over what the model saw, drawn as a veil
 // over the photo that is transparent at large weights.
 
 const DARKEST = 0.82;
@@ -36,9 +36,13 @@ export function describePeak(grid) {
   return `${vertical} ${horizontal}`;
 }
 
-/** The part of a photo, in its pixels, that `service/images/decode.py` hands to the model. */
+/** What `service/images/decode.py` hands to the model, in a photo's pixels; padding is outside the photo. */
 export function findSeenPart(width, height, contract) {
   if (contract.resize_mode === "squash") return { x: 0, y: 0, width, height };
+  if (contract.resize_mode === "pad") {
+    const side = Math.max(width, height);
+    return { x: (width - side) / 2, y: (height - side) / 2, width: side, height: side };
+  }
   const frameWidth = contract.width / contract.crop_pct;
   const frameHeight = contract.height / contract.crop_pct;
   const scale = Math.max(frameWidth / width, frameHeight / height);

@@ -58,6 +58,20 @@ def test_picture_has_the_pixels_that_the_service_decodes(tmp_path: Path, mode: s
     np.testing.assert_allclose(tensor.permute(1, 2, 0).numpy() * 255, served, atol=1e-3)
 
 
+@pytest.mark.parametrize("more", [{}, {"fit_size": 50}])
+def test_padded_picture_has_the_pixels_of_the_service(tmp_path: Path, more: dict[str, int]) -> None:
+    image = LabelledImage(save(tmp_path, "RGBA"), "val", ())
+    size = {"height": 48, "width": 48, **more}
+    prepared = InputConfig(**size, resize_mode="pad", pad_color=(0, 99, 255))
+    contract = InputContract.model_validate(prepared.model_dump())
+    served = decode_image(image.path.read_bytes(), contract, 10**6).pixels
+    tensor = evaluation_transform(prepared)(read_picture(image))
+    np.testing.assert_allclose(tensor.permute(1, 2, 0).numpy() * 255, served, atol=1e-3)
+    for recipe in (Recipe(train_resize="crop"), Recipe(train_resize="squash")):
+        augmented = training_transform(recipe, prepared)(read_picture(image))
+        assert augmented.shape == (3, recipe.crop_size, recipe.crop_size)
+
+
 ODD_FILES, CUT_FILES = make_odd_files(), make_cut_files()
 
 

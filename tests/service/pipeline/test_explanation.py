@@ -191,6 +191,7 @@ async def test_explain_is_refused_for_labels_without_maps(
 
 SQUASH = InputContract(height=32, width=32, resize_mode="squash", interpolation="bilinear")
 CROP = SQUASH.model_copy(update={"resize_mode": "crop", "crop_pct": 1.0})
+PAD = SQUASH.model_copy(update={"resize_mode": "pad"})
 
 
 def draw(values: np.ndarray, photo: tuple[int, int], contract: InputContract) -> np.ndarray:
@@ -229,6 +230,32 @@ def test_overlay_is_transparent_outside_the_seen_part() -> None:
     assert found[:, columns // 4 + 1 : -columns // 4 - 1, 3].min() > 0
     for size in ((1, 65_500), (65_500, 1)):  # the longest strips
         assert min(draw(np.ones((8, 8)), size, CROP).shape[:2]) == 1
+
+
+@pytest.mark.parametrize("size", [(400, 200), (200, 400), (300, 300), (403, 201)])
+def test_map_of_a_padded_photo_lies_right_on_the_photo(size: tuple[int, int]) -> None:
+    """Each photo and its square have a bright quarter, which the overlay must show."""
+    side = max(size)
+    bright = np.zeros((side, side))
+    left, top = (side - size[0]) // 2, (side - size[1]) // 2
+    bright[side // 2 :, side // 2 :] = 1
+    cells = np.asarray(Image.fromarray(bright).resize((16, 16), Image.Resampling.BOX))
+    expected = bright[top : top + size[1], left : left + size[0]]
+    found = draw(cells, size, PAD)[..., 3] / 180
+    wanted = np.asarray(Image.fromarray(expected).resize(found.shape[::-1], Image.Resampling.BOX))
+    assert np.abs(found - wanted).mean() < 0.04
+    shifted = np.roll(wanted, 16, axis=(0, 1))  # by a cell
+    assert np.abs(found - shifted).mean() > 0.08
+
+
+def test_padding_is_cut_off_the_map_of_a_padded_photo() -> None:
+    cells = np.zeros((4, 4))
+    cells[[0, 3]] = 1
+    assert draw(cells, (400, 100), PAD)[..., 3].max() < 60  # the padding's edge, smoothed
+    assert draw(cells.T, (400, 100), PAD)[:, :40, 3].min() > 100
+    assert find_seen_part((401, 100), PAD) == (0, -150, 401, 251)
+    for strip in ((1, 65_500), (65_500, 1)):
+        assert min(draw(np.ones((8, 8)), strip, PAD).shape[:2]) == 1
 
 
 @settings(max_examples=100)

@@ -1,0 +1,164 @@
+"""`preprocess.json` is followed or refused, and a network for BGR is turned to RGB."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import timm
+import torch
+from PIL import Image
+from torch import nn
+
+from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
+from models.checkpoints.description import CheckpointError, Hints
+from models.checkpoints.preparation import read_preprocess, take_rgb
+from models.config import InputConfig
+from service.bundle.card import InputContract
+from service.images.decode import resize_image
+from tests.export.tiny_network import LABELS, make_network
+from tests.models import shake
+from tests.models.checkpoints import read_config
+
+PAD = {"type": "pad_to_size", "size": [80, 80], "interpolation": "bilinear"}
+RESIZE = {"type": "resize", "size": 64, "interpolation": "bicubic", "max_size": None}
+CROP, TENSOR = {"type": "center_crop", "size": [64, 64]}, {"type": "maybe_to_tensor"}
+NORMALIZE = {"type": "normalize", "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4]}
+STAGES: list[dict[str, Any]] = [PAD, RESIZE, CROP, TENSOR, NORMALIZE]
+
+
+def write_tagger(folder: Path, stages: list[dict[str, Any]] | None, **config: Any) -> nn.Module:
+    """Writes a timm classifier as taggers are published; returns it."""
+    folder.mkdir()
+    torch.manual_seed(0)
+    model = shake(timm.create_model("test_resnet", num_classes=4), 0.1).eval()
+    safetensors.torch.save_file(model.state_dict(), folder / "model.safetensors")
+    described = {"architecture": "test_resnet", "label_names": ["a", "b", "c", "d"], **config}
+    (folder / "config.json").write_text(json.dumps(described))
+    with (folder / "selected_tags.csv").open("w") as file:
+        rows = [
+            ["tag_id", "name", "category", "count"],
+            *([i, n, 0, 9] for i, n in enumerate("abcd")),
+        ]
+        csv.writer(file).writerows(rows)
+    if stages is not None:
+        (folder / "preprocess.json").write_text(json.dumps({"test": stages, "pre": [PAD]}))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        (STAGES, {"resize_mode": "pad", "fit_size": 80, "pad_color": (255, 255, 255)}),
+        ([PAD | {"size": 64, "background_color": "#010203"}, TENSOR],
+         {"resize_mode": "pad", "fit_size": 64, "pad_color": (1, 2, 3), "mean": (0, 0, 0)}),
+        ([{"type": "convert_rgb", "force_background": "white"}, RESIZE | {"size": [64, 64]},
+          {"type": "to_tensor"}], {"resize_mode": "squash", "interpolation": "bicubic"}),
+        ([RESIZE | {"size": [73]}, CROP, TENSOR, NORMALIZE], {"resize_mode": "crop"}),
+    ],
+)  # fmt: skip
+def test_steps_become_a_preparation(stages: list[Any], expected: dict[str, object]) -> None:
+    for name in ("test", "val"):
+        found = InputConfig.model_validate(read_preprocess({name: stages}, {}))
+        assert (found.height, found.width) == (64, 64)
+        assert found.model_dump(include=set(expected)) == expected
+    if found.resize_mode == "crop":
+        contract = InputContract.model_validate(found.model_dump())
+        picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (99, 146, 3), np.uint8))
+        resized = picture.resize((73 * 146 // 99, 73), Image.Resampling.BICUBIC)
+        left, top = (round((length - 64) / 2) for length in resized.size)
+        wanted = np.asarray(resized.crop((left, top, left + 64, top + 64)))
+        np.testing.assert_array_equal(resize_image(picture, contract), wanted)
+
+
+@pytest.mark.parametrize(
+    ("stages", "reason"),
+    [
+        ([{"type": "posterize"}, *STAGES], r"test\.0: .*'posterize'"),
+        ([PAD | {"padding": 3}, TENSOR], r"padding: Extra inputs"),
+        ([RESIZE | {"antialias": False}, CROP, TENSOR], r"antialias"),
+        ([RESIZE | {"max_size": 90}, CROP, TENSOR], r"max_size"),
+        ([RESIZE | {"interpolation": "hamming"}, CROP, TENSOR], r"interpolation"),
+        ([RESIZE, PAD, TENSOR], r"order resize pad_to_size maybe_to_tensor"),
+        ([*STAGES, NORMALIZE], r"order .* normalize normalize"),
+        ([CROP, TENSOR], r"no step resizes"),
+        ([RESIZE, TENSOR], r"needs a center_crop"),
+        ([RESIZE | {"size": 60}, CROP, TENSOR], r"needs a center_crop"),
+        ([PAD, CROP, TENSOR], r"center_crop must have the size"),
+        ([PAD | {"size": [80, 64]}, TENSOR], r"must give squares"),
+        ([PAD | {"size": 10**6}, TENSOR], r"size"),
+        ([PAD | {"background_color": "blurred"}, TENSOR], r"blurred"),
+        ([PAD | {"background_color": "#11223344"}, TENSOR], r"must not be transparent"),
+        ([TENSOR, NORMALIZE | {"std": [0.1, 0, 0.1]}], r"std"),
+        ("none", r"valid list"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_name(stages: list[Any], reason: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"^preprocess\.json has .* supported: .*{reason}"):
+        read_preprocess({"test": stages}, {})
+    with pytest.raises(CheckpointError, match="neither test nor val"):
+        read_preprocess({"pre": STAGES}, {})
+    bound = {"fixed_input_size": True, "input_size": [3, 32, 32]}
+    with pytest.raises(CheckpointError, match="the network takes"):
+        read_preprocess({"test": STAGES}, bound)
+    assert read_preprocess({"test": STAGES}, bound | {"fixed_input_size": False})["height"] == 64
+
+
+def test_file_overrides_timm_and_options_override_the_file(tmp_path: Path) -> None:
+    cfg = {"input_size": [3, 96, 96], "mean": [0, 0, 0], "interpolation": "nearest"}
+    write_tagger(tmp_path / "tagger", STAGES, pretrained_cfg=cfg)
+    found = read_config(tmp_path / "tagger", Hints()).input
+    assert found == InputConfig.model_validate(read_preprocess({"test": STAGES}, {}))
+    hints = Hints(image_size=96, pad="none", mean=(0.1, 0.2, 0.3), interpolation="lanczos")
+    found = read_config(tmp_path / "tagger", hints).input
+    assert (found.height, found.resize_mode, found.fit_size) == (96, "squash", None)
+    assert (found.mean, found.std) == ((0.1, 0.2, 0.3), (0.2, 0.3, 0.4))
+    assert found.interpolation == "lanczos"
+    black = read_config(tmp_path / "tagger", Hints(pad="black")).input
+    assert (black.pad_color, black.fit_size) == ((0, 0, 0), 80)
+    with pytest.raises(CheckpointError, match="leave out --crop"):
+        read_config(tmp_path / "tagger", Hints(crop=True))
+
+
+def test_tagger_without_facts_on_photos_is_asked_for_both(tmp_path: Path) -> None:
+    folder = tmp_path / "tagger"
+    write_tagger(folder, None)
+    for hints in (Hints(), Hints(channels="bgr"), Hints(pad="white")):
+        with pytest.raises(CheckpointError, match=r"WD taggers v3: --channels bgr --pad white"):
+            read_checkpoint(folder, hints)
+    found = read_config(folder, Hints(channels="rgb", pad="#0000ff")).input
+    assert (found.resize_mode, found.pad_color, found.fit_size) == ("pad", (0, 0, 255), None)
+    assert read_config(folder, Hints(channels="rgb", pad="none")).input.resize_mode == "squash"
+
+
+def test_network_for_bgr_takes_rgb(tmp_path: Path) -> None:
+    model = write_tagger(tmp_path / "tagger", STAGES)
+    network, images = load_checkpoint(tmp_path / "tagger", channels="bgr"), torch.rand(2, 3, 64, 64)
+    with torch.inference_mode():
+        torch.testing.assert_close(network(images), model(images.flip(1)), atol=1e-5, rtol=0)
+        assert (network(images) - model(images)).abs().max() > 5e-4
+
+
+def test_bgr_is_refused_when_it_cannot_be_folded_in_or_the_file_is_our_own(tmp_path: Path) -> None:
+    shuffled = nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(12, 4, 1))
+    with pytest.raises(CheckpointError, match="needs a first convolution of three channels"):
+        take_rgb(shuffled, InputConfig(height=8, width=8))
+    path = tmp_path / "own.safetensors"
+    write_checkpoint(path, make_network(), LABELS, {})
+    with pytest.raises(CheckpointError, match="made for RGB"):
+        load_checkpoint(path, channels="bgr")
+
+
+@pytest.mark.parametrize(
+    ("hints", "reason"),
+    [({"pad": "whyte"}, "--pad must be a colour"), ({"pad": "white", "crop": True}, "--crop")],
+)
+def test_option_that_cannot_be_followed_is_refused(
+    hints: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    torch.save(timm.create_model("test_resnet", num_classes=4).state_dict(), tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match=reason):
+        load_checkpoint(tmp_path / "a.pth", backbone="test_resnet", **hints)

@@ -1,0 +1,122 @@
+"""Padded photos have the pixels of Pillow's resize of the whole square, which is never made."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from service.bundle.card import InputContract
+from service.images import pad
+from service.images.decode import PixelArray, decode_image, resize_image
+from tests.support.photos import CAMERA_TURNS, encode_picture, make_exif, make_picture
+
+CONTRACT = InputContract(height=24, width=24, resize_mode="pad", interpolation="bicubic")
+FIT = {"fit_size": 32, "fit_interpolation": "bilinear"}
+
+
+def change(**changes: Any) -> InputContract:
+    return CONTRACT.model_copy(update=changes)
+
+
+def decode(data: bytes, contract: InputContract = CONTRACT) -> PixelArray:
+    return decode_image(data, contract, 10**8).pixels
+
+
+def pad_by_pillow(picture: Image.Image, contract: InputContract = CONTRACT) -> PixelArray:
+    """Pads and resizes as the taggers' own code does it."""
+    side = contract.fit_size or max(picture.size)
+    if contract.fit_size is not None:
+        ratio = min(side / picture.width, side / picture.height)
+        size = (round(picture.width * ratio), round(picture.height * ratio))
+        picture = picture.resize(size, Image.Resampling[contract.fit_interpolation.upper()])
+    square = Image.new("RGB", (side, side), contract.pad_color)
+    square.paste(picture, ((side - picture.width) // 2, (side - picture.height) // 2))
+    filters = Image.Resampling[contract.interpolation.upper()]
+    return np.asarray(square.resize((contract.width, contract.height), filters))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(2, 300),
+    st.integers(2, 300),
+    st.integers(1, 80),
+    st.sampled_from(["nearest", "bilinear", "bicubic", "lanczos"]),
+    st.sampled_from([{}, FIT, {"pad_color": (1, 20, 255)}]),
+)
+def test_pixels_are_those_of_the_whole_square(
+    width: int, height: int, side: int, interpolation: str, more: dict[str, Any]
+) -> None:
+    contract = change(width=side, height=side, interpolation=interpolation, **more)
+    picture = make_picture(1, width, height)
+    ratio = min(contract.fit_size or 300, 300) / max(width, height)
+    if min(width, height) * ratio < 0.6:
+        return  # the taggers' own code fails
+    found = decode(encode_picture(picture), contract)
+    np.testing.assert_array_equal(found, pad_by_pillow(picture, contract))
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("size", [(90, 31), (31, 90), (3, 500), (500, 3), (64, 63)])
+def test_large_photo_differs_by_one_when_only_a_part_of_the_square_is_made(
+    size: tuple[int, int], interpolation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pad, "_MAX_COPY", 100)
+    contract, picture = change(interpolation=interpolation), make_picture(2, *size)
+    found = decode(encode_picture(picture), contract).astype(int)
+    assert np.abs(found - pad_by_pillow(picture, contract)).max() <= 1
+
+
+@pytest.mark.parametrize("size", [(1, 65_500), (65_500, 1), (4_000, 6_000)])
+@pytest.mark.parametrize("more", [{}, {"fit_size": 512}])
+def test_no_picture_is_much_larger_than_the_photo(
+    size: tuple[int, int], more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, whole = [], Image.new
+
+    def note(mode: str, size: tuple[int, int], *rest: Any) -> Image.Image:
+        made.append(size[0] * size[1])
+        return whole(mode, size, *rest)
+
+    monkeypatch.setattr(Image, "new", note)
+    contract = change(width=448, height=448, **more)
+    pixels = decode(encode_picture(whole("RGB", size), compress_level=1), contract)
+    assert pixels.shape == (448, 448, 3)
+    assert max(made) <= max(17 * 2**20, size[0] * size[1])
+
+
+@pytest.mark.parametrize("contract", [CONTRACT, change(**FIT, pad_color=(9, 9, 9))])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photo_is_padded_upright(orientation: int, contract: InputContract) -> None:
+    upright = make_picture(3, 60, 40)
+    turn = CAMERA_TURNS[orientation]
+    stored = upright if turn is None else upright.transpose(turn)
+    data = encode_picture(stored, exif=make_exif(orientation))
+    np.testing.assert_array_equal(decode(data, contract), pad_by_pillow(upright, contract))
+
+
+def test_transparent_parts_are_white_on_any_padding() -> None:
+    contract = change(pad_color=(0, 0, 0))
+    picture = make_picture(4, 60, 40).convert("RGBA")
+    picture.paste((200, 0, 0, 0), (0, 0, 30, 40))
+    flat = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
+    found = decode(encode_picture(picture), contract)
+    np.testing.assert_array_equal(found, pad_by_pillow(flat, contract))
+
+
+@pytest.mark.parametrize("size", [(1203, 809), (809, 1203), (1600, 100)])
+@pytest.mark.parametrize("more", [{}, FIT])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_large_jpeg_decoded_at_a_fraction_lies_where_the_full_one_does(
+    size: tuple[int, int], more: dict[str, Any], orientation: int
+) -> None:
+    contract = change(**more)
+    data = encode_picture(make_picture(8, *size), "JPEG", exif=make_exif(orientation), quality=95)
+    full = ImageOps.exif_transpose(Image.open(io.BytesIO(data)).convert("RGB"))
+    difference = np.abs(decode(data, contract) - resize_image(full, contract).astype(int))
+    assert difference.any(), "the JPEG was decoded in full"
+    assert difference.mean() < 2
+    assert difference.max() <= 40
