@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from PIL import Image
@@ -26,6 +27,7 @@ from service.images.decode import decode_image
 from service.images.folders import read_photo
 from service.images.formats import make_overlay_name
 from service.pipeline.prediction import Prediction
+from service.pipeline.selection import Selection
 from service.question import Question
 from service.settings import Settings
 
@@ -58,7 +60,9 @@ async def predict_photos(
             if selection.hidden:
                 sys.stderr.write(f"{selection.describe_hidden()}\n")
             if output == "csv":
-                _write_row(_CSV_COLUMNS)  # only after the start, which may fail
+                columns = _list_columns(selection)
+                _write_row(columns)  # only after the start, which may fail
+                write = partial(_write_csv, columns=columns)
             async with aclosing(label_photos(pipeline, selection, photos)) as labelled:
                 async for found in labelled:
                     photo = found
@@ -72,6 +76,13 @@ async def predict_photos(
     if written:
         sys.stderr.write(f"{_describe_written(written)}\n")
     return complete
+
+
+def _list_columns(selection: Selection) -> tuple[str, ...]:
+    """Returns the columns of the CSV, with one for categories if labels have some."""
+    if any(labels.categories for labels in selection.sets):
+        return (*_CSV_COLUMNS[:-1], "category", _CSV_COLUMNS[-1])
+    return _CSV_COLUMNS
 
 
 def _write_json(photo: PhotoResult) -> None:
@@ -94,26 +105,37 @@ def _show_table(photo: PhotoResult) -> None:
         return
     table = Table()
     table.add_column("label")
+    has_categories = any(label.category for label in labels)
+    if has_categories:
+        table.add_column("category")
     table.add_column("score", justify="right")
     table.add_column("threshold", justify="right")
     for label in labels:
         own = "" if label.calibrated else " *"
-        table.add_row(Text(label.label), f"{label.score:.3f}", f"{label.threshold:.3f}{own}")
+        category = [Text(label.category or "")] if has_categories else []
+        score, threshold = f"{label.score:.3f}", f"{label.threshold:.3f}{own}"
+        table.add_row(Text(label.label), *category, score, threshold)
     console.print(table)
     if not all(label.calibrated for label in labels):
         console.print(Text("* not the label's own threshold", "dim"), soft_wrap=True)
 
 
-def _write_csv(photo: PhotoResult) -> None:
+def _write_csv(photo: PhotoResult, columns: Sequence[str] = _CSV_COLUMNS) -> None:
     """Writes a row for each label of a photo, or one row if it has none."""
     path = str(photo.path)
     labels = () if photo.prediction is None else photo.prediction.labels
     for label in labels:
-        own = "true" if label.calibrated else "false"
-        score, threshold = f"{label.score:.6f}", f"{label.threshold:.6f}"
-        _write_row((path, label.label, score, threshold, label.source, own, ""))
+        values = {
+            **vars(label),
+            "photo": path,
+            "score": f"{label.score:.6f}",
+            "threshold": f"{label.threshold:.6f}",
+            "calibrated": "true" if label.calibrated else "false",
+        }
+        _write_row([values.get(column, "") for column in columns])
     if not labels:
-        _write_row((path, "", "", "", "", "", photo.failure or ""))
+        values = {"photo": path, "error": photo.failure or ""}
+        _write_row([values.get(column, "") for column in columns])
     sys.stdout.flush()
 
 
