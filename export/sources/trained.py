@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, StringConstraints, TypeAdapter, ValidationError
 
 from export import ExportError
+from export.sources.tags import find_tags, read_tag_file
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from models.checkpoints.clip import read_clip
 from models.checkpoints.description import NO_HINTS, Hints
@@ -18,7 +20,7 @@ from models.config import NetworkConfig, PrefixTokens
 from models.network import Network
 from models.text import TextEncoder
 from models.towers import TowerNetwork
-from service.bundle.card import InputContract
+from service.bundle.card import InputContract, Label
 from service.fields import MAX_NAME_CHARACTERS, normalise_text
 
 _label_name = TypeAdapter[str](
@@ -38,11 +40,15 @@ class Source:
 
     network: Network | TowerNetwork  # in eval mode
     config: NetworkConfig
-    label_names: tuple[str, ...]  # N names, in the order of the logits; none for an open head
-    label_thresholds: tuple[float | None, ...]  # N scores, 0..1; None without one
+    labels: tuple[Label, ...]  # N, in the order of the logits; none for an open head
     sha256: str  # of the checkpoint file
     training_data: str  # as the checkpoint names it, else `unknown`
     text: TextEncoder | None = None  # of a model with both towers
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The names of the labels."""
+        return tuple(label.name for label in self.labels)
 
     @property
     def is_open(self) -> bool:
@@ -65,63 +71,101 @@ def read_source(
     hints: Hints = NO_HINTS,
     label_names: Path | None = None,
     label_thresholds: Path | None = None,
+    category_threshold: Sequence[tuple[str, float]] = (),
 ) -> Source:
     """Reads a checkpoint; a file of label names overrides the checkpoint's own.
+
+    The thresholds of a file are the first to count, then those of categories, then the tag file's.
 
     Raises UnusableCheckpointError for a head without a backbone, and for missing or invalid label
     names and thresholds.
     """
     towers = read_clip(path, hints)
     if towers is not None:
-        if (label_names or label_thresholds) is not None:
+        if (label_names or label_thresholds) is not None or category_threshold:
             raise UnusableCheckpointError("--label-names does not fit a model for open labels")
         network, text = towers.network, towers.text
-        return Source(network, network.config, (), (), text.sha256, "unknown", text)
+        return Source(network, network.config, (), text.sha256, "unknown", text)
     checkpoint = read_checkpoint(path, hints)
     if checkpoint.config is None or not isinstance(checkpoint.network, Network):
         raise UnusableCheckpointError(f"{path.name} has a head without a backbone")
-    names = _choose_names(path.name, checkpoint, label_names)
+    labels = _choose_labels(path, checkpoint, label_names)
+    thresholds = _read_thresholds(label_thresholds, len(labels))
     return Source(
         network=checkpoint.network,
         config=checkpoint.config,
-        label_names=names,
-        label_thresholds=_read_thresholds(label_thresholds, len(names)),
+        labels=_set_thresholds(labels, thresholds, dict(category_threshold)),
         sha256=checkpoint.sha256,
         training_data=checkpoint.notes.get("training_data", "unknown"),
     )
 
 
-def _choose_names(name: str, checkpoint: Checkpoint, path: Path | None) -> tuple[str, ...]:
+def _choose_labels(path: Path, checkpoint: Checkpoint, given: Path | None) -> tuple[Label, ...]:
     assert checkpoint.config is not None
     count = checkpoint.config.num_classes
     if count is None:
-        if path is not None:
+        if given is not None:
             raise UnusableCheckpointError("--label-names does not fit a head for open labels")
         return ()
-    names = checkpoint.label_names
-    if path is not None:
-        names = tuple(line for line in _read_lines(path, "names") if line)
-    if names is None:
-        raise UnusableCheckpointError(f"{name} names no labels: give --label-names")
-    if len(names) != count:
-        raise UnusableCheckpointError(f"{len(names)} label names for {count} logits")
-    _check_names(names)
-    return names
+    own = checkpoint.label_names
+    origin, labels = path.name, None if own is None else _to_labels(own, path.name)
+    if given is not None:
+        origin, labels = given.name, read_tag_file(given) or _read_names(given)
+    elif (found := find_tags(path, named=own is not None)) is not None:
+        origin, labels = found
+        if own not in (None, tuple(label.name for label in labels)):
+            raise UnusableCheckpointError(
+                f"{path.name} and {origin} have other labels: give the right ones by --label-names"
+            )
+    if labels is None:
+        raise UnusableCheckpointError(f"{path.name} names no labels: give --label-names")
+    if len(labels) != count:
+        raise UnusableCheckpointError(f"{origin}: {len(labels)} label names for {count} logits")
+    _check_names(tuple(label.name for label in labels), origin)
+    return labels
 
 
-def _check_names(names: tuple[str, ...]) -> None:
+def _read_names(path: Path) -> tuple[Label, ...]:
+    return _to_labels(tuple(line for line in _read_lines(path, "names") if line), path.name)
+
+
+def _to_labels(names: tuple[str, ...], origin: str) -> tuple[Label, ...]:
+    _check_names(names, origin)
+    return tuple(Label(name=name) for name in names)
+
+
+def _set_thresholds(
+    labels: Sequence[Label], given: Sequence[float | None], by_category: Mapping[str, float]
+) -> tuple[Label, ...]:
+    known = dict.fromkeys(label.category for label in labels if label.category is not None)
+    if unknown := [name for name in by_category if name not in known]:
+        shown = ", ".join(known) or "unknown"
+        raise UnusableCheckpointError(
+            f"--category-threshold {unknown[0]}: the categories of the labels are {shown}"
+        )
+    chosen = []
+    for label, own in zip(labels, given, strict=True):
+        shared = by_category.get(label.category or "", label.threshold)
+        changes = {"threshold": shared if own is None else own}
+        chosen.append(label.model_copy(update=changes))
+    return tuple(chosen)
+
+
+def _check_names(names: tuple[str, ...], origin: str) -> None:
     twice = next((label for label, repeats in Counter(names).items() if repeats > 1), None)
     if twice is not None:
         places = [str(i) for i, label in enumerate(names, start=1) if label == twice]
         raise UnusableCheckpointError(
-            f"label names {' and '.join(places[:2])} are both {twice!r:.80}: rename one"
+            f"{origin}: label names {' and '.join(places[:2])} are both {twice!r:.80}: rename one"
         )
     for label in names:
         try:  # checked, but not normalised: labelled photos use it as it is
             _label_name.validate_python(label)
         except ValidationError as error:
             reason = error.errors(include_url=False)[0]["msg"]
-            raise UnusableCheckpointError(f"label name {label!r:.80}: {reason}") from error
+            raise UnusableCheckpointError(
+                f"{origin}: label name {label!r:.80}: {reason}"
+            ) from error
 
 
 def _read_thresholds(path: Path | None, count: int) -> tuple[float | None, ...]:
