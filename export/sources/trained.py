@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from models.towers import TowerNetwork
 from service.bundle.card import InputContract, Label
 from service.fields import MAX_NAME_CHARACTERS, normalise_text
 
+logger = logging.getLogger(__name__)
 _label_name = TypeAdapter[str](
     Annotated[
         str, StringConstraints(max_length=MAX_NAME_CHARACTERS), AfterValidator(normalise_text)
@@ -113,6 +115,7 @@ def _choose_labels(path: Path, checkpoint: Checkpoint, given: Path | None) -> tu
         origin, labels = given.name, read_tag_file(given) or _read_names(given)
     elif (found := find_tags(path, named=own is not None)) is not None:
         origin, labels = found
+        logger.info("the labels are those of %s", origin)
         if own not in (None, tuple(label.name for label in labels)):
             raise UnusableCheckpointError(
                 f"{path.name} and {origin} have other labels: give the right ones by --label-names"

@@ -21,7 +21,7 @@ _OTHER_PROCESSORS = {
     ("cpu", "int8"): " (fp32 without VNNI)",
 }
 _SHARES = ("threshold", "precision", "recall", "positives")
-# A table of 10,861 labels takes 3 seconds and hides the card above it.
+# A table of 10,861 labels takes 5 seconds and scrolls the card away.
 _MAX_ROWS = 5000
 _FEW_ROWS = 50
 
@@ -127,7 +127,7 @@ def _describe_categories(bundle: Bundle) -> dict[str, str]:
     if head is None or not counts:
         return {}
     listed = ", ".join(
-        f"{count:,} {name}{' (the best one)' if name in head.best_only else ''}"
+        f"{count:,} {name}{' (best only)' if name in head.best_only else ''}"
         for name, count in counts.items()
     )
     return {"labels": f"{len(bundle.labels):,}: {listed}"}
