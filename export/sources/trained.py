@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -109,32 +109,38 @@ def _choose_labels(path: Path, checkpoint: Checkpoint, given: Path | None) -> tu
         if given is not None:
             raise UnusableCheckpointError("--label-names does not fit a head for open labels")
         return ()
-    own = checkpoint.label_names
-    origin, labels = path.name, None if own is None else _to_labels(own, path.name)
-    if given is not None:
-        origin, labels = given.name, read_tag_file(given) or _read_names(given)
-    elif (found := find_tags(path, named=own is not None)) is not None:
-        origin, labels = found
-        logger.info("the labels are those of %s", origin)
-        if own not in (None, tuple(label.name for label in labels)):
-            raise UnusableCheckpointError(
-                f"{path.name} and {origin} have other labels: give the right ones by --label-names"
-            )
-    if labels is None:
-        raise UnusableCheckpointError(f"{path.name} names no labels: give --label-names")
+    origin, labels = _find_labels(path, checkpoint.label_names, given)
     if len(labels) != count:
         raise UnusableCheckpointError(f"{origin}: {len(labels)} label names for {count} logits")
     _check_names(tuple(label.name for label in labels), origin)
     return labels
 
 
-def _read_names(path: Path) -> tuple[Label, ...]:
-    return _to_labels(tuple(line for line in _read_lines(path, "names") if line), path.name)
+def _find_labels(
+    path: Path, own: tuple[str, ...] | None, given: Path | None
+) -> tuple[str, tuple[Label, ...]]:
+    """Returns the file that names the labels, and these; `own` are names in the checkpoint."""
+    if given is not None:
+        labels = read_tag_file(given)
+        if labels is None:
+            labels = _to_labels(filter(None, _read_lines(given, "names")))
+        return given.name, labels
+    found = find_tags(path, named=own is not None)
+    if found is None:
+        if own is None:
+            raise UnusableCheckpointError(f"{path.name} names no labels: give --label-names")
+        return path.name, _to_labels(own)
+    origin, labels = found
+    if own not in (None, tuple(label.name for label in labels)):
+        raise UnusableCheckpointError(
+            f"{path.name} and {origin} have other labels: give the right ones by --label-names"
+        )
+    logger.info("the labels are those of %s", origin)
+    return found
 
 
-def _to_labels(names: tuple[str, ...], origin: str) -> tuple[Label, ...]:
-    _check_names(names, origin)
-    return tuple(Label(name=name) for name in names)
+def _to_labels(names: Iterable[str]) -> tuple[Label, ...]:
+    return tuple(Label.model_construct(name=name) for name in names)  # `_check_names` follows
 
 
 def _set_thresholds(
@@ -146,12 +152,14 @@ def _set_thresholds(
         raise UnusableCheckpointError(
             f"--category-threshold {unknown[0]}: the categories of the labels are {shown}"
         )
-    chosen = []
-    for label, own in zip(labels, given, strict=True):
-        shared = by_category.get(label.category or "", label.threshold)
-        changes = {"threshold": shared if own is None else own}
-        chosen.append(label.model_copy(update=changes))
-    return tuple(chosen)
+    thresholds = (
+        by_category.get(label.category or "", label.threshold) if own is None else own
+        for label, own in zip(labels, given, strict=True)
+    )
+    return tuple(
+        label.model_copy(update={"threshold": threshold})
+        for label, threshold in zip(labels, thresholds, strict=True)
+    )
 
 
 def _check_names(names: tuple[str, ...], origin: str) -> None:

@@ -122,27 +122,21 @@ def _describe_screen(head: OpenHead | None) -> dict[str, str]:
 
 
 def _describe_categories(bundle: Bundle) -> dict[str, str]:
-    counts = Counter(filter(None, (label.category for label in bundle.labels)))
-    head = bundle.card.trained_head
-    if head is None or not counts:
-        return {}
-    listed = ", ".join(
-        f"{count:,} {name}{' (best only)' if name in head.best_only else ''}"
-        for name, count in counts.items()
-    )
-    return {"labels": f"{len(bundle.labels):,}: {listed}"}
+    counts = Counter(label.category for label in bundle.labels if label.category is not None)
+    best = () if bundle.card.trained_head is None else bundle.card.trained_head.best_only
+    parts = [f"{count:,} {name}{' (best only)' * (name in best)}" for name, count in counts.items()]
+    return {"labels": f"{len(bundle.labels):,}: {', '.join(parts)}"} if parts else {}
 
 
 def _show_labels(labels: Sequence[Label], *, has_categories: bool) -> None:
-    table = Table("label", *(["category"] * has_categories), *_SHARES)
+    table = Table("label", *["category"] * has_categories, *_SHARES)
     shown = labels if len(labels) <= _MAX_ROWS else labels[:_FEW_ROWS]
     for label in shown:
         category = [Text(label.category or "-")] * has_categories
         table.add_row(Text(label.name), *category, *_format_shares(label))
-    console = Console()
-    console.print(table)
+    Console().print(table)
     if others := len(labels) - len(shown):
-        console.print(Text(f"{others:,} more labels: --json has all", "dim"), soft_wrap=True)
+        Console().print(Text(f"{others:,} more labels: --json has all", "dim"))
 
 
 def _format_shares(label: Label) -> tuple[str, ...]:

@@ -27,11 +27,11 @@ from service.images.decode import decode_image
 from service.images.folders import read_photo
 from service.images.formats import make_overlay_name
 from service.pipeline.prediction import Prediction
-from service.pipeline.selection import Selection
 from service.question import Question
 from service.settings import Settings
 
 _CSV_COLUMNS = ("photo", "label", "score", "threshold", "source", "calibrated", "error")
+_CATEGORY_COLUMNS = (*_CSV_COLUMNS[:-1], "category", "error")
 # https://owasp.org/www-community/attacks/CSV_Injection
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _MAX_OVERLAY_SIDE = 1024
@@ -60,7 +60,8 @@ async def predict_photos(
             if selection.hidden:
                 sys.stderr.write(f"{selection.describe_hidden()}\n")
             if output == "csv":
-                columns = _list_columns(selection)
+                has_categories = any(labels.categories for labels in selection.sets)
+                columns = _CATEGORY_COLUMNS if has_categories else _CSV_COLUMNS
                 _write_row(columns)  # only after the start, which may fail
                 write = partial(_write_csv, columns=columns)
             async with aclosing(label_photos(pipeline, selection, photos)) as labelled:
@@ -76,13 +77,6 @@ async def predict_photos(
     if written:
         sys.stderr.write(f"{_describe_written(written)}\n")
     return complete
-
-
-def _list_columns(selection: Selection) -> tuple[str, ...]:
-    """Returns the columns of the CSV, with one for categories if labels have some."""
-    if any(labels.categories for labels in selection.sets):
-        return (*_CSV_COLUMNS[:-1], "category", _CSV_COLUMNS[-1])
-    return _CSV_COLUMNS
 
 
 def _write_json(photo: PhotoResult) -> None:
@@ -124,18 +118,18 @@ def _write_csv(photo: PhotoResult, columns: Sequence[str] = _CSV_COLUMNS) -> Non
     """Writes a row for each label of a photo, or one row if it has none."""
     path = str(photo.path)
     labels = () if photo.prediction is None else photo.prediction.labels
-    for label in labels:
-        values = {
+    rows = [
+        {
             **vars(label),
             "photo": path,
             "score": f"{label.score:.6f}",
             "threshold": f"{label.threshold:.6f}",
             "calibrated": "true" if label.calibrated else "false",
         }
-        _write_row([values.get(column, "") for column in columns])
-    if not labels:
-        values = {"photo": path, "error": photo.failure or ""}
-        _write_row([values.get(column, "") for column in columns])
+        for label in labels
+    ]
+    for row in rows or [{"photo": path, "error": photo.failure or ""}]:
+        _write_row([row.get(column, "") for column in columns])
     sys.stdout.flush()
 
 

@@ -101,6 +101,13 @@ class LabelSet:
                 found.setdefault(category, []).append(position)
         return {category: np.array(places, np.intp) for category, places in found.items()}
 
+    def find_members(self, categories: Sequence[str]) -> NDArray[np.bool_]:
+        """Returns which labels are of one of these categories, bool [L]."""
+        members = np.zeros(len(self.names), np.bool_)
+        for name in categories:
+            members[self.category_positions.get(name, [])] = True
+        return members
+
     @property
     def category_counts(self) -> dict[str, int] | None:
         """Category -> the number of its labels; None without categories."""

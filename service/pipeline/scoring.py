@@ -126,18 +126,16 @@ def _score_part(
         least, known = labels.thresholds[positions].tolist(), labels.calibrated[positions].tolist()
     else:
         least, known = [float(fixed)] * len(best), [False] * len(best)
-    columns = zip(positions.tolist(), scores[best].tolist(), least, known, strict=True)
-    names, source, categories = labels.names, labels.source, labels.categories
-    if categories is None:
-        return [
-            ScoredLabel(names[position], score, from_score, source, calibrated)
-            for position, score, from_score, calibrated in columns
-        ]
+    categories = labels.categories
     return [
-        CategorisedLabel(names[position], score, from_score, source, calibrated, category)
-        if (category := categories[position])
-        else ScoredLabel(names[position], score, from_score, source, calibrated)
-        for position, score, from_score, calibrated in columns
+        ScoredLabel(labels.names[position], score, from_score, labels.source, calibrated)
+        if categories is None or not (category := categories[position])
+        else CategorisedLabel(
+            labels.names[position], score, from_score, labels.source, calibrated, category
+        )
+        for position, score, from_score, calibrated in zip(
+            positions.tolist(), scores[best].tolist(), least, known, strict=True
+        )
     ]
 
 

@@ -83,11 +83,10 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
     parts, hidden = [], {}
     for labels in _drop_others(sets, question.category):
         positions = labels.positions
-        chosen = _find_members(labels, question.category)
-        if include:
-            named = np.zeros(len(positions), np.bool_)
-            named[[positions[name] for name in include if name in positions]] = True
-            chosen &= named
+        chosen = np.full(len(positions), not include)
+        chosen[[positions[name] for name in include if name in positions]] = True
+        if question.category:
+            chosen &= labels.find_members(question.category)
         shared = taken & positions.keys()
         chosen[[positions[name] for name in shared]] = False
         if shared and labels.origin == "store":
@@ -128,14 +127,6 @@ def _drop_others(sets: Sequence[LabelSet], categories: Sequence[str] | None) -> 
     if unknown:
         raise UnknownCategory(unknown, [labels.name for labels in sets], known)
     return [labels for labels in sets if labels.categories is not None]
-
-
-def _find_members(labels: LabelSet, categories: Sequence[str] | None) -> NDArray[np.bool_]:
-    """Returns which labels, bool [L], are of the categories; all of them if none is asked for."""
-    members = np.full(len(labels.names), not categories)
-    for name in categories or ():
-        members[labels.category_positions.get(name, [])] = True
-    return members
 
 
 def _make_part(labels: LabelSet, chosen: NDArray[np.intp], question: Question) -> SelectedLabels:

@@ -32,34 +32,27 @@ _LOCK_FILE = "_bulk.lock"
 _METADATA_KEY = b"ml-decoder"
 
 CATEGORIES = "categories"
-"""In the description of a question if labels have categories."""
+"""Key of a question to labels that have categories: these are then a field of `labels`."""
 
-_LABEL = (
-    pa.field("label", pa.string(), nullable=False),
-    pa.field("score", pa.float32(), nullable=False),
-    pa.field("threshold", pa.float32(), nullable=False),
-    pa.field("source", pa.string(), nullable=False),
-    pa.field("calibrated", pa.bool_(), nullable=False),
+_LABEL = pa.struct(
+    [
+        pa.field("label", pa.string(), nullable=False),
+        pa.field("score", pa.float32(), nullable=False),
+        pa.field("threshold", pa.float32(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("calibrated", pa.bool_(), nullable=False),
+    ]
 )
-
-
-def _make_schema(*more: pa.Field) -> pa.Schema:
-    return pa.schema(
-        [
-            pa.field("photo", pa.string(), nullable=False),
-            pa.field("width", pa.int32()),
-            pa.field("height", pa.int32()),
-            pa.field("labels", pa.list_(pa.struct([*_LABEL, *more]))),
-            pa.field("error", pa.string()),
-        ]
-    )
-
-
-SCHEMA = _make_schema()
+SCHEMA = pa.schema(
+    [
+        pa.field("photo", pa.string(), nullable=False),
+        pa.field("width", pa.int32()),
+        pa.field("height", pa.int32()),
+        pa.field("labels", pa.list_(_LABEL)),
+        pa.field("error", pa.string()),
+    ]
+)
 """One row per photo: upright size in pixels and labels, best first, or else the error."""
-
-SCHEMA_WITH_CATEGORIES = _make_schema(pa.field("category", pa.string()))
-"""The same for a question to labels that have categories."""
 
 Record = dict[str, Any]
 """One row by column; missing columns are null."""
@@ -97,8 +90,12 @@ class PartFolder:
     def write(self, records: Sequence[Record]) -> None:
         """Writes one part durably; raises OSError."""
         metadata = {_METADATA_KEY: _dump(self.question)}
-        schema = SCHEMA_WITH_CATEGORIES if CATEGORIES in self.question else SCHEMA
-        table = pa.Table.from_pylist(list(records), schema=schema.with_metadata(metadata))
+        schema = SCHEMA.with_metadata(metadata)
+        if CATEGORIES in self.question:
+            label = pa.struct([*_LABEL, pa.field("category", pa.string())])
+            place = schema.get_field_index("labels")
+            schema = schema.set(place, pa.field("labels", pa.list_(label)))
+        table = pa.Table.from_pylist(list(records), schema=schema)
         names = "\n".join(record["photo"] for record in records)
         name = f"part-{hashlib.sha256(names.encode()).hexdigest()[:24]}.parquet"
         self._write_table(posixpath.join(self.folder, name), table)
