@@ -110,6 +110,8 @@ def _choose_labels(path: Path, checkpoint: Checkpoint, given: Path | None) -> tu
             raise UnusableCheckpointError("--label-names does not fit a head for open labels")
         return ()
     origin, labels = _find_labels(path, checkpoint.label_names, given)
+    if given is None and origin != path.name:
+        logger.info("the labels are those of %s", origin)
     if len(labels) != count:
         raise UnusableCheckpointError(f"{origin}: {len(labels)} label names for {count} logits")
     _check_names(tuple(label.name for label in labels), origin)
@@ -126,17 +128,14 @@ def _find_labels(
             labels = _to_labels(filter(None, _read_lines(given, "names")))
         return given.name, labels
     found = find_tags(path, named=own is not None)
-    if found is None:
-        if own is None:
-            raise UnusableCheckpointError(f"{path.name} names no labels: give --label-names")
-        return path.name, _to_labels(own)
-    origin, labels = found
+    if found is None and own is None:
+        raise UnusableCheckpointError(f"{path.name} names no labels: give --label-names")
+    origin, labels = found or (path.name, _to_labels(own or ()))
     if own not in (None, tuple(label.name for label in labels)):
         raise UnusableCheckpointError(
             f"{path.name} and {origin} have other labels: give the right ones by --label-names"
         )
-    logger.info("the labels are those of %s", origin)
-    return found
+    return origin, labels
 
 
 def _to_labels(names: Iterable[str]) -> tuple[Label, ...]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import timm
+from huggingface_hub.errors import EntryNotFoundError
 from safetensors.torch import save_file
 
 from export import ExportError
@@ -207,3 +208,17 @@ def test_names_in_the_checkpoint_come_before_a_list_without_categories(
     assert source.label_names == NAMES
     (tmp_path / "selected_tags.csv").write_text(TABLE)
     assert list_columns(read_source(tmp_path).labels)[2] == ("character", None)
+
+
+def test_tag_files_of_a_repository_on_the_hub_are_read(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(_: str, name: str) -> str:
+        if not (tmp_path / name).is_file():
+            raise EntryNotFoundError(f"404 for {name}")
+        return str(tmp_path / name)
+
+    monkeypatch.setattr("models.checkpoints.files.hf_hub_download", download)
+    read(weights, tmp_path, selected_tags__csv=TABLE, categories__json={"9": "safety"})
+    source = read_source(Path("hf-hub:someone/tagger"))
+    assert list_columns(source.labels)[0] == ("safety", None)
