@@ -93,7 +93,7 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
             lost = shared.difference(exclude).intersection(include or shared)
             if lost:
                 hidden[labels.name] = tuple(name for name in labels.names if name in lost)
-        if len(sets) > 1:
+        if labels is not sets[-1]:  # 20 us for 1,000 names
             taken |= positions.keys()
         if chosen.any():
             some = labels.all_positions if chosen.all() else np.flatnonzero(chosen)
