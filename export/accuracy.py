@@ -106,7 +106,10 @@ def check_blank(bundle: Bundle) -> None:
         variants = [read_graphs(bundle, names, precision) for precision in bundle.precisions()]
         logits = predict_blank(variants, embeddings)
         scores = compute_scores(logits, labels.activation, labels.calibration)
-        found = np.flatnonzero((scores >= labels.thresholds).any(axis=0))
+        reached: NDArray[np.bool_] = np.any(scores >= labels.thresholds, axis=0)
+        for places in labels.best_only_positions:  # every photo has one of them
+            reached[places] = False
+        found = np.flatnonzero(reached)
         some = ", ".join(labels.names[place] for place in found[:_MAX_NAMES]) or "none"
         level = logging.WARNING if len(found) else logging.INFO
         logger.log(

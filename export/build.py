@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +22,7 @@ from export.calibration.open_labels import add_open_labels
 from export.int8.search import variation_to_noise
 from export.sources.open import OpenRequest, describe_head, read_label_set, read_open_source
 from export.sources.photos import PhotoReader, Splits, read_splits
+from export.sources.tags import RATING
 from export.sources.trained import Source, read_source
 from export.triton.repository import check_places, write_repository
 from export.variants import Variants, add_open_head, make_variants
@@ -28,7 +30,6 @@ from models.checkpoints.description import NO_HINTS, Hints, read_hints
 from models.config import OpenHeadConfig, RamConfig
 from service.bundle.card import (
     FALLBACK_THRESHOLD,
-    Label,
     Metric,
     ModelCard,
     Precision,
@@ -57,8 +58,10 @@ class ExportRequest:
     photos: Path | None = None
     precisions: frozenset[Precision] = frozenset()  # besides fp32, which is always written
     hints: Hints = NO_HINTS
-    label_names: Path | None = None  # text file with one label a line; None uses the checkpoint's
+    # Text file with one label a line, or a tag file; None uses the checkpoint's, or one beside it.
+    label_names: Path | None = None
     label_thresholds: Path | None = None  # text file with a number a line; photos replace them
+    category_threshold: Sequence[tuple[str, float]] = ()  # of categories; photos replace them
     compact_weights: bool = False  # store fp32 weights in 16 bits
     model_version: str = "1"  # free text without white space
     license: str = "unknown"
@@ -131,7 +134,11 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
     # Read and check everything before the work that takes minutes.
     check_target(request.out)
     source = read_source(
-        request.checkpoint, request.hints, request.label_names, request.label_thresholds
+        request.checkpoint,
+        request.hints,
+        request.label_names,
+        request.label_thresholds,
+        request.category_threshold,
     )
     card = _describe(request, source)
     names, contract = source.label_names, card.input
@@ -163,10 +170,7 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
     # Calibrate scores and choose thresholds on the validation photos; measure accuracy on others.
     draft = BundleDraft(
         card=card.model_copy(update={"default_precision": variants.defaults}),
-        labels=tuple(
-            Label(name=name, threshold=threshold)
-            for name, threshold in zip(names, source.label_thresholds, strict=True)
-        ),
+        labels=source.labels,
         graphs=_serialize(variants, _list_facts(card, names)),
     )
     if splits is not None:
@@ -190,6 +194,7 @@ def _describe(request: ExportRequest, source: Source) -> ModelCard:
             num_labels=config.num_classes,
             activation=config.activation,
             threshold=head.threshold if isinstance(head, RamConfig) else FALLBACK_THRESHOLD,
+            best_only=_find_best_only(source),
         )
     try:
         return ModelCard(
@@ -209,6 +214,12 @@ def _describe(request: ExportRequest, source: Source) -> ModelCard:
         )
     except ValidationError as error:
         raise ExportError(f"model {format_first_error(error)}") from error
+
+
+def _find_best_only(source: Source) -> tuple[str, ...]:
+    has_ratings = any(label.category == RATING for label in source.labels)
+    # In a softmax, all labels compete already.
+    return (RATING,) if has_ratings and source.config.activation == "sigmoid" else ()
 
 
 def _list_facts(card: ModelCard, names: tuple[str, ...]) -> dict[str, str]:

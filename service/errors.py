@@ -351,6 +351,16 @@ class UnknownLabel(QuestionError):
         super().__init__(names, f"{close} Searched label sets: {_list_names(sets)}.")
 
 
+class UnknownCategory(QuestionError):
+    status, code, title = 422, "unknown_category", "A category is unknown"
+
+    def __init__(self, names: tuple[str, ...], sets: Sequence[str], known: Sequence[str]) -> None:
+        hint = f". The labels of {_list_names(sets)} have no categories."
+        if known:
+            hint = f"{_suggest(names[0], known)} Known categories: {_list_names(known)}."
+        super().__init__(names, hint)
+
+
 class ConflictingLabels(QuestionError):
     status, code, title = 422, "conflicting_labels", "A label is both included and excluded"
     hint = ": leave them out of `include` or of `exclude`."

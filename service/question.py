@@ -56,6 +56,12 @@ class Question(BaseModel):
         description=f"Leave these labels out; repeatable. {_COMMAS}",
         examples=[[]],
     )
+    category: Names[LabelText] | None = Field(
+        default=None,
+        description="Choose among labels of these categories only, such as `character`; "
+        f"repeatable. Labels without a category are left out. {_COMMAS}",
+        examples=[[]],
+    )
     label_set: Names[LabelSetName] | None = Field(
         default=None,
         description="Label sets to answer from; repeatable. A label in several is answered from "

@@ -13,7 +13,12 @@ from hypothesis import settings
 
 from service.bundle.reader import Bundle
 from tests.support.postgres import Postgres, find_missing
-from tests.support.tiny_bundle import write_mapped_bundle, write_open_bundle, write_tiny_bundle
+from tests.support.tiny_bundle import (
+    write_categorised_bundle,
+    write_mapped_bundle,
+    write_open_bundle,
+    write_tiny_bundle,
+)
 
 # Each process of a parallel run has a core: torch's threads would only wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -42,6 +47,12 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def open_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A tiny bundle with an open head, a text encoder and the label set `everyday`."""
     return write_open_bundle(tmp_path_factory.mktemp("open"))
+
+
+@pytest.fixture(scope="session")
+def categorised_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A tiny bundle whose labels have categories, one of which is answered by its best label."""
+    return write_categorised_bundle(tmp_path_factory.mktemp("categories"))
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,7 @@ class ScoredLabel:
     threshold: float  # the label counts as present from this score on
     source: str  # `trained` or `zero_shot`
     calibrated: bool  # whether the threshold is the label's own
+    category: str | None = None
     map: list[list[float]] | None = None  # [rows][columns] of 0..1; only with `explain`
     overlay: str | None = None  # the map as a data URL of a PNG; only with `explain="overlay"`
 
@@ -77,6 +78,7 @@ class NewLabel:
     threshold: float | None = None  # 0..1; None takes the open head's
     calibrated: bool | None = None  # False drops the threshold; see `RegisteredLabel`
     own_embedding: bool | None = None  # True requires an embedding; see `RegisteredLabel`
+    category: str | None = None  # ignored; see `RegisteredLabel`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,7 @@ class RegisteredLabel:
     calibrated: bool  # whether the threshold is the label's own
     # Whether it was registered with an embedding, which is not returned. Older services omit it.
     own_embedding: bool = False
+    category: str | None = None  # only of trained labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +103,7 @@ class LabelSetSummary:
     origin: str
     read_only: bool
     num_labels: int
+    category_counts: dict[str, int] | None = None  # of labels; None without categories
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ LabelToWrite = str | NewLabel | RegisteredLabel | Mapping[str, Any]
 
 # The service reads at most 2,048 text fields of a form; the rest are for single values.
 _MAX_FORM_ENTRIES = 2000
-_LISTS = frozenset({"include", "exclude", "label_set", "candidate_labels"})
+_LISTS = frozenset({"include", "exclude", "category", "label_set", "candidate_labels"})
 # The service encodes the texts of a label set before it answers: 4 ms each on two cores.
 _SECONDS_PER_LABEL = 0.02
 # A calibration scores all its photos before it answers.
@@ -52,6 +52,7 @@ class Question(TypedDict, total=False):
     threshold: float | Literal["calibrated"]  # 0..1 for every label, or each label's own
     include: Sequence[str]  # only these labels
     exclude: Sequence[str]  # all labels but these
+    category: Sequence[str]  # only labels of these
     label_set: Sequence[str]
     candidate_labels: Sequence[str]  # for this request alone
     min_version: int  # of the label sets

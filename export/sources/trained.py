@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +13,7 @@ from typing import Annotated
 from pydantic import AfterValidator, StringConstraints, TypeAdapter, ValidationError
 
 from export import ExportError
+from export.sources.tags import find_tags, read_tag_file
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from models.checkpoints.clip import read_clip
 from models.checkpoints.description import NO_HINTS, Hints
@@ -18,9 +21,10 @@ from models.config import NetworkConfig, PrefixTokens
 from models.network import Network
 from models.text import TextEncoder
 from models.towers import TowerNetwork
-from service.bundle.card import InputContract
+from service.bundle.card import InputContract, Label
 from service.fields import MAX_NAME_CHARACTERS, normalise_text
 
+logger = logging.getLogger(__name__)
 _label_name = TypeAdapter[str](
     Annotated[
         str, StringConstraints(max_length=MAX_NAME_CHARACTERS), AfterValidator(normalise_text)
@@ -38,12 +42,16 @@ class Source:
 
     network: Network | TowerNetwork  # in eval mode
     config: NetworkConfig
-    label_names: tuple[str, ...]  # N names, in the order of the logits; none for an open head
-    label_thresholds: tuple[float | None, ...]  # N scores, 0..1; None without one
+    labels: tuple[Label, ...]  # N, in the order of the logits; none for an open head
     sha256: str  # of the checkpoint file
     training_data: str  # as the checkpoint names it, else `unknown`
     text: TextEncoder | None = None  # of a model with both towers
     photos_from: str = "the model's folder"  # where the preparation of photos is described
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The names of the labels."""
+        return tuple(label.name for label in self.labels)
 
     @property
     def is_open(self) -> bool:
@@ -66,64 +74,110 @@ def read_source(
     hints: Hints = NO_HINTS,
     label_names: Path | None = None,
     label_thresholds: Path | None = None,
+    category_threshold: Sequence[tuple[str, float]] = (),
 ) -> Source:
     """Reads a checkpoint; a file of label names overrides the checkpoint's own.
+
+    The thresholds of a file are the first to count, then those of categories, then the tag file's.
 
     Raises UnusableCheckpointError for a head without a backbone, and for missing or invalid label
     names and thresholds.
     """
     towers = read_clip(path, hints)
     if towers is not None:
-        if (label_names or label_thresholds) is not None:
+        if (label_names or label_thresholds) is not None or category_threshold:
             raise UnusableCheckpointError("--label-names does not fit a model for open labels")
         network, text = towers.network, towers.text
-        return Source(network, network.config, (), (), text.sha256, "unknown", text)
+        return Source(network, network.config, (), text.sha256, "unknown", text)
     checkpoint = read_checkpoint(path, hints)
     if checkpoint.config is None or not isinstance(checkpoint.network, Network):
         raise UnusableCheckpointError(f"{path.name} has a head without a backbone")
-    names = _choose_names(path.name, checkpoint, label_names)
+    labels = _choose_labels(path, checkpoint, label_names)
+    thresholds = _read_thresholds(label_thresholds, len(labels))
     return Source(
         network=checkpoint.network,
         config=checkpoint.config,
-        label_names=names,
-        label_thresholds=_read_thresholds(label_thresholds, len(names)),
+        labels=_set_thresholds(labels, thresholds, dict(category_threshold)),
         sha256=checkpoint.sha256,
         training_data=checkpoint.notes.get("training_data", "unknown"),
         photos_from=checkpoint.photos_from,
     )
 
 
-def _choose_names(name: str, checkpoint: Checkpoint, path: Path | None) -> tuple[str, ...]:
+def _choose_labels(path: Path, checkpoint: Checkpoint, given: Path | None) -> tuple[Label, ...]:
     assert checkpoint.config is not None
     count = checkpoint.config.num_classes
     if count is None:
-        if path is not None:
+        if given is not None:
             raise UnusableCheckpointError("--label-names does not fit a head for open labels")
         return ()
-    names = checkpoint.label_names
-    if path is not None:
-        names = tuple(line for line in _read_lines(path, "names") if line)
-    if names is None:
-        raise UnusableCheckpointError(f"{name} names no labels: give --label-names")
-    if len(names) != count:
-        raise UnusableCheckpointError(f"{len(names)} label names for {count} logits")
-    _check_names(names)
-    return names
+    origin, labels = _find_labels(path, checkpoint.label_names, given)
+    if given is None and origin != path.name:
+        logger.info("the labels are those of %s", origin)
+    if len(labels) != count:
+        raise UnusableCheckpointError(f"{origin}: {len(labels)} label names for {count} logits")
+    _check_names(tuple(label.name for label in labels), origin)
+    return labels
 
 
-def _check_names(names: tuple[str, ...]) -> None:
+def _find_labels(
+    path: Path, own: tuple[str, ...] | None, given: Path | None
+) -> tuple[str, tuple[Label, ...]]:
+    """Returns the file that names the labels, and these; `own` are names in the checkpoint."""
+    if given is not None:
+        labels = read_tag_file(given)
+        if labels is None:
+            labels = _to_labels(filter(None, _read_lines(given, "names")))
+        return given.name, labels
+    found = find_tags(path, named=own is not None)
+    if found is None and own is None:
+        raise UnusableCheckpointError(f"{path.name} names no labels: give --label-names")
+    origin, labels = found or (path.name, _to_labels(own or ()))
+    if own not in (None, tuple(label.name for label in labels)):
+        raise UnusableCheckpointError(
+            f"{path.name} and {origin} have other labels: give the right ones by --label-names"
+        )
+    return origin, labels
+
+
+def _to_labels(names: Iterable[str]) -> tuple[Label, ...]:
+    return tuple(Label.model_construct(name=name) for name in names)  # `_check_names` follows
+
+
+def _set_thresholds(
+    labels: Sequence[Label], given: Sequence[float | None], by_category: Mapping[str, float]
+) -> tuple[Label, ...]:
+    known = dict.fromkeys(label.category for label in labels if label.category is not None)
+    if unknown := [name for name in by_category if name not in known]:
+        shown = ", ".join(known) or "unknown"
+        raise UnusableCheckpointError(
+            f"--category-threshold {unknown[0]}: the categories of the labels are {shown}"
+        )
+    thresholds = (
+        by_category.get(label.category or "", label.threshold) if own is None else own
+        for label, own in zip(labels, given, strict=True)
+    )
+    return tuple(
+        label.model_copy(update={"threshold": threshold})
+        for label, threshold in zip(labels, thresholds, strict=True)
+    )
+
+
+def _check_names(names: tuple[str, ...], origin: str) -> None:
     twice = next((label for label, repeats in Counter(names).items() if repeats > 1), None)
     if twice is not None:
         places = [str(i) for i, label in enumerate(names, start=1) if label == twice]
         raise UnusableCheckpointError(
-            f"label names {' and '.join(places[:2])} are both {twice!r:.80}: rename one"
+            f"{origin}: label names {' and '.join(places[:2])} are both {twice!r:.80}: rename one"
         )
     for label in names:
         try:  # checked, but not normalised: labelled photos use it as it is
             _label_name.validate_python(label)
         except ValidationError as error:
             reason = error.errors(include_url=False)[0]["msg"]
-            raise UnusableCheckpointError(f"label name {label!r:.80}: {reason}") from error
+            raise UnusableCheckpointError(
+                f"{origin}: label name {label!r:.80}: {reason}"
+            ) from error
 
 
 def _read_thresholds(path: Path | None, count: int) -> tuple[float | None, ...]:

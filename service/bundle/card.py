@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import unicodedata
 from collections.abc import Collection
 from typing import Annotated, Literal, Self
@@ -157,7 +158,8 @@ class TrainedHead(Record):
     """The head of the trained labels; `kind` is its architecture, such as `ml_decoder`.
 
     `threshold` is for labels without one of their own. Without `calibration`, scores are the
-    activation of the logits as they are; a softmax head has none.
+    activation of the logits as they are; a softmax head has none. Of a category in `best_only`,
+    answers at the labels' own thresholds have exactly the best label; a softmax head has none.
     """
 
     kind: str
@@ -165,6 +167,8 @@ class TrainedHead(Record):
     activation: Activation
     threshold: _HeadThreshold = FALLBACK_THRESHOLD
     calibration: HeadCalibration | None = None
+    # Not written if empty, so that older services read the bundle.
+    best_only: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
 
 
 def write_prompt(template: str, name: str) -> str:
@@ -270,6 +274,9 @@ class Label(Record):
     """
 
     name: str = Field(min_length=1, max_length=200)
+    category: str | None = Field(
+        default=None, min_length=1, max_length=200, exclude_if=operator.not_
+    )
     description: str | None = None
     threshold: float | None = Field(default=None, ge=0.0, le=1.0)
     precision: float | None = Field(default=None, ge=0.0, le=1.0)

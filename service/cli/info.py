@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from rich.console import Console
@@ -18,6 +20,10 @@ _OTHER_PROCESSORS = {
     ("openvino", "int8"): " (fp32 without VNNI)",
     ("cpu", "int8"): " (fp32 without VNNI)",
 }
+_SHARES = ("threshold", "precision", "recall", "positives")
+# A table of 10,861 labels takes 5 seconds and scrolls the card away.
+_MAX_ROWS = 5000
+_FEW_ROWS = 50
 
 
 def describe_bundle(bundle: Bundle) -> dict[str, Any]:
@@ -38,11 +44,10 @@ def show_bundle(bundle: Bundle) -> None:
         for each in bundle.card.metrics
     }
     scores = {f"scores of {name}": _describe_scores(each) for name, each in calibrations.items()}
-    show_pairs(_describe_card(bundle) | scores | _describe_screen(bundle.card.open_head) | metrics)
-    table = Table("label", "threshold", "precision", "recall", "positives")
-    for label in bundle.labels:
-        table.add_row(Text(label.name), *_format_shares(label))
-    Console().print(table)
+    categories = _describe_categories(bundle)
+    screen = _describe_screen(bundle.card.open_head)
+    show_pairs(_describe_card(bundle) | categories | scores | screen | metrics)
+    _show_labels(bundle.labels, has_categories=bool(categories))
     for name, calibration in calibrations.items():
         if calibration is not None:
             _show_bins(name, calibration)
@@ -107,6 +112,24 @@ def _describe_screen(head: OpenHead | None) -> dict[str, str]:
         f"those above their thresholds ({screen.dataset}, {screen.images} images)"
     )
     return {"screen": about}
+
+
+def _describe_categories(bundle: Bundle) -> dict[str, str]:
+    counts = Counter(label.category for label in bundle.labels if label.category is not None)
+    best = () if bundle.card.trained_head is None else bundle.card.trained_head.best_only
+    parts = [f"{count:,} {name}{' (best only)' * (name in best)}" for name, count in counts.items()]
+    return {"labels": f"{len(bundle.labels):,}: {', '.join(parts)}"} if parts else {}
+
+
+def _show_labels(labels: Sequence[Label], *, has_categories: bool) -> None:
+    table = Table("label", *["category"] * has_categories, *_SHARES)
+    shown = labels if len(labels) <= _MAX_ROWS else labels[:_FEW_ROWS]
+    for label in shown:
+        category = [Text(label.category or "-")] * has_categories
+        table.add_row(Text(label.name), *category, *_format_shares(label))
+    Console().print(table)
+    if others := len(labels) - len(shown):
+        Console().print(Text(f"{others:,} more labels: --json has all", "dim"))
 
 
 def _format_shares(label: Label) -> tuple[str, ...]:

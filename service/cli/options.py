@@ -29,6 +29,7 @@ _QUESTION_FLAGS: dict[str, Any] = {
     ],
     "include": Annotated[_Texts, typer.Option(help="Only this label; repeatable.")],
     "exclude": Annotated[_Texts, typer.Option(help="Not this label; repeatable.")],
+    "category": Annotated[_Texts, typer.Option(help="Labels of this category; repeatable.")],
     "label_set": Annotated[_Texts, typer.Option(help="Labels of this set; repeatable.")],
     "candidate_labels": Annotated[
         _Texts, typer.Option(help="A label for this run only; repeatable.")

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from PIL import Image
@@ -30,6 +31,7 @@ from service.question import Question
 from service.settings import Settings
 
 _CSV_COLUMNS = ("photo", "label", "score", "threshold", "source", "calibrated", "error")
+_CATEGORY_COLUMNS = (*_CSV_COLUMNS[:-1], "category", "error")
 # https://owasp.org/www-community/attacks/CSV_Injection
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _MAX_OVERLAY_SIDE = 1024
@@ -58,7 +60,10 @@ async def predict_photos(
             if selection.hidden:
                 sys.stderr.write(f"{selection.describe_hidden()}\n")
             if output == "csv":
-                _write_row(_CSV_COLUMNS)  # only after the start, which may fail
+                has_categories = any(labels.categories for labels in selection.sets)
+                columns = _CATEGORY_COLUMNS if has_categories else _CSV_COLUMNS
+                _write_row(columns)  # only after the start, which may fail
+                write = partial(_write_csv, columns=columns)
             async with aclosing(label_photos(pipeline, selection, photos)) as labelled:
                 async for found in labelled:
                     photo = found
@@ -94,26 +99,37 @@ def _show_table(photo: PhotoResult) -> None:
         return
     table = Table()
     table.add_column("label")
+    has_categories = any(label.category for label in labels)
+    if has_categories:
+        table.add_column("category")
     table.add_column("score", justify="right")
     table.add_column("threshold", justify="right")
     for label in labels:
         own = "" if label.calibrated else " *"
-        table.add_row(Text(label.label), f"{label.score:.3f}", f"{label.threshold:.3f}{own}")
+        category = [Text(label.category or "")] if has_categories else []
+        score, threshold = f"{label.score:.3f}", f"{label.threshold:.3f}{own}"
+        table.add_row(Text(label.label), *category, score, threshold)
     console.print(table)
     if not all(label.calibrated for label in labels):
         console.print(Text("* not the label's own threshold", "dim"), soft_wrap=True)
 
 
-def _write_csv(photo: PhotoResult) -> None:
+def _write_csv(photo: PhotoResult, columns: Sequence[str] = _CSV_COLUMNS) -> None:
     """Writes a row for each label of a photo, or one row if it has none."""
     path = str(photo.path)
     labels = () if photo.prediction is None else photo.prediction.labels
-    for label in labels:
-        own = "true" if label.calibrated else "false"
-        score, threshold = f"{label.score:.6f}", f"{label.threshold:.6f}"
-        _write_row((path, label.label, score, threshold, label.source, own, ""))
-    if not labels:
-        _write_row((path, "", "", "", "", "", photo.failure or ""))
+    rows = [
+        {
+            **vars(label),
+            "photo": path,
+            "score": f"{label.score:.6f}",
+            "threshold": f"{label.threshold:.6f}",
+            "calibrated": "true" if label.calibrated else "false",
+        }
+        for label in labels
+    ]
+    for row in rows or [{"photo": path, "error": photo.failure or ""}]:
+        _write_row([row.get(column, "") for column in columns])
     sys.stdout.flush()
 
 

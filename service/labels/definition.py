@@ -43,6 +43,7 @@ class OpenLabel(Record):
         threshold: score at and above which the label is predicted.
         embedding: E numbers in the bundle's embedding space, instead of any text.
         own_embedding: from an answer of the service, which omits `embedding`: then it is required.
+        category: from an answer about trained labels; ignored.
     """
 
     name: LabelText
@@ -56,6 +57,7 @@ class OpenLabel(Record):
         Annotated[list[float], Field(max_length=MAX_EMBEDDING_VALUES, fail_fast=True)] | None
     ) = None
     own_embedding: StrictBool | None = Field(default=None, exclude=True)
+    category: str | None = Field(default=None, exclude=True)
 
     @field_validator("threshold")
     @classmethod
@@ -101,6 +103,7 @@ class LabelSetRecord(Record):
     origin: str | None = Field(default=None, exclude=True)
     read_only: bool | None = Field(default=None, exclude=True)
     num_labels: int | None = Field(default=None, exclude=True)
+    category_counts: dict[str, int] | None = Field(default=None, exclude=True)
 
 
 class LabelThreshold(Record):

@@ -46,6 +46,8 @@ class LabelSet:
         queries: float32 [L, K], input of the open head; None for the trained labels.
         keys: inputs of the screened head, [L, ...] each; None for trained and candidate labels,
             and without a screen.
+        categories: L of trained labels, each None if it has none; None if no label has one.
+        best_only: categories of which answers at the labels' own thresholds have only the best.
     """
 
     name: str
@@ -62,6 +64,8 @@ class LabelSet:
     own_calibration: Calibration | None = None
     queries: QueryArray | None = None
     keys: Keys | None = None
+    categories: tuple[str | None, ...] | None = None
+    best_only: tuple[str, ...] = ()
 
     @property
     def num_labels(self) -> int:
@@ -87,6 +91,33 @@ class LabelSet:
     def all_positions(self) -> NDArray[np.intp]:
         """The positions of all labels, 0 to L - 1."""
         return np.arange(len(self.names))
+
+    @cached_property
+    def category_positions(self) -> dict[str, NDArray[np.intp]]:
+        """Category -> the positions of its labels, ascending."""
+        found: dict[str, list[int]] = {}
+        for position, category in enumerate(self.categories or ()):
+            if category is not None:
+                found.setdefault(category, []).append(position)
+        return {category: np.array(places, np.intp) for category, places in found.items()}
+
+    def find_members(self, categories: Sequence[str]) -> NDArray[np.bool_]:
+        """Returns which labels are of one of these categories, bool [L]."""
+        members = np.zeros(len(self.names), np.bool_)
+        for name in categories:
+            members[self.category_positions.get(name, [])] = True
+        return members
+
+    @property
+    def category_counts(self) -> dict[str, int] | None:
+        """Category -> the number of its labels; None without categories."""
+        return {name: len(found) for name, found in self.category_positions.items()} or None
+
+    @cached_property
+    def best_only_positions(self) -> tuple[NDArray[np.intp], ...]:
+        """The positions of the labels of each category in `best_only`."""
+        found = self.category_positions
+        return tuple(found[name] for name in self.best_only if name in found)
 
     def screen(
         self, threshold: Threshold | None, wanted: int, chosen: NDArray[np.intp]
@@ -129,6 +160,7 @@ class LabelSet:
 def make_trained_set(labels: Sequence[Label], head: TrainedHead, *, version: str = "1") -> LabelSet:
     """Returns the set of a bundle's trained labels."""
     thresholds, calibrated = _fill([label.threshold for label in labels], head.threshold)
+    categories = tuple(label.category for label in labels)
     return LabelSet(
         name=TRAINED_SET,
         version=version,
@@ -140,6 +172,8 @@ def make_trained_set(labels: Sequence[Label], head: TrainedHead, *, version: str
         activation=head.activation,
         prompts=(None,) * len(labels),
         own_embeddings=np.zeros(len(labels), np.bool_),
+        categories=categories if any(categories) else None,
+        best_only=head.best_only,
     )
 
 

@@ -7,7 +7,7 @@ compete, answers with its best label.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,15 @@ class ScoredLabel:
     threshold: float  # 0..1: the question's number, else the label's own, else its set's fallback
     source: Source
     calibrated: bool  # whether `threshold` is the label's own
+    # Of the class, so that `vars` has it only if there is one.
+    category: str | None = field(default=None, init=False)
+
+
+@dataclass(frozen=True)
+class CategorisedLabel(ScoredLabel):
+    """A label that has a category."""
+
+    category: str | None = None
 
 
 def compute_scores(
@@ -106,7 +115,10 @@ def _score_part(
     if threshold is not None:
         whole = len(chosen) == len(labels.names)
         own = labels.thresholds if whole else labels.thresholds[chosen]
-        (among,) = (scores >= (own if fixed is None else fixed)).nonzero()
+        reached = scores >= (own if fixed is None else fixed)
+        if limit is None and fixed is None:
+            _take_best_only(scores, part, reached)
+        (among,) = reached.nonzero()
         scores, chosen = scores[among], chosen[among]
     best = _order_best(scores, limit)
     positions = chosen[best]
@@ -114,12 +126,26 @@ def _score_part(
         least, known = labels.thresholds[positions].tolist(), labels.calibrated[positions].tolist()
     else:
         least, known = [float(fixed)] * len(best), [False] * len(best)
+    categories = labels.categories
     return [
         ScoredLabel(labels.names[position], score, from_score, labels.source, calibrated)
+        if categories is None or not (category := categories[position])
+        else CategorisedLabel(
+            labels.names[position], score, from_score, labels.source, calibrated, category
+        )
         for position, score, from_score, calibrated in zip(
             positions.tolist(), scores[best].tolist(), least, known, strict=True
         )
     ]
+
+
+def _take_best_only(
+    scores: NDArray[np.float64], part: SelectedLabels, reached: NDArray[np.bool_]
+) -> None:
+    """Changes which labels are in the answer: of categories in `best_only`, exactly the best."""
+    for places in part.best_only:
+        reached[places] = False
+        reached[places[scores[places].argmax()]] = True
 
 
 def _order_best(scores: NDArray[np.float64], limit: int | None) -> NDArray[np.intp]:

@@ -445,6 +445,17 @@ def write_tiny_bundle(
     return write_draft(parent, BundleDraft(card=card, labels=labels, graphs=graphs))
 
 
+def write_categorised_bundle(parent: Path) -> Bundle:
+    """Writes a tiny bundle whose labels but `tree` have categories; `dog` and `person` rate."""
+    categories = {"cat": "general", "dog": "rating", "car": "vehicle", "person": "rating"}
+    labels = [
+        label.model_copy(update={"category": categories.get(label.name)}) for label in TINY_LABELS
+    ]
+    head = PLAIN_HEAD.model_copy(update={"best_only": ("rating",)})
+    card = tiny_card("tiny-tags").model_copy(update={"trained_head": head})
+    return write_tiny_bundle(parent, card, labels)
+
+
 def copy_bundle(bundle: Bundle, folder: Path) -> Path:
     """Returns the path of a copy of a bundle in `folder`."""
     return Path(shutil.copytree(bundle.path, folder / bundle.path.name))

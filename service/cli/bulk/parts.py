@@ -31,6 +31,9 @@ QUESTION_FILE = "_bulk.json"
 _LOCK_FILE = "_bulk.lock"
 _METADATA_KEY = b"ml-decoder"
 
+CATEGORIES = "categories"
+"""Key of a question to labels that have categories: these are then a field of `labels`."""
+
 _LABEL = pa.struct(
     [
         pa.field("label", pa.string(), nullable=False),
@@ -87,7 +90,12 @@ class PartFolder:
     def write(self, records: Sequence[Record]) -> None:
         """Writes one part durably; raises OSError."""
         metadata = {_METADATA_KEY: _dump(self.question)}
-        table = pa.Table.from_pylist(list(records), schema=SCHEMA.with_metadata(metadata))
+        schema = SCHEMA.with_metadata(metadata)
+        if CATEGORIES in self.question:
+            label = pa.struct([*_LABEL, pa.field("category", pa.string())])
+            place = schema.get_field_index("labels")
+            schema = schema.set(place, pa.field("labels", pa.list_(label)))
+        table = pa.Table.from_pylist(list(records), schema=schema)
         names = "\n".join(record["photo"] for record in records)
         name = f"part-{hashlib.sha256(names.encode()).hexdigest()[:24]}.parquet"
         self._write_table(posixpath.join(self.folder, name), table)

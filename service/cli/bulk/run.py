@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from service.cli.bulk.parts import PartFolder, Record, open_parts
+from service.cli.bulk.parts import CATEGORIES, PartFolder, Record, open_parts
 from service.cli.bulk.photos import PhotoStore, is_utf8, open_photos
 from service.cli.photos import run_pipeline
 from service.errors import ImageError, OutOfMemory
@@ -140,7 +140,9 @@ def prepare_settings(settings: Settings) -> Settings:
 def describe_question(pipeline: Pipeline, selection: Selection, location: str) -> dict[str, Any]:
     """Returns everything that the results depend on, as JSON values."""
     card = pipeline.bundle.card
+    has_categories = any(labels.categories for labels in selection.sets)
     return {
+        **({CATEGORIES: True} if has_categories else {}),
         "model": {"name": card.name, "version": card.version},
         "precision": pipeline.engine.precision,
         "max_body_bytes": pipeline.settings.max_body_bytes,
@@ -154,6 +156,9 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
 
 def _describe_set(labels: LabelSet) -> dict[str, Any]:
     found: dict[str, Any] = {"name": labels.name, "digest": labels.digest}
+    if labels.categories is not None:
+        columns = repr(labels.categories).encode() + labels.thresholds.tobytes()
+        found["categories"] = hashlib.sha256(columns).hexdigest()
     if labels.calibration is not None:  # a bundle that is calibrated again may keep its version
         columns = labels.calibration.tobytes() + labels.thresholds.tobytes()
         found["calibration"] = hashlib.sha256(columns).hexdigest()

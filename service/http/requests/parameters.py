@@ -21,7 +21,7 @@ from service.labels.definition import check_candidates
 from service.pipeline.host import PipelineHost
 from service.question import Question
 
-LIST_PARAMETERS = frozenset({"include", "exclude", "label_set", "candidate_labels"})
+LIST_PARAMETERS = frozenset({"include", "exclude", "category", "label_set", "candidate_labels"})
 SINGLE_PARAMETERS = frozenset(Question.model_fields) - LIST_PARAMETERS
 NOT_UTF8 = "surrogateescape"
 """How bytes that are not UTF-8 are decoded for `read_texts`, which refuses them by name."""

@@ -5,6 +5,8 @@ Models of predictions only document what `prediction_json.py` writes.
 
 from __future__ import annotations
 
+import operator
+from itertools import repeat
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -78,6 +80,12 @@ class ScoredLabelAnswer(_Answer):
     calibrated: bool = Field(
         description="Whether `threshold` is the label's own: chosen on validation data, or "
         "given with its label set."
+    )
+    category: str | None = Field(
+        default=None,
+        description="Category of the label. Absent if it has none.",
+        examples=["character"],
+        exclude_if=operator.not_,
     )
     map: list[list[float]] | None = Field(
         default=None,
@@ -157,6 +165,12 @@ class LabelSetSummary(_Answer):
     origin: Origin = Field(description="Source of the set.", examples=["store"])
     read_only: bool = Field(description="Whether it cannot be replaced or deleted.")
     num_labels: int = Field(examples=[2])
+    category_counts: dict[str, int] | None = Field(
+        default=None,
+        description="The number of labels of each category. Absent without categories.",
+        examples=[None],
+        exclude_if=operator.not_,
+    )
 
 
 class RegisteredLabel(_Answer):
@@ -168,6 +182,12 @@ class RegisteredLabel(_Answer):
     calibrated: bool = Field(description="Whether `threshold` is the label's own.")
     own_embedding: bool = Field(
         description="Whether it came with an embedding instead of a text; embeddings are not shown."
+    )
+    category: str | None = Field(
+        default=None,
+        description="Of a trained label. Absent if it has none.",
+        examples=[None],
+        exclude_if=operator.not_,
     )
 
 
@@ -245,6 +265,13 @@ class HeadAnswer(_Answer):
         description="How logits become probabilities. Null: scores are the activation of the "
         "checkpoint's logits, which are not probabilities."
     )
+    best_only: list[str] = Field(
+        default=[],
+        description="Categories of which an answer at the labels' own thresholds has exactly the "
+        "best label, such as `rating`. Absent if there are none.",
+        examples=[[]],
+        exclude_if=operator.not_,
+    )
 
 
 class EmbeddingSpaceAnswer(_Answer):
@@ -314,6 +341,7 @@ def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
         labels.thresholds.tolist(),
         labels.calibrated.tolist(),
         labels.own_embeddings.tolist(),
+        labels.categories or repeat(None, len(labels.names)),
         strict=True,
     )
     return LabelSetAnswer(

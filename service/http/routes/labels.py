@@ -174,7 +174,7 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
     """Registers a label set or replaces it; with `If-Match`, only the version named there.
 
     You can change the answer of `GET` and send it back. A `threshold` with `calibrated: false` is
-    dropped; `version`, `origin`, `read_only` and `num_labels` are ignored. A label with
+    dropped; `version`, `origin`, `read_only`, `num_labels` and categories are ignored. A label with
     `own_embedding: true` needs its `embedding` again.
     """
     return await _register(request, host, name)

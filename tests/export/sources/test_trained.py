@@ -70,8 +70,9 @@ def test_labels_beyond_the_thresholds_have_none(checkpoint: Path, tmp_path: Path
         (b"0\n0.5\n0.68", (0.0, 0.5, 0.68)),
     ):
         path.write_bytes(content)
-        assert read_source(checkpoint, label_thresholds=path).label_thresholds == expected
-    assert read_source(checkpoint).label_thresholds == (None, None, None)
+        source = read_source(checkpoint, label_thresholds=path)
+        assert tuple(label.threshold for label in source.labels) == expected
+    assert [label.threshold for label in read_source(checkpoint).labels] == [None, None, None]
 
 
 @pytest.mark.parametrize(

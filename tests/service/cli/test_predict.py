@@ -286,3 +286,24 @@ def test_explain_replaces_a_link_that_has_the_name_of_a_picture(
     assert explain(photo)[0] == 0
     assert precious.read_text() == "kept"
     assert not picture.is_symlink()
+
+
+def test_predict_and_info_show_categories_if_labels_have_some(
+    predict: Run, run: Run, categorised_bundle: Bundle, photo: Path
+) -> None:
+    assert "categor" not in predict(photo)[1] + predict("--format", "csv", photo)[1]
+    tagged = partial(predict, "--bundle", categorised_bundle.path, "--threshold", "0")
+    assert "category" in tagged(photo)[1]
+    rows = list(csv.DictReader(tagged("--format", "csv", photo)[1].splitlines()))
+    assert list(rows[0])[-2:] == ["category", "error"]
+    found = {row["label"]: row["category"] for row in rows}
+    assert (found["dog"], found["car"], found["tree"]) == ("rating", "vehicle", "")
+    rating = json.loads(tagged("--json", "--category", "rating", photo)[1])["labels"]
+    assert {label["label"]: label["category"] for label in rating} == {
+        "dog": "rating",
+        "person": "rating",
+    }
+    assert_refused(predict, "The labels of 'trained' have no categories", "--category", "x", photo)
+    shown = run("info", categorised_bundle.path)[1]
+    assert "5: 1 general, 2 rating (best only), 1 vehicle" in shown
+    assert "category" in shown

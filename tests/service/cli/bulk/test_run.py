@@ -107,6 +107,19 @@ def test_rows_equal_the_answers_of_predict(
     ]
 
 
+def test_rows_have_a_category_column_only_if_labels_have_categories(
+    job: BulkJob, categorised_bundle: Bundle, out: Path, tmp_path: Path
+) -> None:
+    run(job)
+    assert "category" not in str(pq.read_schema(next(out.glob("*.parquet"))))
+    settings = job.settings.model_copy(update={"bundle": categorised_bundle.path})
+    question = Question(threshold=0.0)
+    run(replace(job, settings=settings, question=question, out=str(tmp_path / "tags")))
+    labels = read_rows(tmp_path / "tags")["03.png"]["labels"]
+    found = {label["label"]: label["category"] for label in labels}
+    assert (found["dog"], found["car"], found["tree"]) == ("rating", "vehicle", None)
+
+
 def test_second_run_skips_photos_that_are_done_and_retries_failed_ones_on_demand(
     job: BulkJob, photos: Path, out: Path
 ) -> None:
