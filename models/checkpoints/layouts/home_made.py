@@ -26,15 +26,10 @@ from models.checkpoints.layouts.classifier import read_classifier
 from models.checkpoints.layouts.kinds import refuse_no_tagger
 from models.config import GapConfig, NetworkConfig
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _COUNTERS = "num_batches_tracked"
 _LEAVES = ("weight", "bias")
-# Tensors that only training uses, by a part of their names.
-_TRAINING = re.compile(
-    r"(^|\.)(criteri(on|a)|loss(es)?|loss_\w+|\w+_loss|\w*metrics?\w*|confmat|pos_weight|"
-    r"class_weights?|thresholds)(\.|$)"
-)
 _MEAN = re.compile(r"((.*\.)?(pixel_|image_)?)mean")
 
 
@@ -43,15 +38,6 @@ class _Body:
     prefix: str
     state: State  # under timm's names
     rest: State  # the file's other tensors
-
-
-def leave_out(state: State) -> State:
-    """Leaves out tensors that only training uses, and logs them."""
-    extra = [key for key in state if _TRAINING.search(key)]
-    if extra:
-        names = ", ".join(extra[:5])
-        _log.info("Left out, as only training uses them: %d tensors (%s).", len(extra), names)
-    return {key: tensor for key, tensor in state.items() if key not in extra}
 
 
 def take_normaliser(
@@ -76,7 +62,7 @@ def take_normaliser(
     values = {"mean": state[mean].flatten().double(), "std": state[std].flatten().double()}
     scale = 255 if max(values["mean"].max(), values["std"].max()) > 1 else 1
     known = {name: tuple((value / scale).tolist()) for name, value in values.items()}
-    _log.info("Mean and std of pixels are the network's own: %s and %s.", mean, std)
+    logger.info("mean and std of photos are the network's own: %s and %s", mean, std)
     rest = {key: tensor for key, tensor in state.items() if key not in (mean, std)}
     return rest, replace(described, preparation={**described.preparation, **known})
 
@@ -102,9 +88,11 @@ def read_home_made(state: State, hints: Hints, described: Description) -> Weight
         return read_classifier(body.state, hints, described)
     layer = _find_linear(head, model)
     linear = _rename_linear({leaf: head[f"{layer}.{leaf}"] for leaf in _LEAVES}, name, model)
-    pooling = "GeM" if powers else f"{_find_pooling(model)}, as in timm"
-    _log.info("Classifier: %s under %r, pooling (%s), linear layer %s.",
-        name, body.prefix, pooling, layer)  # fmt: skip
+    pooling = "GeM" if powers else f"timm's ({_find_pooling(model)})"
+    logger.info(
+        "read a classifier: %s under %r, its pooling taken as %s, linear layer %s",
+        *(name, body.prefix, pooling, layer),
+    )
     weights = read_classifier(body.state | linear, hints, described)
     if weights is None or not powers:
         return weights

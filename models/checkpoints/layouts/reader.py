@@ -5,7 +5,6 @@ ML-Decoder on TResNet and timm's backbones, Query2Label, RAM, RAM++ and their he
 
 from __future__ import annotations
 
-import logging
 import re
 from typing import NoReturn
 
@@ -13,15 +12,12 @@ from models.checkpoints.description import CheckpointError, Description, Hints, 
 from models.checkpoints.layouts import backbones, ml_decoder, query2label, ram
 from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, read_body
 from models.checkpoints.layouts.home_made import (
-    leave_out,
     read_home_made,
     suggest_backbone,
     take_normaliser,
 )
 from models.checkpoints.layouts.kinds import refuse_no_tagger
-from models.checkpoints.layouts.state import Content, take, unwrap
-
-_log = logging.getLogger(__name__)
+from models.checkpoints.layouts.state import Content, leave_out_training, take, unwrap
 
 # The network's prefix in the module that trained it, then a tensor of every head.
 _HEAD = re.compile(
@@ -34,7 +30,7 @@ def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
     """Translates a file's content; facts `given` with the file override its own."""
     found = unwrap(content)
     described = given.complete(found.described)
-    state, described = take_normaliser(leave_out(found.state), hints, described)
+    state, described = take_normaliser(leave_out_training(found.state), hints, described)
     state = _take_network(state)
     if query2label.MARK in state:
         return query2label.read_query2label(state, hints, described.label_names)
@@ -88,12 +84,7 @@ def _take_network(state: State) -> State:
             f"the checkpoint has several networks, with {heads[0][0]} and {heads[1][0]}: "
             "store the tensors of the one to serve"
         )
-    network = take(state, heads[0][1]) if heads else state
-    if len(network) < len(state):
-        other = next(key for key in state if not key.startswith(heads[0][1]))
-        _log.info("Left out %d tensors outside the network %s*, such as %s.",
-            len(state) - len(network), heads[0][1], other)  # fmt: skip
-    return network
+    return take(state, heads[0][1]) if heads else state
 
 
 def _read_ml_decoder(

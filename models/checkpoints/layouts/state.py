@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -30,6 +31,12 @@ _PREFIXES = re.compile(  # of data-parallel, compiled and sharded networks
 )
 # Averages of torch and ema_pytorch count in tensors of their own.
 _COUNTERS = {"n_averaged", "initted", "step"}
+# Parts of names of a loss's weights and of a metric's state; no model of timm has them.
+_TRAINING = re.compile(
+    r"(.*\.)?(\w*(loss|criterion|metric)\w*|(train|valid|val|test)_\w+|pos_weight|class_weights?)(\..+)?"
+)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -126,6 +133,20 @@ def _strip(tensors: Mapping[Any, Any]) -> dict[str, Any]:
     if len(found) < len(tensors):
         raise CheckpointError("the checkpoint has the same name with and without a prefix module.")
     return found
+
+
+def leave_out_training(state: State) -> State:
+    """Leaves out, and logs, the tensors of losses and metrics next to a network."""
+    kept = {key: tensor for key, tensor in state.items() if not _TRAINING.fullmatch(key)}
+    log_left_out(state.keys() - kept.keys(), "a loss or a metric, not of the network")
+    return kept
+
+
+def log_left_out(keys: Collection[str], reason: str) -> None:
+    """Logs tensors that the network does not use."""
+    if keys:
+        more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+        logger.info("left out %s%s: %s", min(keys), more, reason)
 
 
 def take(state: Mapping[str, Tensor], prefix: str) -> State:

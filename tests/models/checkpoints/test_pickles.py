@@ -103,7 +103,7 @@ def test_module_in_place_of_weights_is_refused_by_the_name_of_its_class(tmp_path
 
 
 def test_arrays_of_numpy_in_place_of_tensors_are_refused(tmp_path: Path) -> None:
-    torch.save({"model": {"a": np.ones((2, 3)), "b": np.ones(3)}}, tmp_path / "a.pth")
+    torch.save({"a": np.ones((2, 3)), "b": np.ones(3)}, tmp_path / "a.pth")
     with pytest.raises(CheckpointError, match=r"numpy: store tensors"):
         unwrap(read_file(tmp_path / "a.pth").content)
 
