@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import timm
 import torch
@@ -156,47 +156,32 @@ def _find_linear(rest: State, model: Any) -> str:  # noqa: ANN401
         if key.endswith(".weight") and tensor.dim() > 1
     ]
     if len(layers) > 1:
-        _refuse_layers(layers, rest)
+        raise CheckpointError(
+            f"the file has {' and '.join(layers[:2])} after its backbone: an activation between "
+            "them is not in the file, and of two heads only one is served"
+        )
     wanted = {f"{layer}.{leaf}" for layer in layers for leaf in _LEAVES}
-    others = sorted(rest.keys() - wanted)
-    if others:
+    if others := sorted(rest.keys() - wanted):
         raise CheckpointError(
             f"the file has {others[0]} besides its backbone: only one linear layer is read"
         )
-    weight = rest[f"{layers[0]}.weight"]
-    if f"{layers[0]}.bias" not in rest:
+    if rest.keys() != wanted:
         raise CheckpointError(
             f"{layers[0]} has no bias, so it may be a cosine or margin head, which is not read"
         )
-    if weight.shape[1] == 2 * width:
+    given = rest[f"{layers[0]}.weight"].shape[1]
+    if given != width:
+        why = ": a mean and a maximum, one after the other, are not read" * (given == 2 * width)
         raise CheckpointError(
-            f"{layers[0]} takes {2 * width} features, which are two poolings (average and maximum) "
-            "of the backbone's one after the other: such a head is not read"
-        )
-    if weight.shape[1] != width:
-        raise CheckpointError(
-            f"{layers[0]} takes {weight.shape[1]} features, the backbone gives {width}"
+            f"{layers[0]} takes {given} features, the backbone gives {width}{why}"
         )
     return layers[0]
 
 
-def _refuse_layers(layers: list[str], rest: State) -> NoReturn:
-    pair, widths = " and ".join(layers[:2]), [rest[f"{each}.weight"].shape[1] for each in layers]
-    if widths[0] == widths[1]:
-        raise CheckpointError(
-            f"the file has two heads, {pair}: store the backbone and the one to serve"
-        )
-    raise CheckpointError(
-        f"the file's head has two layers, {pair}: an activation between them is not in the file, "
-        "so only a single linear layer is read"
-    )
-
-
 def _rename_linear(layer: State, name: str, model: Any) -> State:  # noqa: ANN401
     whole = _create(name, len(layer["bias"])).state_dict()
-    own = model.state_dict().keys()
     ours = {f"{classifier_names(name)[0]}.{leaf}": tensor for leaf, tensor in layer.items()}
-    if whole.keys() - own != ours.keys():
+    if whole.keys() - model.state_dict().keys() != ours.keys():
         raise CheckpointError(f"{name} classifies by more than the one linear layer of the file")
     return {key: tensor.reshape(whole[key].shape) for key, tensor in ours.items()}
 
