@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import timm
 import torch
@@ -26,7 +26,7 @@ from models.checkpoints.layouts.kinds import refuse_no_tagger
 from models.config import GapConfig, NetworkConfig
 from models.timm_model import classifier_names, create_timm
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _COUNTERS = "num_batches_tracked"
 _LEAVES = ("weight", "bias")
@@ -62,7 +62,7 @@ def take_normaliser(
     values = {"mean": state[mean].flatten().double(), "std": state[std].flatten().double()}
     scale = 255 if max(values["mean"].max(), values["std"].max()) > 1 else 1
     known = {name: tuple((value / scale).tolist()) for name, value in values.items()}
-    _log.info("Mean and std of pixels are the network's own: %s and %s.", mean, std)
+    logger.info("mean and std of photos are the network's own: %s and %s", mean, std)
     rest = {key: tensor for key, tensor in state.items() if key not in (mean, std)}
     return rest, replace(described, preparation={**described.preparation, **known})
 
@@ -88,9 +88,11 @@ def read_home_made(state: State, hints: Hints, described: Description) -> Weight
         return read_classifier(body.state, hints, described)
     layer = _find_linear(head, model)
     linear = _rename_linear({leaf: head[f"{layer}.{leaf}"] for leaf in _LEAVES}, name, model)
-    pooling = "GeM" if powers else f"{_find_pooling(model)}, as in timm"
-    _log.info("Classifier: %s under %r, pooling (%s), linear layer %s.",
-        name, body.prefix, pooling, layer)  # fmt: skip
+    pooling = "GeM" if powers else f"timm's ({_find_pooling(model)})"
+    logger.info(
+        "read a classifier: %s under %r, its pooling taken as %s, linear layer %s",
+        *(name, body.prefix, pooling, layer),
+    )
     weights = read_classifier(body.state | linear, hints, described)
     if weights is None or not powers:
         return weights
@@ -154,47 +156,32 @@ def _find_linear(rest: State, model: Any) -> str:  # noqa: ANN401
         if key.endswith(".weight") and tensor.dim() > 1
     ]
     if len(layers) > 1:
-        _refuse_layers(layers, rest)
+        raise CheckpointError(
+            f"the file has {' and '.join(layers[:2])} after its backbone: an activation between "
+            "them is not in the file, and of two heads only one is served"
+        )
     wanted = {f"{layer}.{leaf}" for layer in layers for leaf in _LEAVES}
-    others = sorted(rest.keys() - wanted)
-    if others:
+    if others := sorted(rest.keys() - wanted):
         raise CheckpointError(
             f"the file has {others[0]} besides its backbone: only one linear layer is read"
         )
-    weight = rest[f"{layers[0]}.weight"]
-    if f"{layers[0]}.bias" not in rest:
+    if rest.keys() != wanted:
         raise CheckpointError(
             f"{layers[0]} has no bias, so it may be a cosine or margin head, which is not read"
         )
-    if weight.shape[1] == 2 * width:
+    given = rest[f"{layers[0]}.weight"].shape[1]
+    if given != width:
+        why = ": a mean and a maximum, one after the other, are not read" * (given == 2 * width)
         raise CheckpointError(
-            f"{layers[0]} takes {2 * width} features, which are two poolings (average and maximum) "
-            "of the backbone's one after the other: such a head is not read"
-        )
-    if weight.shape[1] != width:
-        raise CheckpointError(
-            f"{layers[0]} takes {weight.shape[1]} features, the backbone gives {width}"
+            f"{layers[0]} takes {given} features, the backbone gives {width}{why}"
         )
     return layers[0]
 
 
-def _refuse_layers(layers: list[str], rest: State) -> NoReturn:
-    pair, widths = " and ".join(layers[:2]), [rest[f"{each}.weight"].shape[1] for each in layers]
-    if widths[0] == widths[1]:
-        raise CheckpointError(
-            f"the file has two heads, {pair}: store the backbone and the one to serve"
-        )
-    raise CheckpointError(
-        f"the file's head has two layers, {pair}: an activation between them is not in the file, "
-        "so only a single linear layer is read"
-    )
-
-
 def _rename_linear(layer: State, name: str, model: Any) -> State:  # noqa: ANN401
     whole = _create(name, len(layer["bias"])).state_dict()
-    own = model.state_dict().keys()
     ours = {f"{classifier_names(name)[0]}.{leaf}": tensor for leaf, tensor in layer.items()}
-    if whole.keys() - own != ours.keys():
+    if whole.keys() - model.state_dict().keys() != ours.keys():
         raise CheckpointError(f"{name} classifies by more than the one linear layer of the file")
     return {key: tensor.reshape(whole[key].shape) for key, tensor in ours.items()}
 

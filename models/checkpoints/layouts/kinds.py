@@ -15,7 +15,8 @@ _QUANTISED = (
      f"weights quantised by bitsandbytes: {_BEFORE}"),
     (r"\.(qweight|qzeros|g_idx)$", f"weights quantised by GPTQ or AWQ: {_BEFORE}"),
     (r"\.weight(_packed|_scale|_scale_inv|\._data|\._scale)$", f"quantised weights: {_BEFORE}"),
-    (r"\.weight_(orig|mask)$", "pruned weights: run torch.nn.utils.prune.remove, then store them"),
+    (r"\.weight_(orig|mask)$", "pruned or spectrally normalised weights: make that permanent, for "
+     "example with torch.nn.utils.prune.remove, then store them"),
     (r"\.lora_(A|B|down|up)\.", "adapters (LoRA): merge them into the network's weights, for "
      "example with merge_and_unload()"),
 )  # fmt: skip
@@ -42,12 +43,13 @@ def refuse_quantised(keys: Iterable[str]) -> None:
 
 
 def refuse_no_tagger(keys: Iterable[str]) -> None:
-    """Raises CheckpointError for weights that are of no tagger; call it if no reader knows them."""
+    """Raises CheckpointError for weights that are of no tagger; call it if no reader knows them.
+
+    `keys` may be names of pickled classes too.
+    """
     what = _find(keys, _NO_TAGGERS)
     if what is not None:
-        raise CheckpointError(
-            f"the checkpoint is of {what}" + ("" if ":" in what else ", not of a tagger")
-        )
+        raise CheckpointError(f"the checkpoint is {what}")
 
 
 def _find(keys: Iterable[str], kinds: tuple[tuple[str, str], ...]) -> str | None:

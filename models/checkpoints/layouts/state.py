@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -67,9 +67,9 @@ def unwrap(content: object) -> Content:
     return Content(inner, _read_description(content))
 
 
-def _refuse(content: Mapping[str, Any], others: Iterable[str]) -> NoReturn:
+def _refuse(content: Mapping[str, Any], others: Sequence[str]) -> NoReturn:
     pickled = {key: content[key].kind for key in others if isinstance(content[key], Unread)}
-    refuse_no_tagger(pickled.values())
+    refuse_no_tagger([*pickled.values(), *others])
     if pickled and all(kind.startswith("numpy.") for kind in pickled.values()):
         raise CheckpointError(
             "the checkpoint has arrays of numpy: store tensors, with torch.from_numpy"

@@ -54,13 +54,14 @@ def test_weights_are_found_and_averaged_ones_come_first(content: dict[str, Any])
     ("content", "reason"),
     [
         ({"student": GOOD, "teacher": OTHER}, "entries are student, teacher"),
+        ({"state": {}, "param_groups": []}, "the state of an optimizer"),
         ({"model": GOOD, "net": OTHER}, "several networks, under model and net"),
         ({"model": GOOD, "ema": {"shadow_params": []}}, "without names"),
         ({"module.a": torch.ones(1), "a": torch.ones(1)}, "with and without a prefix"),
         ({"a._packed_params.dtype": torch.qint8}, r"quantised by torch\.ao"),
         ({"a.SCB": torch.ones(1)}, "quantised by bitsandbytes"),
         ({"a.qweight": torch.ones(1)}, "quantised by GPTQ or AWQ"),
-        ({"model": {**GOOD, "a.weight_mask": torch.ones(1)}}, "pruned weights"),
+        ({"model": {**GOOD, "a.weight_mask": torch.ones(1)}}, "pruned or"),
         ({"base.a.lora_A.default.weight": torch.ones(1, 1)}, "adapters"),
     ],
 )
