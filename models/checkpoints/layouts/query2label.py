@@ -12,7 +12,13 @@ from models.backbones.cvt import CVTS
 from models.backbones.cvt import STRIDE as CVT_STRIDE
 from models.checkpoints.description import CheckpointError, Hints, State, Weights
 from models.checkpoints.layouts import backbones
-from models.checkpoints.layouts.state import rename, require, take, unpack_attention
+from models.checkpoints.layouts.state import (
+    refuse_others,
+    rename,
+    require,
+    take,
+    unpack_attention,
+)
 from models.config import Query2LabelConfig
 
 MARK = "fc.W"  # in every Query2Label head
@@ -20,12 +26,18 @@ _POSITIONS = "backbone.1.pe"  # the position table, which the authors store next
 _DEFAULT_HEADS = 4
 _STRIDE = 32  # pixels a token, in all backbones except CvT
 _WANTED = (_POSITIONS, "query_embed.weight", "fc.W", "fc.b")
+_STACKS = ("transformer.encoder.", "transformer.decoder.")
+_KNOWN = (
+    *("backbone.0.", "input_proj.", *_WANTED),
+    *(f"{stack}{part}." for stack in _STACKS for part in ("layers", "norm")),
+)
 _PART = re.compile(r"(\d+)\.(self_attn|multihead_attn|linear[12]|norm[123])\.(.*)")
 _OUR_PARTS = {"linear1": "feedforward.linear1", "linear2": "feedforward.linear2"}
 
 
 def read_query2label(state: State, hints: Hints, label_names: tuple[str, ...] | None) -> Weights:
     """Translates a whole network, or a head with its position table."""
+    refuse_others(key for key in state if not key.startswith(_KNOWN))
     config, head_state = _read_head(state, hints)
     head = Weights(head_state, config, label_names)
     body = take(state, "backbone.0.")

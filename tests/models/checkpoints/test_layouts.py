@@ -69,6 +69,13 @@ def test_query2label_on_a_resnet_is_read_from_its_file_alone(
         load_checkpoint(path, image_size=448)
 
 
+def test_query2label_with_another_layer_is_refused_by_its_name(tmp_path: Path) -> None:
+    head = make_official_head(512, (2, 3)) | {"neck.weight": torch.ones(3)}
+    torch.save(head, tmp_path / "head.pkl")
+    with pytest.raises(CheckpointError, match=r"has neck\.weight next to"):
+        load_checkpoint(tmp_path / "head.pkl")
+
+
 @pytest.mark.parametrize("name", [*TRESNETS, *CVTS])
 def test_every_backbone_is_recognised_by_its_tensors(name: str) -> None:
     with torch.device("meta"):
