@@ -15,6 +15,8 @@ from models.checkpoints.description import CheckpointError, Description, State, 
 _WRAPPINGS = ("state_dict_ema", "model_ema", "ema", "model", "state_dict", "model_state_dict")
 _AVERAGED = "module"  # a second wrapping of averaged weights
 _PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+")  # of data-parallel and compiled networks
+# Options of timm's training script -> arguments of its models.
+_OPTIONS = {"gp": "global_pool", "bn_eps": "bn_eps"}
 _COUNTER = "n_averaged"  # torch's AveragedModel counts in a tensor of its own
 
 
@@ -51,10 +53,13 @@ def _read_description(content: Mapping[object, object]) -> Description:
         isinstance(arguments, argparse.Namespace)
         and getattr(arguments, "model", "") == architecture
     )
+    given = vars(arguments) if from_timm else {}
+    options = {name: given.get(key) for key, name in _OPTIONS.items()}
     return Description(
         architecture if isinstance(architecture, str) else None,
         read_names(content.get("idx_to_class")),
-        vars(arguments) if from_timm else {},
+        given,
+        {k: v for k, v in (options | (given.get("model_kwargs") or {})).items() if v is not None},
     )
 
 
