@@ -29,6 +29,8 @@ _NAMELESS = "shadow_params"  # a list in the order of the model, of torch_ema an
 _PREFIXES = re.compile(  # of data-parallel, compiled and sharded networks
     r"^(module\.|_orig_mod\.)+|(?<=\.)_orig_mod\.|_(fsdp|checkpoint)_wrapped_module\.|_forward_module\."
 )
+# Options of timm's training script -> arguments of its models.
+_OPTIONS = {"gp": "global_pool", "bn_eps": "bn_eps"}
 # Averages of torch and ema_pytorch count in tensors of their own.
 _COUNTERS = {"n_averaged", "initted", "step"}
 # Parts of names of a loss's weights and of a metric's state; no model of timm has them.
@@ -90,10 +92,13 @@ def _read_description(content: Mapping[object, object]) -> Description:
         isinstance(arguments, argparse.Namespace)
         and getattr(arguments, "model", "") == architecture
     )
+    given = vars(arguments) if from_timm else {}
+    options = {name: given.get(key) for key, name in _OPTIONS.items()}
     return Description(
         architecture if isinstance(architecture, str) else None,
         read_names(content.get("idx_to_class")),
-        vars(arguments) if from_timm else {},
+        given,
+        {k: v for k, v in (options | (given.get("model_kwargs") or {})).items() if v is not None},
     )
 
 

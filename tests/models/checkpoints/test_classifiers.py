@@ -64,6 +64,19 @@ def test_classifier_of_timm_gives_timms_logits(name: str, kind: str, tmp_path: P
     assert_gives(tmp_path / "own.safetensors", images, model(images))
 
 
+def test_model_that_does_not_consist_of_features_and_head_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("test_resnet", "crossvit_tiny_240"):
+        torch.save(make_classifier(name).state_dict(), tmp_path / f"{name}.pth")
+    with pytest.raises(CheckpointError, match="gives no single map of features"):
+        load_checkpoint(tmp_path / "crossvit_tiny_240.pth", backbone="crossvit_tiny_240")
+    resnet = timm.models.resnet.ResNet
+    monkeypatch.setattr(resnet, "forward", lambda m, x: 2 * m.forward_head(m.forward_features(x)))
+    with pytest.raises(CheckpointError, match="is more than timm's forward_features and forward_h"):
+        load_checkpoint(tmp_path / "test_resnet.pth", backbone="test_resnet")
+
+
 def test_classifier_that_version_1_0_stored_is_read(tmp_path: Path) -> None:
     """Norm and hidden layer were its own; since then timm's head computes them."""
     head = GapConfig(num_classes=3, encoder_width=64, norm_epsilon=1e-6, hidden_width=8)

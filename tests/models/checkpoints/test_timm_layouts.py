@@ -141,6 +141,18 @@ def test_preparation_is_read_from_timms_training_script(tmp_path: Path) -> None:
     assert read_config(path).input == input_config("test_resnet")
 
 
+@torch.inference_mode()
+def test_models_arguments_are_read_from_timms_training_script(tmp_path: Path) -> None:
+    model = timm.create_model("test_vit", num_classes=5, global_pool="avg", act_layer="relu").eval()
+    args = argparse.Namespace(model="test_vit", gp="avg", model_kwargs={"act_layer": "relu"})
+    content = {"arch": "test_vit", "state_dict": model.state_dict(), "args": args}
+    images = torch.rand(2, 3, 160, 160)
+    assert_gives(save(content, tmp_path), images, model(images))
+    args.bn_eps = 1e-3
+    with pytest.raises(CheckpointError, match="have bn_eps, which is no argument of test_vit"):
+        load_checkpoint(save(content, tmp_path))
+
+
 @pytest.mark.parametrize(
     ("arch", "size"),
     [("tresnet_m", 224), ("tresnet_m.miil_in1k_448", 448), ("our_tresnet", 448), (None, 448)],
