@@ -1,4 +1,4 @@
-"""`preprocess.json` of the animetimm taggers and imgutils: the steps of a photo's preparation.
+"""Photos as published taggers take them: the steps of `preprocess.json`, and BGR.
 
 A step or value that the service would not follow exactly is refused.
 """
