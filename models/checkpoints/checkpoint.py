@@ -34,7 +34,7 @@ class Checkpoint:
     label_names: tuple[str, ...] | None  # N names, or None if the file has none
     notes: Mapping[str, str]  # on the training, free text by key
     sha256: str  # of the file
-    photos_from: str  # the file that has the preparation of photos, or a description
+    photos_from: str  # the file that has the preparation of photos
 
 
 def load_checkpoint(path: Path | str, **hints: Any) -> nn.Module:  # noqa: ANN401
@@ -93,7 +93,7 @@ def _find_origin(file: CheckpointFile, photos: Mapping[str, object], *, own: boo
         return PREPROCESS
     if file.description.preparation and not own:
         return CONFIG
-    return file.name if own else "the authors' defaults"
+    return file.name if own else f"{file.name} and defaults"
 
 
 def _build(

@@ -1,4 +1,4 @@
-"""`preprocess.json` of the animetimm taggers and imgutils: the steps of a photo's preparation.
+"""Photos as published taggers take them: the steps of `preprocess.json`, and BGR.
 
 A step or value that the service would not follow exactly is refused.
 """
@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 
 import torch
 from PIL import ImageColor
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 from torch import nn
 
 from models.checkpoints.description import CheckpointError, Hints
-from models.config import InputConfig, Interpolation, Triple
+from models.config import InputConfig, Interpolation
 
 PREPROCESS, TAGS = "preprocess.json", "selected_tags.csv"
 _STAGES = ("test", "val")  # of a file; the first that it has is used
@@ -66,7 +66,7 @@ class _Crop(_Step):
 
 class _Normalize(_Step):
     type: Literal["normalize"]
-    mean: Triple
+    mean: tuple[FiniteFloat, FiniteFloat, FiniteFloat]
     std: tuple[_Positive, _Positive, _Positive]
 
 

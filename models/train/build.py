@@ -24,6 +24,7 @@ _CLASSIFIERS = (
 )  # fmt: skip
 # Parts of the preparation that come with the weights; the image size is the recipe's.
 _PIXELS = ("mean", "std", "interpolation")
+_PADDING = ("resize_mode", "pad_color", "fit_size", "fit_interpolation")
 
 
 def build_network(recipe: Recipe, data: LabelledFolder, pretrained: bool) -> Network:
@@ -122,11 +123,15 @@ def _read_pixels(network: Network, described: Description) -> InputConfig:
 def _take_pixels(network: Network, found: InputConfig) -> str:
     """Returns a description of the change; empty if there is none."""
     own = network.config.input
-    taken = own.model_copy(update={name: getattr(found, name) for name in _PIXELS})
+    names = (*_PIXELS, *_PADDING) if found.resize_mode == "pad" else _PIXELS
+    taken = own.model_copy(update={name: getattr(found, name) for name in names})
     if taken == own:
         return ""
     network.config = network.config.model_copy(update={"input": taken})
-    return f", its mean {taken.mean}, std {taken.std} and {taken.interpolation} interpolation"
+    padding = ", its padding" if taken.resize_mode == "pad" else ""
+    return (
+        f"{padding}, its mean {taken.mean}, std {taken.std} and {taken.interpolation} interpolation"
+    )
 
 
 def _describe(head: nn.Module) -> tuple[object, ...]:

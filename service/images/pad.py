@@ -1,6 +1,9 @@
 """Padding: a photo in the middle of a square of one colour, as taggers are trained.
 
-The whole square is not made: that of 1 x 65500 pixels takes 17 GB.
+The whole square is not made: that of 1 x 65500 pixels takes 17 GB. Pillow decodes a large JPEG at a
+fraction of its size, and the photo is placed by its full size: on photos of 2,600 pixels and an
+input of 448 the pixels differ by 0.4 of 255 in the mean from full decoding (squashed ones by 1.5).
+OpenCV's resize needs whole pixels, and differs by up to 11 in the mean of a photo.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ import httpx2 as httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from service.bundle.card import InputContract
+from service.pipeline.explanation import find_seen_part
 from tests.browser.actions import (
     CAT,
     ask,
@@ -199,6 +201,27 @@ def test_two_label_sets_are_compared_and_focus_stays_in_the_column(visit: Visit)
         expect(page.locator("#map")).to_be_visible()
         expect(lamps.nth(column)).to_have_attribute("aria-pressed", "true")
         expect(lamps.nth(column)).to_be_focused()
+
+
+@pytest.mark.parametrize("size", [(400, 200), (200, 400)])
+@pytest.mark.parametrize("mode", ["squash", "crop", "pad"])
+def test_map_covers_what_the_service_says(visit: Visit, mode: Any, size: tuple[int, int]) -> None:
+    page = visit.open()
+    contract = InputContract(height=32, width=32, resize_mode=mode, interpolation="bilinear")
+    left, top, right, bottom = find_seen_part(size, contract)
+    script = "async ([...all]) => (await import('./page/map.js')).findSeenPart(...all)"
+    found = page.evaluate(script, [*size, contract.model_dump()])
+    assert found == {"x": left, "y": top, "width": right - left, "height": bottom - top}
+
+
+def test_peak_of_a_padded_photo_is_named_without_its_padding(visit: Visit) -> None:
+    page = visit.open()
+    contract = {"height": 32, "width": 32, "resize_mode": "pad"}
+    grid = [[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
+    script = "async ([...all]) => (await import('./page/map.js')).describePeak(...all)"
+    for width, height, place in ((400, 200, "top left"), (200, 400, "middle left")):
+        photo = {"naturalWidth": width, "naturalHeight": height}
+        assert page.evaluate(script, [photo, grid, contract]) == place
 
 
 def test_pressed_label_shows_its_map_until_escape(visit: Visit) -> None:

@@ -258,7 +258,7 @@ async function pressLabel(column, label) {
     byId("map").hidden = !isFound;
     if (isFound) drawMap(byId("map"), byId("photo"), grid, shown.info.input);
     byId("map-caption").textContent = isFound
-      ? `Bright: where the model looked for “${label.label}”, most of all ${describePeak(grid)}.`
+      ? `Bright: where the model looked for “${label.label}”, most of all ${describePeak(byId("photo"), grid, shown.info.input)}.`
       : `The map of “${label.label}” is empty.`;
   } catch (error) {
     if (shown.pressed !== pressed) return;

@@ -25,12 +25,13 @@ export function drawMap(canvas, image, grid, contract) {
   canvas.hidden = false;
 }
 
-/** Position of the largest weight in words, for screen readers. */
-export function describePeak(grid) {
+/** Position of the largest weight in the photo in words, for screen readers. */
+export function describePeak({ naturalWidth: width, naturalHeight: height }, grid, contract) {
   const flat = grid.flat();
   const peak = flat.indexOf(Math.max(...flat));
-  const row = Math.floor(peak / grid[0].length) / Math.max(grid.length - 1, 1);
-  const column = (peak % grid[0].length) / Math.max(grid[0].length - 1, 1);
+  const seen = findSeenPart(width, height, contract);
+  const row = (seen.y + ((Math.floor(peak / grid[0].length) + 0.5) * seen.height) / grid.length) / height;
+  const column = (seen.x + (((peak % grid[0].length) + 0.5) * seen.width) / grid[0].length) / width;
   const vertical = row < 1 / 3 ? "top" : row > 2 / 3 ? "bottom" : "middle";
   const horizontal = column < 1 / 3 ? "left" : column > 2 / 3 ? "right" : "centre";
   return `${vertical} ${horizontal}`;

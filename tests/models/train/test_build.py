@@ -142,6 +142,15 @@ def test_start_takes_the_preparation_from_an_authors_file(tmp_path: Path, with_h
     assert network.config.input == InputConfig.model_validate({"height": 32, "width": 32, **given})
 
 
+def test_start_takes_the_padding_of_a_checkpoint(tmp_path: Path) -> None:
+    network, other = build("test_resnet", 1), build("test_resnet", 2)
+    padded = {"resize_mode": "pad", "pad_color": (0, 0, 0), "fit_size": 40}
+    spec = InputConfig.model_validate({"height": 64, "width": 64, **padded})
+    other.config = other.config.model_copy(update={"input": spec})
+    assert "its padding" in start(network, write(tmp_path / "other.safetensors", other))
+    assert network.config.input == spec.model_copy(update={"height": 32, "width": 32})
+
+
 def test_start_refuses_another_backbone(tmp_path: Path) -> None:
     network = build("test_efficientnet", 2)
     other = write(tmp_path / "resnet.safetensors", build("test_resnet", 1))
