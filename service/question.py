@@ -56,7 +56,7 @@ class Question(BaseModel):
         description=f"Leave these labels out; repeatable. {_COMMAS}",
         examples=[[]],
     )
-    category: Names[LabelText] | None = Field(
+    category: Names[LabelName] | None = Field(
         default=None,
         description="Choose among labels of these categories only, such as `character`; "
         f"repeatable. Labels without a category are left out. {_COMMAS}",

@@ -104,7 +104,7 @@ class LabelSet:
     def find_members(self, categories: Sequence[str]) -> NDArray[np.bool_]:
         """Returns which labels are of one of these categories, bool [L]."""
         members = np.zeros(len(self.names), np.bool_)
-        for name in categories:
+        for name in set(categories):
             members[self.category_positions.get(name, [])] = True
         return members
 

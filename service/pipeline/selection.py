@@ -122,10 +122,10 @@ def _drop_others(sets: Sequence[LabelSet], categories: Sequence[str] | None) -> 
     """Returns the sets that have categories, if some are asked for; raises UnknownCategory."""
     if not categories:
         return sets
-    known = tuple(dict.fromkeys(name for labels in sets for name in labels.category_positions))
+    known = dict.fromkeys(name for labels in sets for name in labels.category_positions)
     unknown = tuple(name for name in dict.fromkeys(categories) if name not in known)
     if unknown:
-        raise UnknownCategory(unknown, [labels.name for labels in sets], known)
+        raise UnknownCategory(unknown, [labels.name for labels in sets], tuple(known))
     return [labels for labels in sets if labels.categories is not None]
 
 

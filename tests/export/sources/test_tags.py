@@ -111,6 +111,8 @@ def test_threshold_of_a_tag_comes_before_that_of_its_category_and_names_are_repl
         ({"a__csv": "name,x\ny,z\n", "thresholds__csv": "a,b\n"}, "thresholds.csv has no column"),
         ({"a__csv": "name,x\ny,z\n", "thresholds__csv": "category,threshold\n0,nan"},
          "thresholds.csv: line 2: "),
+        ({"a__csv": "name,x\ny,z\n", "thresholds__csv": "category,threshold\n0,0.1\n0,0.2"},
+         "thresholds.csv: line 3: category 0 has another threshold already"),
         ({"a__csv": "name,x\ny,z\n", "categories__json": [1]}, "categories.json: .* dictionary"),
         ({"a__csv": "name,x\ny,z\n", "categories__json": [{"category": []}]}, "categories.json: "),
         ({"a__csv": "name,x\ny,z\n", "categories__json": {"0": ["x"]}}, "categories.json: 0: "),
