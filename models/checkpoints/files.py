@@ -149,7 +149,7 @@ def _read_description(checkpoint: Path | str) -> Description:
     size = arguments.get("img_size")
     if size is not None:  # the model is bound to it
         sides = size if isinstance(size, tuple) else (size, size)
-        preparation = {**preparation, "input_size": (3, *sides)}
+        preparation = {**preparation, "input_size": (3, *sides), "fixed_input_size": True}
     arguments = {k: v for k, v in arguments.items() if k not in _READ_ELSEWHERE}
     steps = read_json(checkpoint, PREPROCESS)
     photos = read_preprocess(steps, preparation) if steps else {}
