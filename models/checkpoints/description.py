@@ -80,15 +80,6 @@ class Hints:
         except ValidationError as error:
             raise CheckpointError(f"{name}: {first_reason(error)}") from error
 
-    def list_photo_options(self) -> tuple[str, ...]:
-        """Returns the options on the preparation of photos that were given."""
-        names = ("image_size", "crop", "pad", "channels", "mean", "std", "interpolation")
-        return tuple(
-            f"--{name.replace('_', '-')}"
-            for name in (*names, "plain_pixels")
-            if getattr(self, name) not in (None, False)
-        )
-
     def _prepare(self, name: str, spec: InputConfig) -> InputConfig:
         changes: dict[str, object] = {}
         if self.plain_pixels:
@@ -210,7 +201,7 @@ class Description:
     # architecture's own if missing or None.
     preparation: Mapping[str, object] = field(default_factory=dict)
     model_args: Mapping[str, ModelArgument] = field(default_factory=dict)  # of timm, unchecked
-    photos: Mapping[str, object] = field(default_factory=dict)  # fields of `InputConfig`, all known
+    photos: InputConfig | None = None  # the whole preparation; replaces `preparation`
     is_tagger: bool = False  # of the community's, whose photos are often padded, or BGR
 
     def complete(self, other: Description) -> Description:

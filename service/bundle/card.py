@@ -113,13 +113,10 @@ class InputContract(Record):
             else f"fitted into {fit} x {fit}, {self.fit_interpolation}, and padded with {color}",
         }
         text = f"{steps[self.resize_mode]}, {self.interpolation} to {self.width} x {self.height}"
-        triples = {"mean": self.mean, "std": self.std}
-        known = (
-            f", {name} {' '.join(f'{value:.4g}' for value in triple)}"
-            for name, triple in triples.items()
-            if triple is not None
-        )
-        return text + "".join(known)
+        for name, triple in (("mean", self.mean), ("std", self.std)):
+            if triple is not None:
+                text += f", {name} {' '.join(f'{value:.4g}' for value in triple)}"
+        return text
 
 
 class Calibration(Record):
