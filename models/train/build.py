@@ -11,8 +11,8 @@ from models.checkpoints.checkpoint import fill, read_backbone, read_checkpoint
 from models.checkpoints.description import CheckpointError, Description, Hints
 from models.checkpoints.files import CheckpointFile
 from models.checkpoints.layouts.backbones import add_counters, take_pooled_norm
-from models.checkpoints.pretrained import load_pretrained
 from models.checkpoints.preparation import TAGS
+from models.checkpoints.pretrained import load_pretrained
 from models.config import HeadConfig, InputConfig, NetworkConfig
 from models.data import DataError, LabelledFolder
 from models.network import HEADS, Network
