@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from models.checkpoints.layouts.backbones import add_counters
 from models.checkpoints.layouts.reader import read_bare_backbone, read_foreign
 from models.checkpoints.layouts.state import Content
 from models.checkpoints.preparation import PREPROCESS, TAGS, take_rgb
-from models.config import InputConfig, NetworkConfig
+from models.config import NetworkConfig
 from models.network import Network, build_head
 from models.timm_model import BackboneError
 
@@ -61,9 +61,7 @@ def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) 
         raise CheckpointError(f"{file.name} was made for RGB: leave out --channels")
     try:
         weights = _read_own(file) if own else _read_foreign(file, hints)
-        network, config = _build(
-            file.name, weights, hints, None if own else file.description.photos
-        )
+        network, config = _build(file.name, weights, hints)
         if hints.channels == "bgr" and config is not None:
             take_rgb(network.get_submodule("backbone"), config.input)
     except CheckpointError:
@@ -82,29 +80,28 @@ def _read_foreign(file: CheckpointFile, hints: Hints) -> Weights:
             "--pad white)"
         )
     try:
-        return read_foreign(file.content, hints, described)
+        weights = read_foreign(file.content, hints, described)
     except BackboneError as error:
         raise CheckpointError(str(error)) from error
+    photos = described.photos
+    if photos is None or not isinstance(weights.config, NetworkConfig):
+        return weights
+    height, width = weights.config.input.height, weights.config.input.width
+    if hints.image_size is None and (photos.height, photos.width) != (height, width):
+        raise CheckpointError(
+            f"{PREPROCESS} has photos of {photos.height} x {photos.width} pixels, {file.name} "
+            f"takes {height} x {width}: give --image-size"
+        )
+    photos = photos.model_copy(update={"height": height, "width": width})
+    return replace(weights, config=weights.config.model_copy(update={"input": photos}))
 
 
-def _build(
-    name: str, weights: Weights, hints: Hints, photos: InputConfig | None
-) -> tuple[nn.Module, NetworkConfig | None]:
+def _build(name: str, weights: Weights, hints: Hints) -> tuple[nn.Module, NetworkConfig | None]:
     if not isinstance(weights.config, NetworkConfig):
         head = build_head(weights.config)
         fill(head, weights.state)
         return head.eval(), None
-    config = weights.config
-    if photos is not None:
-        height, width = config.input.height, config.input.width
-        if hints.image_size is None and (photos.height, photos.width) != (height, width):
-            raise CheckpointError(
-                f"{PREPROCESS} has photos of {photos.height} x {photos.width} pixels, {name} takes "
-                f"{height} x {width}: give --image-size"
-            )
-        photos = photos.model_copy(update={"height": height, "width": width})
-        config = config.model_copy(update={"input": photos})
-    config = hints.complete(name, config)
+    config = hints.complete(name, weights.config)
     network = Network(config)
     fill(network, add_counters(weights.state, network.state_dict()))
     network.eval()
