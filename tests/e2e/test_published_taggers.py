@@ -15,11 +15,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from typer.testing import CliRunner
 
 from export.__main__ import main as export
 from models import load_checkpoint
 from models.checkpoints.description import CheckpointError
-from service.cli.__main__ import main as ml_decoder
+from service.cli.commands import app
 from tests.e2e.server_process import ROOT
 
 SCRIPTS = ROOT.parent / "shared" / "goldens" / "wild"
@@ -58,11 +59,6 @@ def read_reference(case: Path) -> tuple[list[str], NDArray[np.float32]]:
             ("--image-size", "448", "--plain-pixels"),
         ),
         (
-            ("mldanbooru_tresnet_d.py",),
-            "mldanbooru_tresnet_d/train.ckpt",
-            ("--image-size", "448", "--plain-pixels"),
-        ),
-        (
             ("dead_self_attn.py",),
             "dead_self_attn/best.pth",
             ("--backbone", "resnet18", "--label-names", "names.txt"),
@@ -87,9 +83,10 @@ def test_tagger_answers_as_its_authors_code(
     names = (case / "names.txt").read_text().split()
     photos, scores = read_reference(case)
     files = [str(tmp_path / "photos" / f"{name}.png") for name in photos]
-    asked = ["--bundle", str(bundle), "--threshold", "0", "--output", "json"]
-    assert ml_decoder(["predict", *files, *asked]) == 0
-    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    asked = ["--bundle", str(bundle), "--threshold", "0", "--json"]
+    done = CliRunner().invoke(app, ["predict", *files, *asked])
+    assert done.exit_code == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
     for answer, expected in zip(answers, scores, strict=True):
         found = {each["label"]: each["score"] for each in answer["labels"]}
         wanted = dict(zip(names, expected.tolist(), strict=True))
