@@ -148,8 +148,7 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
         *(card.provenance.backbone, labels, contract.width, contract.height),
     )
     channels = (request.hints.channels or "rgb").upper()
-    origins = ", ".join((*request.hints.list_photo_options(), source.photos_from))
-    logger.info("photos: %s, channels %s (from %s)", contract.describe(), channels, origins)
+    logger.info("photos: %s, channels %s", contract.describe(), channels)
     if request.photos is not None and source.is_open:
         raise ExportError("photos measure a head with trained labels; this one is for open labels")
     if source.is_open and "int8" in request.precisions:

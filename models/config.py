@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 ResizeMode = Literal["squash", "crop", "pad"]
@@ -14,9 +14,10 @@ PrefixTokens = Literal["keep", "drop"]
 # The method of a timm model without classifier and pooling that gives a head its features:
 # `forward` adds the layers after them, a norm in ConvNeXt, a convolution in MobileNet.
 Features = Literal["forward", "forward_features"]
-Triple = tuple[float, float, float]
+Triple = tuple[FiniteFloat, FiniteFloat, FiniteFloat]
 # Of a timm model: what JSON has, and no dictionary.
 ModelArgument = bool | int | float | str | tuple[bool | int | float | str, ...]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Byte = Annotated[int, Field(ge=0, le=255)]
 Colour = tuple[Byte, Byte, Byte]  # red, green, blue
 
@@ -31,7 +32,8 @@ class InputConfig(_Config):
     height: int = Field(ge=1, le=4096)
     width: int = Field(ge=1, le=4096)
     mean: Triple = (0.0, 0.0, 0.0)  # subtracted per channel, after pixels are scaled to 0..1
-    std: Triple = (1.0, 1.0, 1.0)  # divides each channel, after the mean
+    # Divides each channel, after the mean.
+    std: tuple[Positive, Positive, Positive] = (1.0, 1.0, 1.0)
     interpolation: Interpolation = "bilinear"  # antialiased Pillow filter for the resize
     # `squash` ignores the aspect ratio; `crop` resizes the shorter side to size / crop_pct and
     # takes the centre; `pad` puts the photo in the middle of a square, and resizes that.

@@ -46,7 +46,6 @@ class Source:
     sha256: str  # of the checkpoint file
     training_data: str  # as the checkpoint names it, else `unknown`
     text: TextEncoder | None = None  # of a model with both towers
-    photos_from: str = "the model's folder"  # where the preparation of photos is described
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -100,7 +99,6 @@ def read_source(
         labels=_set_thresholds(labels, thresholds, dict(category_threshold)),
         sha256=checkpoint.sha256,
         training_data=checkpoint.notes.get("training_data", "unknown"),
-        photos_from=checkpoint.photos_from,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from models.checkpoints.description import NO_HINTS, CheckpointError, Hints, Weights
-from models.checkpoints.files import CONFIG, CheckpointFile, read_file, write_file
+from models.checkpoints.files import CheckpointFile, read_file, write_file
 from models.checkpoints.layouts.backbones import add_counters
 from models.checkpoints.layouts.reader import read_bare_backbone, read_foreign
 from models.checkpoints.layouts.state import Content
-from models.checkpoints.preparation import PREPROCESS, TAGS, take_photos, take_rgb
+from models.checkpoints.preparation import PREPROCESS, TAGS, take_rgb
 from models.config import NetworkConfig
 from models.network import Network, build_head
 from models.timm_model import BackboneError
@@ -34,7 +34,6 @@ class Checkpoint:
     label_names: tuple[str, ...] | None  # N names, or None if the file has none
     notes: Mapping[str, str]  # on the training, free text by key
     sha256: str  # of the file
-    photos_from: str  # the file that has the preparation of photos
 
 
 def load_checkpoint(path: Path | str, **hints: Any) -> nn.Module:  # noqa: ANN401
@@ -62,16 +61,14 @@ def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) 
         raise CheckpointError(f"{file.name} was made for RGB: leave out --channels")
     try:
         weights = _read_own(file) if own else _read_foreign(file, hints)
-        photos = {} if own else file.description.photos
-        network, config = _build(file.name, weights, hints, photos)
+        network, config = _build(file.name, weights, hints)
         if hints.channels == "bgr" and config is not None:
             take_rgb(network.get_submodule("backbone"), config.input)
     except CheckpointError:
         raise
     except Exception as error:  # of torch and timm, for odd shapes, types and widths
         raise CheckpointError(f"{file.name} has no network that can be built: {error}") from error
-    origin = _find_origin(file, photos, own=own)
-    return Checkpoint(network, config, weights.label_names, weights.notes, file.sha256, origin)
+    return Checkpoint(network, config, weights.label_names, weights.notes, file.sha256)
 
 
 def _read_foreign(file: CheckpointFile, hints: Hints) -> Weights:
@@ -83,28 +80,28 @@ def _read_foreign(file: CheckpointFile, hints: Hints) -> Weights:
             "--pad white)"
         )
     try:
-        return read_foreign(file.content, hints, described)
+        weights = read_foreign(file.content, hints, described)
     except BackboneError as error:
         raise CheckpointError(str(error)) from error
+    photos = described.photos
+    if photos is None or not isinstance(weights.config, NetworkConfig):
+        return weights
+    height, width = weights.config.input.height, weights.config.input.width
+    if hints.image_size is None and (photos.height, photos.width) != (height, width):
+        raise CheckpointError(
+            f"{PREPROCESS} has photos of {photos.height} x {photos.width} pixels, {file.name} "
+            f"takes {height} x {width}: give --image-size"
+        )
+    photos = photos.model_copy(update={"height": height, "width": width})
+    return replace(weights, config=weights.config.model_copy(update={"input": photos}))
 
 
-def _find_origin(file: CheckpointFile, photos: Mapping[str, object], *, own: bool) -> str:
-    if photos:
-        return PREPROCESS
-    if file.description.preparation and not own:
-        return CONFIG
-    return file.name if own else f"{file.name} and defaults"
-
-
-def _build(
-    name: str, weights: Weights, hints: Hints, photos: Mapping[str, object]
-) -> tuple[nn.Module, NetworkConfig | None]:
+def _build(name: str, weights: Weights, hints: Hints) -> tuple[nn.Module, NetworkConfig | None]:
     if not isinstance(weights.config, NetworkConfig):
         head = build_head(weights.config)
         fill(head, weights.state)
         return head.eval(), None
-    spec = take_photos(name, weights.config.input, photos, hints)
-    config = hints.complete(name, weights.config.model_copy(update={"input": spec}))
+    config = hints.complete(name, weights.config)
     network = Network(config)
     fill(network, add_counters(weights.state, network.state_dict()))
     network.eval()

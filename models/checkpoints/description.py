@@ -63,10 +63,15 @@ class Hints:
     embedding_encoder: str | None = None  # name of the model whose embeddings an open head takes
     embedding_template: str | None = None  # text that it embeds, `{}` for a label's name
 
+    def __post_init__(self) -> None:
+        """Raises CheckpointError for options on photos that are invalid."""
+        if self.pad is not None and read_color(self.pad) is not None and self.crop:
+            raise CheckpointError(f"--crop does not fit --pad {self.pad}")
+
     def complete(self, name: str, config: NetworkConfig) -> NetworkConfig:
         """Adds hints to a file's configuration; raises CheckpointError if one contradicts it."""
         self._check(name, config)
-        changes: dict[str, object] = {"input": self._prepare(name, config.input)}
+        changes: dict[str, object] = {"input": self._prepare(config.input)}
         if self.single_label:
             changes["activation"] = "softmax"
         keys = ("embedding_encoder", "embedding_template")
@@ -80,16 +85,7 @@ class Hints:
         except ValidationError as error:
             raise CheckpointError(f"{name}: {first_reason(error)}") from error
 
-    def list_photo_options(self) -> tuple[str, ...]:
-        """Returns the options on the preparation of photos that were given."""
-        names = ("image_size", "crop", "pad", "channels", "mean", "std", "interpolation")
-        return tuple(
-            f"--{name.replace('_', '-')}"
-            for name in (*names, "plain_pixels")
-            if getattr(self, name) not in (None, False)
-        )
-
-    def _prepare(self, name: str, spec: InputConfig) -> InputConfig:
+    def _prepare(self, spec: InputConfig) -> InputConfig:
         changes: dict[str, object] = {}
         if self.plain_pixels:
             changes = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
@@ -97,8 +93,6 @@ class Hints:
         changes |= {key: value for key, value in given.items() if value is not None}
         color = None if self.pad is None else read_color(self.pad)
         if color is not None:
-            if self.crop:
-                raise CheckpointError(f"{name}: --crop does not fit --pad {self.pad}")
             changes |= {"resize_mode": "pad", "pad_color": color}
         elif self.pad is not None and spec.resize_mode == "pad":
             changes |= {"resize_mode": "squash", "fit_size": None}
@@ -145,14 +139,6 @@ def read_color(text: str) -> Colour | None:
     return red, green, blue
 
 
-def _to_pad(text: str) -> str:
-    try:
-        read_color(text)
-    except CheckpointError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("--pad ")) from error
-    return text
-
-
 def _to_triple(text: str, *, least: float) -> Triple:
     try:
         red, green, blue = map(float, text.split(","))
@@ -180,8 +166,8 @@ def add_hint_flags(parser: argparse.ArgumentParser) -> None:
         "backbone(images) or on backbone.forward_features(images)")  # fmt: skip
     add("--crop", action="store_true", help="see the centre of a photo, as timm evaluates "
         "classifiers (default: all of it, squashed)")  # fmt: skip
-    add("--pad", type=_to_pad, metavar="COLOUR", help="put a photo on a square of this colour, "
-        f"then resize it; {NO_PADDING}: squash it")  # fmt: skip
+    add("--pad", metavar="COLOUR", help="put a photo on a square of this colour, then resize it; "
+        f"{NO_PADDING}: squash it")  # fmt: skip
     add("--channels", choices=get_args(Channels), help="order of the colours that the network "
         "was trained on (default: rgb)")  # fmt: skip
     add("--mean", type=partial(_to_triple, least=0.0), metavar="R,G,B", help="mean of the pixels, "
@@ -210,7 +196,7 @@ class Description:
     # architecture's own if missing or None.
     preparation: Mapping[str, object] = field(default_factory=dict)
     model_args: Mapping[str, ModelArgument] = field(default_factory=dict)  # of timm, unchecked
-    photos: Mapping[str, object] = field(default_factory=dict)  # fields of `InputConfig`, all known
+    photos: InputConfig | None = None  # the whole preparation; replaces `preparation`
     is_tagger: bool = False  # of the community's, whose photos are often padded, or BGR
 
     def complete(self, other: Description) -> Description:

@@ -152,9 +152,9 @@ def _read_description(checkpoint: Path | str) -> Description:
         preparation = {**preparation, "input_size": (3, *sides), "fixed_input_size": True}
     arguments = {k: v for k, v in arguments.items() if k not in _READ_ELSEWHERE}
     steps = read_json(checkpoint, PREPROCESS)
-    photos = read_preprocess(steps, preparation) if steps else {}
-    if photos:
-        preparation = {**preparation, "input_size": (3, photos["height"], photos["width"])}
+    photos = read_preprocess(steps) if steps else None
+    if photos is not None and not preparation.get("fixed_input_size"):
+        preparation = {**preparation, "input_size": (3, photos.height, photos.width)}
     return Description(
         name if isinstance(name, str) else None,
         read_names(found.get("label_names") or found.get("labels")),

@@ -7,93 +7,32 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from PIL import ImageColor
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import ValidationError
 from torch import nn
 
-from models.checkpoints.description import CheckpointError, Hints
-from models.config import InputConfig, Interpolation
+from models.checkpoints.description import CheckpointError
+from models.config import InputConfig
 
 PREPROCESS, TAGS = "preprocess.json", "selected_tags.csv"
 _STAGES = ("test", "val")  # of a file; the first that it has is used
 _ORDER = re.compile(
     "(convert_rgb )?(pad_to_size )?(resize )?(center_crop )?(maybe_)?to_tensor( normalize)?"
 )
+_KEYS = {
+    "convert_rgb": ("force_background",),
+    "pad_to_size": ("size", "interpolation", "background_color"),
+    "resize": ("size", "interpolation", "max_size", "antialias"),
+    "center_crop": ("size",),
+    "normalize": ("mean", "std"),
+}
+_FIXED = {"force_background": "white", "max_size": None, "antialias": True}
 
 _TOLERANCE = 1e-4  # of the largest value
-
-_Side = Annotated[int, Field(ge=1, le=4096)]
-_Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-_Sides = _Side | Annotated[tuple[_Side, ...], Field(min_length=1, max_length=2)]  # of two: H, W
-
-
-class _Step(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _Plain(_Step):
-    type: Literal["maybe_to_tensor", "to_tensor"]
-
-
-class _ConvertRgb(_Step):
-    type: Literal["convert_rgb"]
-    force_background: Literal["white"] = "white"
-
-
-class _Pad(_Step):
-    type: Literal["pad_to_size"]
-    size: _Sides
-    interpolation: Interpolation = "bilinear"
-    background_color: str = "white"
-
-
-class _Resize(_Step):
-    type: Literal["resize"]
-    size: _Sides
-    interpolation: Interpolation = "bilinear"
-    max_size: None = None
-    antialias: Literal[True] = True
-
-
-class _Crop(_Step):
-    type: Literal["center_crop"]
-    size: _Sides
-
-
-class _Normalize(_Step):
-    type: Literal["normalize"]
-    mean: tuple[FiniteFloat, FiniteFloat, FiniteFloat]
-    std: tuple[_Positive, _Positive, _Positive]
-
-
-_steps = TypeAdapter[list[Any]](
-    list[
-        Annotated[
-            _Plain | _ConvertRgb | _Pad | _Resize | _Crop | _Normalize, Field(discriminator="type")
-        ]
-    ]
-)
-
-
-def take_photos(
-    name: str, spec: InputConfig, photos: Mapping[str, object], hints: Hints
-) -> InputConfig:
-    """Returns a network's preparation with the fields that `read_preprocess` returned.
-
-    Raises CheckpointError if the network was built for another size.
-    """
-    own, given = (spec.height, spec.width), (photos.get("height"), photos.get("width"))
-    if photos and hints.image_size is None and given != own:
-        raise CheckpointError(
-            f"{PREPROCESS} has photos of {given[0]} x {given[1]} pixels, {name} takes {own[0]} x "
-            f"{own[1]}: give --image-size"
-        )
-    size = {"height": spec.height, "width": spec.width}
-    return InputConfig.model_validate(spec.model_dump() | dict(photos) | size)
 
 
 @torch.no_grad()
@@ -112,81 +51,75 @@ def take_rgb(backbone: nn.Module, spec: InputConfig) -> None:
         raise CheckpointError("--channels bgr needs a first convolution of three channels")
 
 
-def read_preprocess(found: Mapping[str, Any], timm: Mapping[str, object]) -> dict[str, object]:
-    """Returns the fields of an `InputConfig` that the file's content gives, with the size.
-
-    `timm` is the network's `pretrained_cfg`. Raises CheckpointError for steps that are not
-    supported, and for another size than that to which the network is bound.
-    """
+def read_preprocess(found: Mapping[str, Any]) -> InputConfig:
+    """Reads the file's content; raises CheckpointError for steps that are not supported."""
     stage = next((name for name in _STAGES if name in found), None)
     if stage is None:
         raise CheckpointError(f"{PREPROCESS} has neither {' nor '.join(_STAGES)}")
     try:
-        taken = _combine({step.type: step for step in _read_steps(found[stage])})
-        bound = timm.get("input_size") if timm.get("fixed_input_size") else None
-        size = [3, taken["height"], taken["width"]]
-        if isinstance(bound, list | tuple) and list(bound) != size:
-            raise ValueError(f"photos of {size}, the network takes {bound} (input_size)")
-        return taken
+        return InputConfig.model_validate(_combine(_read_steps(found[stage])))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in (stage, *first["loc"]))
-        reason = f"{where}: {first['msg']}"
-    except ValueError as error:
-        reason = f"{stage}: {error}"
-    raise CheckpointError(f"{PREPROCESS} has a preparation that is not supported: {reason}")
+        reason = "{loc[0]}: {msg}".format(**error.errors()[0])
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        reason = str(error)
+    raise CheckpointError(
+        f"{PREPROCESS} has a preparation that is not supported: {stage}: {reason}"
+    )
 
 
-def _read_steps(found: object) -> Sequence[Any]:
-    steps = _steps.validate_python(found)
-    names = " ".join(step.type for step in steps)
+def _read_steps(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    names = " ".join(step["type"] for step in found)
     if not _ORDER.fullmatch(names):
-        raise ValueError(f"steps in the order {names or 'of none'}")
-    return steps
+        raise ValueError(f"steps in the order {names or 'of none':.200}")
+    for step in found:
+        for key, value in step.items():
+            known = ("type", *_KEYS.get(step["type"], ()))
+            if key not in known or value != _FIXED.get(key, value):
+                raise ValueError(f"{step['type']} with {key} {value!r:.80}")
+    return {step["type"]: step for step in found}
 
 
-def _combine(steps: Mapping[str, Any]) -> dict[str, object]:
-    padded, resized, cropped = (steps.get(n) for n in ("pad_to_size", "resize", "center_crop"))
-    scaled = resized or padded
+def _combine(steps: Mapping[str, dict[str, Any]]) -> dict[str, object]:
+    padded = steps.get("pad_to_size")
+    scaled = steps.get("resize", padded)
     if scaled is None:
         raise ValueError("no step resizes photos")
-    sides = _to_sides(scaled.size)
-    end = sides if cropped is None else _to_sides(cropped.size)
-    is_free = padded is None and (isinstance(scaled.size, int) or len(scaled.size) == 1)
-    if is_free:
-        taken: dict[str, object] = _take_crop(sides[0], None if cropped is None else end)
-    elif end != sides:
+    sides = _to_sides(scaled["size"])
+    height, width = _to_sides(steps.get("center_crop", scaled)["size"])
+    interpolation = scaled.get("interpolation", "bilinear")
+    taken = {"height": height, "width": width, "interpolation": interpolation}
+    if "normalize" in steps:
+        taken |= {key: steps["normalize"][key] for key in ("mean", "std")}
+    if padded is None and scaled["size"] in (sides[0], [sides[0]]):  # the shorter side
+        return taken | _take_crop(sides[0], height if "center_crop" in steps else None, width)
+    if (height, width) != sides:
         raise ValueError("center_crop must have the size of the resize before it")
-    else:
-        taken = {"resize_mode": "squash"} if padded is None else _take_padding(padded)
-    normalize = steps.get("normalize")
-    return taken | {
-        **{"height": end[0], "width": end[1], "interpolation": scaled.interpolation},
-        "mean": (0.0, 0.0, 0.0) if normalize is None else normalize.mean,
-        "std": (1.0, 1.0, 1.0) if normalize is None else normalize.std,
-    }
+    return taken if padded is None else taken | _take_padding(padded)
 
 
-def _take_padding(step: _Pad) -> dict[str, object]:
-    height, width = _to_sides(step.size)
-    color = ImageColor.getrgb(step.background_color)
-    if height != width:
-        raise ValueError(f"pad_to_size must give squares, not {width} x {height}")
-    if len(color) != 3:
-        raise ValueError(f"background_color {step.background_color} must not be transparent")
-    taken = {"resize_mode": "pad", "pad_color": color}
-    return taken | {"fit_size": height, "fit_interpolation": step.interpolation}
-
-
-def _take_crop(shorter: int, size: tuple[int, int] | None) -> dict[str, object]:
-    if size is None or not size[0] == size[1] <= shorter:
-        raise ValueError("a resize of the shorter side needs a center_crop to a square after it")
-    share = size[0] / shorter
-    if int(size[0] / share) != shorter:  # rounded down
+def _take_crop(shorter: int, height: int | None, width: int) -> dict[str, object]:
+    if height is None or not 0 < height == width <= shorter:
+        raise ValueError("a resize of the shorter side needs a center_crop to a square")
+    share = height / shorter
+    if int(height / share) != shorter:  # rounded down
         share = math.nextafter(share, 0)
     return {"resize_mode": "crop", "crop_pct": share}
 
 
-def _to_sides(size: int | tuple[int, ...]) -> tuple[int, int]:
+def _take_padding(step: Mapping[str, Any]) -> dict[str, object]:
+    height, width = _to_sides(step["size"])
+    if height != width:
+        raise ValueError(f"pad_to_size must give squares, not {width} x {height}")
+    return {
+        "resize_mode": "pad",
+        "pad_color": ImageColor.getrgb(str(step.get("background_color", "white"))),
+        "fit_size": height,
+        "fit_interpolation": step.get("interpolation", "bilinear"),
+    }
+
+
+def _to_sides(size: object) -> tuple[Any, Any]:
     """Returns H and W."""
-    return (size, size) if isinstance(size, int) else (size[0], size[-1])
+    sides = size if isinstance(size, list) else [size]
+    height, width = sides * 2 if len(sides) == 1 else sides
+    return height, width

@@ -11,6 +11,7 @@ from models.checkpoints.checkpoint import fill, read_backbone, read_checkpoint
 from models.checkpoints.description import CheckpointError, Description, Hints
 from models.checkpoints.files import CheckpointFile
 from models.checkpoints.layouts.backbones import add_counters, take_pooled_norm
+from models.checkpoints.preparation import TAGS
 from models.checkpoints.pretrained import load_pretrained
 from models.config import HeadConfig, InputConfig, NetworkConfig
 from models.data import DataError, LabelledFolder
@@ -95,6 +96,11 @@ def start_from(network: Network, init: CheckpointFile) -> str:
     name = network.config.backbone
     bare = read_backbone(init)
     if bare is not None:
+        if bare.described.is_tagger and bare.described.photos is None:
+            raise CheckpointError(
+                f"{init.name} lies beside {TAGS}, and may take BGR (WD taggers do), which training "
+                "does not know: move it to a folder of its own if it takes RGB"
+            )
         body = network.backbone.body
         own = body.state_dict()
         whole = take_pooled_norm(bare.state, own)
@@ -115,6 +121,8 @@ def start_from(network: Network, init: CheckpointFile) -> str:
 
 
 def _read_pixels(network: Network, described: Description) -> InputConfig:
+    if described.photos is not None:
+        return described.photos
     given = {name: value for name in _PIXELS if (value := described.preparation.get(name))}
     own = network.config.input
     return input_config(network.config.backbone, (own.height, own.width), given) if given else own
@@ -128,10 +136,8 @@ def _take_pixels(network: Network, found: InputConfig) -> str:
     if taken == own:
         return ""
     network.config = network.config.model_copy(update={"input": taken})
-    padding = ", its padding" if taken.resize_mode == "pad" else ""
-    return (
-        f"{padding}, its mean {taken.mean}, std {taken.std} and {taken.interpolation} interpolation"
-    )
+    pixels = f", its mean {taken.mean}, std {taken.std} and {taken.interpolation} interpolation"
+    return f", its padding{pixels}" if taken.resize_mode == "pad" else pixels
 
 
 def _describe(head: nn.Module) -> tuple[object, ...]:

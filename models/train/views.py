@@ -141,10 +141,9 @@ def pad(picture: Image.Image, prepared: InputConfig) -> Image.Image:
     """Puts a picture in the middle of a square, after the first fit if there is one."""
     side = prepared.fit_size or max(picture.size)
     if prepared.fit_size is not None:
-        ratio = min(side / picture.width, side / picture.height)
-        size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
+        width, height = (max(1, round(n * (side / max(picture.size)))) for n in picture.size)
         filters = Image.Resampling[prepared.fit_interpolation.upper()]
-        picture = picture.resize(size, filters)
+        picture = picture.resize((width, height), filters)
     square = Image.new("RGB", (side, side), prepared.pad_color)
     square.paste(picture, ((side - picture.width) // 2, (side - picture.height) // 2))
     return square

@@ -203,25 +203,21 @@ def test_two_label_sets_are_compared_and_focus_stays_in_the_column(visit: Visit)
         expect(lamps.nth(column)).to_be_focused()
 
 
-@pytest.mark.parametrize("size", [(400, 200), (200, 400)])
-@pytest.mark.parametrize("mode", ["squash", "crop", "pad"])
-def test_map_covers_what_the_service_says(visit: Visit, mode: Any, size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("width", "height", "peak"), [(400, 200, "top left"), (200, 400, "middle left")]
+)
+def test_map_covers_what_the_service_says(visit: Visit, width: int, height: int, peak: str) -> None:
     page = visit.open()
-    contract = InputContract(height=32, width=32, resize_mode=mode, interpolation="bilinear")
-    left, top, right, bottom = find_seen_part(size, contract)
-    script = "async ([...all]) => (await import('./page/map.js')).findSeenPart(...all)"
-    found = page.evaluate(script, [*size, contract.model_dump()])
-    assert found == {"x": left, "y": top, "width": right - left, "height": bottom - top}
-
-
-def test_peak_of_a_padded_photo_is_named_without_its_padding(visit: Visit) -> None:
-    page = visit.open()
-    contract = {"height": 32, "width": 32, "resize_mode": "pad"}
-    grid = [[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
-    script = "async ([...all]) => (await import('./page/map.js')).describePeak(...all)"
-    for width, height, place in ((400, 200, "top left"), (200, 400, "middle left")):
-        photo = {"naturalWidth": width, "naturalHeight": height}
-        assert page.evaluate(script, [photo, grid, contract]) == place
+    spec = InputContract(height=32, width=32, resize_mode="pad", interpolation="bilinear")
+    call = "async ([name, ...given]) => (await import('./page/map.js'))[name](...given)"
+    for mode in ("squash", "crop", "pad"):
+        contract = spec.model_copy(update={"resize_mode": mode})
+        x, y, right, bottom = find_seen_part((width, height), contract)
+        found = page.evaluate(call, ["findSeenPart", width, height, contract.model_dump()])
+        assert found == {"x": x, "y": y, "width": right - x, "height": bottom - y}
+    photo, grid = {"naturalWidth": width, "naturalHeight": height}, [[0] * 4 for _ in range(4)]
+    grid[1][0] = 1  # of the padded square
+    assert page.evaluate(call, ["describePeak", photo, grid, spec.model_dump()]) == peak
 
 
 def test_pressed_label_shows_its_map_until_escape(visit: Visit) -> None:

@@ -128,7 +128,7 @@ def test_padded_photos_have_int8_thresholds_and_a_line_on_their_preparation(
     )
     assert (
         "photos: padded to a white square, bicubic to 48 x 32, mean 0.5 0.4 0.3, std 0.2 0.25 0.3, "
-        "channels RGB (from --pad, --interpolation, tiny.safetensors)"
+        "channels RGB"
     ) in caplog.messages
     contract = load_bundle(made.path).card.input
     assert (contract.resize_mode, contract.pad_color) == ("pad", (255, 255, 255))

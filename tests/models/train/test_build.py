@@ -17,6 +17,7 @@ from models.checkpoints.pretrained import fill_backbone
 from models.config import GapConfig, HeadConfig, InputConfig, MLDecoderConfig, NetworkConfig
 from models.network import Network
 from models.train.build import start_from
+from tests.models.checkpoints.test_preparation import STAGES, write_tagger
 
 
 def build(backbone: str, seed: int, head: HeadConfig | None = None) -> Network:
@@ -142,13 +143,21 @@ def test_start_takes_the_preparation_from_an_authors_file(tmp_path: Path, with_h
     assert network.config.input == InputConfig.model_validate({"height": 32, "width": 32, **given})
 
 
-def test_start_takes_the_padding_of_a_checkpoint(tmp_path: Path) -> None:
+def test_start_takes_the_padding_of_a_checkpoint_and_of_a_tagger(tmp_path: Path) -> None:
     network, other = build("test_resnet", 1), build("test_resnet", 2)
     padded = {"resize_mode": "pad", "pad_color": (0, 0, 0), "fit_size": 40}
     spec = InputConfig.model_validate({"height": 64, "width": 64, **padded})
     other.config = other.config.model_copy(update={"input": spec})
     assert "its padding" in start(network, write(tmp_path / "other.safetensors", other))
     assert network.config.input == spec.model_copy(update={"height": 32, "width": 32})
+    write_tagger(tmp_path / "tagger", STAGES)
+    assert "its padding, its mean (0.5, 0.4, 0.3)" in start(network, tmp_path / "tagger")
+
+
+def test_start_refuses_a_tagger_that_may_take_bgr(tmp_path: Path) -> None:
+    write_tagger(tmp_path / "tagger", None)
+    with pytest.raises(CheckpointError, match="may take BGR"):
+        start(build("test_resnet", 1), tmp_path / "tagger")
 
 
 def test_start_refuses_another_backbone(tmp_path: Path) -> None:
