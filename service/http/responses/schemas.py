@@ -265,13 +265,6 @@ class HeadAnswer(_Answer):
         description="How logits become probabilities. Null: scores are the activation of the "
         "checkpoint's logits, which are not probabilities."
     )
-    best_only: list[str] = Field(
-        default=[],
-        description="Categories of which an answer at the labels' own thresholds has exactly the "
-        "best label, such as `rating`. Absent if there are none.",
-        examples=[[]],
-        exclude_if=operator.not_,
-    )
 
 
 class EmbeddingSpaceAnswer(_Answer):

@@ -305,5 +305,5 @@ def test_predict_and_info_show_categories_if_labels_have_some(
     }
     assert_refused(predict, "The labels of 'trained' have no categories", "--category", "x", photo)
     shown = run("info", categorised_bundle.path)[1]
-    assert "5: 1 general, 2 rating (best only), 1 vehicle" in shown
+    assert "2 labels" in shown
     assert "category" in shown

@@ -76,7 +76,6 @@ def test_sets_and_the_card_show_categories(client: TestClient) -> None:
     assert read_json(LabelSet, labels).labels[1].category == "rating"
     card = client.get("/info").json()
     assert {each["name"]: each.get("category") for each in card["labels"]} == CATEGORIES
-    assert card["head"]["best_only"] == ["rating"]
 
 
 @pytest.mark.parametrize("send", [send_image, lambda *a, **k: send_images(a[0], [PHOTO], **k)])
@@ -94,14 +93,11 @@ def test_bundle_without_categories_looks_as_before(
 ) -> None:
     for file in ("labels.json", "manifest.json"):
         assert "categor" not in (tiny_bundle.path / file).read_text()
-        assert "best_only" not in (tiny_bundle.path / file).read_text()
     assert json.loads((categorised_bundle.path / "labels.json").read_text())[1]["category"]
     with serve_app(tiny_bundle.path) as client:
         problem = send_image(client, params={"category": "rating"})
         detail = assert_problem(problem, 422, "unknown_category")["detail"]
         assert detail == "'rating'. The labels of 'trained' have no categories."
         for path in ("/labels", "/labels/trained", "/info"):
-            text = client.get(path).text
-            assert "categor" not in text
-            assert "best_only" not in text
+            assert "categor" not in client.get(path).text
         assert "categor" not in send_image(client, params={"top_k": 9}).text
