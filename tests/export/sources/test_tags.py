@@ -43,7 +43,8 @@ def tagger(weights: Path, tmp_path: Path) -> Path:
 def write(folder: Path, files: dict[str, Any]) -> Path:
     """Writes files; contents but texts as JSON."""
     for name, content in files.items():
-        (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / name).write_text(text, errors="surrogateescape")
     return folder
 
 
@@ -111,17 +112,17 @@ def test_unfit_category_threshold_is_refused(tagger: Path, text: str, reason: st
     ("content", "reason"),
     [
         ("tag,category\nx,0\n", "a.csv has no column 'name'"),
-        ("1,cat,0\n2,dog,0\n", "a.csv has no column 'name'"),
         ("name,category\nx\n", "a.csv: line 2: category '' is not 0, 1, 3, 4, 5, 9"),
         ("name,category\nx,8\n", "line 2: category '8' is not 0, 1, 3, 4, 5, 9"),
         ("name,category\nx,y,0\n", "line 2 has more cells than line 1"),
         (f"name,x\n{'x' * 200_000},0\n", "line 1: field larger than"),
+        ("name,x\n" * 50_000, "a.csv must have at most 250000 bytes"),
+        ("name,x\n\udcff,y", "a.csv cannot be read, or is not UTF-8"),
         ("name,best_threshold\nx,nan\n", "line 2: best_threshold must be a number from 0 to 1"),
         ({"thresholds.csv": "a,b\n"}, "thresholds.csv has no column"),
         ({"thresholds.csv": "category,threshold\n0,often"}, "thresholds.csv: line 2: threshold"),
         ({"thresholds.csv": "category,threshold\n0,0.1\n0,0.2"},
          "thresholds.csv: line 3: category 0 has another threshold already"),
-        ({"a.json": "["}, "a.json is not JSON"),
         ({"a.json": "[" * 100_000}, "a.json is not JSON"),
         ({"a.json": 5}, "a.json must have a list of names, or number them"),
         ({"a.json": ["x", 1]}, "must have a list of names"),
@@ -134,26 +135,15 @@ def test_unfit_category_threshold_is_refused(tagger: Path, text: str, reason: st
     ],
 )  # fmt: skip
 def test_damaged_tag_file_is_refused_in_one_line(
-    tmp_path: Path, content: str | dict[str, Any], reason: str
+    tmp_path: Path, content: str | dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("export.sources.tags._MAX_BYTES", 250_000)
     files = {"a.csv": content if isinstance(content, str) else "name,x\ny,z\n"}
     write(tmp_path, files | (content if isinstance(content, dict) else {}))
     path = tmp_path / ("a.json" if "a.json" in content else "a.csv")
     with pytest.raises(ExportError, match=reason) as refused:
         read_tag_file(path, path)
     assert "\n" not in str(refused.value)
-
-
-def test_tag_file_of_other_bytes_or_too_many_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "tags.json"
-    path.write_bytes(b'["\xff"]')
-    with pytest.raises(ExportError, match=r"tags.json cannot be read, or is not UTF-8"):
-        read_tag_file(path, path)
-    monkeypatch.setattr("export.sources.tags._MAX_BYTES", 1)
-    with pytest.raises(ExportError, match=r"tags.json must have at most 1 bytes"):
-        read_tag_file(path, path)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +153,6 @@ def test_tag_file_of_other_bytes_or_too_many_is_refused(
         ({"tags.json": ["a", "b"]}, "tags.json: 2 label names for 4 logits"),
         ({"selected_tags.csv": "name\na\nb\nc\nb\n"}, "label names 2 and 4 are both 'b'"),
         ({"tags.json": ["a", "b", "c", "\u200b"]}, "tags.json: label name .* control characters"),
-        ({"tags.json": ["a", "b", "c", ""]}, "tags.json: label name '': "),
         ({"config.json": {"architecture": "test_efficientnet", "label_names": ["a", "b", "c", "d"]},
           "selected_tags.csv": TABLE},
          "and selected_tags.csv have other labels: give the right ones by --label-names"),

@@ -133,13 +133,10 @@ TAG_LOGITS = np.array([-3.0, 0.0, -2.0, -1.0, 1.0])
     ("question", "expected"),
     [
         (Question(), ["sun", "odd", "high"]),
-        (Question(threshold="calibrated"), ["sun", "odd", "high"]),
         (Question(threshold=0.1), ["ann", "sun", "odd", "high"]),
         (Question(top_k=9), ["ann", "sun", "odd", "high", "low"]),
         (Question(threshold="calibrated", top_k=9), ["sun", "odd"]),
-        (Question(exclude=["high"]), ["sun", "odd", "low"]),
         (Question(exclude=["high", "low"]), ["sun", "odd"]),
-        (Question(category=["rating"]), ["high"]),
         (Question(category=["rating"], top_k=5), ["high", "low"]),
         (Question(category=["character", "general"]), ["sun"]),
         (Question(category=["general"], include=["ann"]), []),
