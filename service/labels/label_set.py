@@ -1,8 +1,8 @@
 """The label set as requests see it: an immutable snapshot, pinned by a request until its end."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -49,7 +49,7 @@ class LabelSet:
         queries: float32 [L, K], input of the open head; None for the trained labels.
         keys: inputs of the screened head, [L, ...] each; None for trained and candidate labels,
             and without a screen.
-        categories: L of trained labels, each None if it has none; None if no label has one.
+        categories: name -> category, of trained labels that have one.
     """
 
     name: str
@@ -66,7 +66,7 @@ class LabelSet:
     own_calibration: Calibration | None = None
     queries: QueryArray | None = None
     keys: Keys | None = None
-    categories: tuple[str | None, ...] | None = None
+    categories: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_labels(self) -> int:
@@ -96,11 +96,11 @@ class LabelSet:
     @cached_property
     def category_counts(self) -> dict[str, int]:
         """Category -> the number of its labels."""
-        return Counter(category for category in self.categories or () if category is not None)
+        return Counter(self.categories.values())
 
     def find_members(self, categories: Collection[str]) -> NDArray[np.bool_]:
         """Returns which labels are of one of these categories, bool [L]."""
-        return np.array([category in categories for category in self.categories or ()], np.bool_)
+        return np.array([self.categories.get(name) in categories for name in self.names])
 
     @cached_property
     def is_rating(self) -> NDArray[np.bool_] | None:
@@ -153,7 +153,6 @@ class LabelSet:
 def make_trained_set(labels: Sequence[Label], head: TrainedHead, *, version: str = "1") -> LabelSet:
     """Returns the set of a bundle's trained labels."""
     thresholds, calibrated = _fill([label.threshold for label in labels], head.threshold)
-    categories = tuple(label.category for label in labels)
     return LabelSet(
         name=TRAINED_SET,
         version=version,
@@ -165,7 +164,7 @@ def make_trained_set(labels: Sequence[Label], head: TrainedHead, *, version: str
         activation=head.activation,
         prompts=(None,) * len(labels),
         own_embeddings=np.zeros(len(labels), np.bool_),
-        categories=categories if any(categories) else None,
+        categories={label.name: label.category for label in labels if label.category},
     )
 
 

@@ -126,16 +126,19 @@ def _score_part(
         least, known = labels.thresholds[positions].tolist(), labels.calibrated[positions].tolist()
     else:
         least, known = [float(fixed)] * len(best), [False] * len(best)
-    categories = labels.categories
-    return [
+    found = [
         ScoredLabel(labels.names[position], score, from_score, labels.source, calibrated)
-        if categories is None or not (category := categories[position])
-        else CategorisedLabel(
-            labels.names[position], score, from_score, labels.source, calibrated, category
-        )
         for position, score, from_score, calibrated in zip(
             positions.tolist(), scores[best].tolist(), least, known, strict=True
         )
+    ]
+    if not (categories := labels.categories):
+        return found
+    return [
+        CategorisedLabel(**vars(label), category=category)
+        if (category := categories.get(label.label))
+        else label
+        for label in found
     ]
 
 

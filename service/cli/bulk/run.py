@@ -154,7 +154,7 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
 
 def _describe_set(labels: LabelSet) -> dict[str, Any]:
     found: dict[str, Any] = {"name": labels.name, "digest": labels.digest}
-    if labels.categories is not None:
+    if labels.categories:
         columns = repr(labels.categories).encode() + labels.thresholds.tobytes()
         found[CATEGORIES] = hashlib.sha256(columns).hexdigest()
     if labels.calibration is not None:  # a bundle that is calibrated again may keep its version

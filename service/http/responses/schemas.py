@@ -6,7 +6,6 @@ Models of predictions only document what `prediction_json.py` writes.
 from __future__ import annotations
 
 import operator
-from itertools import repeat
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -334,7 +333,7 @@ def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
         labels.thresholds.tolist(),
         labels.calibrated.tolist(),
         labels.own_embeddings.tolist(),
-        labels.categories or repeat(None, len(labels.names)),
+        map(labels.categories.get, labels.names),
         strict=True,
     )
     return LabelSetAnswer(

@@ -153,9 +153,9 @@ def test_category_restricts_the_labels_and_of_ratings_the_best_is_in_the_answer(
     logits = [TAG_LOGITS if part.labels is TAGS else np.full(1, -9.0) for part in selection.parts]
     shown = score_labels(logits, selection)
     assert [label.label for label in shown if label.source == "trained"] == expected
-    categories = dict(zip(TAGS.names, TAGS.categories or (), strict=True))
     for label in shown:
-        assert vars(label).get("category", "absent") == (categories.get(label.label) or "absent")
+        assert vars(label).get("category") == TAGS.categories.get(label.label)
+        assert ("category" in vars(label)) == (label.category is not None)
 
 
 def test_softmax_with_ratings_answers_with_its_best_label() -> None:
