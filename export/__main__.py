@@ -70,8 +70,8 @@ def _read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     if given.precision_target is not None and not 0 <= given.precision_target <= 1:
         parser.error(f"--precision-target must be from 0 to 1; it is {given.precision_target}")
     if given.photos is not None and (given.label_thresholds or given.category_threshold):
-        option = "--label-thresholds" if given.label_thresholds else "--category-threshold"
-        parser.error(f"{option} does not fit --photos, which choose the thresholds")
+        parser.error("--label-thresholds and --category-threshold do not fit --photos, which "
+            "choose the thresholds")  # fmt: skip
     _refuse_ignored(parser, given)
     if given.precision is None:
         given.precision = ("fp32", "fp16", "int8") if given.photos else ("fp32", "fp16")

@@ -41,7 +41,7 @@ def test_categories_survive_calibration_and_set_thresholds(
     given = ("--checkpoint", checkpoint, "--label-names", names, "--precision", "fp32")
     limits = ("--category-threshold", "general=0.35", "--category-threshold", "rating=0.75")
     code, lines = run(*given, *limits, "--out", tmp_path / "tagged", "--photos", folder)
-    assert (code, "--category-threshold does not fit --photos" in lines[-1]) == (2, True)
+    assert (code, "--category-threshold do not fit --photos" in lines[-1]) == (2, True)
     assert run(*given, *limits, "--out", tmp_path / "tagged")[0] == 0
     bundle = load_bundle(tmp_path / "tagged")
     assert [(label.category, label.threshold) for label in bundle.labels] == [
@@ -132,7 +132,7 @@ NEW = ["--checkpoint", "x", "--out", "y"]
         ([*NEW, "--precision", "int4"], "'int4' is not one of fp32, fp16, int8"),
         ([*NEW, "--text-encoder", "z"], "--text-encoder needs --open-head"),
         ([*NEW, "--open-head", "x", "--open-split", "test"], "--open-split needs --open-photos"),
-        ([*NEW, "--label-thresholds", "x", "--photos", "y"], "does not fit --photos"),
+        ([*NEW, "--label-thresholds", "x", "--photos", "y"], "do not fit --photos"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(arguments: list[str], reason: str, run: Run) -> None:

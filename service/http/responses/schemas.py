@@ -6,7 +6,7 @@ Models of predictions only document what `prediction_json.py` writes.
 from __future__ import annotations
 
 import operator
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -62,6 +62,16 @@ class ImageSize(_Answer):
     height: int = Field(examples=[480])
 
 
+_Category = Annotated[
+    str | None,
+    Field(
+        description="Category of a trained label, such as `character`. Absent if it has none.",
+        examples=[None],
+        exclude_if=operator.not_,
+    ),
+]
+
+
 class ScoredLabelAnswer(_Answer):
     """One label of an image."""
 
@@ -80,12 +90,7 @@ class ScoredLabelAnswer(_Answer):
         description="Whether `threshold` is the label's own: chosen on validation data, or "
         "given with its label set."
     )
-    category: str | None = Field(
-        default=None,
-        description="Category of the label. Absent if it has none.",
-        examples=["character"],
-        exclude_if=operator.not_,
-    )
+    category: _Category = None
     map: list[list[float]] | None = Field(
         default=None,
         description="With `explain`: where in the image the label was found, rows from the top, "
@@ -182,12 +187,7 @@ class RegisteredLabel(_Answer):
     own_embedding: bool = Field(
         description="Whether it came with an embedding instead of a text; embeddings are not shown."
     )
-    category: str | None = Field(
-        default=None,
-        description="Of a trained label. Absent if it has none.",
-        examples=[None],
-        exclude_if=operator.not_,
-    )
+    category: _Category = None
 
 
 class LabelSetAnswer(LabelSetSummary):
