@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -71,8 +70,8 @@ def _read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     if given.precision_target is not None and not 0 <= given.precision_target <= 1:
         parser.error(f"--precision-target must be from 0 to 1; it is {given.precision_target}")
     if given.photos is not None and (given.label_thresholds or given.category_threshold):
-        option = "--label-thresholds" if given.label_thresholds else "--category-threshold"
-        parser.error(f"{option} does not fit --photos, which choose the thresholds")
+        parser.error("--label-thresholds and --category-threshold do not fit --photos, which "
+            "choose the thresholds")  # fmt: skip
     _refuse_ignored(parser, given)
     if given.precision is None:
         given.precision = ("fp32", "fp16", "int8") if given.photos else ("fp32", "fp16")
@@ -124,17 +123,6 @@ def _to_precisions(text: str) -> tuple[Precision, ...]:
     return chosen  # type: ignore[return-value]  # checked above
 
 
-def _to_category_threshold(text: str) -> tuple[str, float]:
-    name, _, number = text.rpartition("=")
-    try:
-        threshold = float(number)
-    except ValueError:
-        threshold = math.nan
-    if not (name and 0 <= threshold <= 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=P with P from 0 to 1")
-    return name, threshold
-
-
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of `ml-decoder export`; the command reference lists its options."""
     parser = argparse.ArgumentParser(
@@ -168,8 +156,8 @@ def make_parser() -> argparse.ArgumentParser:
         "a tag file such as selected_tags.csv")  # fmt: skip
     add("--label-thresholds", type=Path, help="text file, one number from 0 to 1 a line, in this "
         "order")  # fmt: skip
-    add("--category-threshold", type=_to_category_threshold, action="append", default=[],
-        metavar="NAME=P", help="threshold of a category's labels, such as general=0.35; may be "
+    add("--category-threshold", action="append", default=[], metavar="NAME=P",
+        help="threshold of a category's labels, such as general=0.35; may be "
         "given again")  # fmt: skip
     add("--embedding-encoder", help="open head: name of the model that makes the label embeddings")
     add("--embedding-template", help="open head: text to embed, {} for the label")

@@ -106,9 +106,9 @@ def check_blank(bundle: Bundle) -> None:
         variants = [read_graphs(bundle, names, precision) for precision in bundle.precisions()]
         logits = predict_blank(variants, embeddings)
         scores = compute_scores(logits, labels.activation, labels.calibration)
-        reached: NDArray[np.bool_] = np.any(scores >= labels.thresholds, axis=0)
-        for places in labels.best_only_positions:  # every photo has one of them
-            reached[places] = False
+        reached = (scores >= labels.thresholds).any(axis=0)
+        if labels.is_rating is not None:  # every photo has one
+            reached &= ~labels.is_rating
         found = np.flatnonzero(reached)
         some = ", ".join(labels.names[place] for place in found[:_MAX_NAMES]) or "none"
         level = logging.WARNING if len(found) else logging.INFO

@@ -22,7 +22,6 @@ from export.calibration.open_labels import add_open_labels
 from export.int8.search import variation_to_noise
 from export.sources.open import OpenRequest, describe_head, read_label_set, read_open_source
 from export.sources.photos import PhotoReader, Splits, read_splits
-from export.sources.tags import RATING
 from export.sources.trained import Source, read_source
 from export.triton.repository import check_places, write_repository
 from export.variants import Variants, add_open_head, make_variants
@@ -61,7 +60,7 @@ class ExportRequest:
     # Text file with one label a line, or a tag file; None uses the checkpoint's, or one beside it.
     label_names: Path | None = None
     label_thresholds: Path | None = None  # text file with a number a line; photos replace them
-    category_threshold: Sequence[tuple[str, float]] = ()  # of categories; photos replace them
+    category_threshold: Sequence[str] = ()  # `NAME=P`; photos replace them
     compact_weights: bool = False  # store fp32 weights in 16 bits
     model_version: str = "1"  # free text without white space
     license: str = "unknown"
@@ -193,7 +192,6 @@ def _describe(request: ExportRequest, source: Source) -> ModelCard:
             num_labels=config.num_classes,
             activation=config.activation,
             threshold=head.threshold if isinstance(head, RamConfig) else FALLBACK_THRESHOLD,
-            best_only=_find_best_only(source),
         )
     try:
         return ModelCard(
@@ -213,12 +211,6 @@ def _describe(request: ExportRequest, source: Source) -> ModelCard:
         )
     except ValidationError as error:
         raise ExportError(f"model {format_first_error(error)}") from error
-
-
-def _find_best_only(source: Source) -> tuple[str, ...]:
-    has_ratings = any(label.category == RATING for label in source.labels)
-    # In a softmax, all labels compete already.
-    return (RATING,) if has_ratings and source.config.activation == "sigmoid" else ()
 
 
 def _list_facts(card: ModelCard, names: tuple[str, ...]) -> dict[str, str]:

@@ -1,142 +1,83 @@
-"""Tag files of published taggers: names, categories and thresholds in the order of the logits."""
+"""Files with labels in the order of the logits: a name a line, or as published taggers have them.
+
+Names are not checked: `read_source` does it for all origins.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
-
-from pydantic import Field, TypeAdapter, ValidationError
+from typing import Any
 
 from export import ExportError
 from models.checkpoints.description import read_names
 from models.checkpoints.files import fetch
-from service.bundle.card import Label, format_first_error
+from models.checkpoints.preparation import TAGS
+from service.bundle.card import Label
+from service.labels.label_set import RATING
 
-RATING = "rating"
-
-_SELECTED = "selected_tags.csv"
-_CONFIG = "config.json"
-_LISTS = (_CONFIG, "class.json", "tags.json", "tagger_tags.json")
-_PIXAI = "tags_v0.9_13k.json"
-_CATEGORIES = {0: "general", 1: "artist", 3: "copyright", 4: "character", 5: "meta", 9: RATING}
+TAG_FILES = (TAGS, "class.json", "tags.json", "tagger_tags.json", "tags_v0.9_13k.json")
+_CATEGORIES = {
+    "0": "general",
+    "1": "artist",
+    "3": "copyright",
+    "4": "character",
+    "5": "meta",
+    "9": RATING,
+}
 _MAX_BYTES = 10_000_000  # 10,861 tags have 300 kB
 
-_label = TypeAdapter(Label)
-_category_names = TypeAdapter(dict[int, Annotated[str, Field(min_length=1, max_length=200)]])
-_number = TypeAdapter(int)
-_share = TypeAdapter(Annotated[float, Field(ge=0, le=1)])
-ValueT = TypeVar("ValueT")
 
-
-class TagFileError(ExportError):
-    """A tag file is damaged or incomplete; the message names it."""
-
-
-def find_tags(checkpoint: Path | str, *, named: bool) -> tuple[str, tuple[Label, ...]] | None:
-    """Returns the first tag file beside a checkpoint, its name and its labels; None without one.
-
-    If the checkpoint is `named`, it has names of its own: only files with categories count.
-    """
-    for name in (_SELECTED, *(() if named else _LISTS), _PIXAI):
-        path = fetch(checkpoint, name)
-        if path is not None and name == _SELECTED:
-            return name, _read_csv(path, checkpoint)
-        # Other programs write a `config.json` too.
-        if path is not None and (name != _CONFIG or _is_timm(_read_json(path))):
-            return name, _parse_json(_read_json(path), name)
-    return None
-
-
-def read_tag_file(path: Path) -> tuple[Label, ...] | None:
-    """Returns the labels of a tag file; None if it is a plain text."""
+def read_tag_file(path: Path, home: Path) -> tuple[Label, ...]:
+    """Returns the labels of a file; `home` has the `thresholds.csv` of a table, for `fetch`."""
     if path.suffix.lower() == ".json":
-        return _parse_json(_read_json(path), path.name)
-    if path.suffix.lower() != ".csv":
-        return None
-    head = _read_text(path).partition("\n")[0]
+        return tuple(_read_json_labels(path))
+    lines = read_lines(path)
     # With commas it is a table, whose rows must not become names.
-    return _read_csv(path, path.parent) if "," in head or head.strip() == "name" else None
+    if path.suffix.lower() == ".csv" and ("," in lines[0] or lines[0] == "name"):
+        return tuple(_read_table(path, home))
+    return tuple(Label.model_construct(name=line) for line in lines if line)
 
 
-def _is_timm(config: Any) -> bool:  # noqa: ANN401 - JSON
-    return isinstance(config, dict) and {"architecture", "tags"} <= config.keys()
+def read_lines(path: Path) -> list[str]:
+    """Returns the lines of a text, at least one, stripped and without empty ones at the end."""
+    # Split at line feeds only: a name must not contain Python's other line ends.
+    return [line.strip() for line in _read_text(path).rstrip().split("\n")]
 
 
-def _read_csv(path: Path, folder: Path | str) -> tuple[Label, ...]:
-    """Reads `selected_tags.csv`; `categories.json` and `thresholds.csv` may lie in the `folder`."""
-    names, thresholds = _read_category_names(folder), _read_thresholds(folder)
-    labels, places = [], dict[str, str]()
+def read_share(text: str, what: str) -> float:
+    """Returns a number from 0 to 1; `what` it is begins the message of an error."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise ExportError(f"{what} must be a number from 0 to 1; it is {text!r:.80}")
+    return value
+
+
+def _read_table(path: Path, home: Path) -> Iterator[Label]:
+    """Reads `selected_tags.csv`, with the thresholds of categories in `thresholds.csv`."""
+    limits, by_category = fetch(home, "thresholds.csv"), dict[str | None, float]()
+    for where, row in () if limits is None else _read_rows(limits, "category", "threshold"):
+        if row["category"] in by_category:
+            raise ExportError(f"{where}: category {row['category']} has another threshold already")
+        by_category[row["category"]] = read_share(row["threshold"], f"{where}: threshold")
     for where, row in _read_rows(path, "name"):
-        fields: dict[str, Any] = {"name": row["name"].strip()}
-        if "category" in row:
-            number = _check(_number, row["category"], f"{where}: category")
-            if number not in names:
-                raise TagFileError(f"{where}: category {number} has no name in categories.json")
-            fields |= {"category": names[number], "threshold": thresholds.get(number)}
-        fields |= {"threshold": best} if (best := row.get("best_threshold")) else {}
-        labels.append(_check(_label, fields, where))
-        before = places.setdefault(fields["name"], where)
-        if before != where:
-            raise TagFileError(f"{where} has the name of {before}, {fields['name']!r}: rename one")
-    return tuple(labels)
-
-
-def _read_category_names(folder: Path | str) -> dict[int, str]:
-    """Reads {number: name}, or a list of {"category": number, "name": name}."""
-    path = fetch(folder, "categories.json")
-    found = {} if path is None else _read_json(path)
-    if isinstance(found, list) and all(isinstance(each, dict) for each in found):
-        found = {str(each.get("category")): each.get("name") for each in found}
-    return _CATEGORIES | _check(_category_names, found, "categories.json")
-
-
-def _read_thresholds(folder: Path | str) -> dict[int, float]:
-    path, found = fetch(folder, "thresholds.csv"), dict[int, float]()
-    for where, row in () if path is None else _read_rows(path, "category", "threshold"):
-        number = _check(_number, row["category"], where)
-        if number in found:
-            raise TagFileError(f"{where}: category {number} has another threshold already")
-        found[number] = _check(_share, row["threshold"], where)
-    return found
-
-
-def _parse_json(found: Any, origin: str) -> tuple[Label, ...]:  # noqa: ANN401
-    """Reads names in order, names by number, or numbers by name; PixAI's have categories."""
-    split = None
-    if isinstance(found, dict) and isinstance(found.get("tag_map"), dict):
-        found, split = found["tag_map"], found.get("tag_split")
-    elif isinstance(found, dict) and isinstance(found.get("tags"), list):
-        found = found["tags"]
-    if isinstance(found, dict) and all(type(number) is int for number in found.values()):
-        turned = {number: name for name, number in found.items()}
-        found = turned if len(turned) == len(found) else None  # else two have one number
-    values = found.values() if isinstance(found, dict) else found
-    is_named = isinstance(found, list | dict) and all(isinstance(name, str) for name in values)
-    names = read_names(found) if is_named else None
-    if names is None:
-        raise TagFileError(f"{origin} must have a list of names, or number them from 0 to N - 1")
-    categories = (
-        [None] * len(names) if split is None else _split_categories(split, len(names), origin)
-    )
-    return tuple(
-        _check(_label, {"name": name, "category": category}, f"{origin}: tag {place}")
-        for place, (name, category) in enumerate(zip(names, categories, strict=True))
-    )
-
-
-def _split_categories(split: Any, count: int, origin: str) -> list[str]:  # noqa: ANN401
-    match split:
-        case {"gen_tag_count": int(general), "character_tag_count": int(characters)} if (
-            min(general, characters) >= 0 and general + characters == count
-        ):
-            return ["general"] * general + ["character"] * characters
-    raise TagFileError(
-        f"{origin}: gen_tag_count and character_tag_count must add up to {count} tags"
-    )
+        number, best = row.get("category"), row.get("best_threshold")
+        if number is not None and number not in _CATEGORIES:
+            raise ExportError(f"{where}: category {number!r:.80} is not {', '.join(_CATEGORIES)}")
+        yield Label.model_construct(
+            name=row["name"],
+            category=number and _CATEGORIES[number],
+            threshold=read_share(best, f"{where}: best_threshold")
+            if best
+            else by_category.get(number),
+        )
 
 
 def _read_rows(path: Path, *required: str) -> Iterator[tuple[str, dict[str, str]]]:
@@ -145,33 +86,58 @@ def _read_rows(path: Path, *required: str) -> Iterator[tuple[str, dict[str, str]
     try:
         missing = [column for column in required if column not in (rows.fieldnames or ())]
         if missing:
-            raise TagFileError(f"{path.name} has no column {missing[0]!r}")
+            raise ExportError(f"{path.name} has no column {missing[0]!r}")
         for row in rows:
+            where = f"{path.name}: line {rows.line_num}"
             if None in row:
-                raise TagFileError(f"{path.name}: line {rows.line_num} has more cells than line 1")
-            yield f"{path.name}: line {rows.line_num}", row
+                raise ExportError(f"{where} has more cells than line 1")
+            yield where, {column: cell.strip() for column, cell in row.items()}
     except csv.Error as error:
-        raise TagFileError(f"{path.name}: line {rows.line_num}: {error}") from error
+        raise ExportError(f"{path.name}: line {rows.line_num}: {error}") from error
 
 
-def _check(kind: TypeAdapter[ValueT], value: object, where: str) -> ValueT:
-    try:
-        return kind.validate_python(value)
-    except ValidationError as error:
-        raise TagFileError(f"{where}: {format_first_error(error)}") from error
+def _read_json_labels(path: Path) -> Iterator[Label]:
+    """Reads names in order, names by number, or numbers by name; PixAI's have categories."""
+    found, characters = _read_json(path), 0
+    general: int | None = None
+    match found:
+        case {"tags": list(tags)}:
+            found = tags
+        case {
+            "tag_map": tags,
+            "tag_split": {"gen_tag_count": int(general), "character_tag_count": int(characters)},
+        }:
+            found = tags
+    names = _order_names(found)
+    if names is None:
+        raise ExportError(f"{path.name} must have a list of names, or number them from 0 to N - 1")
+    if general is not None and not (0 <= general <= len(names) == general + characters):
+        raise ExportError(f"{path.name}: tag_split must add up to {len(names)} tags")
+    for place, name in enumerate(names):
+        category = "general" if place < (general or 0) else "character"
+        yield Label.model_construct(name=name, category=None if general is None else category)
+
+
+def _order_names(found: Any) -> tuple[str, ...] | None:  # noqa: ANN401
+    if isinstance(found, dict) and all(type(number) is int for number in found.values()):
+        numbered = {number: name for name, number in found.items()}
+        found = numbered if len(numbered) == len(found) else None  # else two have one number
+    names = found.values() if isinstance(found, dict) else found
+    is_named = isinstance(found, list | dict) and all(isinstance(name, str) for name in names)
+    return read_names(found) if is_named else None
 
 
 def _read_json(path: Path) -> Any:  # noqa: ANN401
     try:
         return json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
-        raise TagFileError(f"{path.name} is not JSON") from error
+        raise ExportError(f"{path.name} is not JSON") from error
 
 
 def _read_text(path: Path) -> str:
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise TagFileError(f"{path.name} must have at most {_MAX_BYTES} bytes")
+            raise ExportError(f"{path.name} must have at most {_MAX_BYTES} bytes")
         return path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise TagFileError(f"{path.name} cannot be read, or is not UTF-8") from error
+        raise ExportError(f"{path.name} cannot be read, or is not UTF-8") from error

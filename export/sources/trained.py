@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,10 +12,11 @@ from typing import Annotated
 from pydantic import AfterValidator, StringConstraints, TypeAdapter, ValidationError
 
 from export import ExportError
-from export.sources.tags import find_tags, read_tag_file
+from export.sources.tags import TAG_FILES, read_lines, read_share, read_tag_file
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from models.checkpoints.clip import read_clip
 from models.checkpoints.description import NO_HINTS, Hints
+from models.checkpoints.files import fetch
 from models.config import NetworkConfig, PrefixTokens
 from models.network import Network
 from models.text import TextEncoder
@@ -73,11 +73,12 @@ def read_source(
     hints: Hints = NO_HINTS,
     label_names: Path | None = None,
     label_thresholds: Path | None = None,
-    category_threshold: Sequence[tuple[str, float]] = (),
+    category_threshold: Sequence[str] = (),
 ) -> Source:
     """Reads a checkpoint; a file of label names overrides the checkpoint's own.
 
-    The thresholds of a file are the first to count, then those of categories, then the tag file's.
+    The thresholds of a file are the first to count, then those of categories, `NAME=P`, then the
+    tag file's.
 
     Raises UnusableCheckpointError for a head without a backbone, and for missing or invalid label
     names and thresholds.
@@ -92,11 +93,10 @@ def read_source(
     if checkpoint.config is None or not isinstance(checkpoint.network, Network):
         raise UnusableCheckpointError(f"{path.name} has a head without a backbone")
     labels = _choose_labels(path, checkpoint, label_names)
-    thresholds = _read_thresholds(label_thresholds, len(labels))
     return Source(
         network=checkpoint.network,
         config=checkpoint.config,
-        labels=_set_thresholds(labels, thresholds, dict(category_threshold)),
+        labels=_set_thresholds(labels, label_thresholds, category_threshold),
         sha256=checkpoint.sha256,
         training_data=checkpoint.notes.get("training_data", "unknown"),
     )
@@ -110,8 +110,6 @@ def _choose_labels(path: Path, checkpoint: Checkpoint, given: Path | None) -> tu
             raise UnusableCheckpointError("--label-names does not fit a head for open labels")
         return ()
     origin, labels = _find_labels(path, checkpoint.label_names, given)
-    if given is None and origin != path.name:
-        logger.info("the labels are those of %s", origin)
     if len(labels) != count:
         raise UnusableCheckpointError(f"{origin}: {len(labels)} label names for {count} logits")
     _check_names(tuple(label.name for label in labels), origin)
@@ -123,42 +121,21 @@ def _find_labels(
 ) -> tuple[str, tuple[Label, ...]]:
     """Returns the file that names the labels, and these; `own` are names in the checkpoint."""
     if given is not None:
-        labels = read_tag_file(given)
-        if labels is None:
-            labels = _to_labels(filter(None, _read_lines(given, "names")))
-        return given.name, labels
-    found = find_tags(path, named=own is not None)
-    if found is None and own is None:
+        return given.name, read_tag_file(given, given)
+    for name in TAG_FILES if own is None else TAG_FILES[:1]:
+        found = fetch(path, name)
+        if found is None:
+            continue
+        labels = read_tag_file(found, path)
+        if own not in (None, tuple(label.name for label in labels)):
+            raise UnusableCheckpointError(
+                f"{path.name} and {name} have other labels: give the right ones by --label-names"
+            )
+        logger.info("the labels are those of %s", name)
+        return name, labels
+    if own is None:
         raise UnusableCheckpointError(f"{path.name} names no labels: give --label-names")
-    origin, labels = found or (path.name, _to_labels(own or ()))
-    if own not in (None, tuple(label.name for label in labels)):
-        raise UnusableCheckpointError(
-            f"{path.name} and {origin} have other labels: give the right ones by --label-names"
-        )
-    return origin, labels
-
-
-def _to_labels(names: Iterable[str]) -> tuple[Label, ...]:
-    return tuple(Label.model_construct(name=name) for name in names)  # `_check_names` follows
-
-
-def _set_thresholds(
-    labels: Sequence[Label], given: Sequence[float | None], by_category: Mapping[str, float]
-) -> tuple[Label, ...]:
-    known = dict.fromkeys(label.category for label in labels if label.category is not None)
-    if unknown := [name for name in by_category if name not in known]:
-        shown = ", ".join(known) or "unknown"
-        raise UnusableCheckpointError(
-            f"--category-threshold {unknown[0]}: the categories of the labels are {shown}"
-        )
-    thresholds = (
-        by_category.get(label.category or "", label.threshold) if own is None else own
-        for label, own in zip(labels, given, strict=True)
-    )
-    return tuple(
-        label.model_copy(update={"threshold": threshold})
-        for label, threshold in zip(labels, thresholds, strict=True)
-    )
+    return path.name, tuple(Label.model_construct(name=name) for name in own)
 
 
 def _check_names(names: tuple[str, ...], origin: str) -> None:
@@ -178,28 +155,27 @@ def _check_names(names: tuple[str, ...], origin: str) -> None:
             ) from error
 
 
-def _read_thresholds(path: Path | None, count: int) -> tuple[float | None, ...]:
-    """Reads one number a line, 0 to 1, for the first of `count` labels; None for the others."""
-    lines = [] if path is None else _read_lines(path, "thresholds")
-    if len(lines) > count:
-        raise UnusableCheckpointError(f"{len(lines)} label thresholds for {count} labels")
-    found: list[float | None] = [None] * count
-    for row, line in enumerate(lines):
-        try:
-            found[row] = value = float(line)
-        except ValueError:
-            value = math.nan
-        if not 0 <= value <= 1:
+def _set_thresholds(
+    labels: Sequence[Label], path: Path | None, by_category: Sequence[str]
+) -> tuple[Label, ...]:
+    """Reads a number a line for the first labels, and `NAME=P` for those of a category."""
+    lines = [] if path is None else read_lines(path)
+    if len(lines) > len(labels):
+        raise UnusableCheckpointError(f"{len(lines)} label thresholds for {len(labels)} labels")
+    known = dict.fromkeys(label.category for label in labels if label.category is not None)
+    shares = dict[str | None, float]()
+    for text in by_category:
+        category, _, number = text.rpartition("=")
+        shares[category] = read_share(number, f"--category-threshold {text}: NAME=P")
+        if category not in known:
+            shown = ", ".join(known) or "unknown"
             raise UnusableCheckpointError(
-                f"label threshold {row + 1} must be a number from 0 to 1; it is {line!r:.80}"
+                f"--category-threshold {text}: the categories of the labels are {shown}"
             )
-    return tuple(found)
-
-
-def _read_lines(path: Path, kind: str) -> list[str]:
-    try:
-        # Split at line feeds only: a name must not contain Python's other line ends.
-        lines = path.read_bytes().decode("utf-8-sig").rstrip().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnusableCheckpointError(f"label {kind} {path} cannot be read") from error
-    return [line.strip() for line in lines]
+    thresholds = [shares.get(label.category, label.threshold) for label in labels]
+    for row, line in enumerate(lines):
+        thresholds[row] = read_share(line, f"label threshold {row + 1}")
+    return tuple(
+        label.model_copy(update={"threshold": threshold})
+        for label, threshold in zip(labels, thresholds, strict=True)
+    )

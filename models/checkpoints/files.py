@@ -157,7 +157,7 @@ def _read_description(checkpoint: Path | str) -> Description:
         preparation = {**preparation, "input_size": (3, photos.height, photos.width)}
     return Description(
         name if isinstance(name, str) else None,
-        read_names(found.get("label_names") or found.get("labels")),
+        read_names(found.get("label_names") or found.get("labels") or found.get("tags")),
         preparation,
         arguments,
         photos=photos,

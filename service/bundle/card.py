@@ -153,8 +153,7 @@ class TrainedHead(Record):
     """The head of the trained labels; `kind` is its architecture, such as `ml_decoder`.
 
     `threshold` is for labels without one of their own. Without `calibration`, scores are the
-    activation of the logits as they are; a softmax head has none. Of a category in `best_only`,
-    answers at the labels' own thresholds have exactly the best label; a softmax head has none.
+    activation of the logits as they are; a softmax head has none.
     """
 
     kind: str
@@ -162,8 +161,6 @@ class TrainedHead(Record):
     activation: Activation
     threshold: _HeadThreshold = FALLBACK_THRESHOLD
     calibration: HeadCalibration | None = None
-    # Not written if empty, so that older services read the bundle.
-    best_only: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
 
 
 def write_prompt(template: str, name: str) -> str:
@@ -269,6 +266,7 @@ class Label(Record):
     """
 
     name: str = Field(min_length=1, max_length=200)
+    # Not written if there is none, so that older services read the bundle.
     category: str | None = Field(
         default=None, min_length=1, max_length=200, exclude_if=operator.not_
     )

@@ -20,10 +20,7 @@ _OTHER_PROCESSORS = {
     ("openvino", "int8"): " (fp32 without VNNI)",
     ("cpu", "int8"): " (fp32 without VNNI)",
 }
-_SHARES = ("threshold", "precision", "recall", "positives")
-# A table of 10,861 labels takes 5 seconds and scrolls the card away.
-_MAX_ROWS = 5000
-_FEW_ROWS = 50
+_MAX_ROWS = 5000  # a table of 10,861 labels takes 5 seconds
 
 
 def describe_bundle(bundle: Bundle) -> dict[str, Any]:
@@ -44,10 +41,8 @@ def show_bundle(bundle: Bundle) -> None:
         for each in bundle.card.metrics
     }
     scores = {f"scores of {name}": _describe_scores(each) for name, each in calibrations.items()}
-    categories = _describe_categories(bundle)
-    screen = _describe_screen(bundle.card.open_head)
-    show_pairs(_describe_card(bundle) | categories | scores | screen | metrics)
-    _show_labels(bundle.labels, has_categories=bool(categories))
+    show_pairs(_describe_card(bundle) | scores | _describe_screen(bundle.card.open_head) | metrics)
+    _show_labels(bundle.labels)
     for name, calibration in calibrations.items():
         if calibration is not None:
             _show_bins(name, calibration)
@@ -114,22 +109,18 @@ def _describe_screen(head: OpenHead | None) -> dict[str, str]:
     return {"screen": about}
 
 
-def _describe_categories(bundle: Bundle) -> dict[str, str]:
-    counts = Counter(label.category for label in bundle.labels if label.category is not None)
-    best = () if bundle.card.trained_head is None else bundle.card.trained_head.best_only
-    parts = [f"{count:,} {name}{' (best only)' * (name in best)}" for name, count in counts.items()]
-    return {"labels": f"{len(bundle.labels):,}: {', '.join(parts)}"} if parts else {}
-
-
-def _show_labels(labels: Sequence[Label], *, has_categories: bool) -> None:
-    table = Table("label", *["category"] * has_categories, *_SHARES)
-    shown = labels if len(labels) <= _MAX_ROWS else labels[:_FEW_ROWS]
-    for label in shown:
-        category = [Text(label.category or "-")] * has_categories
+def _show_labels(labels: Sequence[Label]) -> None:
+    counts = Counter(label.category for label in labels if label.category is not None)
+    if counts:
+        show_pairs({name: f"{count:,} labels" for name, count in counts.items()})
+    shares = ("threshold", "precision", "recall", "positives")
+    table = Table("label", *["category"] * bool(counts), *shares)
+    for label in labels[:_MAX_ROWS]:
+        category = [Text(label.category or "-")] * bool(counts)
         table.add_row(Text(label.name), *category, *_format_shares(label))
     Console().print(table)
-    if others := len(labels) - len(shown):
-        Console().print(Text(f"{others:,} more labels: --json has all", "dim"))
+    if len(labels) > _MAX_ROWS:
+        Console().print(Text(f"{len(labels) - _MAX_ROWS:,} more labels: --json has all", "dim"))
 
 
 def _format_shares(label: Label) -> tuple[str, ...]:

@@ -30,8 +30,7 @@ from service.pipeline.prediction import Prediction
 from service.question import Question
 from service.settings import Settings
 
-_CSV_COLUMNS = ("photo", "label", "score", "threshold", "source", "calibrated", "error")
-_CATEGORY_COLUMNS = (*_CSV_COLUMNS[:-1], "category", "error")
+_CSV_COLUMNS = ("photo", "label", "score", "threshold", "source", "calibrated")
 # https://owasp.org/www-community/attacks/CSV_Injection
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _MAX_OVERLAY_SIDE = 1024
@@ -61,9 +60,9 @@ async def predict_photos(
                 sys.stderr.write(f"{selection.describe_hidden()}\n")
             if output == "csv":
                 has_categories = any(labels.categories for labels in selection.sets)
-                columns = _CATEGORY_COLUMNS if has_categories else _CSV_COLUMNS
+                columns = (*_CSV_COLUMNS, *["category"] * has_categories, "error")
                 _write_row(columns)  # only after the start, which may fail
-                write = partial(_write_csv, columns=columns)
+                write = partial(_write_csv, has_categories=has_categories)
             async with aclosing(label_photos(pipeline, selection, photos)) as labelled:
                 async for found in labelled:
                     photo = found
@@ -114,22 +113,17 @@ def _show_table(photo: PhotoResult) -> None:
         console.print(Text("* not the label's own threshold", "dim"), soft_wrap=True)
 
 
-def _write_csv(photo: PhotoResult, columns: Sequence[str] = _CSV_COLUMNS) -> None:
+def _write_csv(photo: PhotoResult, *, has_categories: bool = False) -> None:
     """Writes a row for each label of a photo, or one row if it has none."""
     path = str(photo.path)
     labels = () if photo.prediction is None else photo.prediction.labels
-    rows = [
-        {
-            **vars(label),
-            "photo": path,
-            "score": f"{label.score:.6f}",
-            "threshold": f"{label.threshold:.6f}",
-            "calibrated": "true" if label.calibrated else "false",
-        }
-        for label in labels
-    ]
-    for row in rows or [{"photo": path, "error": photo.failure or ""}]:
-        _write_row([row.get(column, "") for column in columns])
+    for label in labels:
+        own = "true" if label.calibrated else "false"
+        score, threshold = f"{label.score:.6f}", f"{label.threshold:.6f}"
+        category = [label.category or ""] * has_categories
+        _write_row((path, label.label, score, threshold, label.source, own, *category, ""))
+    if not labels:
+        _write_row((path, *[""] * (len(_CSV_COLUMNS) - 1 + has_categories), photo.failure or ""))
     sys.stdout.flush()
 
 

@@ -1,7 +1,8 @@
 """The label set as requests see it: an immutable snapshot, pinned by a request until its end."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -24,6 +25,8 @@ _FAR = 1e6
 TRAINED_SET = "trained"
 CANDIDATE_SET = "candidate_labels"
 RESERVED_NAMES = frozenset({TRAINED_SET, CANDIDATE_SET})
+RATING = "rating"
+"""Category of labels that exclude each other, such as `general` and `explicit`."""
 
 Source = Literal["trained", "zero_shot"]
 Origin = Literal["model", "bundle", "folder", "store", "request"]
@@ -46,8 +49,7 @@ class LabelSet:
         queries: float32 [L, K], input of the open head; None for the trained labels.
         keys: inputs of the screened head, [L, ...] each; None for trained and candidate labels,
             and without a screen.
-        categories: L of trained labels, each None if it has none; None if no label has one.
-        best_only: categories of which answers at the labels' own thresholds have only the best.
+        categories: name -> category, of trained labels that have one.
     """
 
     name: str
@@ -64,8 +66,7 @@ class LabelSet:
     own_calibration: Calibration | None = None
     queries: QueryArray | None = None
     keys: Keys | None = None
-    categories: tuple[str | None, ...] | None = None
-    best_only: tuple[str, ...] = ()
+    categories: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_labels(self) -> int:
@@ -93,31 +94,23 @@ class LabelSet:
         return np.arange(len(self.names))
 
     @cached_property
-    def category_positions(self) -> dict[str, NDArray[np.intp]]:
-        """Category -> the positions of its labels, ascending."""
-        found: dict[str, list[int]] = {}
-        for position, category in enumerate(self.categories or ()):
-            if category is not None:
-                found.setdefault(category, []).append(position)
-        return {category: np.array(places, np.intp) for category, places in found.items()}
+    def category_counts(self) -> dict[str, int]:
+        """Category -> the number of its labels."""
+        return Counter(self.categories.values())
 
-    def find_members(self, categories: Sequence[str]) -> NDArray[np.bool_]:
+    def find_members(self, categories: Collection[str]) -> NDArray[np.bool_]:
         """Returns which labels are of one of these categories, bool [L]."""
-        members = np.zeros(len(self.names), np.bool_)
-        for name in set(categories):
-            members[self.category_positions.get(name, [])] = True
-        return members
-
-    @property
-    def category_counts(self) -> dict[str, int] | None:
-        """Category -> the number of its labels; None without categories."""
-        return {name: len(found) for name, found in self.category_positions.items()} or None
+        return np.array([self.categories.get(name) in categories for name in self.names])
 
     @cached_property
-    def best_only_positions(self) -> tuple[NDArray[np.intp], ...]:
-        """The positions of the labels of each category in `best_only`."""
-        found = self.category_positions
-        return tuple(found[name] for name in self.best_only if name in found)
+    def is_rating(self) -> NDArray[np.bool_] | None:
+        """Which labels are ratings, bool [L]; None without some, and in a softmax, which has one.
+
+        An answer at the labels' own thresholds has exactly the best rating.
+        """
+        if RATING not in self.category_counts or self.activation == "softmax":
+            return None
+        return self.find_members([RATING])
 
     def screen(
         self, threshold: Threshold | None, wanted: int, chosen: NDArray[np.intp]
@@ -160,7 +153,6 @@ class LabelSet:
 def make_trained_set(labels: Sequence[Label], head: TrainedHead, *, version: str = "1") -> LabelSet:
     """Returns the set of a bundle's trained labels."""
     thresholds, calibrated = _fill([label.threshold for label in labels], head.threshold)
-    categories = tuple(label.category for label in labels)
     return LabelSet(
         name=TRAINED_SET,
         version=version,
@@ -172,8 +164,7 @@ def make_trained_set(labels: Sequence[Label], head: TrainedHead, *, version: str
         activation=head.activation,
         prompts=(None,) * len(labels),
         own_embeddings=np.zeros(len(labels), np.bool_),
-        categories=categories if any(categories) else None,
-        best_only=head.best_only,
+        categories={label.name: label.category for label in labels if label.category},
     )
 
 

@@ -116,8 +116,8 @@ def _score_part(
         whole = len(chosen) == len(labels.names)
         own = labels.thresholds if whole else labels.thresholds[chosen]
         reached = scores >= (own if fixed is None else fixed)
-        if limit is None and fixed is None:
-            _take_best_only(scores, part, reached)
+        if limit is None and fixed is None and labels.is_rating is not None:
+            _keep_best_rating(scores, labels.is_rating[chosen], reached)
         (among,) = reached.nonzero()
         scores, chosen = scores[among], chosen[among]
     best = _order_best(scores, limit)
@@ -126,26 +126,29 @@ def _score_part(
         least, known = labels.thresholds[positions].tolist(), labels.calibrated[positions].tolist()
     else:
         least, known = [float(fixed)] * len(best), [False] * len(best)
-    categories = labels.categories
-    return [
+    found = [
         ScoredLabel(labels.names[position], score, from_score, labels.source, calibrated)
-        if categories is None or not (category := categories[position])
-        else CategorisedLabel(
-            labels.names[position], score, from_score, labels.source, calibrated, category
-        )
         for position, score, from_score, calibrated in zip(
             positions.tolist(), scores[best].tolist(), least, known, strict=True
         )
     ]
+    if not (categories := labels.categories):
+        return found
+    return [
+        CategorisedLabel(**vars(label), category=category)
+        if (category := categories.get(label.label))
+        else label
+        for label in found
+    ]
 
 
-def _take_best_only(
-    scores: NDArray[np.float64], part: SelectedLabels, reached: NDArray[np.bool_]
+def _keep_best_rating(
+    scores: NDArray[np.float64], is_rating: NDArray[np.bool_], reached: NDArray[np.bool_]
 ) -> None:
-    """Changes which labels are in the answer: of categories in `best_only`, exactly the best."""
-    for places in part.best_only:
-        reached[places] = False
-        reached[places[scores[places].argmax()]] = True
+    """Changes which labels are in the answer: of ratings, exactly the best."""
+    (ratings,) = is_rating.nonzero()
+    reached[ratings] = False
+    reached[ratings[_order_best(scores[ratings], 1)]] = True
 
 
 def _order_best(scores: NDArray[np.float64], limit: int | None) -> NDArray[np.intp]:

@@ -29,8 +29,6 @@ class SelectedLabels:
     labels: LabelSet
     chosen: NDArray[np.intp]  # positions in the set, ascending, at least one
     head: Head  # of `chosen` if it is `SomeQueries`, else of the whole set
-    # Of each category of which only the best label may be in the answer: its places in `chosen`.
-    best_only: tuple[NDArray[np.intp], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,65 +74,53 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
     UnknownCategory.
     """
     if len(sets) == 1 and not (question.include or question.exclude or question.category):
-        part = _make_part(sets[0], sets[0].all_positions, question)
+        chosen = sets[0].all_positions
+        part = SelectedLabels(sets[0], chosen, _choose_head(sets[0], chosen, question))
         return Selection(question, tuple(sets), (part,))
-    include, exclude = _read_names(sets, question)
-    taken = set(exclude)  # and then the names that an earlier set answers
-    parts, hidden = [], {}
-    for labels in _drop_others(sets, question.category):
-        positions = labels.positions
-        chosen = np.full(len(positions), not include)
-        chosen[[positions[name] for name in include if name in positions]] = True
-        if question.category:
-            chosen &= labels.find_members(question.category)
-        shared = taken & positions.keys()
-        chosen[[positions[name] for name in shared]] = False
-        if shared and labels.origin == "store":
-            lost = shared.difference(exclude).intersection(include or shared)
-            if lost:
-                hidden[labels.name] = tuple(name for name in labels.names if name in lost)
-        if labels is not sets[-1]:  # 20 us for 1,000 names
-            taken |= positions.keys()
-        if chosen.any():
-            some = labels.all_positions if chosen.all() else np.flatnonzero(chosen)
-            parts.append(_make_part(labels, some, question))
-    return Selection(question, tuple(sets), tuple(parts), hidden)
-
-
-def _read_names(
-    sets: Sequence[LabelSet], question: Question
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the names to include and to exclude; raises UnknownLabel or ConflictingLabels."""
     include = _resolve_names(sets, question.include or ())
     exclude = _resolve_names(sets, question.exclude or ())
     unknown = tuple(name for name in dict.fromkeys(include + exclude) if not _is_known(sets, name))
     if unknown:
         known = [name for labels in sets for name in labels.names]
         raise UnknownLabel(unknown, [labels.name for labels in sets], known)
-    left_out = set(exclude)
-    conflicting = tuple(name for name in dict.fromkeys(include) if name in left_out)
+    taken = set(exclude)  # and then the names that an earlier set answers
+    conflicting = tuple(name for name in dict.fromkeys(include) if name in taken)
     if conflicting:
         raise ConflictingLabels(conflicting)
-    return include, exclude
+    parts, hidden = [], {}
+    for labels, members in _find_members(sets, question.category or ()):
+        positions = labels.positions
+        chosen = np.full(len(positions), not include)
+        chosen[[positions[name] for name in include if name in positions]] = True
+        chosen &= members
+        shared = taken & positions.keys()
+        chosen[[positions[name] for name in shared]] = False
+        if shared and labels.origin == "store":
+            lost = shared.difference(exclude).intersection(include or shared)
+            if lost:
+                hidden[labels.name] = tuple(name for name in labels.names if name in lost)
+        taken |= positions.keys()
+        if chosen.any():
+            some = labels.all_positions if chosen.all() else np.flatnonzero(chosen)
+            parts.append(SelectedLabels(labels, some, _choose_head(labels, some, question)))
+    return Selection(question, tuple(sets), tuple(parts), hidden)
 
 
-def _drop_others(sets: Sequence[LabelSet], categories: Sequence[str] | None) -> Sequence[LabelSet]:
-    """Returns the sets that have categories, if some are asked for; raises UnknownCategory."""
+def _find_members(
+    sets: Sequence[LabelSet], categories: Sequence[str]
+) -> list[tuple[LabelSet, NDArray[np.bool_]]]:
+    """Returns the sets to search and which of their labels to, bool [L]; raises UnknownCategory.
+
+    If categories are asked for, sets without any are left out: they must not hide labels of others.
+    """
     if not categories:
-        return sets
-    known = dict.fromkeys(name for labels in sets for name in labels.category_positions)
+        return [(labels, np.ones(len(labels.names), np.bool_)) for labels in sets]
+    known = dict.fromkeys(name for labels in sets for name in labels.category_counts)
     unknown = tuple(name for name in dict.fromkeys(categories) if name not in known)
     if unknown:
         raise UnknownCategory(unknown, [labels.name for labels in sets], tuple(known))
-    return [labels for labels in sets if labels.categories is not None]
-
-
-def _make_part(labels: LabelSet, chosen: NDArray[np.intp], question: Question) -> SelectedLabels:
-    best_only = labels.best_only_positions
-    if best_only and chosen is not labels.all_positions:
-        found = (np.flatnonzero(np.isin(chosen, each, assume_unique=True)) for each in best_only)
-        best_only = tuple(places for places in found if len(places))
-    return SelectedLabels(labels, chosen, _choose_head(labels, chosen, question), best_only)
+    wanted = frozenset(categories)
+    return [(labels, labels.find_members(wanted)) for labels in sets if labels.categories]
 
 
 def _choose_head(labels: LabelSet, chosen: NDArray[np.intp], question: Question) -> Head:

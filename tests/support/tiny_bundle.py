@@ -451,9 +451,7 @@ def write_categorised_bundle(parent: Path) -> Bundle:
     labels = [
         label.model_copy(update={"category": categories.get(label.name)}) for label in TINY_LABELS
     ]
-    head = PLAIN_HEAD.model_copy(update={"best_only": ("rating",)})
-    card = tiny_card("tiny-tags").model_copy(update={"trained_head": head})
-    return write_tiny_bundle(parent, card, labels)
+    return write_tiny_bundle(parent, tiny_card("tiny-tags"), labels)
 
 
 def copy_bundle(bundle: Bundle, folder: Path) -> Path:

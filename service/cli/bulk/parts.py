@@ -32,7 +32,7 @@ _LOCK_FILE = "_bulk.lock"
 _METADATA_KEY = b"ml-decoder"
 
 CATEGORIES = "categories"
-"""Key of a question to labels that have categories: these are then a field of `labels`."""
+"""Key of a label set in a question, if its labels have categories."""
 
 _LABEL = pa.struct(
     [
@@ -91,7 +91,7 @@ class PartFolder:
         """Writes one part durably; raises OSError."""
         metadata = {_METADATA_KEY: _dump(self.question)}
         schema = SCHEMA.with_metadata(metadata)
-        if CATEGORIES in self.question:
+        if any(CATEGORIES in labels for labels in self.question["label_sets"]):
             label = pa.struct([*_LABEL, pa.field("category", pa.string())])
             place = schema.get_field_index("labels")
             schema = schema.set(place, pa.field("labels", pa.list_(label)))

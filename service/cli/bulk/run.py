@@ -140,9 +140,7 @@ def prepare_settings(settings: Settings) -> Settings:
 def describe_question(pipeline: Pipeline, selection: Selection, location: str) -> dict[str, Any]:
     """Returns everything that the results depend on, as JSON values."""
     card = pipeline.bundle.card
-    has_categories = any(labels.categories for labels in selection.sets)
     return {
-        **({CATEGORIES: True} if has_categories else {}),
         "model": {"name": card.name, "version": card.version},
         "precision": pipeline.engine.precision,
         "max_body_bytes": pipeline.settings.max_body_bytes,
@@ -156,9 +154,9 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
 
 def _describe_set(labels: LabelSet) -> dict[str, Any]:
     found: dict[str, Any] = {"name": labels.name, "digest": labels.digest}
-    if labels.categories is not None:
+    if labels.categories:
         columns = repr(labels.categories).encode() + labels.thresholds.tobytes()
-        found["categories"] = hashlib.sha256(columns).hexdigest()
+        found[CATEGORIES] = hashlib.sha256(columns).hexdigest()
     if labels.calibration is not None:  # a bundle that is calibrated again may keep its version
         columns = labels.calibration.tobytes() + labels.thresholds.tobytes()
         found["calibration"] = hashlib.sha256(columns).hexdigest()

@@ -6,8 +6,7 @@ Models of predictions only document what `prediction_json.py` writes.
 from __future__ import annotations
 
 import operator
-from itertools import repeat
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -63,6 +62,16 @@ class ImageSize(_Answer):
     height: int = Field(examples=[480])
 
 
+_Category = Annotated[
+    str | None,
+    Field(
+        description="Category of a trained label, such as `character`. Absent if it has none.",
+        examples=[None],
+        exclude_if=operator.not_,
+    ),
+]
+
+
 class ScoredLabelAnswer(_Answer):
     """One label of an image."""
 
@@ -81,12 +90,7 @@ class ScoredLabelAnswer(_Answer):
         description="Whether `threshold` is the label's own: chosen on validation data, or "
         "given with its label set."
     )
-    category: str | None = Field(
-        default=None,
-        description="Category of the label. Absent if it has none.",
-        examples=["character"],
-        exclude_if=operator.not_,
-    )
+    category: _Category = None
     map: list[list[float]] | None = Field(
         default=None,
         description="With `explain`: where in the image the label was found, rows from the top, "
@@ -183,12 +187,7 @@ class RegisteredLabel(_Answer):
     own_embedding: bool = Field(
         description="Whether it came with an embedding instead of a text; embeddings are not shown."
     )
-    category: str | None = Field(
-        default=None,
-        description="Of a trained label. Absent if it has none.",
-        examples=[None],
-        exclude_if=operator.not_,
-    )
+    category: _Category = None
 
 
 class LabelSetAnswer(LabelSetSummary):
@@ -265,13 +264,6 @@ class HeadAnswer(_Answer):
         description="How logits become probabilities. Null: scores are the activation of the "
         "checkpoint's logits, which are not probabilities."
     )
-    best_only: list[str] = Field(
-        default=[],
-        description="Categories of which an answer at the labels' own thresholds has exactly the "
-        "best label, such as `rating`. Absent if there are none.",
-        examples=[[]],
-        exclude_if=operator.not_,
-    )
 
 
 class EmbeddingSpaceAnswer(_Answer):
@@ -341,7 +333,7 @@ def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
         labels.thresholds.tolist(),
         labels.calibrated.tolist(),
         labels.own_embeddings.tolist(),
-        labels.categories or repeat(None, len(labels.names)),
+        map(labels.categories.get, labels.names),
         strict=True,
     )
     return LabelSetAnswer(

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from export.sources.trained import UnusableCheckpointError, read_source
+from export import ExportError
+from export.sources.trained import read_source
 from models.checkpoints.checkpoint import write_checkpoint
 from models.network import Network
 from tests.export.tiny_network import INPUT, LABELS
@@ -44,7 +45,7 @@ def test_unfit_label_names_are_refused(
 ) -> None:
     names = tmp_path / "names.txt"
     names.write_bytes(content)
-    with pytest.raises(UnusableCheckpointError, match=reason):
+    with pytest.raises(ExportError, match=reason):
         read_source(checkpoint, label_names=names)
     names.write_bytes(b"a\nb\n" + b"c" * 200)
     assert read_source(checkpoint, label_names=names).label_names == ("a", "b", "c" * 200)
@@ -56,7 +57,7 @@ def test_unfit_names_in_a_checkpoint_are_refused(
 ) -> None:
     path = tmp_path / "own.safetensors"
     write_checkpoint(path, network, (*LABELS[:2], name), {})
-    with pytest.raises(UnusableCheckpointError, match="label name") as refused:
+    with pytest.raises(ExportError, match="label name") as refused:
         read_source(path)
     assert "\n" not in str(refused.value)
     write_checkpoint(path, network, LABELS, {})
@@ -90,5 +91,5 @@ def test_unfit_thresholds_are_refused(
 ) -> None:
     path = tmp_path / "thresholds.txt"
     path.write_bytes(content)
-    with pytest.raises(UnusableCheckpointError, match=reason):
+    with pytest.raises(ExportError, match=reason):
         read_source(checkpoint, label_thresholds=path)

@@ -124,7 +124,7 @@ TAGS = make_trained_set(
         Label(name="odd", threshold=0.1),
         Label(name="ann", category="character", threshold=0.8),
     ],
-    PLAIN_HEAD.model_copy(update={"best_only": ("rating", "meta")}),
+    PLAIN_HEAD,
 )
 TAG_LOGITS = np.array([-3.0, 0.0, -2.0, -1.0, 1.0])
 
@@ -133,43 +133,36 @@ TAG_LOGITS = np.array([-3.0, 0.0, -2.0, -1.0, 1.0])
     ("question", "expected"),
     [
         (Question(), ["sun", "odd", "high"]),
-        (Question(threshold="calibrated"), ["sun", "odd", "high"]),
         (Question(threshold=0.1), ["ann", "sun", "odd", "high"]),
         (Question(top_k=9), ["ann", "sun", "odd", "high", "low"]),
         (Question(threshold="calibrated", top_k=9), ["sun", "odd"]),
-        (Question(exclude=["high"]), ["sun", "odd", "low"]),
         (Question(exclude=["high", "low"]), ["sun", "odd"]),
-        (Question(include=["low", "sun"]), ["sun", "low"]),
-        (Question(category=["rating"]), ["high"]),
         (Question(category=["rating"], top_k=5), ["high", "low"]),
         (Question(category=["character", "general"]), ["sun"]),
-        (Question(category=["character", "general"], threshold=0.0), ["ann", "sun"]),
         (Question(category=["general"], include=["ann"]), []),
         (Question(category=["rating"], exclude=["high"]), ["low"]),
     ],
 )
-@pytest.mark.parametrize("others", [0, 2])
-def test_category_restricts_the_labels_and_of_some_only_the_best_is_in_the_answer(
-    question: Question, expected: list[str], others: int
+@pytest.mark.parametrize("hiding", [False, True])
+def test_category_restricts_the_labels_and_of_ratings_the_best_is_in_the_answer(
+    question: Question, expected: list[str], hiding: bool
 ) -> None:
-    # Sets without categories: another answer for all labels, none for those of a category.
-    sets = [TAGS, *(random_label_set(i, [f"x{i}"]) for i in range(others))]
+    # A set without categories does not hide labels if a category is asked for.
+    sets = [random_label_set(0, ["low"] if question.category else ["x"])] * hiding + [TAGS]
     selection = select_labels(sets, question)
-    logits = [TAG_LOGITS, *[np.full(1, -9.0)] * others][: len(selection.parts)]
-    shown = [each for each in score_labels(logits, selection) if each.source == "trained"]
-    assert [label.label for label in shown] == expected
-    if question.category:
-        assert {part.labels.name for part in selection.parts} <= {TAGS.name}
-    names = dict(zip(TAGS.names, TAGS.categories or (), strict=True))
+    logits = [TAG_LOGITS if part.labels is TAGS else np.full(1, -9.0) for part in selection.parts]
+    shown = score_labels(logits, selection)
+    assert [label.label for label in shown if label.source == "trained"] == expected
     for label in shown:
-        assert label.category == names[label.label]
+        assert vars(label).get("category") == TAGS.categories.get(label.label)
         assert ("category" in vars(label)) == (label.category is not None)
 
 
-def test_softmax_with_categories_answers_with_its_best_label() -> None:
-    tags = replace(TAGS, activation="softmax", best_only=())
-    selection = select_labels([tags], Question())
-    assert [label.label for label in score_labels([TAG_LOGITS], selection)] == ["ann"]
+def test_softmax_with_ratings_answers_with_its_best_label() -> None:
+    tags = replace(TAGS, activation="softmax")
+    for question, expected in ((Question(), ["ann"]), (Question(threshold="calibrated"), [])):
+        answer = score_labels([TAG_LOGITS], select_labels([tags], question))
+        assert [label.label for label in answer] == expected
 
 
 def test_label_has_its_threshold_and_the_threshold_its_source() -> None:

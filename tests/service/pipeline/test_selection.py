@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from service.bundle.reader import Bundle
 from service.engine.engine import Engine, open_engine
 from service.engine.heads import SomeQueries
-from service.errors import ConflictingLabels, UnknownCategory, UnknownLabel
+from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import LabelSet, make_trained_set
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
@@ -60,18 +60,6 @@ def test_scores_of_several_sets_equal_those_of_each_alone(
     for labels in sets:  # the first set that has a name answers it
         expected = ask(engine, [labels], everything) | expected
     assert_same(ask(engine, sets, everything), expected)
-
-
-def test_unknown_category_is_refused_with_the_known_ones() -> None:
-    categories = ("general", None, "rating", "general", None)
-    sets = [random_label_set(0, ["x"]), replace(TRAINED, categories=categories)]
-    with pytest.raises(UnknownCategory) as unknown:
-        select_labels(sets, Question(category=["rating", "genral"]))
-    assert unknown.value.detail == (
-        "'genral'; did you mean 'general'? Known categories: 'general', 'rating'."
-    )
-    with pytest.raises(UnknownCategory, match="The labels of 'set0', 'trained' have no categories"):
-        select_labels([sets[0], TRAINED], Question(category=["rating"]))
 
 
 @settings(max_examples=40)

@@ -9,7 +9,7 @@ import pytest
 from service.cli.bulk.parts import QUESTION_FILE, Record, open_parts
 from service.errors import StartError
 
-QUESTION: dict[str, Any] = {"model": "tiny", "question": {"top_k": 2}}
+QUESTION: dict[str, Any] = {"model": "tiny", "label_sets": [], "question": {"top_k": 2}}
 LABEL = {"label": "cat", "score": 0.5, "threshold": 0.4, "source": "trained", "calibrated": True}
 
 
