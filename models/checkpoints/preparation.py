@@ -5,7 +5,6 @@ A step or value that the service would not follow exactly is refused.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -16,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, Val
 from torch import nn
 
 from models.checkpoints.description import CheckpointError, Hints
-from models.config import InputConfig, Interpolation
+from models.config import InputConfig, Interpolation, crop_share
 
 PREPROCESS, TAGS = "preprocess.json", "selected_tags.csv"
 _STAGES = ("test", "val")  # of a file; the first that it has is used
@@ -181,10 +180,7 @@ def _take_padding(step: _Pad) -> dict[str, object]:
 def _take_crop(shorter: int, size: tuple[int, int] | None) -> dict[str, object]:
     if size is None or not size[0] == size[1] <= shorter:
         raise ValueError("a resize of the shorter side needs a center_crop to a square after it")
-    share = size[0] / shorter
-    if int(size[0] / share) != shorter:  # rounded down
-        share = math.nextafter(share, 0)
-    return {"resize_mode": "crop", "crop_pct": share}
+    return {"resize_mode": "crop", "crop_pct": crop_share(size[0], shorter)}
 
 
 def _to_sides(size: int | tuple[int, ...]) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -191,8 +191,12 @@ def check_tensors(
     """
     missing, extra = _compare(own, found)
     _refuse_fused(name, missing, found)
-    check_names(name, missing, extra)
-    for key in found.keys() & own.keys():
+    wrong = [f"no {key}" for key in missing[:1]] + [f"a {key}" for key in extra[:1]]
+    if wrong:
+        raise CheckpointError(
+            f"the file's tensors are not those of {name}: there is {' and '.join(wrong)}"
+        )
+    for key in sorted(found.keys() & own.keys()):
         shapes = tuple(found[key].shape), tuple(own[key].shape)
         if shapes[0] != shapes[1]:
             raise CheckpointError(
@@ -239,15 +243,6 @@ def _find_features(
         "forward_features(images), which differ: give --features forward or --features "
         "forward_features"
     )
-
-
-def check_names(model: str, missing: Sequence[str], extra: Sequence[str]) -> None:
-    """Raises CheckpointError if only the model, or only the file, has one of the names."""
-    wrong = [f"no {key}" for key in missing[:1]] + [f"a {key}" for key in extra[:1]]
-    if wrong:
-        raise CheckpointError(
-            f"the file's tensors are not those of {model}: there is {' and '.join(wrong)}"
-        )
 
 
 def _reads(backbone: Backbone, keys: Collection[str], spec: InputConfig) -> bool:

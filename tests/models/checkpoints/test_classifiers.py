@@ -178,13 +178,6 @@ def test_densenet_of_torchvision_is_read_and_its_interpolation_asked_for(
     assert network.config.input.interpolation == "bilinear"
 
 
-def test_backbone_without_a_classifier_is_refused(tmp_path: Path) -> None:
-    state, path = make_classifier("test_resnet").state_dict(), tmp_path / "model.pth"
-    torch.save({key: tensor for key, tensor in state.items() if "fc." not in key}, path)
-    with pytest.raises(CheckpointError, match=r"test_resnet without a classifier, .* no fc\.\*"):
-        load_checkpoint(path, backbone="test_resnet")
-
-
 def test_imagenet_names_are_timms_and_none_is_repeated(tmp_path: Path) -> None:
     model = make_classifier("test_resnet", 1000)
     torch.save({"arch": "test_resnet", "state_dict": model.state_dict()}, tmp_path / "model.pth")

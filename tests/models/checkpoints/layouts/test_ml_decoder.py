@@ -95,8 +95,6 @@ def test_self_attention_of_which_it_is_not_known_whether_it_was_used_is_refused(
 @pytest.mark.parametrize(
     ("prefix", "key", "reason"),
     [
-        ("", "pos_encoding.penc.inv_freq", "adds positions to the tokens"),
-        ("net.", "backbone.pos_encoding.penc.inv_freq", "adds positions to the tokens"),
         ("", "transformer_encoder.layers.0.linear1.weight", r"has transformer_encoder\.layers"),
         ("net.", "conv2d.weight", r"has conv2d\.weight next to a backbone and a head"),
         ("", "ml_decoder_head.norm.weight", r"has ml_decoder_head\.norm\.weight next to"),
@@ -133,12 +131,6 @@ def test_losses_metrics_and_the_backbones_classifier_are_left_out_and_logged(
     assert_gives(save(state, tmp_path), images, expected, backbone="test_resnet")
     assert "left out criterion.pos_weight and 3 more: a loss or a metric" in caplog.text
     assert "left out fc.bias and 1 more: the backbone's own classifier" in caplog.text
-
-
-def test_caformer_of_ml_danbooru_is_named(tmp_path: Path) -> None:
-    keys = ("encoder.norm.weight", "feats_trans.0.0.weight", "decoder.layers.0.cross_attn.q.weight")
-    with pytest.raises(CheckpointError, match=r"CAFormer.*: take its authors' TResNet-D"):
-        load_checkpoint(save({key: torch.ones(3) for key in keys}, tmp_path))
 
 
 # Our names of TResNet-D's tensors -> the authors'; a convolution before a blur is one level deeper.
