@@ -1,7 +1,7 @@
-"""Classifiers that a training script assembled: a timm model under any name, and a linear layer.
+"""Finds the classifiers that `classifier.py` reads: ASL's, timm's, and those of training scripts.
 
-Gives their tensors timm's own names, for `classifier.py`. A file does not show its pooling: unless
-it has GeM's power, it is timm's own.
+The latter are a timm model under any name and a linear layer. A file does not show their pooling:
+unless it has GeM's power, it is timm's own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from timm.layers import SelectAdaptivePool2d
 from timm.models import ResNet
 
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
-from models.checkpoints.layouts.classifier import read_classifier
+from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, find_name, strip
+from models.checkpoints.layouts.classifier import read_asl, read_timm
 from models.checkpoints.layouts.state import take
 from models.config import GapConfig, NetworkConfig
 from models.timm_model import classifier_names, create_timm
@@ -33,26 +34,33 @@ def read_home_made(state: State, hints: Hints, described: Description) -> Weight
 
     Returns None if the name of its backbone is missing, or not one of timm's.
     """
-    name = hints.backbone or described.architecture
+    asl = strip(state, (OFFICIAL_TRESNET_MARK,))
+    if OFFICIAL_TRESNET_MARK in asl:
+        return read_asl(asl, hints, described)
+    name = find_name(hints, described)
     if name is None or not timm.is_model(name) or not classifier_names(name):
-        return read_classifier(state, hints, described)
+        if hints.backbone is not None and not timm.is_model(hints.backbone):
+            raise CheckpointError(f"timm has no model named {hints.backbone!r}")
+        return None
+    layers = classifier_names(name)
     with torch.device("meta"):
         model, whole = (
             create_timm(name, None, {"num_classes": n}, described.model_args) for n in (0, 1)
         )
     found = _find_body(state, model)
     if found is None:
-        return read_classifier(state, hints, described)
+        marks = [f"{layer}.weight" for layer in layers]
+        return read_timm(name, strip(state, marks), hints, described)
     prefix, body, rest = found
     classifier = {key: v for key, v in whole.state_dict().items() if key not in model.state_dict()}
     if rest.keys() == {f"{prefix}{key}" for key in classifier}:
-        return read_classifier(body | take(rest, prefix), hints, described)
+        return read_timm(name, body | take(rest, prefix), hints, described)
     powers = [k for k, v in rest.items() if k.rpartition(".")[2] == "p" and v.numel() == 1]
     head = {key: tensor for key, tensor in rest.items() if key not in powers[:1]}
     if not head:
         raise CheckpointError(f"the file has {name} without a classifier, and no head")
     layer = _find_linear(head, model)
-    ours = {f"{classifier_names(name)[0]}.{leaf}": head[f"{layer}.{leaf}"] for leaf in _LEAVES}
+    ours = {f"{layers[0]}.{leaf}": head[f"{layer}.{leaf}"] for leaf in _LEAVES}
     if classifier.keys() != ours.keys():
         raise CheckpointError(f"{name} classifies by more than the one linear layer of the file")
     linear = {key: v.reshape(len(v), *classifier[key].shape[1:]) for key, v in ours.items()}
@@ -61,10 +69,8 @@ def read_home_made(state: State, hints: Hints, described: Description) -> Weight
         "read a classifier: %s under %r, its pooling taken as %s, linear layer %s",
         *(name, prefix, pooling, layer),
     )
-    weights = read_classifier(body | linear, hints, described)
-    if weights is None or not powers:
-        return weights
-    return _pool(weights, float(rest[powers[0]]), powers[0])
+    weights = read_timm(name, body | linear, hints, described)
+    return _pool(weights, float(rest[powers[0]]), powers[0]) if powers else weights
 
 
 def _find_body(state: State, model: Any) -> tuple[str, State, State] | None:  # noqa: ANN401

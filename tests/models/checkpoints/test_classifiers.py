@@ -100,7 +100,6 @@ TINY = {
     "convnext": ("convnext_atto", {"act_layer": "gelu_tanh", "depths": [1, 1, 1, 1]}),
     "eva02": ("eva02_tiny_patch14_224", {"img_size": [64, 64], "patch_size": 16, "depth": 1,
         "ref_feat_shape": [8, 8], "drop_path_rate": 0.1}),
-    "caformer": ("caformer_s18", {"drop_path_rate": 0.1}),
     "siglip": ("vit_base_patch16_siglip_224", {"depth": 1, "embed_dim": 48, "num_heads": 3,
         "img_size": 64}),
 }  # fmt: skip

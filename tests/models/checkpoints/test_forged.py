@@ -15,7 +15,6 @@ from timm.layers.ml_decoder import MLDecoder
 
 from models.checkpoints.checkpoint import load_checkpoint
 from models.checkpoints.description import CheckpointError
-from models.checkpoints.files import read_file
 
 scalar: Any = np.float64().__reduce__()[0]  # rebuilds numpy's numbers
 
@@ -162,10 +161,3 @@ def test_types_that_torch_lacks_are_refused(tmp_path: Path) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     with pytest.raises(CheckpointError, match="has tensors of F4: store float32"):
         load_checkpoint(path)
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_numbers_of_numpy_next_to_tensors_are_ignored(zipped: bool, tmp_path: Path) -> None:
-    content, path = {"best": np.float64(1), "a": torch.ones(2)}, tmp_path / "model.pth"
-    torch.save(content, path, _use_new_zipfile_serialization=zipped)
-    assert read_file(path).content["a"].equal(torch.ones(2))

@@ -133,7 +133,7 @@ BESIDES = "besides its backbone: only one linear layer with a bias"
         (lambda s: s | linear("fc.3", 5, 9), f"fc.3.bias and fc.3.weight and fc.bias .*{BESIDES}"),
         (lambda s: without_head(s) | {"arc.weight": torch.ones(5, 96)}, f"arc.weight {BESIDES}"),
         (lambda s: s | {"neck.running_mean": torch.ones(96)}, f"neck.running_mean {BESIDES}"),
-        (lambda s: s | {"a.p": torch.ones(1), "b.p": torch.ones(1)}, f"b.p and fc.bias .*{BESIDES}"),
+        (lambda s: s | {"a.p": torch.ones(1), "b.p": torch.ones(1)}, f"b.p .*{BESIDES}"),
         (lambda s: without_head(s) | linear("1.8", 5, 192), "a mean and a maximum"),
         (lambda s: without_head(s) | linear("fc", 5, 99), "takes 99 features, the backbone gives"),
         (lambda s: s | {"pool.p": -torch.ones(1)}, "power of GeM"),
