@@ -50,7 +50,6 @@ def read_body(
     in the file.
     """
     state = _take_body(_take_body(state, OFFICIAL_TRESNET_MARK), _TRESNET_MARK)
-    state = strip(state, ("conv1.weight",))  # ResNet's
     official = OFFICIAL_TRESNET_MARK in state
     if official:
         state = backbones.rename_tresnet(state)
@@ -60,7 +59,7 @@ def read_body(
     if official or (_TRESNET_MARK in state and not of_timm):
         return _read_tresnet(state, hints, described)
     if name is None or (hints.backbone is None and not of_timm):
-        fitting = backbones.recognise(state, backbones.RESNETS)
+        fitting = backbones.recognise(strip(state, ("conv1.weight",)), backbones.RESNETS)
         example = "" if fitting is None else f", for example {fitting}, whose tensors fit"
         raise CheckpointError(
             f"the file does not name its backbone: give --backbone (a timm name{example})"
