@@ -45,6 +45,12 @@ class InputConfig(_Config):
     fit_interpolation: Interpolation = "bilinear"
 
 
+def crop_share(size: int, shorter: int) -> float:
+    """Returns the `crop_pct` by which a photo's shorter side becomes exactly `shorter` pixels."""
+    share = size / shorter
+    return share if int(size / share) == shorter else math.nextafter(share, 0)
+
+
 class DecoderConfig(_Config):
     """Widths of an attention decoder over image tokens; each head below adds its own fields."""
 

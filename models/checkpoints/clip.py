@@ -28,7 +28,7 @@ from models.checkpoints.formats import is_on_hub, is_repository
 from models.checkpoints.layouts.open_clip import describe_model, describe_photos, rename_open_clip
 from models.checkpoints.layouts.state import unwrap
 from models.checkpoints.preparation import take_rgb
-from models.config import CosineConfig, InputConfig, NetworkConfig
+from models.config import CosineConfig, InputConfig, NetworkConfig, crop_share
 from models.text import TextEncoder
 from models.towers import ClipTexts, SiglipTexts, TowerNetwork
 
@@ -160,7 +160,7 @@ def _read_preparation(folder: Path, size: int) -> InputConfig:
         std=tuple(processor.image_std),
         interpolation=_FILTERS[processor.resample],
         resize_mode="crop" if crop else "squash",
-        crop_pct=size / edge if crop else 1.0,
+        crop_pct=crop_share(size, edge) if crop else 1.0,
     )
 
 

@@ -26,56 +26,41 @@ INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # Files that describe a folder's model.
 _CONFIGS = ("config.json", "open_clip_config.json", *INDICES)
 _OF_TORCH = "give the weights in PyTorch that it was made from"
+_OTHER_FRAMEWORK = "networks of other frameworks are not read"
 # Where they begin, first bytes of files that users give instead, and what they are.
 _BYTES = (
-    (0, b"version https://git-lfs", "a pointer of Git LFS, without the weights: run git lfs pull"),
-    (0, b"\x89HDF", "an HDF5 file, as Keras writes it: networks of Keras are not read"),
-    (0, b"\x89PNG", "a PNG image"),
-    (0, b"\xff\xd8\xff", "a JPEG image"),
-    (0, b"\x1f\x8b", "a gzip archive: unpack it"),
-    (257, b"ustar", "a tar archive: unpack it"),
-    (0, b"GGUF", "a quantised GGUF file: give the safetensors file that it was made from"),
-    (0, b"\x93NUMPY", "an array of numpy: store tensors by name, with torch.save"),
-    (0, b"ftrt", f"a TensorRT engine: {_OF_TORCH}"),
-    (4, b"TFL3", f"a TensorFlow Lite graph: {_OF_TORCH}"),
-    (0, b"<?xml", f"an XML file, as OpenVINO writes it: {_OF_TORCH}"),
-    (0, b"<!DOCTYPE html", "a web page: download the file itself"),
-    (0, b"<!doctype html", "a web page: download the file itself"),
-    (0, b"<html", "a web page: download the file itself"),
+    (0, (b"version https://git-lfs",), "a pointer of Git LFS: run git lfs pull"),
+    (0, (b"\x89HDF",), f"an HDF5 file, as Keras writes it: {_OTHER_FRAMEWORK}"),
+    (0, (b"\x89PNG", b"\xff\xd8\xff"), "an image"),
+    (0, (b"\x1f\x8b", b"7z\xbc\xaf"), "an archive: unpack it"),
+    (257, (b"ustar",), "an archive: unpack it"),
+    (0, (b"GGUF",), "a quantised GGUF file: give the safetensors file that it was made from"),
+    (0, (b"\x93NUMPY",), "an array of numpy: store tensors by name, with torch.save"),
+    (0, (b"ftrt",), f"a TensorRT engine: {_OF_TORCH}"),
+    (4, (b"TFL3",), f"a TensorFlow Lite graph: {_OF_TORCH}"),
+    (0, (b"<!DOCTYPE html", b"<!doctype html", b"<html"), "a web page: download the file itself"),
 )
 # The same by the end of a file's name, for formats without such bytes.
 _SUFFIXES = {
     ".onnx": f"an ONNX graph: {_OF_TORCH}",
-    ".engine": f"a TensorRT engine: {_OF_TORCH}",
-    ".plan": f"a TensorRT engine: {_OF_TORCH}",
     ".mlmodel": f"a Core ML model: {_OF_TORCH}",
-    ".msgpack": "weights of Flax: networks of Flax are not read",
-    ".pdparams": "weights of PaddlePaddle: networks of PaddlePaddle are not read",
-    ".pb": "a graph of TensorFlow: networks of TensorFlow are not read",
+    ".msgpack": f"weights of Flax: {_OTHER_FRAMEWORK}",
+    ".pdparams": f"weights of PaddlePaddle: {_OTHER_FRAMEWORK}",
+    ".pb": f"a graph of TensorFlow: {_OTHER_FRAMEWORK}",
     ".index.json": "a list of a model's files: give the folder that has them all",
 }
 # A file that such a zip archive has, by the end of its name, and what the archive is.
 _ARCHIVES = {
     "constants.pkl": "a TorchScript program: store its weights, with torch.save(model.state_dict()"
     ", FILE)",
-    "exported_program.json": f"a program of torch.export: {_OF_TORCH}",
-    "model.weights.h5": "a model of Keras: networks of Keras are not read",
+    "model.weights.h5": f"a model of Keras: {_OTHER_FRAMEWORK}",
     ".npy": "an archive of numpy arrays: store tensors by name, with torch.save",
 }
 # Names that only the folders of some tools have, and what these are.
 _FOLDERS = {
     "manifest.json": "bundle: give it with --bundle, or serve it as it is",
-    "zero_to_fp32.py": "checkpoint of DeepSpeed: run zero_to_fp32.py in it, and give its result",
-    ".metadata": "checkpoint of torch.distributed: convert it with python -m "
-    "torch.distributed.checkpoint.format_utils dcp_to_torch",
-    "model_index.json": "diffusion pipeline, not a tagger",
-    "adapter_config.json": "folder of an adapter (LoRA): merge it into the network's weights",
-    "saved_model.pb": "SavedModel of TensorFlow: networks of TensorFlow are not read",
+    "saved_model.pb": f"SavedModel of TensorFlow: {_OTHER_FRAMEWORK}",
 }
-_WEIGHTS = (".safetensors", ".pth", ".pt", ".ckpt", ".bin", ".pth.tar", ".pkl")
-# Written next to weights by training tools.
-_NO_WEIGHTS = ("optimizer", "scheduler", "scaler", "sampler", "random_states", "rng_state",
-    "training_args")  # fmt: skip
 _SHARD = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.")
 
 
@@ -152,15 +137,8 @@ def _check_zip(path: Path) -> None:
 
 
 def _recognise_folder(path: Path) -> str:
-    inside = sorted(entry.name for entry in path.iterdir())
-    for name, what in _FOLDERS.items():
-        if name in inside:
-            return what
-    weights = [
-        name for name in inside if name.endswith(_WEIGHTS) and not name.startswith(_NO_WEIGHTS)
-    ]
-    which = f"{path / weights[0]}" if len(weights) == 1 else "the file of weights in it"
-    return f"folder without config.json: give {which}"
+    found = (what for name, what in _FOLDERS.items() if (path / name).exists())
+    return next(found, "folder without config.json: give the file of weights in it")
 
 
 def _recognise(path: Path, head: bytes) -> str:
@@ -168,8 +146,6 @@ def _recognise(path: Path, head: bytes) -> str:
     found += [what for suffix, what in _SUFFIXES.items() if path.name.endswith(suffix)]
     if found:
         return found[0]
-    if head.startswith(b"\x0a") and b"Float32" in head:
-        return "weights of MindSpore: networks of MindSpore are not read"
     if head.startswith(_PICKLE):
         return "a pickle that torch.save did not write"
     try:

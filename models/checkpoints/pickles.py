@@ -12,13 +12,11 @@ import re
 from collections import OrderedDict
 from typing import Any
 
-import numpy as np
 import torch
 
 from models.checkpoints.description import CheckpointError
 
 _STORE = "store the weights alone, with torch.save(model.state_dict(), FILE)"
-_NUMBER = re.compile("[<>=|]?(f4|f8|i8|b1)")  # numpy's codes
 _DICTIONARY = re.compile(r"(?i)(dict|munch)$")  # AttributeDict, EasyDict, defaultdict and others
 _MAX_CLASSES = 1000  # a class takes a kilobyte, and torch searches all for each object
 # In torch's errors, for a pickle whose classes cannot be replaced.
@@ -47,34 +45,22 @@ class _Dictionary:
         return OrderedDict()
 
 
-class _NumberType:
-    """Replaces numpy's `dtype`: a forged state makes that one read and write any memory."""
-
-    def __init__(self, code: str, align: object = False, copy: object = True) -> None:
-        if not _NUMBER.fullmatch(code) or align or not copy:
-            raise pickle.UnpicklingError("the file has a number that is not supported")
-        self.code = code
-
-    def __setstate__(self, state: tuple[object, ...]) -> None:
-        if (state[0], *state[2:]) != (3, None, None, None, -1, -1, 0):
-            raise pickle.UnpicklingError("the file has a number that is not supported")
-        self.code = _NumberType(f"{state[1]}{self.code[-2:]}").code
+def _replace(path: str) -> Any:  # noqa: ANN401
+    module, _, name = path.rpartition(".")
+    if _DICTIONARY.search(name):
+        return _Dictionary
+    return type(name, (Unread,), {"__module__": module})
 
 
-def _read_number(kind: _NumberType, data: bytes) -> bool | float:
-    """Replaces numpy's `scalar`; raises ValueError unless `data` is exactly one number."""
-    if type(kind) is not _NumberType:
-        raise pickle.UnpicklingError("the file has a number that is not supported")
-    number: bool | float = np.frombuffer(data, kind.code).reshape(1)[0].item()
-    return number
-
-
-# Plain data that other projects store with their tensors: the best mAP as a numpy number
-# (Query2Label), the command line's arguments (timm). Building these runs no code of the file.
+# Plain data that other projects store with their tensors, also in files of torch.save before 1.6,
+# whose classes are not listed: the command line's arguments (timm), the best mAP as a number of
+# numpy (Query2Label). Building these runs no code of the file.
 _PLAIN_DATA: list[Any] = [
     argparse.Namespace,
-    (_NumberType, "numpy.dtype"),
-    *((_read_number, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+    *(
+        (_replace(path), path)
+        for path in ("numpy.dtype", *(f"numpy.{c}.multiarray.scalar" for c in ("core", "_core")))
+    ),
 ]
 
 
@@ -108,10 +94,3 @@ def _find_unknown(data: bytes) -> list[str]:
     if len(found) > _MAX_CLASSES:
         raise pickle.UnpicklingError("the file has too many classes")
     return found
-
-
-def _replace(path: str) -> Any:  # noqa: ANN401
-    module, _, name = path.rpartition(".")
-    if _DICTIONARY.search(name):
-        return _Dictionary
-    return type(name, (Unread,), {"__module__": module})

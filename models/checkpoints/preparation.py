@@ -5,7 +5,6 @@ A step or value that the service would not follow exactly is refused.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from models.checkpoints.description import CheckpointError
-from models.config import InputConfig
+from models.config import InputConfig, crop_share
 
 PREPROCESS, TAGS = "preprocess.json", "selected_tags.csv"
 _STAGES = ("test", "val")  # of a file; the first that it has is used
@@ -100,10 +99,7 @@ def _combine(steps: Mapping[str, dict[str, Any]]) -> dict[str, object]:
 def _take_crop(shorter: int, height: int | None, width: int) -> dict[str, object]:
     if height is None or not 0 < height == width <= shorter:
         raise ValueError("a resize of the shorter side needs a center_crop to a square")
-    share = height / shorter
-    if int(height / share) != shorter:  # rounded down
-        share = math.nextafter(share, 0)
-    return {"resize_mode": "crop", "crop_pct": share}
+    return {"resize_mode": "crop", "crop_pct": crop_share(height, shorter)}
 
 
 def _take_padding(step: Mapping[str, Any]) -> dict[str, object]:

@@ -107,6 +107,7 @@ REFUSED = {
 ROUNDED = {"fp16.safetensors": 0.01, "mixed.pth": 0.01, "bf16.safetensors": 0.1}
 
 
+@pytest.mark.filterwarnings("ignore:(TypedStorage|torch.quantize_per_tensor)")  # for int8
 @pytest.mark.parametrize("case", ["containers", "fine_tunes"])
 def test_containers_and_fine_tunes_have_their_networks_logits(case: str, tmp_path: Path) -> None:
     rebuild(tmp_path, f"{case}.py")

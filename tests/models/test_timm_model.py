@@ -3,26 +3,9 @@
 import re
 
 import pytest
-import torch
 
 from models.config import ModelArgument
 from models.timm_model import BackboneError, create_timm
-
-
-def test_arguments_of_the_architecture_build_its_variant() -> None:
-    arguments: dict[str, ModelArgument] = {
-        "class_token": False,
-        "act_layer": "gelu_tanh",
-        "depth": 1,
-        "drop_path_rate": 0.1,
-        "global_pool": "avg",
-        "fc_norm": False,
-    }
-    model = create_timm("test_vit", (64, 64), {"num_classes": 3}, arguments).eval()
-    state = model.state_dict()
-    assert "cls_token" not in state
-    assert not any(key.startswith("blocks.1.") for key in state)
-    assert model(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -50,7 +50,6 @@ def read_body(
     in the file.
     """
     state = _take_body(_take_body(state, OFFICIAL_TRESNET_MARK), _TRESNET_MARK)
-    state = strip(state, ("conv1.weight",))  # ResNet's
     official = OFFICIAL_TRESNET_MARK in state
     if official:
         state = backbones.rename_tresnet(state)
@@ -60,7 +59,7 @@ def read_body(
     if official or (_TRESNET_MARK in state and not of_timm):
         return _read_tresnet(state, hints, described)
     if name is None or (hints.backbone is None and not of_timm):
-        fitting = backbones.recognise(state, backbones.RESNETS)
+        fitting = backbones.recognise(strip(state, ("conv1.weight",)), backbones.RESNETS)
         example = "" if fitting is None else f", for example {fitting}, whose tensors fit"
         raise CheckpointError(
             f"the file does not name its backbone: give --backbone (a timm name{example})"
@@ -191,8 +190,12 @@ def check_tensors(
     """
     missing, extra = _compare(own, found)
     _refuse_fused(name, missing, found)
-    check_names(name, missing, extra)
-    for key in found.keys() & own.keys():
+    wrong = [f"no {key}" for key in missing[:1]] + [f"a {key}" for key in extra[:1]]
+    if wrong:
+        raise CheckpointError(
+            f"the file's tensors are not those of {name}: there is {' and '.join(wrong)}"
+        )
+    for key in sorted(found.keys() & own.keys()):
         shapes = tuple(found[key].shape), tuple(own[key].shape)
         if shapes[0] != shapes[1]:
             raise CheckpointError(
@@ -239,15 +242,6 @@ def _find_features(
         "forward_features(images), which differ: give --features forward or --features "
         "forward_features"
     )
-
-
-def check_names(model: str, missing: Sequence[str], extra: Sequence[str]) -> None:
-    """Raises CheckpointError if only the model, or only the file, has one of the names."""
-    wrong = [f"no {key}" for key in missing[:1]] + [f"a {key}" for key in extra[:1]]
-    if wrong:
-        raise CheckpointError(
-            f"the file's tensors are not those of {model}: there is {' and '.join(wrong)}"
-        )
 
 
 def _reads(backbone: Backbone, keys: Collection[str], spec: InputConfig) -> bool:

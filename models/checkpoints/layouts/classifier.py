@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import Any
 
-import timm
 import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor
 
 from models.backbones.backbone import count_prefix_tokens, flatten_features
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
-from models.checkpoints.layouts.body import (
-    OFFICIAL_TRESNET_MARK,
-    check_names,
-    check_tensors,
-    find_name,
-    prepare,
-    read_body,
-    strip,
-)
+from models.checkpoints.layouts.body import check_tensors, prepare, read_body
 from models.config import GapConfig, NetworkConfig, TimmHeadConfig
 from models.heads.baselines import Gap
 from models.network import Network
@@ -31,27 +22,8 @@ _LEAVES = ("weight", "bias")
 _TOLERANCE = 1e-4  # of logits
 
 
-def read_classifier(state: State, hints: Hints, described: Description) -> Weights | None:
-    """Translates a classifier of timm, or ASL's.
-
-    Returns None if the name of its backbone is missing, or not one of timm's.
-    """
-    name = find_name(hints, described)
-    known = name is not None and timm.is_model(name)
-    classifiers = classifier_names(name) if known and name is not None else ()
-    state = strip(state, (OFFICIAL_TRESNET_MARK, *(f"{layer}.weight" for layer in classifiers)))
-    if OFFICIAL_TRESNET_MARK in state:
-        return _read_asl(state, hints, described)
-    if hints.backbone is not None and not known:
-        raise CheckpointError(f"timm has no model named {name!r}")
-    if name is None or not classifiers:
-        return None
-    if not all(f"{layer}.weight" in state for layer in classifiers):
-        _refuse(state, name, classifiers)
-    return _read_timm(state, classifiers, name, hints, described)
-
-
-def _read_asl(state: State, hints: Hints, described: Description) -> Weights | None:
+def read_asl(state: State, hints: Hints, described: Description) -> Weights | None:
+    """Translates a classifier of ASL's authors; returns None if it has no linear layer."""
     head = {k.removeprefix("head.").removeprefix("fc."): v for k, v in state.items()}
     linear = {leaf: head[leaf] for leaf in _LEAVES if leaf in head}
     if "embedding_generator.0.weight" in head:
@@ -72,11 +44,10 @@ def _read_asl(state: State, hints: Hints, described: Description) -> Weights | N
     return ours.put_on(found.state, backbone=found.backbone, input=found.input)
 
 
-def _read_timm(
-    state: State, classifiers: Sequence[str], name: str, hints: Hints, described: Description
-) -> Weights:
+def read_timm(name: str, state: State, hints: Hints, described: Description) -> Weights:
+    """Translates a classifier of timm, its tensors under timm's names."""
     spec = prepare(name, hints, described)
-    classes = len(state[f"{classifiers[0]}.weight"])
+    classes = len(state.get(f"{classifier_names(name)[0]}.weight", (0,)))
 
     def build() -> Any:  # noqa: ANN401
         options = {"num_classes": classes}
@@ -160,15 +131,6 @@ def _is_built_alike(weights: Weights) -> bool:
     assert isinstance(weights.config, NetworkConfig)
     with torch.device("meta"):
         return Network(weights.config).state_dict().keys() == weights.state.keys()
-
-
-def _refuse(state: State, name: str, classifiers: Sequence[str]) -> NoReturn:
-    with torch.device("meta"):
-        own = timm.create_model(name).state_dict()
-    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    after = tuple(f"{layer}." for layer in classifiers)
-    check_names(name, [key for key in missing if not key.startswith(after)], extra)
-    raise CheckpointError(f"the file has {name} without a classifier, and no head: no {after[0]}*")
 
 
 def _to_linear(layer: Mapping[str, Tensor]) -> State:

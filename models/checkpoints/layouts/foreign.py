@@ -1,4 +1,4 @@
-"""Layouts that are recognised, and not read: what they are, and what to give instead."""
+"""Files that are recognised, and not read: what they have, and what to give instead."""
 
 from __future__ import annotations
 
@@ -7,55 +7,58 @@ from collections.abc import Iterable
 
 from models.checkpoints.description import CheckpointError
 
+_BEFORE = "give the weights from before that"
 _IN_TIMM = "a classifier must be in the layout of timm, as timm.create_model builds it"
+_NO_TAGGER = "it is no tagger"
 
-# Every expression is found in a key -> what the file is, and what to do.
-_FOREIGN: dict[tuple[str, ...], tuple[str, str]] = {
-    (r"\bembeddings\.patch_embeddings\.projection\.",): (
-        "a ViT, Swin or DINOv2 of transformers (such as ViTForImageClassification)",
-        _IN_TIMM,
-    ),
-    (r"\bencoder\.stages\.\d+\.layers\.\d+\.(dwconv|layer\.\d+\.convolution)\.",): (
-        "a ConvNeXt or ResNet of transformers (such as ConvNextForImageClassification)",
-        _IN_TIMM,
-    ),
-    (r"\bvision_model\.encoder\.layers\.\d+\.self_attn\.",): (
-        "a CLIP or SigLIP of transformers",
-        "give the folder of a model with both towers",
-    ),
-    (
-        r"\bbackbone\.layers\.\d+\.(ln1|ffn)\.|\bbackbone\.stages\.\d+\.\d+\.depthwise_conv\."
-        r"|\bbackbone\.stages\.\d+\.blocks\.\d+\.attn\.w_msa\.",
-    ): (
-        "a ViT, ConvNeXt or Swin of mmpretrain",
-        f"{_IN_TIMM}; of mmpretrain, ResNets are",
-    ),
-    (
-        r"(^|\.)encoder\.layers\.encoder_layer_\d+\.|(^|\.)features\.\d+\.(\d+\.(block|attn)|(block|conv)\.\d+)\.",
-    ): (
-        "a ViT, Swin, ConvNeXt, EfficientNet or MobileNet of torchvision",
-        f"{_IN_TIMM}; of torchvision, ResNets and DenseNets are",
-    ),
-    (r"(^|\.)_blocks\.\d+\._",): ("an EfficientNet of efficientnet_pytorch", _IN_TIMM),
-    (r"[/.](kernel|moving_mean)(:\d+)?$",): ("a network of Keras, TensorFlow or JAX", _IN_TIMM),
-    (r"(^|\.)blocks\.\d+\.qkv_proj\.", r"(^|\.)blocks\.\d+\.skip_init1\.skip$"): (
-        "JoyTag, a ViT of its own",
-        "give a tagger in the layout of timm, such as WD v3",
-    ),
-    (r"(^|\.)feats_trans\.\d+\.", r"(^|\.)cls_head\."): (
-        "ML-Danbooru's CAFormer, with a decoder of its own over several stages",
-        "give ML-Danbooru's TResNet-D, or a CAFormer in the layout of timm, such as animetimm's",
-    ),
-    (r"(^|\.)attn_pool\.latent$", r"(^|\.)head\.linear\.weight$"): (
-        "JTP PILOT2, whose head multiplies two sigmoids of a tag",
-        "give the first JTP PILOT",
-    ),
-}
+# Expressions, each of which is found in a key or in the name of a pickled class; what a file with
+# them has; what to do.
+_FOREIGN = (
+    (r"\._packed_params\b", "weights quantised by torch.ao (int8)", _BEFORE),
+    (r"\.(SCB|absmax|quant_map|quant_state\.\w+)$", "weights quantised by bitsandbytes", _BEFORE),
+    (r"\.(qweight|qzeros|g_idx|weight_(packed|scale))$", "weights quantised by GPTQ, AWQ or alike",
+     _BEFORE),
+    (r"\.lora_(A|B|down|up)\.", "adapters (LoRA)", "merge them into the network's weights"),
+    (r"(^|\.)((pixel|image)_)?(mean|std)$", "mean and std of photos inside its network", "store "
+     "the weights without them, and give --mean and --std"),
+    (r"\bpos\w*_encod|\binv_freq$", "a network that adds positions to the tokens of its backbone",
+     "a head must take the tokens as they are"),
+    (r"(^|\.)(down_blocks|up_blocks|diffusion_model|first_stage_model)\.", "a diffusion model",
+     _NO_TAGGER),
+    (r"^(model\.)*\d+\.(conv|cv\d|m)\.|(^|\.)(rpn|roi_heads?|bbox_head)\.|^ultralytics\.",
+     "a detector, such as YOLO", _NO_TAGGER),
+    (r"(^|\.)(embed_tokens|lm_head|wte)\.|^(bert\.)?embeddings\.word_embeddings\.",
+     "a language model", _NO_TAGGER),
+    (r"(^|\.)(vision_model\.(embeddings|encoder)|visual\.(transformer|trunk|conv1))\.",
+     "a CLIP or SigLIP", "give the folder of a model with both towers"),
+    (r"\bembeddings\.patch_embeddings\.projection\."
+     r"|\bencoder\.stages\.\d+\.layers\.\d+\.(dwconv|layer\.\d+\.convolution)\.",
+     "a ViT, Swin, DINOv2, ConvNeXt or ResNet of transformers (such as ViTForImageClassification)",
+     _IN_TIMM),
+    (r"\bbackbone\.layers\.\d+\.(ln1|ffn)\.|\bbackbone\.stages\.\d+\.\d+\.depthwise_conv\."
+     r"|\bbackbone\.stages\.\d+\.blocks\.\d+\.attn\.w_msa\.",
+     "a ViT, ConvNeXt or Swin of mmpretrain", f"{_IN_TIMM}; of mmpretrain, ResNets are"),
+    (r"(^|\.)encoder\.layers\.encoder_layer_\d+\."
+     r"|(^|\.)features\.\d+\.(\d+\.(block|attn)|(block|conv)\.\d+)\.",
+     "a ViT, Swin, ConvNeXt, EfficientNet or MobileNet of torchvision",
+     f"{_IN_TIMM}; of torchvision, ResNets and DenseNets are"),
+    (r"(^|\.)_blocks\.\d+\._", "an EfficientNet of efficientnet_pytorch", _IN_TIMM),
+    (r"[/.](kernel|moving_mean)(:\d+)?$", "a network of Keras, TensorFlow or JAX", _IN_TIMM),
+    (r"(^|\.)blocks\.\d+\.skip_init1\.", "JoyTag, a ViT of its own",
+     "give a tagger in the layout of timm, such as WD v3"),
+    (r"(^|\.)feats_trans\.\d+\.", "ML-Danbooru's CAFormer, whose decoder reads several stages",
+     "give its authors' TResNet-D (TResnet-D-FLq_ema_*.ckpt), or animetimm's CAFormer"),
+    (r"(^|\.)attn_pool\.latent$ (^|\.)head\.linear\.weight$",
+     "JTP PILOT2, whose head multiplies two sigmoids of a tag", "give the first JTP PILOT"),
+)  # fmt: skip
 
 
-def refuse_foreign(keys: Iterable[str]) -> None:
-    """Raises CheckpointError if the names of a file's tensors are of a layout that is not read."""
-    names = "\n".join(keys)
-    for patterns, (what, remedy) in _FOREIGN.items():
-        if all(re.search(pattern, names, re.MULTILINE) for pattern in patterns):
-            raise CheckpointError(f"the file has {what}, which cannot be read: {remedy}")
+def refuse_foreign(names: Iterable[str]) -> None:
+    """Raises CheckpointError for keys, or names of pickled classes, of files that are not read."""
+    names = list(names)
+    for patterns, what, remedy in _FOREIGN:
+        found = [next(filter(re.compile(p).search, names), None) for p in patterns.split()]
+        if None not in found:
+            raise CheckpointError(
+                f"the file has {what} ({found[0]}), which cannot be read: {remedy}"
+            )

@@ -1,28 +1,25 @@
-"""Classifiers that a training script assembled: a timm model under any name, and a linear layer.
+"""Finds the classifiers that `classifier.py` reads: ASL's, timm's, and those of training scripts.
 
-Gives their tensors timm's own names, for `classifier.py`. A file does not show its pooling: unless
-it has GeM's power, it is timm's own.
+The latter are a timm model under any name and a linear layer. A file does not show their pooling:
+unless it has GeM's power, it is timm's own.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import timm
 import torch
 from timm.layers import SelectAdaptivePool2d
 from timm.models import ResNet
-from torch import Tensor
 
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
-from models.checkpoints.layouts import backbones
-from models.checkpoints.layouts.classifier import read_classifier
-from models.checkpoints.layouts.kinds import refuse_no_tagger
+from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, find_name, strip
+from models.checkpoints.layouts.classifier import read_asl, read_timm
+from models.checkpoints.layouts.state import take
 from models.config import GapConfig, NetworkConfig
 from models.timm_model import classifier_names, create_timm
 
@@ -30,41 +27,6 @@ logger = logging.getLogger(__name__)
 
 _COUNTERS = "num_batches_tracked"
 _LEAVES = ("weight", "bias")
-_MEAN = re.compile(r"((.*\.)?(pixel_|image_)?)mean")
-
-
-@dataclass(frozen=True)
-class _Body:
-    prefix: str
-    state: State  # under timm's names
-    rest: State  # the file's other tensors
-
-
-def take_normaliser(
-    state: State, hints: Hints, described: Description
-) -> tuple[State, Description]:
-    """Takes mean and std out of a network that normalises its pixels itself.
-
-    Pixels of 0 to 255 are scaled to 0 to 1. Raises CheckpointError if a hint contradicts them.
-    """
-    pairs = {
-        key: f"{found[1]}std"
-        for key, tensor in state.items()
-        if (found := _MEAN.fullmatch(key)) and tensor.numel() == 3 and f"{found[1]}std" in state
-    }
-    if len(pairs) != 1:
-        return state, described  # a reader refuses what is left
-    ((mean, std),) = pairs.items()
-    if hints.plain_pixels:
-        raise CheckpointError(
-            f"the network normalises its pixels itself, by {mean}: leave out --plain-pixels"
-        )
-    values = {"mean": state[mean].flatten().double(), "std": state[std].flatten().double()}
-    scale = 255 if max(values["mean"].max(), values["std"].max()) > 1 else 1
-    known = {name: tuple((value / scale).tolist()) for name, value in values.items()}
-    logger.info("mean and std of photos are the network's own: %s and %s", mean, std)
-    rest = {key: tensor for key, tensor in state.items() if key not in (mean, std)}
-    return rest, replace(described, preparation={**described.preparation, **known})
 
 
 def read_home_made(state: State, hints: Hints, described: Description) -> Weights | None:
@@ -72,59 +34,57 @@ def read_home_made(state: State, hints: Hints, described: Description) -> Weight
 
     Returns None if the name of its backbone is missing, or not one of timm's.
     """
-    name = hints.backbone or described.architecture
+    asl = strip(state, (OFFICIAL_TRESNET_MARK,))
+    if OFFICIAL_TRESNET_MARK in asl:
+        return read_asl(asl, hints, described)
+    name = find_name(hints, described)
     if name is None or not timm.is_model(name) or not classifier_names(name):
-        return read_classifier(state, hints, described)
-    whole = _find_body(state, _create(name, 1))
-    if whole is not None and not whole.rest:
-        return read_classifier(whole.state, hints, described)
-    body = _find_body(state, model := _create(name, 0))
-    if body is None:
-        refuse_no_tagger(state)
-        return read_classifier(state, hints, described)
-    powers = [k for k, v in body.rest.items() if k.rpartition(".")[2] == "p" and v.numel() == 1]
-    head = {key: tensor for key, tensor in body.rest.items() if key not in powers[:1]}
+        if hints.backbone is not None and not timm.is_model(hints.backbone):
+            raise CheckpointError(f"timm has no model named {hints.backbone!r}")
+        return None
+    layers = classifier_names(name)
+    with torch.device("meta"):
+        model, whole = (
+            create_timm(name, None, {"num_classes": n}, described.model_args) for n in (0, 1)
+        )
+    found = _find_body(state, model)
+    if found is None:
+        marks = [f"{layer}.weight" for layer in layers]
+        return read_timm(name, strip(state, marks), hints, described)
+    prefix, body, rest = found
+    classifier = {key: v for key, v in whole.state_dict().items() if key not in model.state_dict()}
+    if rest.keys() == {f"{prefix}{key}" for key in classifier}:
+        return read_timm(name, body | take(rest, prefix), hints, described)
+    powers = [k for k, v in rest.items() if k.rpartition(".")[2] == "p" and v.numel() == 1]
+    head = {key: tensor for key, tensor in rest.items() if key not in powers[:1]}
     if not head:
-        return read_classifier(body.state, hints, described)
+        raise CheckpointError(f"the file has {name} without a classifier, and no head")
     layer = _find_linear(head, model)
-    linear = _rename_linear({leaf: head[f"{layer}.{leaf}"] for leaf in _LEAVES}, name, model)
+    ours = {f"{layers[0]}.{leaf}": head[f"{layer}.{leaf}"] for leaf in _LEAVES}
+    if classifier.keys() != ours.keys():
+        raise CheckpointError(f"{name} classifies by more than the one linear layer of the file")
+    linear = {key: v.reshape(len(v), *classifier[key].shape[1:]) for key, v in ours.items()}
     pooling = "GeM" if powers else f"timm's ({_find_pooling(model)})"
     logger.info(
         "read a classifier: %s under %r, its pooling taken as %s, linear layer %s",
-        *(name, body.prefix, pooling, layer),
+        *(name, prefix, pooling, layer),
     )
-    weights = read_classifier(body.state | linear, hints, described)
-    if weights is None or not powers:
-        return weights
-    return _pool(weights, float(body.rest[powers[0]]), powers[0])
+    weights = read_timm(name, body | linear, hints, described)
+    return _pool(weights, float(rest[powers[0]]), powers[0]) if powers else weights
 
 
-def suggest_backbone(state: State) -> str | None:
-    """Returns a ResNet whose tensors are in a file under any prefix."""
-    for name in backbones.RESNETS:
-        own = (model := _create(name, 0)).state_dict()
-        body = _find_body(state, model)
-        if body and all(tensor.shape == own[key].shape for key, tensor in body.state.items()):
-            return name
-    return None
-
-
-def _create(name: str, classes: int) -> Any:  # noqa: ANN401
-    with torch.device("meta"):
-        return create_timm(name, None, {"num_classes": classes})
-
-
-def _find_body(state: Mapping[str, Tensor], model: Any) -> _Body | None:  # noqa: ANN401
+def _find_body(state: State, model: Any) -> tuple[str, State, State] | None:  # noqa: ANN401
     """Finds all names of a model's tensors under a prefix.
 
-    Raises CheckpointError if they are there twice.
+    Returns it, the tensors under timm's names, and the file's others. Raises CheckpointError if
+    they are there twice.
     """
-    wanted = [key for key in model.state_dict() if not key.endswith(_COUNTERS)]
-    # Older versions of timm stored buffers that are computed.
-    keys = dict.fromkeys([*model.state_dict(), *(key for key, _ in model.named_buffers())])
-    numbers = {child: str(i) for i, (child, _) in enumerate(model.named_children())}
+    own = model.state_dict()
+    wanted = [key for key in own if not key.endswith(_COUNTERS)]
+    keys = [*own, *(key for key, _ in model.named_buffers())]  # older timm stored computed ones
     namings = [{key: key for key in keys}]
     if isinstance(model, ResNet):  # as nn.Sequential(*model.children()) names them
+        numbers = {child: str(i) for i, (child, _) in enumerate(model.named_children())}
         split = {key: key.partition(".") for key in keys}
         namings.append({key: f"{numbers[child]}.{leaf}" for key, (child, _, leaf) in split.items()})
     found = [
@@ -135,55 +95,34 @@ def _find_body(state: Mapping[str, Tensor], model: Any) -> _Body | None:  # noqa
         and (prefix := key.removesuffix(anchor))[-1:] in ("", ".")
         and all(f"{prefix}{names[each]}" in state for each in wanted)
     ]
+    if not found:
+        return None
     if len(found) > 1:
         places = " and ".join(f"{prefix}*" for prefix, _ in found[:2])
         raise CheckpointError(
             f"the checkpoint has several networks, {places}: store the tensors of the one to serve"
         )
-    for prefix, names in found:
-        ours = {f"{prefix}{theirs}": key for key, theirs in names.items()}
-        rest = {key: tensor for key, tensor in state.items() if key not in ours}
-        return _Body(prefix, {ours[key]: state[key] for key in ours if key in state}, rest)
-    return None
+    ((prefix, names),) = found
+    ours = {f"{prefix}{theirs}": key for key, theirs in names.items()}
+    body = {key: state[theirs] for theirs, key in ours.items() if theirs in state}
+    return prefix, body, {key: tensor for key, tensor in state.items() if key not in ours}
 
 
 def _find_linear(rest: State, model: Any) -> str:  # noqa: ANN401
     """Returns the name of the only linear layer; raises CheckpointError if there is more."""
+    layer = next((k for k, v in rest.items() if v.dim() > 1), "").removesuffix(".weight")
+    if rest.keys() != {f"{layer}.{leaf}" for leaf in _LEAVES}:
+        raise CheckpointError(
+            f"the file has {' and '.join(sorted(rest)[:4])} besides its backbone: only one linear "
+            "layer with a bias is read. The activation between two is not in the file, and one "
+            "without bias may be a cosine or margin head"
+        )
     width = getattr(model, "head_hidden_size", None) or model.num_features
-    layers = [
-        key.removesuffix(".weight")
-        for key, tensor in rest.items()
-        if key.endswith(".weight") and tensor.dim() > 1
-    ]
-    if len(layers) > 1:
-        raise CheckpointError(
-            f"the file has {' and '.join(layers[:2])} after its backbone: an activation between "
-            "them is not in the file, and of two heads only one is served"
-        )
-    wanted = {f"{layer}.{leaf}" for layer in layers for leaf in _LEAVES}
-    if others := sorted(rest.keys() - wanted):
-        raise CheckpointError(
-            f"the file has {others[0]} besides its backbone: only one linear layer is read"
-        )
-    if rest.keys() != wanted:
-        raise CheckpointError(
-            f"{layers[0]} has no bias, so it may be a cosine or margin head, which is not read"
-        )
-    given = rest[f"{layers[0]}.weight"].shape[1]
+    given = rest[f"{layer}.weight"].shape[1]
     if given != width:
         why = ": a mean and a maximum, one after the other, are not read" * (given == 2 * width)
-        raise CheckpointError(
-            f"{layers[0]} takes {given} features, the backbone gives {width}{why}"
-        )
-    return layers[0]
-
-
-def _rename_linear(layer: State, name: str, model: Any) -> State:  # noqa: ANN401
-    whole = _create(name, len(layer["bias"])).state_dict()
-    ours = {f"{classifier_names(name)[0]}.{leaf}": tensor for leaf, tensor in layer.items()}
-    if whole.keys() - model.state_dict().keys() != ours.keys():
-        raise CheckpointError(f"{name} classifies by more than the one linear layer of the file")
-    return {key: tensor.reshape(whole[key].shape) for key, tensor in ours.items()}
+        raise CheckpointError(f"{layer} takes {given} features, the backbone gives {width}{why}")
+    return layer
 
 
 def _find_pooling(model: Any) -> str:  # noqa: ANN401
@@ -195,10 +134,7 @@ def _pool(weights: Weights, power: float, place: str) -> Weights:
     config = weights.config
     assert isinstance(config, NetworkConfig)
     head = config.head
-    plain = isinstance(head, GapConfig) and head == GapConfig(
-        num_classes=head.num_classes, encoder_width=head.encoder_width
-    )
-    if not plain or not 0 < power < math.inf:
+    if not isinstance(head, GapConfig) or head.pooling != "mean" or not 0 < power < math.inf:
         raise CheckpointError(
             f"{place} is the power of GeM pooling, which {config.backbone} cannot have in place of "
             "its own pooling"

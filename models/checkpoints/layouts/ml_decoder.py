@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 
 import torch
@@ -18,7 +17,6 @@ from models.heads.attention import Attention
 MARK = "embed_standart.weight"  # in every ML-Decoder head, below the head's own prefix
 
 _DEFAULT_HEADS = 8
-_POSITIONS = re.compile(r"\bpos\w*_encod|\binv_freq$")  # no model of timm has such a name
 _LAYER = "decoder.layers.0."
 _ATTENTION = f"{_LAYER}multihead_attn."
 
@@ -59,24 +57,6 @@ def split_head(state: Mapping[str, Tensor]) -> tuple[str, State, State] | None:
     head = take({key: tensor for key, tensor in state.items() if key.startswith(own)}, prefix)
     head = {k if k.startswith(_PARTS) else f"decoder.{k}": v for k, v in head.items()}
     return prefix, head, {key: tensor for key, tensor in state.items() if not key.startswith(own)}
-
-
-def refuse_positions(state: Mapping[str, Tensor]) -> None:
-    """Raises CheckpointError if positions are added to the tokens, as in CheXFusion."""
-    if found := next(filter(_POSITIONS.search, state), None):
-        raise CheckpointError(
-            f"the file has {found}: a network that adds positions to the tokens between its "
-            "backbone and its ML-Decoder cannot be served"
-        )
-
-
-def refuse_caformer(state: Mapping[str, Tensor]) -> None:
-    """Raises CheckpointError for ML-Danbooru's other network, whose decoder is not ML-Decoder."""
-    if any(".feats_trans." in f".{key}" for key in state):
-        raise CheckpointError(
-            "the file is ML-Danbooru's CAFormer, whose decoder over several stages cannot be "
-            "served: take its authors' TResNet-D (TResnet-D-FLq_ema_*.ckpt)"
-        )
 
 
 def read_ml_decoder(

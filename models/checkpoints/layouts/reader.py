@@ -6,18 +6,12 @@ ML-Decoder on TResNet and timm's backbones, Query2Label, RAM, RAM++ and their he
 from __future__ import annotations
 
 import re
-from typing import NoReturn
 
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
 from models.checkpoints.layouts import backbones, ml_decoder, query2label, ram
 from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, read_body
 from models.checkpoints.layouts.foreign import refuse_foreign
-from models.checkpoints.layouts.home_made import (
-    read_home_made,
-    suggest_backbone,
-    take_normaliser,
-)
-from models.checkpoints.layouts.kinds import refuse_no_tagger
+from models.checkpoints.layouts.home_made import read_home_made
 from models.checkpoints.layouts.state import (
     Content,
     leave_out_training,
@@ -37,36 +31,24 @@ def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
     """Translates a file's content; facts `given` with the file override its own."""
     found = unwrap(content)
     described = given.complete(found.described)
-    state, described = take_normaliser(leave_out_training(found.state), hints, described)
+    state = leave_out_training(found.state)
     refuse_foreign(state)
     state = backbones.rename_densenet(_take_network(state))
     if query2label.MARK in state:
         return query2label.read_query2label(state, hints, described.label_names)
     if ram.is_ram(state):
         return ram.read_ram(state, hints, described.label_names)
-    ml_decoder.refuse_caformer(state)
     parts = ml_decoder.split_head(state)
     if parts is not None:
         return _read_ml_decoder(*parts, hints, described)
     classifier = read_home_made(state, hints, described)
     if classifier is None:
-        _refuse(state)
-    return classifier
-
-
-def _refuse(state: State) -> NoReturn:
-    refuse_no_tagger(state)
-    fitting = suggest_backbone(state)
-    if fitting is not None:
         raise CheckpointError(
-            "the file does not name the backbone of its classifier: give --backbone (a timm name, "
-            f"for example {fitting}, whose tensors fit)"
+            "the checkpoint has no head of ML-Decoder, Query2Label or RAM: there is neither "
+            f"{ml_decoder.MARK} nor {query2label.MARK} nor {ram.HEADS[0]}*; if it is a classifier "
+            "on a model of timm, give that model's name with --backbone"
         )
-    raise CheckpointError(
-        "the checkpoint has no head of ML-Decoder, Query2Label or RAM: there is neither "
-        f"{ml_decoder.MARK} nor {query2label.MARK} nor {ram.HEADS[0]}*; if it is a classifier "
-        "on a model of timm, give that model's name with --backbone"
-    )
+    return classifier
 
 
 def read_bare_backbone(content: object, given: Description) -> Content | None:
@@ -78,6 +60,7 @@ def read_bare_backbone(content: object, given: Description) -> Content | None:
     state = found.state
     if any(_HEAD.fullmatch(key) for key in state):
         return None
+    refuse_foreign(state)
     state = backbones.rename_tresnet(state) if OFFICIAL_TRESNET_MARK in state else state
     return Content(state, given.complete(found.described))
 
@@ -95,7 +78,6 @@ def _take_network(state: State) -> State:
         )
     if not heads:
         return state
-    ml_decoder.refuse_positions(state)
     refuse_others(key for key in state if not key.startswith(heads[0][1]))
     return take(state, heads[0][1])
 

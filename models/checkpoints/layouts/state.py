@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from torch import Tensor
 
 from models.checkpoints.description import CheckpointError, Description, State, read_names
-from models.checkpoints.layouts.kinds import refuse_no_tagger, refuse_quantised
+from models.checkpoints.layouts.foreign import refuse_foreign
 from models.checkpoints.pickles import Unread
 
 # Where training code puts the weights of a file: averaged ones (EMA, SWA), which are preferred.
@@ -25,7 +25,6 @@ _LAST = (
     *("weights", "module"),
 )
 _INNER = ("module", "shadow", "state_dict", "ema_model")  # a second wrapping
-_NAMELESS = "shadow_params"  # a list in the order of the model, of torch_ema and diffusers
 _PREFIXES = re.compile(  # of data-parallel, compiled and sharded networks
     r"^(module\.|_orig_mod\.)+|(?<=\.)_orig_mod\.|_(fsdp|checkpoint)_wrapped_module\.|_forward_module\."
 )
@@ -62,24 +61,22 @@ def unwrap(content: object) -> Content:
     for root in _AVERAGED:  # a module that has the averaged network in an attribute
         inner = _strip(take(inner, f"{root}.")) or inner
     inner = {key: value for key, value in inner.items() if key not in _COUNTERS}
-    refuse_quantised(inner)
-    others = [key for key, value in inner.items() if not isinstance(value, Tensor)]
-    if others or not inner:
-        _refuse(inner, others)
+    if not inner or not all(isinstance(value, Tensor) for value in inner.values()):
+        _refuse(inner)
     return Content(inner, _read_description(content))
 
 
-def _refuse(content: Mapping[str, Any], others: Sequence[str]) -> NoReturn:
-    pickled = {key: content[key].kind for key in others if isinstance(content[key], Unread)}
-    refuse_no_tagger([*pickled.values(), *others])
+def _refuse(content: Mapping[Any, Any]) -> NoReturn:
+    others = {str(key): value for key, value in content.items() if not isinstance(value, Tensor)}
+    pickled = {key: value.kind for key, value in others.items() if isinstance(value, Unread)}
+    refuse_foreign([*pickled.values(), *others])
     if pickled and all(kind.startswith("numpy.") for kind in pickled.values()):
         raise CheckpointError(
             "the checkpoint has arrays of numpy: store tensors, with torch.from_numpy"
         )
-    entries = [f"{key} (a whole pickled {kind})" for key, kind in pickled.items()]
-    entries += [key for key in others if key not in pickled]
+    entries = [f"{key} (a pickled {pickled[key]})" if key in pickled else key for key in others]
     raise CheckpointError(
-        "the checkpoint has no tensors under a usual name: its entries are "
+        "the checkpoint has entries that are no tensors under a usual name: "
         f"{', '.join(entries[:5]) or 'none'}; store the weights alone, with "
         "torch.save(model.state_dict(), FILE)"
     )
@@ -112,16 +109,12 @@ def _find_tensors(content: Mapping[object, object]) -> dict[str, Any]:
     last = next(iter(places.values()), None)
     for name in _AVERAGED:
         value = content.get(name)
-        if isinstance(value, Unread) or (isinstance(value, Mapping) and _NAMELESS in value):
-            what = value.kind if isinstance(value, Unread) else f"list without names ({_NAMELESS})"
-            raise CheckpointError(
-                f"the checkpoint's averaged weights ({name}) are a {what}: store them alone, with "
-                "torch.save(averaged_model.state_dict(), FILE)"
-            )
         averaged = _open(value)
         if averaged is not None:
             # Some averages have no statistics of batch norms.
             return {**last, **averaged} if last and averaged.keys() < last.keys() else averaged
+        if value and isinstance(value, Mapping | Unread):  # a module, or a list without names
+            _refuse({name: value})
     return _strip(content) if last is None else last
 
 

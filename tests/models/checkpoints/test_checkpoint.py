@@ -42,7 +42,7 @@ def test_layers_that_a_network_uses_twice_are_written(tmp_path: Path) -> None:
     ("content", "metadata", "reason"),
     [
         ([1, 2], None, "not a dictionary"),
-        ({"model": {"a": "b"}}, None, "no tensors under a usual name"),
+        ({"model": {"a": "b"}}, None, "entries that are no tensors under a usual name: model;"),
         ({"fc.weight": torch.zeros(2, 3)}, None, "no head of ML-Decoder.*--backbone"),
         ({"a": torch.zeros(1)}, {}, "no head of ML-Decoder"),
         ({"a": torch.zeros(1)}, {"config": "{}"}, "damaged network configuration"),

@@ -91,6 +91,9 @@ def test_photos_are_cut_as_the_image_processor_says_if_asked(clip: Path, tmp_pat
     change(folder / "preprocessor_config.json", size={"shortest_edge": 32}, resample=2)
     spec = read(folder, Hints(crop=True)).network.config.input
     assert (spec.resize_mode, spec.crop_pct, spec.interpolation) == ("crop", 0.75, "bilinear")
+    change(folder / "preprocessor_config.json", size={"shortest_edge": 59})  # 24 / (24 / 59) < 59
+    share = read(folder, Hints(crop=True)).network.config.input.crop_pct
+    assert int(SIDE / share) == 59
     with pytest.raises(CheckpointError, match="leave out --crop"):
         read_clip(write_towers(tmp_path / "other", "siglip"), Hints(crop=True))
 

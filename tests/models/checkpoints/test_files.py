@@ -91,24 +91,18 @@ def test_repository_is_refused_without_weights_or_with_a_damaged_index(hub: Path
 def write_parts(folder: Path, form: str = "safetensors") -> dict[str, str]:
     """Writes a classifier in two files; returns the index."""
     torch.manual_seed(0)
-    model = timm.create_model("test_resnet", num_classes=3).eval()
-    index: dict[str, str] = {}
-    state = model.state_dict()
-    for number, keys in enumerate((sorted(state)[:9], sorted(state)[9:]), start=1):
-        stem = "model" if form == "safetensors" else "pytorch_model"
-        part = {key: state[key] for key in keys}
-        index |= dict.fromkeys(keys, name := f"{stem}-0000{number}-of-00002.{form}")
-        if form == "safetensors":
-            save_file(part, folder / name)
-        else:
-            torch.save(part, folder / name)
-    (folder / f"{stem}.{form}.index.json").write_text(json.dumps({"weight_map": index}))
+    state = timm.create_model("test_resnet", num_classes=3).state_dict()
     torch.save(state, folder / "whole.pt")
+    stem, save = ("model", save_file) if form == "safetensors" else ("pytorch_model", torch.save)
+    index: dict[str, str] = {}
+    for number, keys in enumerate((sorted(state)[:9], sorted(state)[9:]), start=1):
+        index |= dict.fromkeys(keys, name := f"{stem}-0000{number}-of-00002.{form}")
+        save({key: state[key] for key in keys}, folder / name)
+    (folder / f"{stem}.{form}.index.json").write_text(json.dumps({"weight_map": index}))
     return index
 
 
-@pytest.mark.parametrize("form", ["safetensors", "bin"])
-@pytest.mark.parametrize("remote", [True, False])
+@pytest.mark.parametrize(("form", "remote"), [("safetensors", True), ("bin", False)])
 def test_weights_in_several_files_are_read_and_hashed(form: str, remote: bool, hub: Path) -> None:
     names = sorted(set(write_parts(hub, form).values()))
     found = read_checkpoint(REFERENCE if remote else hub, Hints("test_resnet"))
@@ -127,8 +121,6 @@ def test_weights_in_several_files_are_read_and_hashed(form: str, remote: bool, h
         (lambda index: index | {"fc.bias": 3}, "that is damaged"),
         (lambda _: [], "that is damaged"),
         (lambda index: index | {"fc.bias": "gone.safetensors"}, "lacks gone.safetensors, which"),
-        (lambda index: index | {"more": max(index.values())}, "has other tensors than"),
-        (lambda index: index | {"fc.bias": min(index.values())}, "has other tensors than"),
     ],
 )
 def test_wrong_index_is_refused(change: Callable[[Any], Any], reason: str, tmp_path: Path) -> None:
@@ -147,11 +139,3 @@ def test_other_config_next_to_a_file_is_ignored(content: str, tmp_path: Path) ->
     with pytest.raises(CheckpointError, match="does not name its backbone"):
         read_config(path)
     assert read_config(path, Hints("test_resnet")).backbone == "test_resnet"
-
-
-def test_config_of_another_backbone_next_to_a_file_is_ignored(tmp_path: Path) -> None:
-    write_timm_repository(tmp_path)
-    path = (tmp_path / "pytorch_model.bin").rename(tmp_path / "best.pth")
-    config = {"architecture": "resnet18", "pretrained_cfg": {"mean": [0.1, 0.2, 0.3]}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_config(path, Hints("test_resnet")).input.mean != (0.1, 0.2, 0.3)

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +15,8 @@ from timm.layers.ml_decoder import MLDecoder
 
 from models.checkpoints.checkpoint import load_checkpoint
 from models.checkpoints.description import CheckpointError
-from models.checkpoints.files import read_file
 
 scalar: Any = np.float64().__reduce__()[0]  # rebuilds numpy's numbers
-STATE = (3, "<", None, None, None, -1, -1, 0)  # of a plain dtype
 
 # Prints a line for each file: the type of the error, or nothing.
 READ = """
@@ -47,8 +44,8 @@ class Forged:
         return self._reduced
 
 
-def number(code: object, data: object = bytes(8), *options: object, state: object = STATE) -> Any:
-    return Forged(scalar, Forged(np.dtype, code, *(options or (False, True)), state=state), data)
+def number(code: object, data: object = bytes(8), state: object = None) -> Any:
+    return Forged(scalar, Forged(np.dtype, code, False, True, state=state), data)
 
 
 def make_storage(size: int, dtype: torch.dtype) -> Any:
@@ -77,26 +74,15 @@ def forge_state(*, size: int = 8, fields: object = None, sub: object = None) -> 
 
 OBJECT = Forged(np.dtype, "O", False, True)
 NUMBERS = {
-    "object": number("O", state=None),
     "object-with-state": number("O", state=(3, "|", None, None, None, -1, -1, 63)),
     "address": Forged(scalar, OBJECT, 4096),
-    "void": number("V8", state=None),
-    "structure": number([("a", "O")], state=None),
     "large-item": number("V8", state=forge_state(size=10**6)),
-    "negative-item": number("V8", state=forge_state(size=-8)),
     "object-fields": number("V8", state=forge_state(fields={"a": (OBJECT, 10**6)})),
-    "fields-of-a-float": number("f8", state=forge_state(fields={"a": (OBJECT, 10**6)})),
     "subarray": number("V8", state=forge_state(sub=(OBJECT, (10**6,)))),
-    "text": number("U999999", state=None),
-    "aligned": number("f8", bytes(8), True, True),
-    "order-twice": number("f8", state=(3, "<<", *STATE[2:])),
     "too-short": number("f8", b"abc"),
-    "too-long": number("f4", bytes(8)),
-    "no-bytes": number("i8", b""),
-    "text-as-bytes": number("f8", "eight888"),
     "number-of-nothing": Forged(scalar, 8, bytes(8)),
 }
-FORGED = NUMBERS | {
+FORGED = {
     "dictionary-of-int": Forged(OrderedDict, state=7),
     "dictionary-without-items": Forged(OrderedDict, state={"items": 7, "keys": 7, "get": 7}),
     "counter": Forged(Counter, [1, 2, 3], state=(None, {"x": 1})),
@@ -140,7 +126,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     good, content = folder / "good.pth", MLDecoder(3, -1, 16, 8).state_dict()
     torch.save(content, good)
     files = [good]
-    for name, forged in FORGED.items():
+    for name, forged in (NUMBERS | FORGED).items():
         for kind in ("zip", "old"):
             files.append(folder / f"{name}.{kind}.pth")
             state: object = {**content, "embed_standart.weight": forged}
@@ -163,24 +149,15 @@ def test_forged_state_is_refused(found: dict[str, str], name: str, kind: str) ->
     assert found[f"{name}.{kind}.pth"] == "CheckpointError"
 
 
+@pytest.mark.parametrize("kind", ["zip", "old"])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_forged_number_is_not_built(found: dict[str, str], name: str, kind: str) -> None:
+    assert found[f"{name}.{kind}.pth"] == ""
+
+
 def test_types_that_torch_lacks_are_refused(tmp_path: Path) -> None:
     header = json.dumps({"a": {"dtype": "F4", "shape": [8], "data_offsets": [0, 4]}}).encode()
     path = tmp_path / "small.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     with pytest.raises(CheckpointError, match="has tensors of F4: store float32"):
         load_checkpoint(path)
-
-
-@pytest.mark.parametrize("kind", ["<f4", ">f8", "f8", "i8", "?"])
-def test_numbers_next_to_tensors_are_read(kind: str, tmp_path: Path) -> None:
-    expected = np.array([1], kind)[0]
-    torch.save({"best": expected}, tmp_path / "new.pth")
-    with (
-        zipfile.ZipFile(tmp_path / "new.pth") as new,
-        zipfile.ZipFile(tmp_path / "old.pth", "w") as old,
-    ):
-        for info in new.infolist():  # numpy 1 wrote `core`, numpy 2 writes `_core`
-            old.writestr(info, new.read(info).replace(b"numpy._core.", b"numpy.core."))
-    for name in ("new.pth", "old.pth"):
-        best = read_file(tmp_path / name).content["best"]
-        assert (best, type(best)) == (expected, type(expected.item()))

@@ -1,9 +1,6 @@
 """Objects that training scripts store with their weights, and pickles that call code."""
 
 import collections
-import datetime
-import functools
-import pathlib
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +17,6 @@ from models.checkpoints.pickles import Unread
 WEIGHT = torch.ones(2, 3)
 
 
-class Settings(dict[str, Any]):
-    """A dictionary with a class of its own, such as Lightning's AttributeDict."""
-
-
-Settings.__qualname__ = Settings.__name__ = "SettingsDict"
-SettingsDict = Settings
-
-
 class Config:
     def __init__(self) -> None:
         self.rate = 0.1
@@ -36,19 +25,13 @@ class Config:
         raise AssertionError("code of the file was run")
 
 
+class Calls:
+    def __reduce__(self) -> Any:
+        return Path.write_text, (Path("victim"), "hit")
+
+
 @pytest.mark.parametrize(
-    "value",
-    [
-        pathlib.PurePosixPath("/data"),
-        pathlib.PureWindowsPath("C:/data"),
-        Path("/data"),
-        np.arange(3),
-        datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC),
-        functools.partial(torch.optim.Adam, lr=1e-3),
-        collections.defaultdict(int, a=1),
-        Settings(rate=0.1),
-        Config(),
-    ],
+    "value", [Path("/data"), np.arange(3), np.float64(1), collections.defaultdict(int), Config()]
 )
 def test_settings_next_to_weights_are_ignored(value: object, tmp_path: Path) -> None:
     content = {"state_dict": {"a": WEIGHT}, "hyper_parameters": {"x": value, "y": 3}}
@@ -59,38 +42,32 @@ def test_settings_next_to_weights_are_ignored(value: object, tmp_path: Path) -> 
     assert found["state_dict"]["a"].equal(WEIGHT)
 
 
-class Calls:
-    def __init__(self, function: Any, *arguments: object) -> None:
-        self.reduced = function, arguments
-
-    def __reduce__(self) -> Any:
-        return self.reduced
-
-
 @pytest.mark.parametrize("zipped", [True, False])
-@pytest.mark.parametrize("name", ["write_text", "unlink"])
-def test_pickle_that_calls_code_runs_none(name: str, zipped: bool, tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("safe")
-    content = {"a": Calls(getattr(Path, name), victim, *(["hit"] if name == "write_text" else []))}
-    torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
+def test_pickle_that_calls_code_runs_none(
+    zipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"a": Calls()}, "a.pth", _use_new_zipfile_serialization=zipped)
     with pytest.raises(CheckpointError, match="code in a pickle is refused"):
-        read_file(tmp_path / "a.pth")
-    assert victim.read_text() == "safe"
+        read_file("a.pth")
+    assert not Path("victim").exists()
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_whole_module_is_refused_by_the_name_of_its_class(zipped: bool, tmp_path: Path) -> None:
-    torch.save(nn.Linear(2, 3), tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
+@pytest.mark.parametrize(
+    "content",
+    [
+        nn.Linear(2, 3),
+        {"model": nn.Linear(2, 3), "epoch": 3},
+        {"model": {"a": WEIGHT}, "ema": nn.Linear(2, 3)},
+    ],
+)
+def test_pickled_module_is_refused_by_the_name_of_its_class(
+    content: object, zipped: bool, tmp_path: Path
+) -> None:
+    torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
     with pytest.raises(CheckpointError, match=r"pickled torch\.nn\.modules\.linear\.Linear"):
-        read_file(tmp_path / "a.pth")
-
-
-def test_module_in_place_of_weights_is_refused_by_the_name_of_its_class(tmp_path: Path) -> None:
-    for content in ({"model": nn.Linear(2, 3)}, {"model": {"a": WEIGHT}, "ema": nn.Linear(2, 3)}):
-        torch.save({**content, "epoch": 3}, tmp_path / "a.pth")
-        with pytest.raises(CheckpointError, match=r"torch\.nn\.modules\.linear\.Linear"):
-            unwrap(read_file(tmp_path / "a.pth").content)
+        unwrap(read_file(tmp_path / "a.pth").content)
 
 
 def test_arrays_of_numpy_in_place_of_tensors_are_refused(tmp_path: Path) -> None:
