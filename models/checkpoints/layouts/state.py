@@ -24,7 +24,9 @@ _LAST = (
     *("model", "state_dict", "model_state_dict", "model_state", "net", "network", "params"),
     *("weights", "module"),
 )
-_INNER = ("module", "shadow", "state_dict", "ema_model")  # a second wrapping
+# Other names of averaged weights, of which it is not known how they are stored.
+_OTHER_AVERAGES = re.compile(r"(?i:(?<![a-z])(ema|swa|avg)(?![a-z])|averag)|EMA|SWA")
+_INNER = ("module", "shadow", "state_dict", "ema_model", "model")  # a second wrapping
 _PREFIXES = re.compile(  # of data-parallel, compiled and sharded networks
     r"^(module\.|_orig_mod\.)+|(?<=\.)_orig_mod\.|_(fsdp|checkpoint)_wrapped_module\.|_forward_module\."
 )
@@ -115,7 +117,37 @@ def _find_tensors(content: Mapping[object, object]) -> dict[str, Any]:
             return {**last, **averaged} if last and averaged.keys() < last.keys() else averaged
         if value and isinstance(value, Mapping | Unread):  # a module, or a list without names
             _refuse({name: value})
+    _refuse_other_averages(content)
     return _strip(content) if last is None else last
+
+
+def _refuse_other_averages(content: Mapping[object, object]) -> None:
+    """Raises CheckpointError for averaged weights that `_AVERAGED` does not have.
+
+    They may be in the state of one of Lightning's callbacks.
+    """
+    callbacks = content.get("callbacks")
+    for place in (content, callbacks if isinstance(callbacks, Mapping) else {}):
+        for name, value in place.items():
+            if isinstance(value, Tensor):
+                continue  # of a bare file; its names are looked at when it is unwrapped
+            if _OTHER_AVERAGES.search(str(name)) and _has_weights(value):
+                raise CheckpointError(
+                    f"the checkpoint has averaged weights beside others ({name!s:.80}): store "
+                    "those to serve alone, with torch.save(model.state_dict(), FILE)"
+                )
+
+
+def _has_weights(value: object, depth: int = 3) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() > 1
+    inner = value.values() if isinstance(value, Mapping) else value
+    return (
+        depth > 0
+        and isinstance(inner, Iterable)
+        and not isinstance(inner, str | bytes)
+        and any(_has_weights(each, depth - 1) for each in inner)
+    )
 
 
 def _open(value: object) -> dict[str, Any] | None:

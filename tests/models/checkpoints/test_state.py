@@ -62,3 +62,23 @@ def test_weights_are_found_and_averaged_ones_come_first(content: dict[str, Any])
 def test_other_weights_are_refused_as_what_they_are(content: dict[str, Any], reason: str) -> None:
     with pytest.raises(CheckpointError, match=reason):
         unwrap(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *((name, {name: GOOD}) for name in ("avg_model", "ema_weights", "EMA", "state_dict_swa")),
+        ("StochasticWeightAveraging",
+         {"callbacks": {"StochasticWeightAveraging": {"average_model_state": GOOD}}}),
+        ("EMACallback", {"callbacks": {"EMACallback": {"ema_weights": list(GOOD.values())}}}),
+    ],
+)  # fmt: skip
+def test_averages_under_other_names_are_not_passed_over(name: str, content: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match=rf"averaged weights beside others \({name}\)"):
+        unwrap({"state_dict": OTHER, **content})
+
+
+def test_settings_of_averages_and_of_optimizers_are_no_weights() -> None:
+    others = {"averaging_state": {"n_averaged": torch.tensor(4)}, "ema_decay": 0.99,
+        "optimizer": {"state": {0: {"exp_avg": torch.ones(2, 3)}}}, "schema": OTHER}  # fmt: skip
+    assert unwrap({"state_dict": GOOD, **others}).state == GOOD
