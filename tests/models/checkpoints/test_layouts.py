@@ -1,5 +1,6 @@
 """Whole networks of the authors, recognised by their tensors: TResNet, ResNet, Swin."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,15 @@ def test_query2label_on_a_resnet_is_read_from_its_file_alone(
     assert_gives(path, images, alone(backbone(images)))
     with pytest.raises(CheckpointError, match="64 x 96 pixels"):  # fixed by the position table
         load_checkpoint(path, image_size=448)
+
+
+def test_query2label_beside_the_description_of_a_timm_model_is_refused(tmp_path: Path) -> None:
+    body = {f"body.{key}": v for key, v in Backbone("resnet18").body.state_dict().items()}
+    path, _ = write_query2label(tmp_path, make_official_head(512, (2, 3)), body)
+    config = {"architecture": "resnet18", "pretrained_cfg": {"mean": [0.5] * 3}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"not prepared as the config\.json beside it says"):
+        load_checkpoint(path)
 
 
 def test_query2label_with_another_layer_is_refused_by_its_name(tmp_path: Path) -> None:
