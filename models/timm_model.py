@@ -16,9 +16,10 @@ from models.config import ModelArgument
 
 # Arguments that are set here, or that choose no architecture.
 _OURS = {"args", "kwargs", "cfg", "num_classes", "in_chans", "img_size", "device", "dtype"}
-# Largest number, and sum of a list, in an argument: the widest of timm's models has 6,144 channels.
-# 16,384 blocks take a minute to build on the meta device.
-_MAX_NUMBER = 16384
+# Largest number, and sum of a list, in an argument: the widest of timm's models has 6,144 channels,
+# the deepest 201 layers. 10,000 blocks take minutes to build, even on the meta device.
+_MAX_NUMBER, _MAX_COUNT = 16384, 512
+_COUNTS = {"depth", "depths", "layers", "block_config", "window_size"}
 _MAX_BYTES = 4 << 30  # of parameters and buffers; an ONNX file has at most 2 GB, in 16 bits
 
 
@@ -76,7 +77,8 @@ def _check_arguments(name: str, arguments: Mapping[str, ModelArgument]) -> None:
         if key not in own:
             raise BackboneError(f"the model_args have {key}, which is no argument of {name}")
         parts = value if isinstance(value, tuple) else (value,)
-        if not sum(abs(part) for part in parts if not isinstance(part, str)) <= _MAX_NUMBER:
+        most = _MAX_COUNT if key in _COUNTS else _MAX_NUMBER
+        if not sum(abs(part) for part in parts if not isinstance(part, str)) <= most:
             raise BackboneError(f"the model_args have {key}={value!r:.80}: too large")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import timm
 import torch
@@ -18,7 +18,6 @@ from models.backbones.cvt import CVTS, Cvt
 from models.config import (
     Features,
     InputConfig,
-    Interpolation,
     ModelArgument,
     PrefixTokens,
     TimmHeadConfig,
@@ -183,13 +182,12 @@ def input_config(
     try:
         data = timm.data.resolve_data_config(dict(given), pretrained_cfg(documented))
         height, width = image_size or data["input_size"][1:]
-        interpolation = data["interpolation"]
         return InputConfig(
             height=height,
             width=width,
             mean=tuple(data["mean"]),
             std=tuple(data["std"]),
-            interpolation=interpolation if interpolation in get_args(Interpolation) else "bicubic",
+            interpolation=data["interpolation"],
             resize_mode="crop" if crop and data["crop_mode"] == "center" else "squash",
             crop_pct=data["crop_pct"] if crop else 1.0,
         )

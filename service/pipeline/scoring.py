@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from service.bundle.card import Activation
 from service.engine.heads import ScreenedLogits
-from service.labels.label_set import Source
+from service.labels.label_set import LabelSet, Source
 from service.pipeline.selection import SelectedLabels, Selection
 from service.question import Threshold
 
@@ -109,16 +109,13 @@ def _score_part(
     if calibration is not None and len(logits) != len(labels.names):
         calibration = calibration[:, chosen]
     scores = compute_scores(logits, labels.activation, calibration)
+    fixed = threshold if isinstance(threshold, float | int) else None
+    floors = labels.thresholds if limit is not None else _find_floors(labels, scores)
     if len(scores) != len(chosen):
         scores = scores[chosen]
-    fixed = threshold if isinstance(threshold, float | int) else None
     if threshold is not None:
-        whole = len(chosen) == len(labels.names)
-        own = labels.thresholds if whole else labels.thresholds[chosen]
-        reached = scores >= (own if fixed is None else fixed)
-        if limit is None and fixed is None and labels.is_rating is not None:
-            _keep_best_rating(scores, labels.is_rating[chosen], reached)
-        (among,) = reached.nonzero()
+        own = floors if len(chosen) == len(floors) else floors[chosen]
+        (among,) = (scores >= (own if fixed is None else fixed)).nonzero()
         scores, chosen = scores[among], chosen[among]
     best = _order_best(scores, limit)
     positions = chosen[best]
@@ -142,13 +139,18 @@ def _score_part(
     ]
 
 
-def _keep_best_rating(
-    scores: NDArray[np.float64], is_rating: NDArray[np.bool_], reached: NDArray[np.bool_]
-) -> None:
-    """Changes which labels are in the answer: of ratings, exactly the best."""
-    (ratings,) = is_rating.nonzero()
-    reached[ratings] = False
-    reached[ratings[_order_best(scores[ratings], 1)]] = True
+def _find_floors(labels: LabelSet, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the thresholds, by which exactly the best rating of `scores` is in an answer.
+
+    It is the best of all labels: a question about some of the ratings must not get a lower one.
+    """
+    if labels.is_rating is None:
+        return labels.thresholds
+    (ratings,) = labels.is_rating.nonzero()
+    floors = labels.thresholds.copy()
+    floors[ratings] = np.inf
+    floors[ratings[_order_best(scores[ratings], 1)]] = -np.inf
+    return floors
 
 
 def _order_best(scores: NDArray[np.float64], limit: int | None) -> NDArray[np.intp]:

@@ -140,7 +140,8 @@ TAG_LOGITS = np.array([-3.0, 0.0, -2.0, -1.0, 1.0])
         (Question(category=["rating"], top_k=5), ["high", "low"]),
         (Question(category=["character", "general"]), ["sun"]),
         (Question(category=["general"], include=["ann"]), []),
-        (Question(category=["rating"], exclude=["high"]), ["low"]),
+        (Question(category=["rating"], exclude=["high"]), []),
+        (Question(include=["low"]), []),
     ],
 )
 @pytest.mark.parametrize("hiding", [False, True])
