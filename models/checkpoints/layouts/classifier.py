@@ -13,6 +13,7 @@ from torch import Tensor
 from models.backbones.backbone import count_prefix_tokens, flatten_features
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
 from models.checkpoints.layouts.body import check_tensors, prepare, read_body
+from models.checkpoints.layouts.state import refuse_others
 from models.config import GapConfig, NetworkConfig, TimmHeadConfig
 from models.heads.baselines import Gap
 from models.network import Network
@@ -37,6 +38,7 @@ def read_asl(state: State, hints: Hints, described: Description) -> Weights | No
     if len(linear) != 2:
         return None
     body = {key: tensor for key, tensor in state.items() if key.startswith("body.")}
+    refuse_others(key for key in state.keys() - body.keys() if not key.startswith("head."))
     classes, width = linear["weight"].shape
     found = read_body(body, hints, described, width)
     config = GapConfig(num_classes=classes, encoder_width=width)

@@ -218,3 +218,7 @@ def test_tresnet_of_asl_is_pooled_and_multiplied(bottleneck: bool, tmp_path: Pat
     images = torch.rand(2, 3, 64, 64)
     tokens = whole.get_submodule("backbone")(images)
     assert_gives(found.network, images, nn.Sequential(*layers)(tokens.mean(dim=1)))
+    content["model"] |= {"neck.weight": torch.ones(3)}
+    torch.save(content, tmp_path / "asl.pth")
+    with pytest.raises(CheckpointError, match=r"the file has neck\.weight next to"):
+        read_checkpoint(tmp_path / "asl.pth", Hints(image_size=64))
