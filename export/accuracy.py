@@ -106,10 +106,9 @@ def check_blank(bundle: Bundle) -> None:
         variants = [read_graphs(bundle, names, precision) for precision in bundle.precisions()]
         logits = predict_blank(variants, embeddings)
         scores = compute_scores(logits, labels.activation, labels.calibration)
-        reached = (scores >= labels.thresholds).any(axis=0)
-        if labels.is_rating is not None:  # every photo has one
-            reached &= ~labels.is_rating
-        found = np.flatnonzero(reached)
+        found = np.flatnonzero((scores >= labels.thresholds).any(axis=0))
+        if labels.ratings is not None:  # every photo has one
+            found = np.setdiff1d(found, labels.ratings)
         some = ", ".join(labels.names[place] for place in found[:_MAX_NAMES]) or "none"
         level = logging.WARNING if len(found) else logging.INFO
         logger.log(

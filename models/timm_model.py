@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +20,7 @@ _OURS = {"args", "kwargs", "cfg", "num_classes", "in_chans", "img_size", "device
 # Largest number, and sum of a list, in an argument: the widest of timm's models has 6,144 channels,
 # the deepest 201 layers. 10,000 blocks take minutes to build, even on the meta device.
 _MAX_NUMBER, _MAX_COUNT = 16384, 512
-_COUNTS = {"depth", "depths", "layers", "block_config", "window_size"}
+_COUNTS = re.compile("depth|layers|blocks|block_config|stages|window_size")
 _MAX_BYTES = 4 << 30  # of parameters and buffers; an ONNX file has at most 2 GB, in 16 bits
 
 
@@ -39,6 +40,8 @@ def create_timm(
     argument is not one of the architecture's own or is rejected by timm, and if the model is larger
     than 4 GiB: this is found before memory is allocated.
     """
+    if not timm.is_model(name):  # timm would fetch `hf-hub:` names, and read folders
+        raise BackboneError(f"timm has no model named {name!r}")
     _check_arguments(name, arguments)
     options = {**arguments, **options}
     try:
@@ -77,7 +80,7 @@ def _check_arguments(name: str, arguments: Mapping[str, ModelArgument]) -> None:
         if key not in own:
             raise BackboneError(f"the model_args have {key}, which is no argument of {name}")
         parts = value if isinstance(value, tuple) else (value,)
-        most = _MAX_COUNT if key in _COUNTS else _MAX_NUMBER
+        most = _MAX_COUNT if _COUNTS.search(key) else _MAX_NUMBER
         if not sum(abs(part) for part in parts if not isinstance(part, str)) <= most:
             raise BackboneError(f"the model_args have {key}={value!r:.80}: too large")
 

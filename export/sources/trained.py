@@ -86,7 +86,10 @@ def read_source(
     towers = read_clip(path, hints)
     if towers is not None:
         if (label_names or label_thresholds) is not None or category_threshold:
-            raise UnusableCheckpointError("--label-names does not fit a model for open labels")
+            raise UnusableCheckpointError(
+                "--label-names, --label-thresholds and --category-threshold do not fit a model for "
+                "open labels"
+            )
         network, text = towers.network, towers.text
         return Source(network, network.config, (), text.sha256, "unknown", text)
     checkpoint = read_checkpoint(path, hints)

@@ -57,8 +57,11 @@ def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) 
     """Reads a checkpoint file, as `load_checkpoint` does, with its labels and notes."""
     file = path if isinstance(path, CheckpointFile) else read_file(path)
     own = _CONFIG_KEY in file.metadata
-    if own and hints.channels == "bgr":
-        raise CheckpointError(f"{file.name} was made for RGB: leave out --channels")
+    options = ("pad", "mean", "std", "interpolation")
+    given = [name for name in options if getattr(hints, name) is not None]
+    given += ["channels"] if hints.channels == "bgr" else []
+    if own and given:
+        raise CheckpointError(f"{file.name} has its own preparation: leave out --{given[0]}")
     try:
         weights = _read_own(file) if own else _read_foreign(file, hints)
         network, config = _build(file.name, weights, hints)
@@ -75,9 +78,9 @@ def _read_foreign(file: CheckpointFile, hints: Hints) -> Weights:
     described = file.description
     if described.is_tagger and not described.photos and None in (hints.channels, hints.pad):
         raise CheckpointError(
-            f"{file.name} lies beside {TAGS}, and no {PREPROCESS} shows how photos were prepared: "
-            "give --channels rgb or bgr, and --pad COLOUR or none (WD taggers v3: --channels bgr "
-            "--pad white)"
+            f"{file.name} is in a folder with {TAGS}, and no {PREPROCESS} shows how photos were "
+            "prepared: give --channels rgb or bgr, and --pad COLOUR or none (WD taggers v3: "
+            "--channels bgr --pad white)"
         )
     try:
         weights = read_foreign(file.content, hints, described)

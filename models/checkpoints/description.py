@@ -67,6 +67,8 @@ class Hints:
         """Raises CheckpointError for options on photos that are invalid."""
         if self.pad is not None and read_color(self.pad) is not None and self.crop:
             raise CheckpointError(f"--crop does not fit --pad {self.pad}")
+        if self.plain_pixels and (self.mean or self.std):
+            raise CheckpointError("--plain-pixels does not fit --mean and --std")
 
     def complete(self, name: str, config: NetworkConfig) -> NetworkConfig:
         """Adds hints to a file's configuration; raises CheckpointError if one contradicts it."""

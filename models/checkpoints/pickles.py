@@ -16,7 +16,7 @@ import torch
 
 from models.checkpoints.description import CheckpointError
 
-_STORE = "store the weights alone, with torch.save(model.state_dict(), FILE)"
+_STORE = "store only the weights, with torch.save(model.state_dict(), FILE)"
 _DICTIONARY = re.compile(r"(?i)(dict|munch)$")  # AttributeDict, EasyDict, defaultdict and others
 _MAX_CLASSES = 1000  # a class takes a kilobyte, and torch searches all for each object
 # In torch's errors, for a pickle whose classes cannot be replaced.

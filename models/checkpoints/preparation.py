@@ -38,7 +38,7 @@ _TOLERANCE = 1e-4  # of the largest value
 def take_rgb(backbone: nn.Module, spec: InputConfig) -> None:
     """Changes the first convolution of a network that was trained on BGR, so that it takes RGB.
 
-    Raises CheckpointError if there is no convolution of three channels, or more follows from them.
+    Raises CheckpointError if there is no convolution of three channels, or if the output changes.
     """
     images = torch.randn(1, 3, spec.height, spec.width, generator=torch.Generator().manual_seed(0))
     expected = backbone(images.flip(1))

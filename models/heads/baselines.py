@@ -11,7 +11,7 @@ from models.heads.attention import to_tokens
 from models.heads.ml_decoder import GroupLinear
 from models.heads.query2label import QueryLayer, decode
 
-_GEM_EPSILON = 1e-6  # that of the code that all copy; files do not have it
+_GEM_EPSILON = 1e-6  # the usual code's value; not stored in files
 
 
 class Gap(nn.Module):

@@ -98,7 +98,8 @@ def start_from(network: Network, init: CheckpointFile) -> str:
     if bare is not None:
         if bare.described.is_tagger and bare.described.photos is None:
             raise CheckpointError(
-                f"{init.name} lies beside {TAGS}, and may take BGR (WD taggers do), which training "
+                f"{init.name} is in a folder with {TAGS}, and may take BGR (WD taggers do), which "
+                "training "
                 "does not know: move it to a folder of its own if it takes RGB"
             )
         body = network.backbone.body

@@ -163,7 +163,7 @@ def _decode_by_pillow(
     image = _flatten(file)
     if orientation != UPRIGHT:
         image = image.transpose(_UPRIGHT_TURNS[orientation])
-    return DecodedImage(resize_image(image, contract, size), *size)
+    return DecodedImage(resize_image(image, contract, size, orientation), *size)
 
 
 def _turn(size: tuple[int, int], orientation: int) -> tuple[int, int]:
@@ -172,11 +172,14 @@ def _turn(size: tuple[int, int], orientation: int) -> tuple[int, int]:
 
 
 def resize_image(
-    image: Image.Image, contract: InputContract, size: tuple[int, int] | None = None
+    image: Image.Image,
+    contract: InputContract,
+    size: tuple[int, int] | None = None,
+    orientation: int = UPRIGHT,
 ) -> PixelArray:
     """Resizes an upright RGB picture to uint8 [H, W, 3] by the contract's rule.
 
-    `size` is that of the original, if the picture is smaller.
+    `size` is that of the upright original, if the picture is smaller; `orientation` was EXIF's.
     """
     resample = Image.Resampling[contract.interpolation.upper()]
     if contract.resize_mode == "squash":
@@ -185,7 +188,7 @@ def resize_image(
             image = image.resize((image.width, contract.height), resample)
         return np.asarray(image.resize((contract.width, contract.height), resample), np.uint8)
     if contract.resize_mode == "pad":
-        return np.asarray(pad_picture(image, contract, size or image.size), np.uint8)
+        return np.asarray(pad_picture(image, contract, size or image.size, orientation), np.uint8)
     (width, height), (frame_width, frame_height) = image.size, _crop_frame(contract)
     if max(width, height) > _MAX_ASPECT * min(width, height):
         width, height = min(width, _MAX_ASPECT * height), min(height, _MAX_ASPECT * width)

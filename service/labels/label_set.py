@@ -100,17 +100,25 @@ class LabelSet:
 
     def find_members(self, categories: Collection[str]) -> NDArray[np.bool_]:
         """Returns which labels are of one of these categories, bool [L]."""
-        return np.array([self.categories.get(name) in categories for name in self.names])
+        found = np.zeros(len(self.names), np.bool_)
+        for category in self._members.keys() & categories:
+            found |= self._members[category]
+        return found
 
     @cached_property
-    def is_rating(self) -> NDArray[np.bool_] | None:
-        """Which labels are ratings, bool [L]; None without some, and in a softmax, which has one.
+    def _members(self) -> dict[str, NDArray[np.bool_]]:
+        column = np.array([self.categories.get(name, "") for name in self.names])
+        return {category: column == category for category in self.category_counts}
 
-        An answer at the labels' own thresholds has exactly the best rating.
+    @cached_property
+    def ratings(self) -> NDArray[np.intp] | None:
+        """The positions of the ratings, of which an answer at own thresholds has the best.
+
+        None if the set has no ratings, or is a softmax, whose default answer is one label.
         """
-        if RATING not in self.category_counts or self.activation == "softmax":
+        if not self.categories or self.activation == "softmax":
             return None
-        return self.find_members([RATING])
+        return np.flatnonzero(self.find_members([RATING])) if RATING in self._members else None
 
     def screen(
         self, threshold: Threshold | None, wanted: int, chosen: NDArray[np.intp]

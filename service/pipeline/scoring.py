@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ class ScoredLabel:
     threshold: float  # 0..1: the question's number, else the label's own, else its set's fallback
     source: Source
     calibrated: bool  # whether `threshold` is the label's own
-    # Of the class, so that `vars` has it only if there is one.
+    # Not a field of the instance, so that `vars` omits it.
     category: str | None = field(default=None, init=False)
 
 
@@ -110,7 +111,9 @@ def _score_part(
         calibration = calibration[:, chosen]
     scores = compute_scores(logits, labels.activation, calibration)
     fixed = threshold if isinstance(threshold, float | int) else None
-    floors = labels.thresholds if limit is not None else _find_floors(labels, scores)
+    floors = labels.thresholds
+    if threshold == "calibrated" and limit is None:
+        floors = _find_floors(labels, scores)
     if len(scores) != len(chosen):
         scores = scores[chosen]
     if threshold is not None:
@@ -123,33 +126,31 @@ def _score_part(
         least, known = labels.thresholds[positions].tolist(), labels.calibrated[positions].tolist()
     else:
         least, known = [float(fixed)] * len(best), [False] * len(best)
-    found = [
-        ScoredLabel(labels.names[position], score, from_score, labels.source, calibrated)
-        for position, score, from_score, calibrated in zip(
-            positions.tolist(), scores[best].tolist(), least, known, strict=True
-        )
-    ]
+    rows = zip(
+        [labels.names[position] for position in positions.tolist()],
+        *(scores[best].tolist(), least, repeat(labels.source), known),
+        strict=False,
+    )
     if not (categories := labels.categories):
-        return found
+        return [ScoredLabel(*row) for row in rows]
     return [
-        CategorisedLabel(**vars(label), category=category)
-        if (category := categories.get(label.label))
-        else label
-        for label in found
+        CategorisedLabel(*row, category)
+        if (category := categories.get(row[0]))
+        else ScoredLabel(*row)
+        for row in rows
     ]
 
 
 def _find_floors(labels: LabelSet, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the thresholds, by which exactly the best rating of `scores` is in an answer.
+    """Returns thresholds [L] that only the best rating reaches.
 
-    It is the best of all labels: a question about some of the ratings must not get a lower one.
+    The best is of all ratings, so that a question about some of them does not get a lower one.
     """
-    if labels.is_rating is None:
+    if labels.ratings is None:
         return labels.thresholds
-    (ratings,) = labels.is_rating.nonzero()
     floors = labels.thresholds.copy()
-    floors[ratings] = np.inf
-    floors[ratings[_order_best(scores[ratings], 1)]] = -np.inf
+    floors[labels.ratings] = np.inf
+    floors[labels.ratings[_order_best(scores[labels.ratings], 1)]] = -np.inf
     return floors
 
 

@@ -88,7 +88,7 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
     if conflicting:
         raise ConflictingLabels(conflicting)
     parts, hidden = [], {}
-    for labels, members in _find_members(sets, question.category or ()):
+    for labels, members in _find_members(sets, question.category):
         positions = labels.positions
         chosen = np.full(len(positions), not include)
         chosen[[positions[name] for name in include if name in positions]] = True
@@ -107,20 +107,19 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
 
 
 def _find_members(
-    sets: Sequence[LabelSet], categories: Sequence[str]
-) -> list[tuple[LabelSet, NDArray[np.bool_]]]:
-    """Returns the sets to search and which of their labels to, bool [L]; raises UnknownCategory.
+    sets: Sequence[LabelSet], categories: Sequence[str] | None
+) -> list[tuple[LabelSet, NDArray[np.bool_] | np.bool_]]:
+    """Returns each set to search with a mask of its labels; raises UnknownCategory.
 
     If categories are asked for, sets without any are left out: they must not hide labels of others.
     """
     if not categories:
-        return [(labels, np.ones(len(labels.names), np.bool_)) for labels in sets]
+        return [(labels, np.True_) for labels in sets]
     known = dict.fromkeys(name for labels in sets for name in labels.category_counts)
     unknown = tuple(name for name in dict.fromkeys(categories) if name not in known)
     if unknown:
         raise UnknownCategory(unknown, [labels.name for labels in sets], tuple(known))
-    wanted = frozenset(categories)
-    return [(labels, labels.find_members(wanted)) for labels in sets if labels.categories]
+    return [(labels, labels.find_members(categories)) for labels in sets if labels.categories]
 
 
 def _choose_head(labels: LabelSet, chosen: NDArray[np.intp], question: Question) -> Head:

@@ -152,7 +152,7 @@ def prepare(
     known = {key: value for key, value in described.preparation.items() if value is not None}
     if hints.interpolation is not None:
         known["interpolation"] = hints.interpolation
-    if name.startswith("densenet") and "interpolation" not in known:
+    if name.startswith("densenet") and "interpolation" not in known and not described.photos:
         raise CheckpointError(
             "the file does not show whether its DenseNet was trained by torchvision or by timm: "
             "give --interpolation bilinear (torchvision, CheXNet) or bicubic (timm)"

@@ -49,7 +49,8 @@ def read_asl(state: State, hints: Hints, described: Description) -> Weights | No
 def read_timm(name: str, state: State, hints: Hints, described: Description) -> Weights:
     """Translates a classifier of timm, its tensors under timm's names."""
     spec = prepare(name, hints, described)
-    classes = len(state.get(f"{classifier_names(name)[0]}.weight", (0,)))
+    weight = state.get(f"{classifier_names(name)[0]}.weight")
+    classes = 1 if weight is None else len(weight)  # `check_tensors` names a missing one
 
     def build() -> Any:  # noqa: ANN401
         options = {"num_classes": classes}
@@ -71,6 +72,11 @@ def read_timm(name: str, state: State, hints: Hints, described: Description) -> 
         if not isinstance(features, Tensor) or features.dim() not in (3, 4):
             raise CheckpointError(f"{name} gives no single map of features, and cannot be served")
         logits, parts = _run_head(model, features)
+        if logits.shape != (1, classes):
+            raise CheckpointError(
+                f"{name} must give a logit a class; with its model_args it gives "
+                f"{tuple(logits.shape[1:])}"
+            )
         inside = {key: v for key, v in state.items() if key.partition(".")[0] in parts}
         tokens = flatten_features(model, features)
         gap = _read_gap(inside, model, tokens, logits)

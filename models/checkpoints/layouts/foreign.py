@@ -1,4 +1,4 @@
-"""Files that are recognised, and not read: what they have, and what to give instead."""
+"""Table of layouts that are not supported: patterns, a name and a remedy for the error."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ _BEFORE = "give the weights from before that"
 _IN_TIMM = "a classifier must be in the layout of timm, as timm.create_model builds it"
 _NO_TAGGER = "it is no tagger"
 
-# Expressions, each of which is found in a key or in the name of a pickled class; what a file with
-# them has; what to do.
+# (patterns, description, remedy); all patterns must match a tensor's name or a pickled class.
 _FOREIGN = (
     (r"\._packed_params\b", "weights quantised by torch.ao (int8)", _BEFORE),
     (r"\.(SCB|absmax|quant_map|quant_state\.\w+)$", "weights quantised by bitsandbytes", _BEFORE),

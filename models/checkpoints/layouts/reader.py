@@ -33,13 +33,13 @@ def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
     described = given.complete(found.described)
     state = leave_out_training(found.state)
     refuse_foreign(state)
+    state = backbones.rename_densenet(_take_network(state))
     ignored = given.model_args or (given.preparation and not given.photos)
     if ignored and (query2label.MARK in state or ram.is_ram(state)):
         raise CheckpointError(
             "the file is Query2Label or RAM, which is not prepared as the config.json beside it "
-            "says: take that away, and give --mean, --std and --interpolation if they differ"
+            "says: move that file away, and give --mean, --std and --interpolation if they differ"
         )
-    state = backbones.rename_densenet(_take_network(state))
     if query2label.MARK in state:
         return query2label.read_query2label(state, hints, described.label_names)
     if ram.is_ram(state):

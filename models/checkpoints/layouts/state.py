@@ -24,7 +24,7 @@ _LAST = (
     *("model", "state_dict", "model_state_dict", "model_state", "net", "network", "params"),
     *("weights", "module"),
 )
-# Other names of averaged weights, of which it is not known how they are stored.
+# Other names of averaged weights, whose format is unknown.
 _OTHER_AVERAGES = re.compile(r"(?i:(?<![a-z])(ema|swa|avg)(?![a-z])|averag)|EMA|SWA")
 _INNER = ("module", "shadow", "state_dict", "ema_model", "model")  # a second wrapping
 _PREFIXES = re.compile(  # of data-parallel, compiled and sharded networks
@@ -34,10 +34,12 @@ _PREFIXES = re.compile(  # of data-parallel, compiled and sharded networks
 _OPTIONS = {"gp": "global_pool", "bn_eps": "bn_eps"}
 # Averages of torch and ema_pytorch count in tensors of their own.
 _COUNTERS = {"n_averaged", "initted", "step"}
-# Parts of names of a loss's weights and of a metric's state; no model of timm has them.
-_TRAINING = re.compile(
-    r"(.*\.)?(\w*(loss|criteri(on|a)|metric)\w*|(train|valid|val|test)_\w+|confmat|pos_weight|"
-    r"class_weights?|thresholds)(\..+)?"
+# Names of a loss's weights and of a metric's state; no model of timm has them.
+_LOSS = re.compile(
+    r"(.*\.)?((\w*_)?(loss(es)?|criteri(on|a))(_\w+)?|pos_weight|class_weights?)(\..+)?"
+)
+_METRIC = re.compile(
+    r"(.*\.)?((\w*_)?metrics?(_\w+)?|(train|valid|val|test)_\w+|confmat|thresholds)(\..+)?"
 )
 
 logger = logging.getLogger(__name__)
@@ -79,7 +81,7 @@ def _refuse(content: Mapping[Any, Any]) -> NoReturn:
     entries = [f"{key} (a pickled {pickled[key]})" if key in pickled else key for key in others]
     raise CheckpointError(
         "the checkpoint has entries that are no tensors under a usual name: "
-        f"{', '.join(entries[:5]) or 'none'}; store the weights alone, with "
+        f"{', '.join(entries[:5]) or 'none'}; store only the weights, with "
         "torch.save(model.state_dict(), FILE)"
     )
 
@@ -134,11 +136,13 @@ def _refuse_other_averages(content: Mapping[object, object]) -> None:
             if _OTHER_AVERAGES.search(str(name)) and _has_weights(value):
                 raise CheckpointError(
                     f"the checkpoint has averaged weights beside others ({name!s:.80}): store "
-                    "those to serve alone, with torch.save(model.state_dict(), FILE)"
+                    "only the tensors to serve, with torch.save(model.state_dict(), FILE)"
                 )
 
 
 def _has_weights(value: object, depth: int = 3) -> bool:
+    if isinstance(value, Unread):
+        return True
     if isinstance(value, Tensor):
         return value.dim() > 1
     inner = value.values() if isinstance(value, Mapping) else value
@@ -154,7 +158,11 @@ def _open(value: object) -> dict[str, Any] | None:
     """Returns a dictionary with weights, perhaps wrapped once more; None for other values."""
     if not isinstance(value, Mapping):
         return None
-    inner = next((v for name in _INNER if isinstance(v := value.get(name), Mapping)), value)
+    name = next((name for name in _INNER if isinstance(value.get(name), Mapping)), None)
+    inner = value
+    if name is not None:
+        inner = value[name]
+        _refuse_other_averages({key: each for key, each in value.items() if key != name})
     found = any(isinstance(each, Tensor) and each.dim() > 1 for each in inner.values())
     return _strip(inner) if found else None
 
@@ -168,9 +176,14 @@ def _strip(tensors: Mapping[Any, Any]) -> dict[str, Any]:
 
 def leave_out_training(state: State) -> State:
     """Leaves out, and logs, the tensors of losses and metrics next to a network."""
-    kept = {key: tensor for key, tensor in state.items() if not _TRAINING.fullmatch(key)}
+    kept = {key: tensor for key, tensor in state.items() if not _is_training(key, tensor)}
     log_left_out(state.keys() - kept.keys(), "a loss or a metric, not of the network")
     return kept
+
+
+def _is_training(key: str, tensor: Tensor) -> bool:
+    is_layer = tensor.is_floating_point() and tensor.dim() > 1  # not the counts of a metric
+    return bool(_LOSS.fullmatch(key) or (_METRIC.fullmatch(key) and not is_layer))
 
 
 def log_left_out(keys: Collection[str], reason: str) -> None:

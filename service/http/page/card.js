@@ -1,5 +1,15 @@
 // The model card: the answer of `/info` as tables.
 
+/** How photos are prepared; padding in white and a first fit by `bilinear` are left out of `/info`. */
+function describeInput({ width, height, resize_mode, interpolation, pad_color, fit_size, fit_interpolation, mean, std }) {
+  const colour = pad_color ? `rgb(${pad_color})` : "white";
+  const fit = fit_size ? `, first ${fit_interpolation ?? "bilinear"} into ${fit_size} x ${fit_size}` : "";
+  const padding = resize_mode === "pad" ? ` in ${colour}${fit}` : "";
+  const values = Object.entries({ mean, std }).filter(([, value]) => value);
+  const scale = values.map(([name, value]) => `, ${name} ${value.join(" ")}`).join("");
+  return `${width} x ${height} pixels, ${resize_mode}${padding}, ${interpolation}${scale}`;
+}
+
 export function fillCard(element, info) {
   const space = info.open_head?.embedding_space;
   const heads = [["trained labels", info.head], ["open labels", info.open_head]].filter(([, head]) => head);
@@ -8,7 +18,7 @@ export function fillCard(element, info) {
     Licence: info.license,
     Backbone: info.provenance.backbone,
     "Trained on": info.provenance.training_data,
-    Input: `${info.input.width} x ${info.input.height} pixels, ${info.input.resize_mode}`,
+    Input: describeInput(info.input),
     "Trained head": info.head && `${info.head.kind}, ${info.labels.length} labels, ${info.head.activation}`,
     "Open head": space && `${info.open_head.kind}, ${info.open_head.activation}, ${space.encoder} (${space.width})`,
     ...Object.fromEntries(heads.map(([name, head]) => [`Scores of ${name}`, describeScores(head)])),
