@@ -92,6 +92,15 @@ def test_classifier_that_version_1_0_stored_is_read(tmp_path: Path) -> None:
     assert_gives(tmp_path / "old.safetensors", images, network.head.linear(expected))
 
 
+def test_model_without_pooling_is_refused(tmp_path: Path) -> None:
+    model = timm.create_model("test_vit", num_classes=3, global_pool="", class_token=False)
+    torch.save(model.state_dict(), tmp_path / "vit.pth")
+    config = {"architecture": "test_vit", "model_args": {"global_pool": "", "class_token": False}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"must give a logit a class; .* gives"):
+        load_checkpoint(tmp_path / "vit.pth")
+
+
 TINY = {
     "vit": ("test_vit", {"act_layer": "gelu_tanh", "class_token": False, "fc_norm": False,
         "global_pool": "avg", "img_size": 64}),

@@ -77,6 +77,10 @@ def test_query2label_beside_the_description_of_a_timm_model_is_refused(tmp_path:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"not prepared as the config\.json beside it says"):
         load_checkpoint(path)
+    content = torch.load(path)["state_dict"]
+    torch.save({f"model.{key.removeprefix('module.')}": v for key, v in content.items()}, path)
+    with pytest.raises(CheckpointError, match=r"not prepared as the config\.json beside it says"):
+        load_checkpoint(path)
 
 
 def test_query2label_with_another_layer_is_refused_by_its_name(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from models.checkpoints.description import CheckpointError
-from models.checkpoints.layouts.state import unwrap
+from models.checkpoints.layouts.state import leave_out_training, unwrap
+from models.checkpoints.pickles import Unread
 
 GOOD = {"a.weight": torch.ones(2, 3), "a.running_mean": torch.ones(2)}
 OTHER = {key: -tensor for key, tensor in GOOD.items()}
@@ -71,6 +72,8 @@ def test_other_weights_are_refused_as_what_they_are(content: dict[str, Any], rea
         ("StochasticWeightAveraging",
          {"callbacks": {"StochasticWeightAveraging": {"average_model_state": GOOD}}}),
         ("EMACallback", {"callbacks": {"EMACallback": {"ema_weights": list(GOOD.values())}}}),
+        ("averaged_weights", {"averaged_weights": Unread()}),
+        ("ema", {"state_dict": {"model": OTHER, "ema": GOOD}}),
     ],
 )  # fmt: skip
 def test_averages_under_other_names_are_not_passed_over(name: str, content: dict[str, Any]) -> None:
@@ -82,3 +85,11 @@ def test_settings_of_averages_and_of_optimizers_are_no_weights() -> None:
     others = {"averaging_state": {"n_averaged": torch.tensor(4)}, "ema_decay": 0.99,
         "optimizer": {"state": {0: {"exp_avg": torch.ones(2, 3)}}}, "schema": OTHER}  # fmt: skip
     assert unwrap({"state_dict": GOOD, **others}).state == GOOD
+
+
+def test_layers_are_not_taken_for_losses_and_metrics() -> None:
+    layers = ("val_proj.weight", "metric_fc.weight", "asymmetric_conv.weight", "glossy.bias")
+    kept = {name: torch.ones(2, 3) for name in layers}
+    others = {"val_map.thresholds": torch.ones(5), "loss.prototypes": torch.ones(2, 3),
+        "criterion.pos_weight": torch.ones(3)}  # fmt: skip
+    assert leave_out_training(kept | others).keys() == kept.keys()
