@@ -26,6 +26,7 @@ from tests.e2e.server_process import ROOT
 SCRIPTS = ROOT.parent / "shared" / "goldens" / "wild"
 PHOTOS = ROOT / "docs" / "photos"
 TOLERANCE = 1e-3  # of a score
+WD = "--channels bgr --pad white"
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 pytestmark = pytest.mark.skipif(not SCRIPTS.is_dir(), reason="the rebuilt taggers are not here")
@@ -50,34 +51,34 @@ def read_reference(case: Path) -> tuple[list[str], NDArray[np.float32]]:
 @pytest.mark.parametrize(
     ("script", "checkpoint", "options"),
     [
-        (("wd_v3.py", "vit"), "wd_vit_v3", ("--channels", "bgr", "--pad", "white")),
-        (("wd_v3.py", "swinv2"), "wd_swinv2_v3", ("--channels", "bgr", "--pad", "white")),
-        (("animetimm.py", "resnet"), "animetimm_resnet", ()),
-        (
-            ("mldanbooru_tresnet_d.py",),
+        pytest.param("wd_v3.py vit", "wd_vit_v3", WD, marks=pytest.mark.slow),
+        pytest.param("wd_v3.py swinv2", "wd_swinv2_v3", WD, marks=pytest.mark.slow),
+        ("animetimm.py resnet", "animetimm_resnet", ""),
+        pytest.param(
+            "mldanbooru_tresnet_d.py",
             "mldanbooru_tresnet_d/xformers.ckpt",
-            ("--image-size", "448", "--plain-pixels"),
+            "--image-size 448 --plain-pixels",
+            marks=pytest.mark.slow,
         ),
         (
-            ("dead_self_attn.py",),
+            "dead_self_attn.py",
             "dead_self_attn/best.pth",
-            ("--backbone", "resnet18", "--label-names", "names.txt"),
+            "--backbone resnet18 --label-names names.txt",
         ),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_tagger_answers_as_its_authors_code(
-    script: tuple[str, ...],
+    script: str,
     checkpoint: str,
-    options: tuple[str, ...],
+    options: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    rebuild(tmp_path, *script)
+    rebuild(tmp_path, *script.split())
     case, bundle = tmp_path / checkpoint.split("/")[0], tmp_path / "tagger"
-    options = tuple(str(case / each) if each.endswith(".txt") else each for each in options)
+    given = options.replace("names.txt", str(case / "names.txt")).split()
     flags = ["--checkpoint", str(tmp_path / checkpoint), "--out", str(bundle)]
-    assert export([*flags, "--precision", "fp32", *options]) == 0, capsys.readouterr().err
+    assert export([*flags, "--precision", "fp32", *given]) == 0, capsys.readouterr().err
     capsys.readouterr()
 
     names = (case / "names.txt").read_text().split()
@@ -108,7 +109,7 @@ ROUNDED = {"fp16.safetensors": 0.01, "mixed.pth": 0.01, "bf16.safetensors": 0.1}
 
 
 @pytest.mark.filterwarnings("ignore:(TypedStorage|torch.quantize_per_tensor)")  # for int8
-@pytest.mark.parametrize("case", ["containers", "fine_tunes"])
+@pytest.mark.parametrize("case", [pytest.param("containers", marks=pytest.mark.slow), "fine_tunes"])
 def test_containers_and_fine_tunes_have_their_networks_logits(case: str, tmp_path: Path) -> None:
     rebuild(tmp_path, f"{case}.py")
     folder = tmp_path / case
