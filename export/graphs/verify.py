@@ -104,7 +104,7 @@ def _verify(
     shown = []
     for rounded, deviation in zip(found, exact, strict=True):
         own = Deviation(deviation.case, deviation.expected, rounded.expected).value
-        limit = max(tolerance, min(_OWN_ROUNDING * own, HALF_TOLERANCE))
+        limit = max(tolerance, _OWN_ROUNDING * own)
         if own <= _NOISE * tolerance:
             shown.append(deviation)
             if not deviation.value <= limit:

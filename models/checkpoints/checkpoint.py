@@ -57,11 +57,8 @@ def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) 
     """Reads a checkpoint file, as `load_checkpoint` does, with its labels and notes."""
     file = path if isinstance(path, CheckpointFile) else read_file(path)
     own = _CONFIG_KEY in file.metadata
-    options = ("pad", "mean", "std", "interpolation")
-    given = [name for name in options if getattr(hints, name) is not None]
-    given += ["channels"] if hints.channels == "bgr" else []
-    if own and given:
-        raise CheckpointError(f"{file.name} has its own preparation: leave out --{given[0]}")
+    if own and hints.channels == "bgr":
+        raise CheckpointError(f"{file.name} was made for RGB: leave out --channels")
     try:
         weights = _read_own(file) if own else _read_foreign(file, hints)
         network, config = _build(file.name, weights, hints)
