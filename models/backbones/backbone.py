@@ -118,8 +118,6 @@ def _create(
         return tresnet.create_tresnet(name)
     if name in CVTS:
         return Cvt(name)
-    if not timm.is_model(name):
-        raise BackboneError(f"timm has no model named {name!r}")
     try:
         try:
             pooling = {} if norm_pooled else {"global_pool": ""}
