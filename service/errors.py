@@ -417,6 +417,32 @@ class NoOpenHead(LabelSetError):
     detail = "Other labels need a bundle with an open head."
 
 
+class NoBackground(LabelSetError):
+    status, code, title = 409, "no_background", "This model cannot learn from photos yet"
+    detail = (
+        "It needs a few hundred photos without labels: ml-decoder export --bundle BUNDLE "
+        "--background FOLDER --out BUNDLE, then start the service again."
+    )
+
+
+class ScoresCompete(LabelSetError):
+    status, code, title = 409, "scores_compete", "The scores of these labels compete (softmax)"
+    detail = (
+        "Labels learn from photos on calibrated scores: ml-decoder labels calibrate {} --photos "
+        "FOLDER, or export the bundle with --open-photos."
+    )
+
+
+class NoExamples(LabelSetError):
+    status, code, title = 404, "no_examples", "The label has no examples"
+    detail = "{} of {} has not learnt from photos."
+
+
+class NoSharedSpace(ServiceError):
+    status, code, title = 409, "no_shared_space", "This model has embeddings of photos only"
+    detail = "Texts and photos share a space in CLIP and SigLIP."
+
+
 class LabelSetNotFound(LabelSetError):
     status, code, title = 404, "label_set_not_found", "There is no such label set"
 

@@ -97,3 +97,15 @@ class Question(BaseModel):
         "of an image get maps.",
         examples=[False],
     )
+    embedding: (
+        Annotated[
+            bool | Literal["base64"],
+            replace_errors("embedding", "Input should be true, false or 'base64'"),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Add the image's embedding, of length 1: `true` as a list of numbers, `base64` "
+        "as little-endian float32 in base64.",
+        examples=[False],
+    )

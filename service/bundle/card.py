@@ -234,6 +234,13 @@ class OpenHead(Record):
         return self.calibration
 
 
+class BackgroundPhotos(Record):
+    """The photos that the background for labels from photos was measured on."""
+
+    dataset: str = Field(description="And split, or the folder's name.")
+    images: int = Field(ge=1)
+
+
 class Provenance(Record):
     """Where the weights came from."""
 
@@ -288,8 +295,15 @@ class ModelCard(Record):
     input: InputContract
     trained_head: TrainedHead | None = None
     open_head: OpenHead | None = None
+    # Not written if there is none, so that older services read the bundle.
+    background: BackgroundPhotos | None = Field(default=None, exclude_if=operator.not_)
     default_precision: dict[Device, Precision] = Field(default_factory=dict)  # `auto`
     metrics: tuple[Metric, ...] = ()
+
+    @property
+    def has_two_towers(self) -> bool:
+        """Whether the first token is the photo's embedding in the space of the texts."""
+        return self.open_head is not None and self.open_head.kind in {"clip", "siglip"}
 
     @model_validator(mode="after")
     def _has_a_head(self) -> Self:

@@ -20,6 +20,7 @@ from service.bundle.card import (
     format_first_error,
 )
 from service.bundle.manifest import (
+    BACKGROUND_FILE,
     FIXED_PRECISIONS,
     LABELS_FILE,
     MANIFEST_FILE,
@@ -79,6 +80,20 @@ class Bundle:
     def read_tokenizer(self) -> bytes:
         """Returns the text encoder's tokenizer; raises `BundleError` if changed."""
         return self._read(TOKENIZER_FILE)
+
+    def read_background(self) -> bytes | None:
+        """Returns `background.npz`, or None if absent; raises `BundleError` if changed."""
+        return self._read(BACKGROUND_FILE) if BACKGROUND_FILE in self.manifest.files else None
+
+    @property
+    def encoder_fingerprint(self) -> str:
+        """Sha256 in hex of encoder and background: what is learnt from photos fits no others.
+
+        It is the same for all precisions, whose embeddings are nearly equal.
+        """
+        files = (self.manifest.graphs["encoder"]["fp32"], BACKGROUND_FILE)
+        found = [self.manifest.files[file].sha256 for file in files if file in self.manifest.files]
+        return hashlib.sha256("".join(found).encode()).hexdigest()
 
     def read_label_sets(self) -> dict[str, bytes]:
         """Returns file name, such as `everyday.npz` -> content; `BundleError` if changed."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from service.bundle.card import Label, ModelCard, Precision
 from service.bundle.manifest import (
+    BACKGROUND_FILE,
     LABELS_FILE,
     MANIFEST_FILE,
     SCHEMA_VERSION,
@@ -40,6 +41,7 @@ class BundleDraft:
     graphs: Mapping[GraphName, Mapping[Precision, bytes]] = field(default_factory=dict)
     tokenizer: bytes | None = None  # `tokenizer.json` of the text encoder
     label_sets: Mapping[str, bytes] = field(default_factory=dict)
+    background: bytes | None = None  # `background.npz`
 
 
 def check_target(path: Path) -> None:
@@ -84,6 +86,8 @@ def _write_files(folder: Path, draft: BundleDraft) -> None:
         put(LABELS_FILE, _dump([label.model_dump(exclude_none=True) for label in draft.labels]))
     if draft.tokenizer is not None:
         put(TOKENIZER_FILE, draft.tokenizer)
+    if draft.background is not None:
+        put(BACKGROUND_FILE, draft.background)
     for name, content in draft.label_sets.items():
         put(f"{SET_PREFIX}{name}", content)
     manifest = Manifest(schema_version=SCHEMA_VERSION, card=draft.card, graphs=graphs, files=files)

@@ -71,7 +71,18 @@ class ScreenedQueries:
         return len(self.queries)
 
 
-Head: TypeAlias = QueryArray | SomeQueries | ScreenedQueries | None
+@dataclass(frozen=True)
+class NoHead:
+    """L labels that are scored by the photo's embedding alone: their logits are zeros [L]."""
+
+    count: int
+
+    def __len__(self) -> int:
+        """The number of labels."""
+        return self.count
+
+
+Head: TypeAlias = QueryArray | SomeQueries | ScreenedQueries | NoHead | None
 """The head to run for a label set: queries for the open or screened head, None for the trained."""
 
 
@@ -87,4 +98,7 @@ class HeadResults(NamedTuple):
 
     logits: tuple[LogitsArray | ScreenedLogits, ...]  # [L] or [N], or of `ScreenedQueries`
     memories: tuple[NDArray[np.float32], ...] = ()  # [S, D], if the image is explained
+    # Unit length, [C]: the mean token, or the first of two towers; if the image is embedded.
+    embedding: NDArray[np.float32] | None = None
+    tokens: NDArray[np.float32] | None = None  # [S, C], if it is embedded and explained
     stages: tuple[Stage, ...] = ()  # of the whole batch

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated
@@ -27,6 +27,7 @@ from service.bundle.card import Calibration, EmbeddingSpace, Record, write_promp
 from service.engine.heads import Embeddings
 from service.errors import InvalidLabelSet, OtherEmbeddings, TextNotEncodable, quote
 from service.fields import LabelSetName, LabelText, NoBool, PromptText
+from service.labels.examples import Lesson
 
 MAX_EMBEDDING_VALUES = 65_536
 EMBEDDING_LENGTHS = (1e-4, 1e4)
@@ -130,6 +131,8 @@ class Definition:
         embeddings: their embeddings, float32 [M, E].
         embedding_space: fingerprint of their space; None if the author did not give it.
         calibration: of all labels of the set; None uses the open head's.
+        lessons: name -> what it has learnt from photos; names of labels of the set.
+        encoder: fingerprint of the encoder of the lessons.
     """
 
     name: str
@@ -140,10 +143,12 @@ class Definition:
     embeddings: Embeddings = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     embedding_space: str | None = None
     calibration: Calibration | None = None
+    lessons: Mapping[str, Lesson] = field(default_factory=dict)
+    encoder: str | None = None
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all but `embedding_space`, sha256 in hex."""
+        """Hash of all but `embedding_space`, `lessons` and `encoder`, sha256 in hex."""
         columns: list[object] = [self.name, self.names, self.prompts, self.thresholds, self.given]
         if self.calibration is not None:  # so that sets without it keep their digests
             columns.append([self.calibration.scale, self.calibration.shift])

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from service.bundle.card import Activation, Calibration, Label, OpenHead, TrainedHead
 from service.engine.heads import Keys, LabelVectors, QueryArray, ScreenedQueries
+from service.labels.background import Vector, Vectors
 from service.labels.definition import Definition
+from service.labels.examples import Lesson
 from service.question import Threshold
 
 # Questions whose arrays for the screened head a set caches.
@@ -28,8 +30,31 @@ RESERVED_NAMES = frozenset({TRAINED_SET, CANDIDATE_SET})
 RATING = "rating"
 """Category of labels that exclude each other, such as `general` and `explicit`."""
 
-Source = Literal["trained", "zero_shot"]
+Source = Literal["trained", "zero_shot", "examples"]
 Origin = Literal["model", "bundle", "folder", "store", "request"]
+
+
+@dataclass(frozen=True, eq=False)
+class LearntLabels:
+    """M labels of a set that have learnt from photos; `v . f + b` is added to their logits.
+
+    Attributes:
+        positions: in the set, intp [M], ascending.
+        vectors: v, float32 [M, D].
+        shifts: b, float64 [M].
+        lessons: of each label.
+        separations: 0 to 8, float64 [M], see `Examples.separate`.
+    """
+
+    positions: NDArray[np.intp]
+    vectors: Vectors
+    shifts: NDArray[np.float64]
+    lessons: tuple[Lesson, ...]
+    separations: NDArray[np.float64]
+
+    def score(self, embedding: Vector) -> NDArray[np.float64]:
+        """Returns what is added to the calibrated logits of the labels, [M], for f [D]."""
+        return self.vectors @ embedding + self.shifts
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +75,8 @@ class LabelSet:
         keys: inputs of the screened head, [L, ...] each; None for trained and candidate labels,
             and without a screen.
         categories: name -> category, of trained labels that have one.
+        learnt: the labels that have learnt from photos with this encoder; None if none has.
+        foreign: names of labels that have examples of another encoder only.
     """
 
     name: str
@@ -67,6 +94,8 @@ class LabelSet:
     queries: QueryArray | None = None
     keys: Keys | None = None
     categories: Mapping[str, str] = field(default_factory=dict)
+    learnt: LearntLabels | None = None
+    foreign: frozenset[str] = frozenset()
 
     @property
     def num_labels(self) -> int:
@@ -75,8 +104,10 @@ class LabelSet:
 
     @cached_property
     def source(self) -> Source:
-        """The head that scores the labels."""
-        return "trained" if self.queries is None else "zero_shot"
+        """How the labels are known: `examples` is a set without texts, scored by them alone."""
+        if self.origin == "model":
+            return "trained"
+        return "examples" if self.queries is None else "zero_shot"
 
     @property
     def read_only(self) -> bool:
