@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import compress
@@ -76,19 +77,7 @@ def measure_map(  # noqa: PLR0913 - a parameter for each flag
         names = tuple(name for name in names if name in known)
         query = {"label_set": label_set, "include": names}
     columns = [folder.label_names.index(name) for name in names]
-
-    def request_scores(image: LabelledImage) -> list[tuple[float, float]]:
-        request = Request(
-            f"{url}/predict?{urlencode({**query, 'top_k': len(names)}, doseq=True)}",
-            data=image.path.read_bytes(),
-            headers={"Content-Type": "image/jpeg"},
-        )
-        with urlopen(request) as answer:
-            found = {label["label"]: label for label in json.load(answer)["labels"]}
-        return [(found[name]["score"], found[name]["threshold"]) for name in names]
-
-    with ThreadPoolExecutor(4) as clients:
-        answers = np.array(list(clients.map(request_scores, images)))  # [n, L, 2]
+    answers = request_scores(url, query, names, images)
     scores, thresholds = answers[..., 0], answers[..., 1]
     targets = folder.targets(images)[:, columns]
     counted = [
@@ -103,6 +92,25 @@ def measure_map(  # noqa: PLR0913 - a parameter for each flag
     if calibration:
         kept = [column for column, name in enumerate(names) if name not in others]
         _print_calibration(scores[:, kept], thresholds[:, kept], targets[:, kept])
+
+
+def request_scores(
+    url: str, query: dict[str, object], names: Sequence[str], images: Sequence[LabelledImage]
+) -> NDArray[np.float64]:
+    """Returns scores and thresholds of labels, float64 [n, L, 2]."""
+
+    def request_one(image: LabelledImage) -> list[tuple[float, float]]:
+        request = Request(
+            f"{url}/predict?{urlencode({**query, 'top_k': len(names)}, doseq=True)}",
+            data=image.path.read_bytes(),
+            headers={"Content-Type": "image/jpeg"},
+        )
+        with urlopen(request) as answer:
+            found = {label["label"]: label for label in json.load(answer)["labels"]}
+        return [(found[name]["score"], found[name]["threshold"]) for name in names]
+
+    with ThreadPoolExecutor(4) as clients:
+        return np.array(list(clients.map(request_one, images)))
 
 
 def _print_calibration(

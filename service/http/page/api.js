@@ -81,6 +81,19 @@ export async function keepLabelSet(name, labels, replace) {
   return (await send(path, sendJson("PUT", { labels }, { "If-Match": tag }))).body;
 }
 
+/** Teaches a label of a set from files, `{ positive, negative }`; makes the set and the label if they are new. */
+export async function teachLabel(name, label, photos) {
+  const body = new FormData();
+  for (const [kind, files] of Object.entries(photos)) {
+    for (const file of files) {
+      await checkReadable(file);
+      body.append(kind, file, file.name);
+    }
+  }
+  const path = `labels/${encodeURIComponent(name)}/examples?label=${encodeURIComponent(label)}`;
+  return (await send(path, { method: "POST", body })).body;
+}
+
 /** Sets the threshold of one label of `set`, as `readLabelSet` returned it, if it is unchanged. */
 export async function keepThreshold(set, label, threshold) {
   const labels = [{ name: label, threshold }];

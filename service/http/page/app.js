@@ -3,7 +3,7 @@
 // `photos.js` chooses the photo and `labels.js` the label sets; `api.js` sends one request; `scores.js`
 // sorts the answer by the controls; `results.js` and `map.js` draw it; `snippets.js` writes the
 // request as curl and Python; `downloads.js` writes files of all photos; `calibrate.js` chooses the
-// threshold of a label. This file owns the page's state.
+// threshold of a label, `teach.js` teaches one from photos. This file owns the page's state.
 
 import { predict, readInfo, readKey, writeKey } from "./api.js";
 import { showCalibrated, startCalibration } from "./calibrate.js";
@@ -30,6 +30,7 @@ import {
   showParameters,
 } from "./scores.js";
 import { makeCurl, makePython } from "./snippets.js";
+import { showTeachable, startTeaching } from "./teach.js";
 
 const PARALLEL = 2; // requests for the photos that are not shown
 const QUIET_MS = 400; // pause before a screen reader announces a moving slider
@@ -49,8 +50,9 @@ let asking = new AbortController();
 let speaking = 0;
 
 function start() {
-  startLabels(ask, showCalibrated, showProblem);
+  startLabels(ask, (sets) => [showCalibrated, showTeachable].forEach((show) => show(sets)), showProblem);
   startCalibration(() => showSets().then(ask, showProblem), showProblem);
+  startTeaching((name) => showSets([name]).then(ask, showProblem), showProblem);
   byId("ask").addEventListener("submit", (event) => event.preventDefault());
   byId("top-k").addEventListener("input", render);
   for (const radio of document.querySelectorAll("[name=mode]")) {
@@ -80,9 +82,8 @@ async function greet() {
   const info = await readInfo();
   byId("model").textContent = `${info.model.name} ${info.model.version}`;
   fillCard(byId("card-body"), info);
-  for (const id of ["card-open", "ask-side"]) byId(id).hidden = false;
+  for (const id of ["card-open", "ask-side", "calibrate-side"]) byId(id).hidden = false;
   byId("own").hidden = !info.open_head?.encodes_text;
-  byId("calibrate-side").hidden = !info.open_head;
   await showSets();
   byId("alert").hidden = true;
   shown.info = info;
@@ -232,10 +233,10 @@ function forgetAnswer() {
   for (const id of ["hint", "request-side"]) byId(id).hidden = true;
 }
 
-/** Whether the head of a label has maps, by the model card. */
+/** Whether a label has maps, by the model card; labels learnt from photos need no head for them. */
 function hasMap(label) {
   const head = label.source === "trained" ? shown.info.head : shown.info.open_head;
-  return Boolean(head?.maps);
+  return label.source === "examples" || Boolean(head?.maps);
 }
 
 async function askMap(column, label, signal) {

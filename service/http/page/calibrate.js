@@ -28,12 +28,7 @@ export function startCalibration(onKept, onProblem) {
   });
   byId("calibrate-keep").addEventListener("click", () => keep(onKept, onProblem));
   for (const [id, isShown] of [["calibrate-with", true], ["calibrate-without", false]]) {
-    const input = byId(id);
-    input.addEventListener("change", () => {
-      add(input.files, isShown);
-      input.value = "";
-    });
-    listenForDrops(input.closest(".drop"), (files) => add(files, isShown));
+    listenForFiles(byId(id), (files) => add(files, isShown));
   }
 }
 
@@ -183,7 +178,13 @@ async function keep(onKept, onProblem) {
   }
 }
 
-function listenForDrops(zone, take) {
+/** Calls `take` with the files that are chosen in a field or dropped on its zone. */
+export function listenForFiles(input, take) {
+  const zone = input.closest(".drop");
+  input.addEventListener("change", () => {
+    take(input.files);
+    input.value = "";
+  });
   zone.addEventListener("dragover", (event) => {
     event.preventDefault();
     event.stopPropagation(); // else the page would offer to label the photos

@@ -202,7 +202,8 @@ function makeChoice(set, isChosen) {
   name.textContent = `${set.name} `;
   const count = document.createElement("span");
   count.className = "quiet";
-  count.textContent = [countLabels(set), ORIGINS[set.origin]].join(", ");
+  const learnt = set.num_learnt ? [`${set.num_learnt} learnt from photos`] : [];
+  count.textContent = [countLabels(set), ORIGINS[set.origin], ...learnt].join(", ");
   name.append(count);
   label.append(box, name);
   return label;

@@ -77,7 +77,7 @@ function makeRow(label, threshold, kinds, onPress) {
 }
 
 function describe(label, threshold, passes) {
-  const source = label.source === "zero_shot" ? "zero-shot" : "trained";
+  const source = { zero_shot: "zero-shot", examples: "learnt from photos" }[label.source] ?? "trained";
   return `, ${passes ? "above" : "below"} the threshold of ${threshold.toFixed(2)}, ${source}. `;
 }
 

@@ -1,0 +1,129 @@
+"""Accuracy of labels that learn from photos, next to their texts alone, over HTTP.
+
+python -m tests.benchmarks.examples --data FOLDER [--split test --except FOLDER] [--counts 1,2,5]
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import httpx2 as httpx
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+
+from models.data import LabelledFolder, LabelledImage, read_labelled_folder
+from models.metrics import average_precisions
+from service.calibration import bin_scores, measure_error
+from tests.benchmarks.accuracy import request_scores
+from tests.benchmarks.servers import BUNDLE, PHOTO, list_ours, make_multipart, run_server
+
+_SET = "taught"
+_COLUMNS = ("mAP", "precision", "recall", "calibration error")
+
+app = typer.Typer(help=__doc__)
+
+
+@app.command()
+def compare(  # noqa: PLR0913 - a parameter for each flag
+    *,
+    data: Annotated[Path, typer.Option(help="Labelled folder.")],
+    split: Annotated[str, typer.Option(help="Split that is scored; all without.")] = "",
+    excluded: Annotated[
+        Path | None, typer.Option("--except", help="Labelled folder whose labels do not count.")
+    ] = None,
+    counts: Annotated[str, typer.Option(help="Examples of each label, ascending.")] = "1,2,4",
+    draws: Annotated[int, typer.Option(help="Random choices of the examples.")] = 10,
+    bundle: Annotated[Path, typer.Option(help="Bundle with a background.")] = BUNDLE,
+    precision: str = "auto",
+) -> None:
+    """Prints means over the draws, in percent or as shares, with the range of the mAP.
+
+    The labels are the folder's that enough photos show. A draw teaches all of them in one set, with
+    photos of any split, and scores the photos that are no label's example. Rows of text are of the
+    same photos. Precision and recall are of the labels that reach the thresholds of the answer.
+    """
+    folder = read_labelled_folder(data)
+    others = read_labelled_folder(excluded).label_names if excluded else ()
+    numbers = [int(count) for count in counts.split(",")]
+    shown = _list_photos(folder)
+    names = [
+        name
+        for name in folder.label_names
+        if name not in others and len(shown[name]) >= max(numbers)
+    ]
+    columns = [folder.label_names.index(name) for name in names]
+    scored = folder.split(split) if split else folder.images
+    targets = folder.targets(scored)[:, columns]
+    found: dict[tuple[int, str], list[list[float]]] = defaultdict(list)
+    server = list_ours(bundle, precision, PHOTO.read_bytes())
+    server = replace(server, request=make_multipart(PHOTO.read_bytes()))
+    with run_server(server) as running, httpx.Client(timeout=120) as client:
+        url = f"{running.address}/labels"
+        for draw in range(draws):
+            generator = np.random.default_rng(draw)
+            drawn = {name: generator.permutation(np.array(shown[name])) for name in names}
+            client.post(url, json={"name": _SET, "labels": names}).raise_for_status()
+            if draw == 0:
+                texts = _ask(running.address, names, scored)
+            for before, count in pairwise([0, *numbers]):
+                _teach(client, url, {name: drawn[name][before:count] for name in names})
+                used = {path for name in names for path in drawn[name][:count]}
+                left = [row for row, image in enumerate(scored) if image.path not in used]
+                answers = _ask(running.address, names, [scored[row] for row in left])
+                for kind, rows in (("text", texts[left]), ("examples", answers)):
+                    found[count, kind].append([len(left), *_measure(rows, targets[left])])
+            client.delete(f"{url}/{_SET}").raise_for_status()
+    print(f"{folder.name}: {len(names)} labels, draws: {draws}")
+    print(f"{'':16} {'photos':>7}  " + "  ".join(_COLUMNS))
+    for (count, kind), figures in found.items():
+        photos, mean_ap, *rest = np.mean(figures, axis=0).tolist()
+        title = kind if kind == "text" else f"{count} {kind}"
+        low, high = np.array(figures)[:, 1].min(), np.array(figures)[:, 1].max()
+        shares = "  ".join(f"{value:6.3f}" for value in rest)
+        print(f"{title:16} {photos:7.0f}  {mean_ap:5.1f} ({low:.1f} to {high:.1f})  {shares}")
+
+
+def _list_photos(folder: LabelledFolder) -> dict[str, list[Path]]:
+    """Returns the photos that show each label, each photo once."""
+    shown: dict[str, dict[Path, None]] = {name: {} for name in folder.label_names}
+    for image in folder.images:
+        for name in image.labels:
+            shown[name][image.path] = None
+    return {name: list(paths) for name, paths in shown.items()}
+
+
+def _teach(client: httpx.Client, url: str, examples: dict[str, NDArray[np.object_]]) -> None:
+    def teach_one(name: str) -> None:
+        files = [("positive", path.read_bytes()) for path in examples[name]]
+        answer = client.post(f"{url}/{_SET}/examples", params={"label": name}, files=files)
+        if not answer.is_success:
+            raise SystemExit(answer.text)
+
+    with ThreadPoolExecutor(4) as clients:
+        list(clients.map(teach_one, examples))
+
+
+def _ask(url: str, names: Sequence[str], images: Sequence[LabelledImage]) -> NDArray[np.float64]:
+    return request_scores(url, {"label_set": _SET, "threshold": 0}, names, images)
+
+
+def _measure(answers: NDArray[np.float64], targets: NDArray[np.int64]) -> tuple[float, ...]:
+    """Returns the figures of `_COLUMNS`, for answers [n, L, 2] of `request_scores`."""
+    scores, thresholds = answers[..., 0], answers[..., 1]
+    counted = targets.any(axis=0)
+    found = average_precisions(torch.from_numpy(scores), torch.from_numpy(targets))[counted]
+    hits = targets[scores >= thresholds]
+    error = measure_error(bin_scores(scores, targets))
+    return float(found.mean()), hits.mean(), hits.sum() / targets.sum(), error
+
+
+if __name__ == "__main__":
+    app()
