@@ -81,7 +81,7 @@ def test_dropped_photo_is_scored_and_a_broken_one_named(page: Page) -> None:
             dataTransfer: data, bubbles: true, cancelable: true,
         }));
     }"""
-    zone = page.locator(".drop").first
+    zone = page.locator("#calibrate-body .drop").first
     photos = page.locator("#thumbs li")
     before = photos.count()
     zone.evaluate(drop, list(make_photo(1)))

@@ -35,17 +35,21 @@ function showPhotos() {
   const count = positive.length + negative.length;
   byId("teach-counts").textContent = count > 0 ? `To send: ${positive.length} of it, ${negative.length} without it` : "";
   byId("teach-clear").hidden = count === 0;
-  byId("teach-send").disabled = count === 0;
 }
 
 async function teach(onTaught, onProblem) {
   const [name, label] = [byId("teach-set"), byId("teach-label")].map((field) => field.value.trim());
-  if (!name || !label) {
-    byId("teach-status").textContent = name ? "Name the label." : "Name the set.";
-    byId(name ? "teach-label" : "teach-set").focus();
+  const sent = photos;
+  const isEmpty = Object.values(sent).every((files) => files.length === 0);
+  const [missing, hint] =
+    (!label && ["teach-label", "Name the label."]) ||
+    (!name && ["teach-set", "Name the set."]) ||
+    (isEmpty && ["teach-with", "Choose photos of it first."]) || [];
+  if (missing) {
+    byId("teach-status").textContent = hint;
+    byId(missing).focus();
     return;
   }
-  const sent = photos;
   forgetPhotos();
   byId("teach-status").textContent = "Learning…";
   byId("teach-scores").textContent = "";
@@ -71,7 +75,6 @@ function describe({ label, label_set: set, examples, separation, threshold }) {
   return (
     `“${label}” in ${set.name} has learnt from ${positive} of it and ${negative} without it` +
     (repeated > 0 ? ` (${repeated} sent again count once)` : "") +
-    `. Separation ${separation.value.toFixed(1)} of 8: ${separation.meaning}. ` +
-    `The threshold is ${threshold.toFixed(2)}; these photos score now:`
+    `. Separation: ${separation.meaning}. The threshold is ${threshold.toFixed(2)}; these photos score now:`
   );
 }

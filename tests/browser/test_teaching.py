@@ -1,0 +1,127 @@
+"""A label taught on the page from photos."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.actions import (
+    answer,
+    ask,
+    assert_accessible,
+    choose,
+    expect_sets,
+    find_box,
+    read_labels,
+    register,
+)
+from tests.browser.conftest import Visit
+from tests.browser.test_looks import pick, press, tab_to
+from tests.e2e.server_process import ServerProcess, serve_command
+from tests.support.photos import make_photo
+from tests.support.tiny_bundle import write_taught_bundle
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a service that can learn from photos."""
+    bundle = write_taught_bundle(tmp_path_factory.mktemp("taught"))
+    command = serve_command(bundle, "--label-store", "memory")
+    with ServerProcess(*command) as server, server.open_client() as client:
+        yield str(client.base_url).rstrip("/")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / f"{number}.png" for number in range(7)]
+    for number, path in enumerate(paths):
+        path.write_bytes(make_photo(number))
+    return paths
+
+
+def teach(page: Page, name: str, label: str, positive: list[Path], negative: list[Path]) -> None:
+    page.get_by_label("in the set").fill(name)
+    page.get_by_label("Label", exact=True).first.fill(label)
+    page.get_by_label("Photos of it").set_input_files(positive)
+    page.get_by_label("Photos without it").set_input_files(negative)
+    counts = f"To send: {len(positive)} of it, {len(negative)} without it"
+    expect(page.locator("#teach-counts")).to_have_text(counts)
+    page.get_by_role("button", name="Teach").click()
+
+
+def expect_learnt(page: Page, text: str) -> None:
+    expect(page.locator("#teach-status")).to_contain_text(f"has learnt from {text}")
+
+
+def test_label_is_taught_and_scored_on_the_next_photo(visit: Visit, photos: list[Path]) -> None:
+    page = visit.open()
+    teach(page, "desk", "our mug", photos[:2], [])
+    expect_learnt(page, "2 of it and 0 without it. Separation:")
+    score = ask(visit.url, photos[0], label_set="desk", top_k=1)["our mug"]
+    expect(page.locator("#teach-scores")).to_contain_text(f"0.png {score:.3f}, 1.png")
+    expect(page.locator("#teach-advice")).not_to_be_empty()
+    expect(page.locator("#teach-counts")).to_be_empty()
+    expect(find_box(page, "desk")).to_be_checked()
+    expect(page.locator(".set", has=find_box(page, "desk"))).to_contain_text("1 learnt from photos")
+
+    choose(page, photos[6])
+    expect_sets(page, "desk + trained + everyday")
+    row = page.locator(".label", has_text="our mug")
+    score = ask(visit.url, photos[6], label_set="desk", top_k=1)["our mug"]
+    expect(row.locator(".score")).to_have_text(f"{score:.3f}")
+    expect(row.locator(".spoken")).to_contain_text("learnt from photos")
+
+    teach(page, "desk", "our mug", photos[1:5], photos[5:])
+    expect_learnt(page, "5 of it and 2 without it (1 sent again count once)")
+    expect(page.locator("#teach-advice")).to_be_empty()
+
+
+@pytest.mark.parametrize("code", ["no_background", "invalid_image"])
+def test_refused_photos_stay_to_be_sent_again(visit: Visit, photos: list[Path], code: str) -> None:
+    page = visit.open()
+    problem = {"code": code, "detail": "Export it with --background."}
+    answer(page, "**/examples?*", 409, "This model cannot learn", **problem)
+    teach(page, "desk", "our mug", photos[:1], photos[1:3])
+    expect(page.locator("#teach-status")).to_have_text(
+        "This model cannot learn: Export it with --background."
+    )
+    expect(page.locator("#teach-counts")).to_have_text("To send: 1 of it, 2 without it")
+    page.get_by_role("button", name="Teach").click()
+    expect_learnt(page, "1 of it and 2 without it")
+    assert read_labels(visit, "/desk")["labels"][0]["name"] == "our mug"
+
+
+def test_page_says_what_is_missing_before_it_sends(visit: Visit, photos: list[Path]) -> None:
+    page = visit.open()
+    for field, hint in (("teach-label", "Name the label."), ("teach-set", "Name the set.")):
+        page.get_by_role("button", name="Teach").click()
+        expect(page.locator("#teach-status")).to_have_text(hint)
+        expect(page.locator(f"#{field}")).to_be_focused()
+        page.keyboard.type("mug")
+    page.get_by_role("button", name="Teach").click()
+    expect(page.locator("#teach-status")).to_have_text("Choose photos of it first.")
+    page.get_by_label("Photos of it").set_input_files(photos)
+    page.get_by_role("button", name="Remove the photos").click()
+    expect(page.locator("#teach-counts")).to_be_empty()
+    assert not any(found["name"] == "mug" for found in read_labels(visit)["label_sets"])
+
+
+def test_label_is_taught_with_the_keyboard_and_passes_axe(
+    visit: Visit, photos: list[Path]
+) -> None:
+    register(visit, "herd", "yak")
+    page = visit.open()
+    for field, text in (("#teach-label", "newt"), ("#teach-set", "herd")):
+        tab_to(page, field)
+        page.keyboard.type(text)
+    pick(page, "#teach-with", *photos[:2])
+    press(page, "#teach-send")
+    expect_learnt(page, "2 of it")
+    expect(page.locator("#teach-send")).to_be_focused()
+    schemes: dict[int, Any] = {320: "dark", 1280: "light"}
+    for width, scheme in schemes.items():
+        page.set_viewport_size({"width": width, "height": 844})
+        page.emulate_media(color_scheme=scheme)
+        assert_accessible(visit, "teach", width)
