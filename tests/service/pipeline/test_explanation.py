@@ -71,7 +71,7 @@ def explain(
     selection = select_labels(sets, question)
     rows = range(len(images))
     found = []
-    for logits, memories, _ in engine.run(images, [selection.heads] * len(images), explained=rows):
+    for logits, memories, *_ in engine.run(images, [selection.heads] * len(images), explained=rows):
         labels = score_labels(logits, selection)
         made = explainer.explain_labels(labels, selection, memories, (48, 32))
         found.append({x.label: e.map for x, e in zip(labels, made, strict=True)})
