@@ -108,9 +108,7 @@ def test_page_says_what_is_missing_before_it_sends(visit: Visit, photos: list[Pa
     assert not any(found["name"] == "mug" for found in read_labels(visit)["label_sets"])
 
 
-def test_label_is_taught_with_the_keyboard_and_passes_axe(
-    visit: Visit, photos: list[Path]
-) -> None:
+def test_label_is_taught_with_the_keyboard_and_passes_axe(visit: Visit, photos: list[Path]) -> None:
     register(visit, "herd", "yak")
     page = visit.open()
     for field, text in (("#teach-label", "newt"), ("#teach-set", "herd")):

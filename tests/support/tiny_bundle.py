@@ -38,6 +38,7 @@ from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft, write_bundle
 from service.engine.heads import LabelVectors, QueryArray
 from service.images.decode import PixelArray
+from service.labels.background import fit_background
 from service.labels.definition import Definition
 from service.labels.label_set import LabelSet, make_open_set
 
@@ -382,6 +383,15 @@ def write_screened_bundle(parent: Path, **graphs: bytes) -> Bundle:
 def write_open_bundle(parent: Path, *, trained: bool = True, encodes_text: bool = True) -> Bundle:
     """Writes a tiny bundle with an open head into `parent`, under its model's name."""
     return write_draft(parent, open_draft(trained=trained, encodes_text=encodes_text))
+
+
+def write_taught_bundle(parent: Path) -> Bundle:
+    """Writes a tiny bundle with an open head whose labels can learn from photos into `parent`."""
+    blocks = random_images(0, 300)[:, ::PATCH, ::PATCH].repeat(PATCH, 1).repeat(PATCH, 2)
+    embeddings = _run_graph(write_open_bundle(parent), "encoder", images=blocks).mean(axis=1)
+    embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
+    background = fit_background(embeddings).to_bytes()
+    return write_draft(parent, replace(open_draft(), background=background))
 
 
 def blank_labels(count: int) -> LabelVectors:
