@@ -108,6 +108,7 @@ def test_export_writes_nothing_and_ends_with_one_line_after_a_mistake(
 
 FIT = ["--bundle", "x", "--out", "x", "--photos", "y"]
 TRITON = ["--bundle", "x", "--triton", "y"]
+BACKGROUND = ["--bundle", "x", "--out", "x", "--background", "y"]
 NEW = ["--checkpoint", "x", "--out", "y"]
 
 
@@ -116,8 +117,10 @@ NEW = ["--checkpoint", "x", "--out", "y"]
     [
         (["--bundle", "x"], "--bundle needs --triton, or --out and photos"),
         (["--triton", "x"], "--checkpoint and --out are needed, or --bundle"),
-        (["--bundle", "x", "--out", "x"], "--bundle with --out needs --photos or --open-photos"),
+        (["--bundle", "x", "--out", "x"], "--bundle with --out needs --photos, --open-photos or"),
         ([*TRITON, "--photos", "x"], "and these need --out"),
+        ([*TRITON, "--background", "x"], "and these need --out"),
+        ([*BACKGROUND, "--precision-target", "0.5"], "needs --photos or --open-photos"),
         ([*TRITON, "--raw-scores"], "--raw-scores beside --bundle needs --out"),
         ([*TRITON, "--model-version", "2"], "--model-version beside --bundle needs --out"),
         ([*TRITON, "--precision-target", "0.5"], "--precision-target needs --photos"),
