@@ -1,4 +1,7 @@
-"""Attention maps of the labels in an answer, and of no others, and their overlays; on the CPU."""
+"""Maps of the labels in an answer, and of no others, and their overlays; on the CPU.
+
+The map of a label that has learnt from photos has each token's part of v . f instead of attention.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +18,8 @@ from PIL import Image
 from service.bundle.card import InputContract
 from service.bundle.reader import Bundle
 from service.engine.session_set import MapGraphs
+from service.labels.background import Vector
+from service.labels.label_set import LabelSet
 from service.pipeline.scoring import ScoredLabel
 from service.pipeline.selection import Selection
 from service.question import MAX_EXPLAINED
@@ -51,9 +57,8 @@ class Explainer:
 
     def covers(self, selection: Selection) -> bool:
         """Returns whether there are maps of all labels of the selection."""
-        return all(
-            self.knows_trained if part.head is None else self.knows_open for part in selection.parts
-        )
+        known = {"trained": self.knows_trained, "zero_shot": self.knows_open, "examples": True}
+        return all(known[part.labels.source] for part in selection.parts)
 
     def explain_labels(
         self,
@@ -61,11 +66,12 @@ class Explainer:
         selection: Selection,
         memories: Sequence[NDArray[np.float32]],
         photo: tuple[int, int],
+        tokens: NDArray[np.float32] | None = None,
     ) -> tuple[Explanation, ...]:
         """Explains the first `MAX_EXPLAINED` labels; raises `InferenceFailed`.
 
         `memories` are float32 [S, D], one for each part of the selection; `photo` is width and
-        height of the upright photo, pixels.
+        height of the upright photo, pixels; `tokens` are [S, C], if the selection embeds.
         """
         names = [label.label for label in labels[:MAX_EXPLAINED]]
         maps: dict[str, MapArray] = {}
@@ -73,6 +79,9 @@ class Explainer:
             positions, queries = part.labels.positions, part.labels.queries
             # A label that is in several sets is answered by the first.
             answered = [name for name in names if name in positions and name not in maps]
+            if tokens is not None:
+                maps |= self._draw_learnt(part.labels, answered, tokens)
+                answered = [name for name in answered if name not in maps]
             if answered:
                 rows = np.asarray([positions[name] for name in answered], np.int64)
                 drawn = self._graphs.draw(memory, rows if queries is None else queries[rows])
@@ -81,6 +90,34 @@ class Explainer:
         if selection.question.explain != "overlay":
             return tuple(Explanation(cells) for cells in found)
         return tuple(Explanation(c, draw_overlay(c, photo, self._contract)) for c in found)
+
+    def _draw_learnt(
+        self, labels: LabelSet, names: Sequence[str], tokens: NDArray[np.float32]
+    ) -> dict[str, MapArray]:
+        """Returns the maps of labels that have examples, and of all labels without a text."""
+        learnt = labels.learnt
+        vectors: dict[int, Vector] = {}
+        if learnt is not None:
+            rows = zip(learnt.positions.tolist(), learnt.vectors, learnt.lessons, strict=True)
+            vectors = {place: vector for place, vector, lesson in rows if lesson.positive.count}
+        grid = find_grid(len(tokens), self._contract.height, self._contract.width)
+        cells = tokens[len(tokens) - math.prod(grid) :]
+        maps: dict[str, MapArray] = {}
+        for name in names:
+            vector = vectors.get(labels.positions[name])
+            if vector is None and labels.source != "examples":
+                continue
+            parts = np.zeros(len(cells), np.float32) if vector is None else (cells @ vector).clip(0)
+            maps[name] = (parts / max(parts.max(), np.finfo(np.float32).tiny)).reshape(grid)
+        return maps
+
+
+@cache
+def find_grid(count: int, height: int, width: int) -> tuple[int, int]:
+    """Returns rows and columns of the last of `count` tokens; those before are no patches."""
+    strides = range(1, max(height, width) + 1)
+    grids = [(cut(height / s), cut(width / s)) for s in strides for cut in (math.floor, math.ceil)]
+    return max((grid for grid in grids if 0 < math.prod(grid) <= count), key=math.prod)
 
 
 def draw_overlay(values: MapArray, photo: tuple[int, int], contract: InputContract) -> bytes:
