@@ -24,6 +24,7 @@ from export.sources.photos import (
 )
 from service.bundle.card import BackgroundPhotos
 from service.bundle.writer import BundleDraft
+from service.engine.session_set import SessionSet
 from service.labels.background import MIN_PHOTOS, fit_background
 
 logger = logging.getLogger(__name__)
@@ -68,12 +69,14 @@ def add_background(draft: BundleDraft, photos: LabelledPhotos | None) -> BundleD
     """Returns the draft with the background of photos in random order, if there are any."""
     if photos is None:
         return draft
-    session = open_session(onnx.load_from_string(draft.graphs["encoder"]["fp32"]))
-    tokens = (session.run(["tokens"], {"images": pixels})[0] for pixels in photos.read_batches())
-    pooled = [each[:, 0] if draft.card.has_two_towers else each.mean(axis=1) for each in tokens]
-    embeddings = np.concatenate(pooled)
-    embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
-    content = fit_background(embeddings).to_bytes()
+    encoder = open_session(onnx.load_from_string(draft.graphs["encoder"]["fp32"]))
+    sessions = SessionSet(encoder, None, None, two_towers=draft.card.has_two_towers)
+    found = [
+        result.embedding
+        for pixels in photos.read_batches()
+        for result in sessions.run(pixels, [()] * len(pixels), embedded=range(len(pixels)))
+    ]
+    content = fit_background(np.array(found, np.float32)).to_bytes()
     if draft.background not in (None, content):
         logger.warning(
             "the background is another one: labels that learnt from photos with the former one "

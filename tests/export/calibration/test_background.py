@@ -17,7 +17,7 @@ from export.sources.open import OpenSource
 from export.sources.photos import PhotoReader, read_splits
 from service.bundle.card import BackgroundPhotos
 from service.bundle.manifest import BACKGROUND_FILE, MANIFEST_FILE
-from service.bundle.reader import load_bundle
+from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import BundleDraft
 from service.images.decode import decode_image
 from service.labels.background import MIN_PHOTOS, fit_background, read_background
