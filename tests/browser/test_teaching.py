@@ -21,13 +21,13 @@ from tests.browser.conftest import Visit
 from tests.browser.test_looks import pick, press, tab_to
 from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.photos import make_photo
-from tests.support.tiny_bundle import write_taught_bundle
+from tests.support.tiny_bundle import write_teachable_bundle
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a service that can learn from photos."""
-    bundle = write_taught_bundle(tmp_path_factory.mktemp("taught"))
+    bundle = write_teachable_bundle(tmp_path_factory.mktemp("taught"))
     command = serve_command(bundle, "--label-store", "memory")
     with ServerProcess(*command) as server, server.open_client() as client:
         yield str(client.base_url).rstrip("/")
