@@ -112,7 +112,7 @@ def _teach(client: httpx.Client, url: str, examples: dict[str, NDArray[np.object
 
 
 def _ask(url: str, names: Sequence[str], images: Sequence[LabelledImage]) -> NDArray[np.float64]:
-    return request_scores(url, {"label_set": _SET, "threshold": 0}, names, images)
+    return request_scores(url, {"label_set": _SET}, names, images)
 
 
 def _measure(answers: NDArray[np.float64], targets: NDArray[np.int64]) -> tuple[float, ...]:

@@ -118,6 +118,8 @@ def test_label_is_taught_with_the_keyboard_and_passes_axe(visit: Visit, photos: 
     press(page, "#teach-send")
     expect_learnt(page, "2 of it")
     expect(page.locator("#teach-send")).to_be_focused()
+    expect_sets(page, "herd + trained + everyday")
+    page.wait_for_selector("[aria-busy=false]")
     schemes: dict[int, Any] = {320: "dark", 1280: "light"}
     for width, scheme in schemes.items():
         page.set_viewport_size({"width": width, "height": 844})
