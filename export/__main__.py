@@ -27,11 +27,7 @@ from service.errors import BundleError
 _EXIT_SOME_LEFT_OUT = 1
 _EXIT_NOT_WRITTEN = 2
 # An option -> the option that it needs.
-_NEEDS = {
-    "triton_precision": "triton",
-    "text_encoder": "open_head",
-    "open_split": "open_photos",
-}
+_NEEDS = {"triton_precision": "triton", "text_encoder": "open_head", "open_split": "open_photos"}
 _PHOTOS = frozenset({"photos", "open_photos"})
 _FOLDERS = _PHOTOS | {"background"}
 _WITH_BUNDLE = _FOLDERS | {
