@@ -3,7 +3,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from PIL import Image
 
 from export.__main__ import main
 from export.calibration import background
@@ -21,6 +20,7 @@ from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import BundleDraft
 from service.labels.background import MIN_PHOTOS, fit_background, read_background
 from tests.export.tiny_network import CONTRACT, LABELS, SPLITS
+from tests.support.photos import make_photo
 from tests.support.tiny_bundle import OPEN_HEAD, WIDTH, open_card, tiny_graphs, write_tiny_bundle
 
 ANOTHER = "the background is another one"
@@ -35,11 +35,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_photos(folder: Path, seed: int) -> Path:
     (folder / "sub").mkdir(parents=True)
-    stream = np.random.default_rng(seed)
     for number in range(MIN_PHOTOS):
         path = folder / ("sub" if number == 0 else ".") / f"{number}.png"
-        pixels = stream.integers(0, 256, 3) + stream.integers(-60, 60, (9, 12, 3))
-        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path)
+        path.write_bytes(make_photo(seed + number))
     return folder
 
 
