@@ -27,11 +27,7 @@ from service.errors import BundleError
 _EXIT_SOME_LEFT_OUT = 1
 _EXIT_NOT_WRITTEN = 2
 # An option -> the option that it needs.
-_NEEDS = {
-    "triton_precision": "triton",
-    "text_encoder": "open_head",
-    "open_split": "open_photos",
-}
+_NEEDS = {"triton_precision": "triton", "text_encoder": "open_head", "open_split": "open_photos"}
 _PHOTOS = frozenset({"photos", "open_photos"})
 _FOLDERS = _PHOTOS | {"background"}
 _WITH_BUNDLE = _FOLDERS | {
@@ -149,7 +145,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--training-data", help="where the weights are from (default: the checkpoint's)")
     add("--open-head", type=Path, help="checkpoint of `models.train_open`, for the same encoder")
     add("--text-encoder", type=Path, help="folder of the open head's (default: the package's)")
-    add("--label-set", type=Path, action="append", default=[], help="JSON file of a ready label "
+    add("--label-set", type=Path, action="append", default=[], help="JSON or .npz of a ready label "
         "set of open labels; may be given again")  # fmt: skip
     add("--open-photos", type=Path, help="labelled folder to calibrate open labels on")
     add("--background", type=Path, help="folder of 200 or more photos without labels, so that new "

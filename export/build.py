@@ -245,10 +245,7 @@ def _serialize(
 
 
 def _measure(
-    draft: BundleDraft,
-    variants: Variants,
-    splits: Splits,
-    options: CalibrationOptions,
+    draft: BundleDraft, variants: Variants, splits: Splits, options: CalibrationOptions
 ) -> BundleDraft:
     """Adds the labels' calibrations and thresholds, and each variant's accuracy."""
     head = draft.card.trained_head

@@ -21,13 +21,7 @@ from export.graphs.text import EmbedTexts
 from export.sources.open import read_unseen
 from export.sources.photos import PhotoReader, select_photos
 from models.data import read_labelled_folder
-from service.bundle.card import (
-    Calibration,
-    ModelCard,
-    OpenHead,
-    fold_name,
-    format_first_error,
-)
+from service.bundle.card import Calibration, ModelCard, OpenHead, fold_name, format_first_error
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import BundleDraft, check_target
 from service.calibration import move_threshold
