@@ -96,7 +96,7 @@ def test_set_that_is_sent_back_keeps_its_examples(client: TestClient) -> None:
     assert teach(client, [], PHOTOS[:2]).status_code == 201, "negatives alone are enough"
     shown, body = read_examples(client), client.get("/labels/mine").json()
     assert shown is not None
-    assert "without positive" in shown["separation"]["meaning"]
+    assert "negative photos only" in shown["separation"]["meaning"]
     body["labels"].append("saucer")
     assert client.put("/labels/mine", json=body).is_success
     assert read_examples(client) == shown
