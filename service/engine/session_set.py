@@ -81,7 +81,7 @@ class SessionSet:
         started = time.perf_counter()
         tokens = self._encode(images)
         encoded = time.perf_counter()
-        results = self._run_heads(tokens, asked, explained)
+        results = self.run_heads(tokens, asked, explained)
         if embedded:
             results = self._embed(tokens, results, explained, embedded)
         stages = Stage("encode", started, encoded), Stage("head", encoded, time.perf_counter())
@@ -112,9 +112,10 @@ class SessionSet:
             found[row] = found[row]._replace(embedding=embedding, tokens=kept)
         return found
 
-    def _run_heads(
-        self, tokens: _Tokens, asked: Sequence[Sequence[Head]], explained: Collection[int]
+    def run_heads(
+        self, tokens: _Tokens, asked: Sequence[Sequence[Head]], explained: Collection[int] = ()
     ) -> list[HeadResults]:
+        """Runs the heads alone, on tokens [B, S, C]."""
         # By identity: requests of the same label set share its query matrix, and so a run.
         heads = {id(head): head for wanted in asked for head in wanted}
         rows_of: dict[int, list[int]] = defaultdict(list)
