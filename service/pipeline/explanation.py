@@ -18,6 +18,7 @@ from PIL import Image
 from service.bundle.card import InputContract
 from service.bundle.reader import Bundle
 from service.engine.session_set import MapGraphs
+from service.labels.background import Vector
 from service.labels.label_set import LabelSet
 from service.pipeline.scoring import ScoredLabel
 from service.pipeline.selection import Selection
@@ -95,17 +96,10 @@ class Explainer:
     ) -> dict[str, MapArray]:
         """Returns the maps of labels that have examples, and of all labels without a text."""
         learnt = labels.learnt
-        vectors = (
-            {}
-            if learnt is None
-            else {
-                position: vector
-                for position, vector, lesson in zip(
-                    learnt.positions.tolist(), learnt.vectors, learnt.lessons, strict=True
-                )
-                if lesson.positive.count
-            }
-        )
+        vectors: dict[int, Vector] = {}
+        if learnt is not None:
+            rows = zip(learnt.positions.tolist(), learnt.vectors, learnt.lessons, strict=True)
+            vectors = {place: vector for place, vector, lesson in rows if lesson.positive.count}
         grid = find_grid(len(tokens), self._contract.height, self._contract.width)
         cells = tokens[len(tokens) - math.prod(grid) :]
         maps: dict[str, MapArray] = {}

@@ -128,9 +128,13 @@ def _score_part(
         least, known = labels.thresholds[positions].tolist(), labels.calibrated[positions].tolist()
     else:
         least, known = [float(fixed)] * len(best), [False] * len(best)
+    sources: Iterable[Source] = repeat(labels.source)
+    if labels.learnt is not None:
+        learnt = np.isin(positions, labels.learnt.positions)
+        sources = np.where(learnt, "examples", labels.source).tolist()
     rows = zip(
         [labels.names[position] for position in positions.tolist()],
-        *(scores[best].tolist(), least, _list_sources(labels, positions), known),
+        *(scores[best].tolist(), least, sources, known),
         strict=False,
     )
     if not (categories := labels.categories):
@@ -164,13 +168,6 @@ def _score_logits(
         assert embedding is not None
         added[labels.learnt.positions] = labels.learnt.score(embedding)
     return compute_scores(values + (added if is_whole else added[chosen]), labels.activation)
-
-
-def _list_sources(labels: LabelSet, positions: NDArray[np.intp]) -> Iterable[Source]:
-    if labels.learnt is None:
-        return repeat(labels.source)
-    learnt = np.isin(positions, labels.learnt.positions).tolist()
-    return ["examples" if each else labels.source for each in learnt]
 
 
 def _find_floors(labels: LabelSet, scores: NDArray[np.float64]) -> NDArray[np.float64]:

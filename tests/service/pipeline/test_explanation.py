@@ -16,11 +16,17 @@ from service.bundle.reader import Bundle
 from service.engine.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed, NoMaps
 from service.labels.label_set import LabelSet, make_trained_set
-from service.pipeline.explanation import LONGEST_SIDE, Explainer, draw_overlay, find_seen_part
+from service.pipeline.explanation import (
+    LONGEST_SIDE,
+    Explainer,
+    draw_overlay,
+    find_grid,
+    find_seen_part,
+)
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
-from tests.service.pipeline.conftest import running
+from tests.service.pipeline.conftest import forget_texts, running, teach
 from tests.support.tiny_bundle import (
     PATCH,
     PLAIN_HEAD,
@@ -118,6 +124,44 @@ def test_label_is_explained_by_the_head_that_answers_it(
     np.testing.assert_allclose(by_trained, trained_alone, atol=TOLERANCE)
     np.testing.assert_allclose(by_open, open_alone, atol=TOLERANCE)
     assert not np.allclose(by_trained, by_open)
+
+
+def test_map_of_a_learnt_label_has_the_tokens_parts_of_its_score(
+    engine: Engine, explainer: Explainer, tiny_bundle: Bundle
+) -> None:
+    images, learnt = random_images(3, 1), teach(OPEN, "cat")
+    assert learnt.learnt is not None
+    (plain,) = explain(engine, explainer, images, sets=(OPEN,))
+    for labels, drawing in ((learnt, explainer), (forget_texts(learnt), Explainer(tiny_bundle))):
+        question = ALL.model_copy(update={"embedding": True})
+        selection = select_labels([labels], question)
+        assert drawing.covers(selection)
+        (found,) = engine.run(images, [selection.heads], explained=[0], embedded=[0])
+        scored = score_labels(found.logits, selection, found.embedding)
+        size = (48, 32)
+        made = drawing.explain_labels(scored, selection, found.memories, size, found.tokens)
+        maps = {x.label: e.map for x, e in zip(scored, made, strict=True)}
+        parts = (found.tokens @ learnt.learnt.vectors[0]).clip(0)  # type: ignore[operator]
+        side = SIDE // PATCH
+        np.testing.assert_allclose(maps["cat"], (parts / parts.max()).reshape(side, side))
+        without = plain["lamp"] if labels is learnt else np.zeros((side, side))
+        np.testing.assert_allclose(maps["lamp"], without, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "grid"),
+    [
+        (196, (224, 224), (14, 14)),
+        (261, (224, 224), (16, 16)),  # a class token and four registers
+        (729, (384, 384), (27, 27)),  # 384 is no multiple of 14
+        (433, (384, 288), (24, 18)),
+        (1, (448, 448), (1, 1)),
+    ],
+)
+def test_grid_has_all_tokens_but_those_before_the_patches(
+    count: int, size: tuple[int, int], grid: tuple[int, int]
+) -> None:
+    assert find_grid(count, *size) == grid
 
 
 def test_engine_returns_memory_of_explained_rows_only(engine: Engine) -> None:

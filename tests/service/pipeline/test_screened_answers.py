@@ -12,8 +12,9 @@ from service.bundle.reader import Bundle
 from service.engine.heads import ScreenedQueries, SomeQueries
 from service.labels.definition import Definition
 from service.pipeline.pipeline import Pipeline
+from service.pipeline.selection import select_labels
 from service.question import Question
-from tests.service.pipeline.conftest import running
+from tests.service.pipeline.conftest import running, teach
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, write_screened_bundle
 
@@ -77,6 +78,21 @@ async def test_answer_equals_that_of_the_open_head(pipelines: tuple[Pipeline, Pi
             ]
             scores = [label.score for label in wanted.labels]
             assert [label.score for label in found.labels] == pytest.approx(scores, abs=1e-6)
+
+
+async def test_learnt_labels_are_never_left_out(pipelines: tuple[Pipeline, Pipeline]) -> None:
+    question, answers = Question(label_set=("many",), top_k=20), []
+    for pipeline in pipelines:
+        (labels,) = (await pipeline.select(question)).sets
+        learnt = teach(labels, *NAMES[::20], shift=4.0)
+        for values in ({}, {"exclude": (NAMES[0],)}, {"top_k": None, "threshold": 0.99}):
+            selection = select_labels([learnt], question.model_copy(update=values))
+            screened = isinstance(selection.heads[0], ScreenedQueries)
+            assert screened == (pipeline is pipelines[0])
+            answers.append((await pipeline.predict(make_photo(0), selection)).labels)
+    for found, wanted in zip(answers[:3], answers[3:], strict=True):
+        assert [(x.label, x.source) for x in found] == [(x.label, x.source) for x in wanted]
+        assert sum(label.source == "examples" for label in found) > 3
 
 
 async def test_question_that_may_need_most_labels_takes_the_open_head(
