@@ -6,6 +6,9 @@ A bundle has it as `background.npz`, with the arrays of `Background`.
 from __future__ import annotations
 
 import io
+import lzma
+import zipfile
+import zlib
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,6 +27,12 @@ _MOST_HELD_OUT = 200
 _COMPONENTS = 64  # 1,000 are no better
 # Weight of the mean variance of all directions; 0.8 has a lower precision at the same recall.
 _SHRINKAGE = 0.9
+
+# Raised by numpy and zipfile on a damaged, encrypted or pickled file.
+_UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+    *(ValueError, TypeError, OSError, EOFError, RuntimeError, MemoryError),
+)
 
 
 class Background:
@@ -105,7 +114,7 @@ def read_background(content: bytes) -> Background:
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             return Background(dict(arrays))
-    except (ValueError, OSError, EOFError, RuntimeError) as error:
+    except _UNREADABLE as error:
         raise BundleError("background.npz cannot be read") from error
 
 

@@ -12,13 +12,16 @@ from service.errors import (
     LabelSetError,
     LabelSetNotFound,
     LabelSetReadOnly,
+    NoBackground,
     NoOpenHead,
+    ScoresCompete,
     StartError,
     StoreReadOnly,
     StoreUnavailable,
     UnknownLabelSet,
     VersionNotReached,
 )
+from service.labels.background import Background, read_background
 from service.labels.definition import Definition, check_candidates, refuse_duplicates
 from service.labels.encoders import LabelEncoders
 from service.labels.files import read_bundle_sets, read_label_set_folder
@@ -29,6 +32,7 @@ from service.labels.label_set import (
     Origin,
     make_trained_set,
 )
+from service.labels.maker import PhotoSpace, SetMaker
 from service.labels.registered_sets import RegisteredSets
 from service.labels.store.database import open_database
 from service.labels.store.store import LabelStore, Limits
@@ -36,6 +40,8 @@ from service.question import Question
 from service.settings import Settings
 
 _NAMES_LOGGED = 10
+_BARE_SPACE = "examples"
+"""Place of texts' embeddings in the store, for a bundle without an open head."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +61,12 @@ def open_catalogue(settings: Settings, bundle: Bundle, encoders: LabelEncoders |
     trained = None
     if card.trained_head is not None:
         trained = make_trained_set(bundle.labels, card.trained_head, version=card.version)
+    content = bundle.read_background()
+    background = None if content is None else read_background(content)
     return Catalogue(
         trained,
         fixed,
-        encoders,
+        SetMaker(encoders, PhotoSpace(bundle.encoder_fingerprint, background)),
         _open_store(settings, bundle),
         default_sets=tuple(dict.fromkeys(name for name in names if name)),
         max_candidates=settings.max_candidate_labels,
@@ -68,7 +76,7 @@ def open_catalogue(settings: Settings, bundle: Bundle, encoders: LabelEncoders |
 
 def _open_store(settings: Settings, bundle: Bundle) -> LabelStore | None:
     head = bundle.card.open_head
-    if head is None:
+    if head is None and bundle.card.background is None:
         return None
     try:
         database = open_database(settings.label_store)
@@ -79,7 +87,8 @@ def _open_store(settings: Settings, bundle: Bundle) -> LabelStore | None:
         logger.warning("%s; registrations are refused until ML_DECODER_LABEL_STORE is set", error)
         return None
     limits = Limits(settings.max_label_sets, settings.max_labels, settings.max_labels_per_set)
-    return LabelStore(database, head.embedding_space.fingerprint, limits)
+    space = _BARE_SPACE if head is None else head.embedding_space.fingerprint
+    return LabelStore(database, space, limits)
 
 
 class FixedSet(NamedTuple):
@@ -91,13 +100,18 @@ class FixedSet(NamedTuple):
 
 
 class Catalogue:
-    """Label sets by name; use it from one event loop. Without an open head, `encoders` is None."""
+    """Label sets by name; use it from one event loop.
+
+    Attributes:
+        encoders: of labels; None without an open head.
+        background: of photos; None if labels cannot learn from them.
+    """
 
     def __init__(  # noqa: PLR0913 - the last three are settings
         self,
         trained: LabelSet | None,
         fixed: Sequence[FixedSet],
-        encoders: LabelEncoders | None,
+        maker: SetMaker,
         store: LabelStore | None,
         *,
         default_sets: tuple[str, ...],
@@ -124,12 +138,14 @@ class Catalogue:
             or (*self._fixed, *shipped)
             or (*self._pending,)[:1]
         )
-        self.encoders = encoders
+        self._maker = maker
+        self.encoders: LabelEncoders | None = maker.encoders
+        self.background: Background | None = maker.photos.background
         self._is_default_given = bool(default_sets)
         self._max_candidates = max_candidates
         self._registered: RegisteredSets | None = None
-        if encoders is not None and store is not None:
-            self._registered = RegisteredSets(store, encoders, poll_seconds, self._names)
+        if store is not None and (self.encoders or self.background):
+            self._registered = RegisteredSets(store, maker, poll_seconds, self._names)
 
     @property
     def default_columns(self) -> list[str] | None:
@@ -221,13 +237,30 @@ class Catalogue:
 
         Raises `NoOpenHead`, `LabelSetReadOnly` or `StoreReadOnly`.
         """
-        if self.encoders is None:
+        if self.encoders is None and self.background is None:
             raise NoOpenHead
         if name in self._names or name in RESERVED_NAMES:
             raise LabelSetReadOnly(name)
         if self._registered is None:
             raise StoreReadOnly("no label store is available: set label_store")
         return self._registered
+
+    def teachable(self, name: str) -> RegisteredSets:
+        """Returns the sets in which labels of the set `name` may learn from photos.
+
+        Raises `NoBackground`, `ScoresCompete`, `LabelSetReadOnly` or `StoreReadOnly`.
+        """
+        if self.background is None:
+            raise NoBackground
+        sets, known = self.writable(name), self.get(name)
+        if known is not None:
+            competes = known.activation == "softmax"
+        else:
+            head = self.encoders.head if self.encoders and self.encoders.encodes_text else None
+            competes = head is not None and head.activation == "softmax" and not head.calibration
+        if competes:
+            raise ScoresCompete(name)
+        return sets
 
     async def refresh(self) -> None:
         """Loads the writes of other processes; raises `StoreUnavailable` if it cannot."""
@@ -242,19 +275,19 @@ class Catalogue:
             raise StoreUnavailable(self._registered.failure)
 
     async def _encode_fixed(self, entry: FixedSet) -> LabelSet:
-        definition, encoders = entry.definition, self.encoders
+        definition, maker = entry.definition, self._maker
+        own = definition.lessons if definition.encoder == maker.photos.encoder else {}
         try:
-            if encoders is None:
-                raise NoOpenHead
             if definition.name in RESERVED_NAMES:
                 raise InvalidLabelSet(
                     f"The names {' and '.join(sorted(RESERVED_NAMES))} are reserved"
                 )
-            definition = encoders.check(definition)
-            vectors = await encoders.project(await encoders.embed(definition))
+            definition = maker.check(definition, definition.lessons)
+            embeddings = await maker.embed(definition)
+            labels = await maker.make(definition, embeddings, entry.version, entry.origin)
+            return await maker.teach(labels, own, definition.lessons)
         except LabelSetError as error:
             raise StartError(f"label set {definition.name}: {error.describe()}") from error
-        return encoders.make_set(definition, vectors, entry.version, entry.origin)
 
     async def _make_candidates(self, names: tuple[str, ...]) -> LabelSet:
         if self.encoders is None:
@@ -262,6 +295,6 @@ class Catalogue:
         check_candidates(names, self._max_candidates)
         nothing = (None,) * len(names)
         definition = Definition(CANDIDATE_SET, refuse_duplicates(names), nothing, nothing)
-        self.encoders.check(definition)
+        self._maker.check(definition, ())
         vectors = await self.encoders.encode_candidates(definition)
         return self.encoders.make_set(definition, vectors, definition.digest[:12], "request")

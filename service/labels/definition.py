@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated
@@ -25,7 +25,13 @@ from pydantic_core import PydanticCustomError
 
 from service.bundle.card import Calibration, EmbeddingSpace, Record, write_prompt
 from service.engine.heads import Embeddings
-from service.errors import InvalidLabelSet, OtherEmbeddings, TextNotEncodable, quote
+from service.errors import (
+    InvalidLabelSet,
+    NoOpenHead,
+    OtherEmbeddings,
+    TextNotEncodable,
+    quote,
+)
 from service.fields import LabelSetName, LabelText, NoBool, PromptText
 from service.labels.examples import Lesson
 
@@ -45,6 +51,7 @@ class OpenLabel(Record):
         embedding: E numbers in the bundle's embedding space, instead of any text.
         own_embedding: from an answer of the service, which omits `embedding`: then it is required.
         category: from an answer about trained labels; ignored.
+        examples: from an answer about a label that has learnt from photos; ignored.
     """
 
     name: LabelText
@@ -59,6 +66,7 @@ class OpenLabel(Record):
     ) = None
     own_embedding: StrictBool | None = Field(default=None, exclude=True)
     category: str | None = Field(default=None, exclude=True)
+    examples: dict[str, object] | None = Field(default=None, exclude=True)
 
     @field_validator("threshold")
     @classmethod
@@ -104,6 +112,7 @@ class LabelSetRecord(Record):
     origin: str | None = Field(default=None, exclude=True)
     read_only: bool | None = Field(default=None, exclude=True)
     num_labels: int | None = Field(default=None, exclude=True)
+    num_learnt: int | None = Field(default=None, exclude=True)
     category_counts: dict[str, int] | None = Field(default=None, exclude=True)
 
 
@@ -155,6 +164,19 @@ class Definition:
         digest = hashlib.sha256(json.dumps(columns).encode())
         digest.update(np.ascontiguousarray(self.embeddings, "<f4").tobytes())
         return digest.hexdigest()
+
+    def cut(self, count: int) -> Definition:
+        """Returns the set of the first `count` labels, without lessons."""
+        given = tuple(place for place in self.given if place < count)
+        return Definition(
+            name=self.name,
+            names=self.names[:count],
+            prompts=self.prompts[:count],
+            thresholds=self.thresholds[:count],
+            given=given,
+            embeddings=self.embeddings[: len(given)],
+            calibration=self.calibration,
+        )
 
     def texts(self, space: EmbeddingSpace) -> tuple[str, ...]:
         """Returns the text to encode for each label: its prompt, or its name in the template."""
@@ -214,11 +236,22 @@ def check_candidates(names: Sequence[object], limit: int) -> None:
         )
 
 
-def check_fit(definition: Definition, space: EmbeddingSpace, *, encodes_text: bool) -> Definition:
+def check_fit(
+    definition: Definition,
+    space: EmbeddingSpace | None,
+    *,
+    encodes_text: bool,
+    learnt: Collection[str] = (),
+) -> Definition:
     """Returns the set, with zeros for missing descriptions, if it fits the model's space.
 
-    Raises a `LabelSetError` if not, and without `encodes_text` if a label has no embedding.
+    Raises a `LabelSetError` if not, and without `encodes_text` if a label has no embedding, unless
+    all are `learnt`. Without an open head, `space` is None.
     """
+    if not (definition.given or encodes_text) and {*definition.names} <= {*learnt}:
+        return definition
+    if space is None:
+        raise NoOpenHead
     if definition.embedding_space not in (None, space.fingerprint):
         raise OtherEmbeddings(str(definition.embedding_space), space.fingerprint)
     missing = space.width - definition.embeddings.shape[1]

@@ -109,6 +109,11 @@ class Lesson:
     positive: Examples
     negative: Examples
 
+    @property
+    def count(self) -> int:
+        """The number of different photos of both kinds."""
+        return self.positive.count + self.negative.count
+
     def add(self, positive: Sequence[Example] = (), negative: Sequence[Example] = ()) -> Lesson:
         """Returns the lesson with more photos.
 
@@ -184,7 +189,7 @@ def read_lesson(content: bytes) -> Lesson:
         totals = np.frombuffer(content, "<f4", 2 * width, _HEADER.size).reshape(2, width)
     except (struct.error, ValueError) as error:
         raise InvalidLabelSet("The examples of a label are damaged") from error
-    if magic != _MAGIC or size != len(content) or not np.isfinite(totals).all():
+    if magic != _MAGIC or size != len(content) or not np.isfinite((*squares, *totals.flat)).all():
         raise InvalidLabelSet("The examples of a label are damaged")
     start = _HEADER.size + 8 * width
     rows = [content[i : i + _DIGEST_BYTES] for i in range(start, size, _DIGEST_BYTES)]

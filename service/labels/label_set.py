@@ -2,16 +2,24 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle.card import Activation, Calibration, Label, OpenHead, TrainedHead
+from service.bundle.card import (
+    FALLBACK_THRESHOLD,
+    Activation,
+    Calibration,
+    Label,
+    OpenHead,
+    TrainedHead,
+)
 from service.engine.heads import Keys, LabelVectors, QueryArray, ScreenedQueries
-from service.labels.background import Vector, Vectors
+from service.errors import InvalidLabelSet, quote
+from service.labels.background import Background, Vector, Vectors
 from service.labels.definition import Definition
 from service.labels.examples import Lesson
 from service.question import Threshold
@@ -128,6 +136,19 @@ class LabelSet:
     def category_counts(self) -> dict[str, int]:
         """Category -> the number of its labels."""
         return Counter(self.categories.values())
+
+    @property
+    def lessons(self) -> dict[str, Lesson]:
+        """Name -> lesson of the labels that have learnt."""
+        learnt = self.learnt
+        if learnt is None:
+            return {}
+        pairs = zip(learnt.positions.tolist(), learnt.lessons, strict=True)
+        return {self.names[position]: lesson for position, lesson in pairs}
+
+    def is_start_of(self, definition: Definition) -> bool:
+        """Whether the set is the first labels of a definition, or all of them."""
+        return definition.cut(len(self.names)).digest == self.digest
 
     def find_members(self, categories: Collection[str]) -> NDArray[np.bool_]:
         """Returns which labels are of one of these categories, bool [L]."""
@@ -246,6 +267,65 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
         queries=vectors.queries,
         keys=vectors.keys,
     )
+
+
+def make_bare_set(definition: Definition, *, version: str, origin: Origin) -> LabelSet:
+    """Returns the set of a definition without texts, which photos' embeddings alone score."""
+    thresholds, calibrated = _fill(definition.thresholds, FALLBACK_THRESHOLD)
+    own, names = definition.calibration, definition.names
+    return LabelSet(
+        name=definition.name,
+        version=version,
+        origin=origin,
+        names=names,
+        thresholds=thresholds,
+        calibrated=calibrated,
+        calibration=_stack([own] * len(names)),
+        activation="sigmoid",
+        prompts=definition.prompts,
+        own_embeddings=np.zeros(len(names), np.bool_),
+        digest=definition.digest,
+        own_calibration=own,
+    )
+
+
+def add_lessons(
+    labels: LabelSet,
+    lessons: Mapping[str, Lesson],
+    foreign: Collection[str],
+    background: Background | None,
+) -> LabelSet:
+    """Returns the set with these lessons in place of its own, which are not measured again.
+
+    Ignores names that the set lacks. Raises `InvalidLabelSet` if a lesson is of another width.
+    """
+    found = [(place, lessons[n]) for n, place in labels.positions.items() if n in lessons]
+    foreign = frozenset(foreign) & labels.positions.keys()
+    if background is None or not found:
+        return replace(labels, learnt=None, foreign=foreign)
+    old, known = labels.learnt, {}
+    if old is not None:
+        rows = zip(old.vectors, old.shifts, old.separations, strict=True)
+        known = dict(zip(old.lessons, rows, strict=True))
+    has_text = labels.queries is not None
+    measured = []
+    for place, lesson in found:
+        if len(lesson.positive.total) != background.width:
+            name = quote(labels.names[place])
+            raise InvalidLabelSet(f"The examples of {name} are of another width than the model's")
+        measured.append(
+            known.get(lesson)
+            or (
+                *lesson.direct(background, has_text=has_text),
+                lesson.positive.separate(background),
+            )
+        )
+    places, kept = zip(*found, strict=True)
+    vectors, shifts, separations = zip(*measured, strict=True)
+    learnt = LearntLabels(
+        np.array(places), np.stack(vectors), np.array(shifts), kept, np.array(separations)
+    )
+    return replace(labels, learnt=learnt, foreign=foreign)
 
 
 def _fill(

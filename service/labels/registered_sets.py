@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as replace_fields
 from types import MappingProxyType
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from service.bundle.card import Calibration
-from service.engine.heads import Embeddings, LabelVectors
+from service.engine.heads import Embeddings, QueryArray
 from service.errors import (
     Draining,
     InvalidLabelSet,
@@ -25,12 +25,14 @@ from service.errors import (
     StoreFull,
     StoreIncompatible,
     StoreUnavailable,
+    TextNotEncodable,
     UnknownLabel,
     VersionNotReached,
 )
 from service.labels.definition import Definition, check_embeddings
-from service.labels.encoders import LabelEncoders
+from service.labels.examples import Example, Lesson, read_lesson
 from service.labels.label_set import LabelSet
+from service.labels.maker import SetMaker
 from service.labels.store.store import (
     LabelStore,
     SetVersion,
@@ -49,13 +51,31 @@ ParamsT = ParamSpec("ParamsT")
 ResultT = TypeVar("ResultT")
 
 
+class PreparedLabel(NamedTuple):
+    """A label that is about to learn: its text, if it has one.
+
+    `embedding`, float32 [1, E], is of a label that is new; `queries` are [1, K].
+    """
+
+    embedding: Embeddings | None = None
+    queries: QueryArray | None = None
+
+
+class Learnt(NamedTuple):
+    """The set after a label learnt, whether it is new, and how many examples were."""
+
+    labels: LabelSet
+    created: bool
+    added: int
+
+
 class RegisteredSets:
     """Snapshots of the store's sets; use it from one event loop."""
 
     def __init__(
         self,
         store: LabelStore,
-        encoders: LabelEncoders,
+        maker: SetMaker,
         poll_seconds: float,
         fixed: Iterable[str],
     ) -> None:
@@ -64,7 +84,7 @@ class RegisteredSets:
         They hide sets of the store with the same name.
         """
         self._store = store
-        self._encoders = encoders
+        self._maker = maker
         self._poll_seconds = poll_seconds
         self._fixed = tuple(fixed)
         self.by_name: Mapping[str, LabelSet] = MappingProxyType({})
@@ -109,14 +129,16 @@ class RegisteredSets:
     async def refresh(self) -> None:
         """Loads the writes of other processes; raises `StoreUnavailable` if it cannot."""
         async with self._changing:
-            if self.revision < 0:
+            if self.revision < 0 and self._maker.encoders is not None:
                 await self._reencode_others()
             state, versions = await self._call(self._store.read_versions)
+            # A backup may have other lessons in the same version.
+            restored = state.connections != self._state.connections
             loaded: dict[str, LabelSet] = {}
             for name, version in versions.items():
                 known = self.by_name.get(name)
-                if not _is_current(known, version):
-                    known = await self._load(name)
+                if restored or not _is_current(known, version):
+                    known = await self._load(name, version, known, restored=restored)
                 if known is not None:
                     loaded[name] = known
             for name in sorted(loaded.keys() - self.by_name.keys()):
@@ -141,17 +163,19 @@ class RegisteredSets:
 
         Arguments and errors as of `LabelStore.write`; returns the set, and whether its name is new.
         """
-        definition = self._encoders.check(definition)
+        definition = await self._check(definition)
         # Before encoding, which may take long.
         same = await self._call(
             self._store.check, definition, replace=replace, if_version=if_version
         )
         if same is not None:
             return await self._find_current(definition, same), False
-        embeddings = await self._encoders.embed(definition)
-        vectors = await self._encoders.project(embeddings)
+        embeddings = await self._maker.embed(definition)
+        labels = await self._maker.make(definition, embeddings, "0", "store")
+        if definition.encoder == self._maker.photos.encoder:
+            await self._maker.teach(labels, definition.lessons, ())  # raises if they do not fit
         return await self._commit(
-            definition, embeddings, vectors, replace=replace, if_version=if_version
+            definition, embeddings, labels, replace=replace, if_version=if_version
         )
 
     async def calibrate(
@@ -177,16 +201,78 @@ class RegisteredSets:
             raise UnknownLabel(unknown, [name], old.names)
         pairs = zip(old.names, old.thresholds, strict=True)
         new = tuple(thresholds.get(label, own) for label, own in pairs)
-        known = self.by_name.get(name)
-        if known is not None and known.queries is not None and _is_current(known, found):
-            vectors = LabelVectors(known.queries, known.keys)  # the embeddings are the same
-        else:
-            vectors = await self._encoders.project(entry.embeddings)
         definition = replace_fields(old, thresholds=new, calibration=calibration or old.calibration)
+        known = self.by_name.get(name)
+        if known is not None and known.digest == old.digest:
+            known = replace_fields(known, digest=definition.digest)  # the queries are the same
+        labels = await self._maker.make(definition, entry.embeddings, "0", "store", known)
         labels, _ = await self._commit(
-            definition, entry.embeddings, vectors, replace=True, if_version=entry.version
+            definition, entry.embeddings, labels, replace=True, if_version=entry.version
         )
         return labels
+
+    async def prepare_label(self, name: str, label: str) -> PreparedLabel:
+        """Encodes the text of a label that is about to learn, and checks that it has room.
+
+        Raises `TextNotEncodable` for a new label in a set of embeddings without a text encoder.
+        """
+        known, encoders = self.by_name.get(name), self._maker.encoders
+        names = () if known is None else known.positions
+        count = len(names) + (label not in names)
+        await self._call(self._store.check_room, name, count)
+        if known is not None and known.queries is None:
+            return PreparedLabel()
+        if known is not None and known.queries is not None and label in names:
+            place = known.positions[label]
+            return PreparedLabel(queries=known.queries[place : place + 1])
+        if encoders is None or not encoders.encodes_text:
+            if known is not None:
+                raise TextNotEncodable(label)
+            return PreparedLabel()
+        embedding = await encoders.embed(Definition(name, (label,), (None,), (None,)))
+        vectors = await encoders.project(embedding, with_keys=False)
+        return PreparedLabel(embedding, vectors.queries)
+
+    async def learn(  # noqa: PLR0913 - options are keywords
+        self,
+        name: str,
+        label: str,
+        prepared: PreparedLabel,
+        positive: Sequence[Example],
+        negative: Sequence[Example],
+        *,
+        replace: bool = False,
+        if_version: int | None = None,
+    ) -> Learnt:
+        """Adds at least one example to a label, or to a new one; when this returns, it is durable.
+
+        Arguments and errors as of `LabelStore.learn`.
+        """
+        added, created = await self._call(
+            self._store.learn,
+            *(name, label, positive, negative),
+            encoder=self._maker.photos.encoder,
+            embedding=prepared.embedding,
+            replace=replace,
+            if_version=if_version,
+        )
+        return Learnt(await self._find_latest(name), created, added)
+
+    async def forget(self, name: str, label: str, if_version: int | None = None) -> LabelSet:
+        """Deletes the examples of a label; its text stays. Errors as of `LabelStore.forget`."""
+        await self._call(self._store.forget, name, label, if_version)
+        return await self._find_latest(name)
+
+    async def read_definition(self, name: str) -> tuple[Definition, Embeddings]:
+        """Returns a set with its lessons of this encoder, and the embeddings of all labels."""
+        entry = await self._call(self._store.read, name)
+        if entry is None:
+            raise LabelSetNotFound(name)
+        encoder = self._maker.photos.encoder
+        rows = await self._call(self._store.read_lessons, name, encoder)
+        lessons = {row.label: read_lesson(row.lesson) for row in rows if row.lesson}
+        definition = replace_fields(entry.definition, lessons=lessons, encoder=encoder)
+        return definition, entry.embeddings
 
     async def delete(self, name: str, if_version: int | None = None) -> None:
         """Deletes a set; requests that have pinned its snapshot keep it."""
@@ -203,7 +289,7 @@ class RegisteredSets:
         self,
         definition: Definition,
         embeddings: Embeddings,
-        vectors: LabelVectors,
+        labels: LabelSet,
         *,
         replace: bool,
         if_version: int | None,
@@ -213,20 +299,32 @@ class RegisteredSets:
                 self._store.write, definition, embeddings, replace=replace, if_version=if_version
             )
             if written.version > written.previous:
-                version = str(written.version)
-                labels = self._encoders.make_set(definition, vectors, version, "store")
+                labels = replace_fields(labels, version=str(written.version))
+                labels = await self._add_lessons(labels, self.by_name.get(labels.name))
                 self._publish({**self.by_name, labels.name: labels}, written)
                 return labels, written.created
         return await self._find_current(definition, written.version), False
 
     async def _find_current(self, definition: Definition, version: int) -> LabelSet:
         written = SetVersion(version, definition.digest)
-        if not _is_current(self.by_name.get(definition.name), written):
-            await self.refresh()
         found = self.by_name.get(definition.name)
-        if found is None:  # deleted meanwhile
-            raise LabelSetNotFound(definition.name)
+        if found is None or not _is_current(found, written):
+            return await self._find_latest(definition.name)
         return found
+
+    async def _find_latest(self, name: str) -> LabelSet:
+        await self.refresh()
+        found = self.by_name.get(name)
+        if found is None:  # deleted meanwhile
+            raise LabelSetNotFound(name)
+        return found
+
+    async def _check(self, definition: Definition) -> Definition:
+        learnt: set[str] = {*definition.lessons}
+        if not self._maker.encodes_text:
+            rows = await self._call(self._store.read_lessons, definition.name, "")
+            learnt |= {row.label for row in rows}
+        return self._maker.check(definition, learnt)
 
     def _publish(self, sets: dict[str, LabelSet], written: WriteResult) -> None:
         self.by_name = MappingProxyType(sets)
@@ -240,18 +338,47 @@ class RegisteredSets:
         sets = [self.by_name.get(name) for name in names if name not in self._fixed]
         return bool(sets) and all(known and int(known.version) >= version for known in sets)
 
-    async def _load(self, name: str) -> LabelSet | None:
+    async def _load(
+        self, name: str, version: SetVersion, known: LabelSet | None, *, restored: bool
+    ) -> LabelSet | None:
         try:
-            entry = await self._call(self._store.read, name)
-            if entry is None:
-                return None  # deleted meanwhile; the next poll differs
-            check_embeddings(entry.embeddings, self._encoders.head.embedding_space.width)
-            vectors = await self._encoders.project(entry.embeddings)
+            if known is None or known.digest != version.digest:
+                entry = await self._call(self._store.read, name)
+                if entry is None:
+                    return None  # deleted meanwhile; the next poll differs
+                if self._maker.encoders is not None and entry.embeddings.shape[1]:
+                    space = self._maker.encoders.head.embedding_space
+                    check_embeddings(entry.embeddings, space.width)
+                labels = await self._maker.make(
+                    entry.definition, entry.embeddings, str(entry.version), "store", known
+                )
+            elif _is_current(known, version):
+                labels = known
+            else:
+                labels = replace_fields(known, version=str(version.version))
+            return await self._add_lessons(labels, None if restored else known)
         except InvalidLabelSet as error:
             logger.error("label set %s of the store is invalid: %s", name, error.reason)
             return None
-        version = str(entry.version)
-        return self._encoders.make_set(entry.definition, vectors, version, "store")
+
+    async def _add_lessons(self, labels: LabelSet, known: LabelSet | None) -> LabelSet:
+        """Adds the store's lessons to a snapshot, without reading those that `known` has."""
+        old: dict[str, Lesson] = {}
+        after = None
+        if known is not None and (known.queries is None) == (labels.queries is None):
+            labels = replace_fields(labels, learnt=known.learnt, foreign=known.foreign)
+            old, after = known.lessons, int(known.version)
+        encoder = self._maker.photos.encoder
+        rows = await self._call(self._store.read_lessons, labels.name, encoder, after)
+        own = [row for row in rows if row.encoder == encoder]
+        if any(row.lesson is None and row.label not in old for row in own):
+            rows = await self._call(self._store.read_lessons, labels.name, encoder)
+            own = [row for row in rows if row.encoder == encoder]
+        lessons = {
+            row.label: old[row.label] if row.lesson is None else read_lesson(row.lesson)
+            for row in own
+        }
+        return await self._maker.teach(labels, lessons, {row.label for row in rows})
 
     async def _reencode_others(self) -> None:
         # Replicas of the other bundle keep their rows.
@@ -285,9 +412,10 @@ class RegisteredSets:
         if old.calibration is not None:
             logger.warning("label set %s has lost its calibration: calibrate it again", name)
             thresholds = (None,) * len(thresholds)
-        definition = self._encoders.check(Definition(name, old.names, old.prompts, thresholds))
+        definition = Definition(name, old.names, old.prompts, thresholds)
+        definition = await self._check(definition)
         await self._call(self._store.check, definition, replace=False, if_version=None)
-        embeddings = await self._encoders.embed(definition)
+        embeddings = await self._maker.embed(definition)
         await self._call(self._store.write, definition, embeddings, replace=False)
 
     async def _follow(self) -> None:

@@ -9,11 +9,14 @@ import numpy as np
 
 from service.bundle.reader import Bundle
 from service.errors import StoreUnavailable
+from service.labels.background import MIN_PHOTOS, fit_background
 from service.labels.definition import Definition
 from service.labels.encoders import LabelEncoders, open_label_encoders
+from service.labels.examples import Example
+from service.labels.maker import PhotoSpace
 from service.labels.store.database import open_database
 from service.labels.store.store import LabelStore, Limits, SetVersion, StoreState
-from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE
+from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE, WIDTH
 
 LIMITS = Limits(sets=50, labels=8, labels_per_set=5)
 
@@ -62,6 +65,23 @@ def run_sql(path: Path, statement: str) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute(statement)
     connection.close()
+
+
+def make_photos(width: int = WIDTH, encoder: str = "e" * 64) -> PhotoSpace:
+    """Returns an encoder of photos with a background of random embeddings."""
+    random = np.random.default_rng(0)
+    rows = random.normal(0.5, 1, (MIN_PHOTOS, width)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return PhotoSpace(encoder, fit_background(rows))
+
+
+def make_examples(
+    count: int, seed: int = 0, *, width: int = WIDTH, spread: float = 0.5
+) -> list[Example]:
+    """Returns different examples of one kind: whitened embeddings around a random one."""
+    random = np.random.default_rng(seed)
+    rows = random.normal(0, 2, width) + spread * random.normal(0, 1, (count, width))
+    return [Example(random.bytes(32), row) for row in rows.astype(np.float32)]
 
 
 def make_encoders(bundle: Bundle) -> LabelEncoders:

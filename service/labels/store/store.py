@@ -1,13 +1,15 @@
 """The label store: the sets that clients registered, with their embeddings, in a database.
 
 Every write raises one revision number, which becomes the version of the written set, so that other
-processes detect changes with one small query. All methods block.
+processes detect changes with one small query. What labels learn from photos has a table of its own:
+the row of a large set is megabytes. All methods block.
 """
 
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +22,14 @@ from service.errors import (
     LabelSetChanged,
     LabelSetExists,
     LabelSetNotFound,
+    NoExamples,
     StoreIncompatible,
+    StoreReadOnly,
     StoreUnavailable,
     TooManyLabelSets,
 )
 from service.labels.definition import Definition, check_size
+from service.labels.examples import Example, Lesson, make_lesson, read_lesson
 from service.labels.store.database import Database, format_address
 
 ABSENT = 0
@@ -55,6 +60,23 @@ _SETS = sa.Table(
     sa.Column("labels", sa.Text, nullable=False),
     sa.Column("embeddings", sa.LargeBinary, nullable=False),
 )
+_LESSONS = sa.Table(
+    "learnt_labels",
+    _metadata,
+    sa.Column("encoder", sa.String(64), primary_key=True),
+    sa.Column("set_name", sa.String(100), primary_key=True),
+    sa.Column("label", sa.Text, primary_key=True),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("lesson", sa.LargeBinary, nullable=False),  # empty if its examples were deleted
+    sa.Index("learnt_labels_of_set", "set_name", "version"),
+)
+_HAS_LESSON = sa.func.length(_LESSONS.c.lesson) > 0  # unlike the value, this reads no other pages
+_LAST_LESSON = (
+    sa.select(sa.func.coalesce(sa.func.max(_LESSONS.c.version), 0))
+    .where(_LESSONS.c.set_name == _SETS.c.name)
+    .scalar_subquery()
+)
+_VERSION = sa.case((_SETS.c.version < _LAST_LESSON, _LAST_LESSON), else_=_SETS.c.version)
 # Version 1.0 left a set that was deleted here in other spaces, and its name in this table.
 _NOT_DELETED = sa.text(
     "NOT EXISTS (SELECT 1 FROM deleted_label_sets AS deleted "
@@ -80,7 +102,7 @@ class SetVersion(NamedTuple):
 
 
 class StoreEntry(NamedTuple):
-    """A set with the embeddings of all labels, float32 [L, E]."""
+    """A set with the embeddings of all labels, float32 [L, E]; E is 0 without texts."""
 
     definition: Definition
     embeddings: Embeddings
@@ -93,6 +115,21 @@ class WriteResult(NamedTuple):
     version: int
     previous: int
     created: bool = False
+
+
+class LessonRow(NamedTuple):
+    """What a label has learnt with the photos' embeddings of an encoder."""
+
+    encoder: str
+    label: str
+    lesson: bytes | None  # None if it was not asked for
+
+
+class LearnResult(NamedTuple):
+    """The number of examples that were not there before, and whether the set is new."""
+
+    added: int
+    created: bool
 
 
 @dataclass(frozen=True)
@@ -116,7 +153,7 @@ class LabelStore:
         self._database = database
         self._space = space
         self._limits = limits
-        self._prepared = False
+        self._prepared = self._has_table = False
 
     def read_state(self) -> StoreState:
         """Returns the current state."""
@@ -125,8 +162,8 @@ class LabelStore:
 
     def read_versions(self) -> tuple[StoreState, dict[str, SetVersion]]:
         """Returns the state and the version of each set, as of this state or a later one."""
-        query = sa.select(_SETS.c.name, _SETS.c.version, _SETS.c.digest)
         with self._connect() as connection:
+            query = sa.select(_SETS.c.name, self._version(connection), _SETS.c.digest)
             state = self._read_state(connection)
             rows = connection.execute(query.where(_SETS.c.space == self._space))
             return state, {name: SetVersion(version, digest) for name, version, digest in rows}
@@ -149,19 +186,40 @@ class LabelStore:
 
         Raises `InvalidLabelSet` if its row is damaged.
         """
-        query = sa.select(_SETS).where(_SETS.c.space == (space or self._space))
         with self._connect() as connection:
-            row = connection.execute(query.where(_SETS.c.name == name)).one_or_none()
-        return None if row is None else _decode_row(row)
+            return self._read(connection, name, space or self._space)
+
+    def read_lessons(
+        self, name: str, encoder: str, after: int | None = None
+    ) -> tuple[LessonRow, ...]:
+        """Returns what labels of a set have learnt, of all encoders.
+
+        Only lessons of `encoder` are read, and those of versions above `after`.
+        """
+        wanted = _LESSONS.c.encoder == encoder
+        if after is not None:
+            wanted &= _LESSONS.c.version > after
+        lesson = sa.case((wanted, _LESSONS.c.lesson))
+        query = sa.select(_LESSONS.c.encoder, _LESSONS.c.label, lesson)
+        with self._connect() as connection:
+            if not self._has_lessons(connection):
+                return ()
+            rows = connection.execute(query.where(_LESSONS.c.set_name == name, _HAS_LESSON))
+            return tuple(LessonRow(*row) for row in rows)
+
+    def check_room(self, name: str, count: int) -> None:
+        """Checks, as `write` does, that a set of `count` labels can be written."""
+        with self._connect() as connection:
+            self._database.check_writable(connection)
+            self._check_limits(connection, name, count)
 
     def check(self, definition: Definition, *, replace: bool, if_version: int | None) -> int | None:
         """Runs the checks of `write`; returns the version if the same set is there already."""
         with self._connect() as connection:
             self._database.check_writable(connection)
-            found = self._find(connection, definition.name)
-            version = _find_same(definition, found, replace, if_version)
+            version = self._find_same(connection, definition, replace, if_version)
             if version is None:
-                self._check_limits(connection, definition)
+                self._check_limits(connection, definition.name, len(definition.names))
             return version
 
     def write(
@@ -174,6 +232,9 @@ class LabelStore:
     ) -> WriteResult:
         """Writes a set durably, unless the same set is there already.
 
+        Labels that stay in the set keep their lessons; lessons of the definition replace all of
+        the same encoder.
+
         Args:
             definition: the set.
             embeddings: of all labels, float32 [L, E].
@@ -184,17 +245,73 @@ class LabelStore:
         """
         with self._connect(writing=True) as connection:
             previous = self._lock(connection)
-            found = self._find(connection, definition.name)
-            if (same := _find_same(definition, found, replace, if_version)) is not None:
+            same = self._find_same(connection, definition, replace, if_version)
+            if same is not None:
                 return WriteResult(same, previous)
-            self._check_limits(connection, definition)
-            connection.execute(sa.delete(_SETS).where(self._match(definition.name)))
-            row = _encode_row(definition, embeddings)
-            connection.execute(
-                sa.insert(_SETS).values(space=self._space, version=previous + 1, **row)
-            )
-            connection.execute(sa.update(_STATE).values(revision=previous + 1))
-            return WriteResult(previous + 1, previous, created=found is None)
+            created = self._put(connection, definition, embeddings, previous + 1)
+            if definition.encoder is not None:
+                replaced = _LESSONS.c.set_name == definition.name
+                replaced &= _LESSONS.c.encoder == definition.encoder
+                connection.execute(sa.delete(_LESSONS).where(replaced))
+                for label, lesson in definition.lessons.items():
+                    where = (definition.encoder, definition.name, label)
+                    _put_lesson(connection, where, previous + 1, lesson)
+            return WriteResult(previous + 1, previous, created=created)
+
+    def learn(  # noqa: PLR0913 - names and options are keywords
+        self,
+        name: str,
+        label: str,
+        positive: Sequence[Example],
+        negative: Sequence[Example],
+        *,
+        encoder: str,
+        embedding: Embeddings | None,
+        replace: bool,
+        if_version: int | None,
+    ) -> LearnResult:
+        """Adds examples to a label durably; with `replace`, instead of those that it has.
+
+        A missing label is appended, and a missing set is made, with the `embedding`, float32
+        [1, E], or without texts. The same examples again change nothing.
+
+        Raises `LabelSetChanged` if the label is missing in a set of texts and has no `embedding`,
+        and the errors of `write` and `Lesson.add`.
+        """
+        where, width = (encoder, name, label), len((*positive, *negative)[0].embedding)
+        with self._connect(writing=True) as connection:
+            version = self._lock(connection) + 1
+            found = self._find(connection, name)
+            check_version(name, found, if_version)
+            created = False
+            if found is None or not self._has_label(connection, name, label):
+                entry = self._read(connection, name, self._space)
+                definition, embeddings = _append(entry, name, label, embedding)
+                created = self._put(connection, definition, embeddings, version)
+            old = None if replace else _read_lesson(connection, where)
+            lesson = (old or make_lesson(width)).add(positive, negative)
+            added = lesson.count - (old.count if old else 0)
+            if added or replace:
+                _put_lesson(connection, where, version, lesson)
+                connection.execute(sa.update(_STATE).values(revision=version))
+            return LearnResult(added, created)
+
+    def forget(self, name: str, label: str, if_version: int | None = None) -> None:
+        """Deletes the examples of a label durably, those of all encoders.
+
+        Raises `NoExamples`, `LabelSetNotFound` or `LabelSetChanged`.
+        """
+        with self._connect(writing=True) as connection:
+            version = self._lock(connection) + 1
+            found = self._find(connection, name)
+            check_version(name, found, if_version)
+            if found is None:
+                raise LabelSetNotFound(name)
+            chosen = sa.and_(_LESSONS.c.set_name == name, _LESSONS.c.label == label, _HAS_LESSON)
+            change = sa.update(_LESSONS).where(chosen).values(version=version, lesson=b"")
+            if not connection.execute(change).rowcount:
+                raise NoExamples(label, name)
+            connection.execute(sa.update(_STATE).values(revision=version))
 
     def delete(self, name: str, if_version: int | None = None) -> WriteResult:
         """Deletes a set durably, in all spaces: else the next bundle would encode it again.
@@ -208,6 +325,7 @@ class LabelStore:
             if found is None:
                 raise LabelSetNotFound(name)
             connection.execute(sa.delete(_SETS).where(_SETS.c.name == name))
+            connection.execute(sa.delete(_LESSONS).where(_LESSONS.c.set_name == name))
             connection.execute(sa.update(_STATE).values(revision=previous + 1))
             return WriteResult(previous + 1, previous)
 
@@ -224,12 +342,12 @@ class LabelStore:
         try:
             if not self._prepared:
                 with self._database.connect(writing=True) as connection:
-                    _make_tables(connection)
+                    _make_tables(connection, self._database)
                 self._prepared = True
             with self._database.connect(writing=writing) as connection:
                 yield connection
         except StoreUnavailable:
-            self._prepared = False  # it may come back as another, empty database
+            self._prepared = self._has_table = False  # it may come back as another, empty database
             raise
 
     def _match(self, name: str) -> sa.ColumnElement[bool]:
@@ -240,9 +358,75 @@ class LabelStore:
         return StoreState(revision, self._database.connections)
 
     def _find(self, connection: sa.Connection, name: str) -> SetVersion | None:
-        query = sa.select(_SETS.c.version, _SETS.c.digest).where(self._match(name))
+        version = self._version(connection)
+        query = sa.select(version, _SETS.c.digest).where(self._match(name))
         row = connection.execute(query).one_or_none()
         return None if row is None else SetVersion(*row)
+
+    def _find_same(
+        self,
+        connection: sa.Connection,
+        definition: Definition,
+        replace: bool,
+        if_version: int | None,
+    ) -> int | None:
+        found = self._find(connection, definition.name)
+        check_version(definition.name, found, if_version)
+        if found is None:
+            return None
+        if found.digest == definition.digest and all(
+            self._has_lesson(connection, definition, label) for label in definition.lessons
+        ):
+            return found.version
+        if not replace:
+            raise LabelSetExists(definition.name)
+        return None
+
+    def _has_lesson(self, connection: sa.Connection, definition: Definition, label: str) -> bool:
+        old = _read_lesson(connection, (definition.encoder or "", definition.name, label))
+        return old is not None and old.to_bytes() == definition.lessons[label].to_bytes()
+
+    def _has_lessons(self, connection: sa.Connection) -> bool:
+        # A read-only store of an older version has no such table.
+        self._has_table = self._has_table or sa.inspect(connection).has_table(_LESSONS.name)
+        return self._has_table
+
+    def _version(self, connection: sa.Connection) -> sa.ColumnElement[int]:
+        return _VERSION if self._has_lessons(connection) else _SETS.c.version
+
+    def _has_label(self, connection: sa.Connection, name: str, label: str) -> bool:
+        row = connection.execute(sa.select(_SETS.c.labels).where(self._match(name))).one()
+        return label in json.loads(row.labels)["names"]
+
+    def _read(self, connection: sa.Connection, name: str, space: str) -> StoreEntry | None:
+        query = sa.select(_SETS, self._version(connection).label("latest"))
+        chosen = sa.and_(_SETS.c.space == space, _SETS.c.name == name)
+        row = connection.execute(query.where(chosen)).one_or_none()
+        return None if row is None else _decode_row(row)
+
+    def _put(
+        self,
+        connection: sa.Connection,
+        definition: Definition,
+        embeddings: Embeddings,
+        version: int,
+    ) -> bool:
+        """Writes a set's row, deletes lessons of labels it lacks; returns whether it is new."""
+        name = definition.name
+        self._check_limits(connection, name, len(definition.names))
+        spaces = connection.execute(sa.select(_SETS.c.space).where(_SETS.c.name == name))
+        known = set(spaces.scalars())
+        # Lessons of an unknown set are left from a service of a version without lessons.
+        kept = frozenset(definition.names if known else ())
+        rows = sa.select(_LESSONS.c.label).where(_LESSONS.c.set_name == name).distinct()
+        for label in set(connection.execute(rows).scalars()) - kept:
+            gone = sa.and_(_LESSONS.c.set_name == name, _LESSONS.c.label == label)
+            connection.execute(sa.delete(_LESSONS).where(gone))
+        connection.execute(sa.delete(_SETS).where(self._match(name)))
+        row = _encode_row(definition, embeddings)
+        connection.execute(sa.insert(_SETS).values(space=self._space, version=version, **row))
+        connection.execute(sa.update(_STATE).values(revision=version))
+        return self._space not in known
 
     def _lock(self, connection: sa.Connection) -> int:
         # One writer at a time, so that revisions are committed in order.
@@ -250,13 +434,13 @@ class LabelStore:
         revision: int = connection.execute(query).scalar_one()
         return revision
 
-    def _check_limits(self, connection: sa.Connection, definition: Definition) -> None:
-        limits, count = self._limits, len(definition.names)
+    def _check_limits(self, connection: sa.Connection, name: str, count: int) -> None:
+        limits = self._limits
         check_size(count, limits.labels_per_set)
         # A set counts once, however many spaces have it.
         others = (
             sa.select(sa.func.max(_SETS.c.num_labels).label("count"))
-            .where(_SETS.c.name != definition.name)
+            .where(_SETS.c.name != name)
             .group_by(_SETS.c.name)
             .subquery()
         )
@@ -274,24 +458,56 @@ def check_version(name: str, found: SetVersion | None, if_version: int | None) -
         raise LabelSetChanged(name, None if found is None else str(found.version))
 
 
-def _find_same(
-    definition: Definition, found: SetVersion | None, replace: bool, if_version: int | None
-) -> int | None:
-    check_version(definition.name, found, if_version)
-    if found is None:
-        return None
-    if found.digest == definition.digest:
-        return found.version
-    if not replace:
-        raise LabelSetExists(definition.name)
-    return None
+def _append(
+    entry: StoreEntry | None, name: str, label: str, embedding: Embeddings | None
+) -> tuple[Definition, Embeddings]:
+    """Returns a set with one label more, or a new one, and the embeddings of all labels."""
+    if entry is None:
+        row = np.zeros((1, 0), np.float32) if embedding is None else embedding
+        return Definition(name, (label,), (None,), (None,)), row
+    old, width = entry.definition, entry.embeddings.shape[1]
+    if embedding is None and width:  # the label was deleted meanwhile
+        raise LabelSetChanged(name, str(entry.version))
+    row = np.zeros((1, 0), np.float32) if embedding is None or not width else embedding
+    definition = replace_fields(
+        old,
+        names=(*old.names, label),
+        prompts=(*old.prompts, None),
+        thresholds=(*old.thresholds, None),
+    )
+    return definition, np.concatenate((entry.embeddings, row))
 
 
-def _make_tables(connection: sa.Connection) -> None:
+def _read_lesson(connection: sa.Connection, where: tuple[str, str, str]) -> Lesson | None:
+    query = sa.select(_LESSONS.c.lesson).where(_match_lesson(where))
+    content: bytes | None = connection.execute(query).scalar_one_or_none()
+    return read_lesson(content) if content else None
+
+
+def _put_lesson(
+    connection: sa.Connection, where: tuple[str, str, str], version: int, lesson: Lesson
+) -> None:
+    connection.execute(sa.delete(_LESSONS).where(_match_lesson(where)))
+    row = (*where, version, lesson.to_bytes())
+    connection.execute(sa.insert(_LESSONS).values(row))
+
+
+def _match_lesson(where: tuple[str, str, str]) -> sa.ColumnElement[bool]:
+    """Matches encoder, set and label."""
+    return sa.and_(
+        *(column == key for column, key in zip(_LESSONS.primary_key, where, strict=True))
+    )
+
+
+def _make_tables(connection: sa.Connection, database: Database) -> None:
     if connection.dialect.name == "postgresql":
         # Processes that start together would make the tables twice.
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
-    _metadata.create_all(connection)
+    try:
+        database.check_writable(connection)
+        _metadata.create_all(connection)
+    except StoreReadOnly:  # of a service without lessons
+        _metadata.create_all(connection, tables=[_STATE, _SETS])
     version = connection.execute(sa.select(_STATE.c.schema_version)).scalar_one_or_none()
     if version is None:
         first = {"id": 1, "schema_version": SCHEMA_VERSION, "revision": 0}
@@ -340,4 +556,4 @@ def _decode_row(row: sa.Row[Any]) -> StoreEntry:
         raise InvalidLabelSet(_DAMAGED) from error
     if definition.digest != row.digest:
         raise InvalidLabelSet(_DAMAGED)
-    return StoreEntry(definition, embeddings, row.version)
+    return StoreEntry(definition, embeddings, row.latest)

@@ -26,6 +26,7 @@ from service.labels.catalogue import Catalogue, FixedSet, open_catalogue
 from service.labels.definition import Definition
 from service.labels.encoders import open_label_encoders
 from service.labels.label_set import LabelSet, Origin, make_trained_set
+from service.labels.maker import PhotoSpace, SetMaker
 from service.labels.store.store import LabelStore
 from service.pipeline.loading import open_encoders
 from service.question import Question
@@ -43,6 +44,7 @@ def fix(name: str, *labels: str, origin: Origin = "folder") -> FixedSet:
     return FixedSet(define(name, *labels), "1.0", origin)
 
 
+NO_PHOTOS = PhotoSpace()
 EVERYDAY, ZOO = fix("everyday", "chair", origin="bundle"), fix("zoo", "yak")
 
 
@@ -61,11 +63,12 @@ def make(
     default: tuple[str, ...] = (),
     store: LabelStore | None = None,
     trained: LabelSet | None = TRAINED,
+    photos: PhotoSpace = NO_PHOTOS,
 ) -> Catalogue:
     return Catalogue(
         trained,
         fixed,
-        open_label_encoders(bundle, threads=1, cache_size=9, queue_size=9),
+        SetMaker(open_label_encoders(bundle, threads=1, cache_size=9, queue_size=9), photos),
         store or FlakyStore("memory"),
         default_sets=default,
         max_candidates=3,

@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from service.errors import (
     LabelSetChanged,
     LabelSetExists,
     LabelSetNotFound,
+    NoExamples,
     StartError,
     StoreReadOnly,
     StoreUnavailable,
@@ -28,10 +30,20 @@ from service.errors import (
 from service.labels.definition import Definition
 from service.labels.encoders import LabelEncoders
 from service.labels.label_set import LabelSet
-from service.labels.registered_sets import RegisteredSets
+from service.labels.maker import SetMaker
+from service.labels.registered_sets import Learnt, RegisteredSets
 from service.labels.store.database import open_database
 from service.labels.store.store import ABSENT, LabelStore
-from tests.support.label_store import LIMITS, FlakyStore, define, make_encoders, put, run_sql
+from tests.support.label_store import (
+    LIMITS,
+    FlakyStore,
+    define,
+    make_encoders,
+    make_examples,
+    make_photos,
+    put,
+    run_sql,
+)
 from tests.support.postgres import Postgres
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE
 
@@ -39,6 +51,7 @@ pytestmark = pytest.mark.anyio
 
 SECONDS = 30.0
 HIDDEN = "everyday"
+PHOTOS = make_photos()
 Start = Callable[..., AbstractAsyncContextManager[RegisteredSets]]
 
 
@@ -78,7 +91,7 @@ def start(encoders: LabelEncoders) -> Start:
 
     @asynccontextmanager
     async def start(store: LabelStore, poll_seconds: float = 60.0) -> AsyncIterator[RegisteredSets]:
-        sets = RegisteredSets(store, encoders, poll_seconds, [HIDDEN])
+        sets = RegisteredSets(store, SetMaker(encoders, PHOTOS), poll_seconds, [HIDDEN])
         try:
             await sets.start()
             yield sets
@@ -390,7 +403,7 @@ async def test_call_raises_draining_while_the_store_closes_and_afterwards(
         close()
 
     monkeypatch.setattr(store, "close", close_slowly)
-    sets = RegisteredSets(store, encoders, 60.0, ())
+    sets = RegisteredSets(store, SetMaker(encoders, PHOTOS), 60.0, ())
     await sets.start()
     async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as tasks:
         tasks.create_task(sets.stop())
@@ -482,3 +495,31 @@ async def test_calibration_and_thresholds_are_set_apart(sets: RegisteredSets) ->
     await sets.calibrate("pets", {"dog": 0.9}, own)
     kept = await sets.calibrate("pets", {"dog": None, "cat": 0.3})
     assert (kept.own_calibration, kept.calibrated.tolist()) == (own, [True, False])
+
+
+async def learn(
+    sets: RegisteredSets, label: str, positive: int = 2, seed: int = 0, **options: Any
+) -> Learnt:
+    prepared = await sets.prepare_label("pets", label)
+    return await sets.learn("pets", label, prepared, make_examples(positive, seed), (), **options)
+
+
+async def test_label_learns_and_forgets_in_a_set_that_is_made_for_it(sets: RegisteredSets) -> None:
+    first = await learn(sets, "cat")
+    assert (first.created, first.added, first.labels.names) == (True, 2, ("cat",))
+    second = await learn(sets, "dog", 3, seed=1)
+    assert (second.created, second.added, second.labels.names) == (False, 3, ("cat", "dog"))
+    assert second.labels is sets.by_name["pets"]
+    assert [each.count for each in second.labels.lessons.values()] == [2, 3]
+    again = await learn(sets, "dog", 3, seed=1)
+    assert (again.added, again.labels) == (0, second.labels)
+    assert first.labels.queries is not None
+    assert second.labels.queries is not None
+    np.testing.assert_array_equal(second.labels.queries[:1], first.labels.queries)
+    forgotten = await sets.forget("pets", "dog")
+    assert (forgotten.names, [*forgotten.lessons]) == (("cat", "dog"), ["cat"])
+    assert forgotten.queries is second.labels.queries
+    versions = [int(each.version) for each in (first.labels, second.labels, forgotten)]
+    assert versions == sorted(set(versions))
+    with pytest.raises(NoExamples):
+        await sets.forget("pets", "dog")

@@ -1,0 +1,101 @@
+"""Makes label sets of definitions, for a bundle that knows texts, photos or both."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from service.engine.heads import Embeddings, LabelVectors
+from service.labels.background import Background
+from service.labels.definition import Definition, check_fit
+from service.labels.encoders import LabelEncoders
+from service.labels.examples import Lesson
+from service.labels.label_set import LabelSet, Origin, add_lessons, make_bare_set
+
+logger = logging.getLogger(__name__)
+
+
+class PhotoSpace(NamedTuple):
+    """The fingerprint of the encoder of photos, and its background if labels can learn."""
+
+    encoder: str = ""
+    background: Background | None = None
+
+
+class SetMaker:
+    """Makes label sets; use it from one event loop. Without an open head, `encoders` is None."""
+
+    def __init__(self, encoders: LabelEncoders | None, photos: PhotoSpace) -> None:
+        self.encoders = encoders
+        self.photos = photos
+
+    @property
+    def encodes_text(self) -> bool:
+        """Whether labels may come without an embedding."""
+        return self.encoders is not None and self.encoders.encodes_text
+
+    def check(self, definition: Definition, learnt: Collection[str]) -> Definition:
+        """Returns a set as it fits the bundle; raises the `LabelSetError` of `check_fit`."""
+        space = None if self.encoders is None else self.encoders.head.embedding_space
+        return check_fit(definition, space, encodes_text=self.encodes_text, learnt=learnt)
+
+    async def embed(self, definition: Definition) -> Embeddings:
+        """Returns the embeddings [L, E] of a checked set; E is 0 if it has no texts."""
+        if self.encoders is None or not (definition.given or self.encodes_text):
+            return np.zeros((len(definition.names), 0), np.float32)
+        return await self.encoders.embed(definition)
+
+    async def make(
+        self,
+        definition: Definition,
+        embeddings: Embeddings,
+        version: str,
+        origin: Origin,
+        known: LabelSet | None = None,
+    ) -> LabelSet:
+        """Returns the snapshot of a set without its lessons; copies the queries of a `known` one.
+
+        Raises `InvalidLabelSet` for embeddings that make the model overflow.
+        """
+        if self.encoders is None or not embeddings.shape[1]:
+            return make_bare_set(definition, version=version, origin=origin)
+        vectors = await self._project(self.encoders, definition, embeddings, known)
+        return self.encoders.make_set(definition, vectors, version, origin)
+
+    async def _project(
+        self,
+        encoders: LabelEncoders,
+        definition: Definition,
+        embeddings: Embeddings,
+        known: LabelSet | None,
+    ) -> LabelVectors:
+        if known is None or known.queries is None or not known.is_start_of(definition):
+            return await encoders.project(embeddings)
+        old, count = LabelVectors(known.queries, known.keys), known.num_labels
+        if count == len(embeddings):
+            return old
+        new = (await encoders.project(embeddings[count:])).arrays
+        joined = {name: np.concatenate((rows, new[name])) for name, rows in old.arrays.items()}
+        return LabelVectors(joined.pop("queries"), joined or None)
+
+    async def teach(
+        self, labels: LabelSet, lessons: Mapping[str, Lesson], foreign: Collection[str]
+    ) -> LabelSet:
+        """Returns a set whose labels have these lessons; `foreign` have those of other encoders."""
+        background = self.photos.background
+        if background is None or labels.activation == "softmax":
+            lessons, foreign = {}, {*lessons, *foreign}
+        foreign = frozenset(foreign) - lessons.keys()
+        if foreign - labels.foreign:
+            logger.warning(
+                "label set %s: examples of %d label(s) are not used: they are of another model, or "
+                "the scores are an uncalibrated softmax",
+                *(labels.name, len(foreign)),
+            )
+        if not lessons and not foreign and labels.learnt is None and not labels.foreign:
+            return labels
+        return await asyncio.to_thread(add_lessons, labels, lessons, foreign, background)
