@@ -157,7 +157,7 @@ class LabelEncoders:
         if given:
             embeddings[list(definition.given)] = definition.embeddings
         texts = definition.texts(self.head.embedding_space)
-        embeddings[missing] = await self._encode_texts([texts[i] for i in missing])
+        embeddings[missing] = await self.encode_texts([texts[i] for i in missing])
         return embeddings
 
     async def project(self, embeddings: Embeddings, *, with_keys: bool = True) -> LabelVectors:
@@ -175,7 +175,7 @@ class LabelEncoders:
         found = {text: self._cache[text] for text in texts if text in self._cache}
         missing = [text for text in dict.fromkeys(texts) if text not in found]
         if missing:
-            embeddings = await self._encode_texts(missing)
+            embeddings = await self.encode_texts(missing)
             queries = (await self.project(embeddings, with_keys=False)).queries
             found |= {text: query.copy() for text, query in zip(missing, queries, strict=True)}
         for text in texts:
@@ -198,7 +198,11 @@ class LabelEncoders:
         self._closed = True
         self._thread.shutdown(wait=False)
 
-    async def _encode_texts(self, texts: Sequence[str]) -> Embeddings:
+    async def encode_texts(self, texts: Sequence[str]) -> Embeddings:
+        """Returns the embeddings [L, E], of length 1, of texts as they are; raises as `embed`.
+
+        The bundle must encode texts.
+        """
         if self._waiting >= self._queue_size:
             raise QueueFull("the queue of the text encoder is full")
         encoder = self._texts

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from service.errors import list_coded
 from service.http.requests.body import BYTES, JSON, MULTIPART, RAW_IMAGE
 from service.http.requests.parameters import LIST_PARAMETERS
-from service.http.requests.uploads import UploadShape
+from service.http.requests.uploads import MAX_EXAMPLES, UploadShape
 from service.http.responses.problems import (
     PROBLEM_JSON,
     ErrorAnswer,
@@ -128,14 +128,29 @@ def document_predict(shape: UploadShape) -> dict[str, Any]:
     return {"parameters": parameters, **_document_body(content)}
 
 
-def document_groups(max_images: int, **meanings: str) -> dict[str, Any]:
-    """Returns FastAPI's `openapi_extra` with a form of images: field -> meaning, first required."""
-    binary = {"type": "string", "format": "binary"}
-    fields = {
-        name: {"type": "array", "maxItems": max_images, "items": binary, "description": meaning}
-        for name, meaning in meanings.items()
+def document_examples(required: str | None = None) -> dict[str, Any]:
+    """Returns FastAPI's `openapi_extra` with the form of `read_examples`."""
+    photos = {
+        "type": "array",
+        "maxItems": MAX_EXAMPLES,
+        "items": {"type": "string", "format": "binary"},
     }
-    return _document_body({MULTIPART: {"schema": _document_object(next(iter(fields)), fields)}})
+    fields = {
+        "positive": {**photos, "description": "Photos that show the label."},
+        "negative": {**photos, "description": "Photos that do not show it."},
+    }
+    return _document_body({MULTIPART: {"schema": _document_object(required, fields)}})
+
+
+def document_embed(shape: UploadShape, model: type[BaseModel]) -> dict[str, Any]:
+    """Returns FastAPI's `openapi_extra` with the form and JSON of images and a model's fields."""
+    content = {}
+    for kind, way in ((MULTIPART, {"format": "binary"}), (JSON, {"contentEncoding": "base64"})):
+        image = {"type": "string", **way}
+        images = {"type": "array", "maxItems": shape.max_images, "items": image}
+        fields = {shape.image_field: images, **model.model_json_schema()["properties"]}
+        content[kind] = {"schema": _document_object(None, fields)}
+    return _document_body(content)
 
 
 def document_conditions(**meanings: str) -> dict[str, Any]:
@@ -191,10 +206,10 @@ def _document_body(content: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def _document_object(required: str, properties: dict[str, Any]) -> dict[str, Any]:
+def _document_object(required: str | None, properties: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
-        "required": [required],
+        **({"minProperties": 1} if required is None else {"required": [required]}),
         "additionalProperties": False,
         "properties": properties,
     }

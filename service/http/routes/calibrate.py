@@ -14,15 +14,10 @@ from service.calibration import find_threshold
 from service.fields import LabelText
 from service.http.requests.body import cancel_on_disconnect
 from service.http.requests.parameters import KNOWN_NAMES, Host
-from service.http.requests.uploads import read_groups
-from service.http.responses.openapi import document_groups, document_problems
-from service.http.responses.schemas import (
-    CalibrationAnswer,
-    ImageFailure,
-    NameAndVersion,
-    OperatingPointAnswer,
-    PhotoScore,
-)
+from service.http.requests.uploads import read_examples
+from service.http.responses.examples import CalibrationAnswer, OperatingPointAnswer, PhotoScore
+from service.http.responses.openapi import document_examples, document_problems
+from service.http.responses.schemas import ImageFailure, NameAndVersion
 from service.http.routes.labels import NAME_PROBLEMS, Name
 from service.http.routes.predict import label_or_fail
 from service.http.security.keys import PREDICT
@@ -32,17 +27,12 @@ from service.pipeline.selection import Selection
 from service.question import Question
 from service.scheduling.tasks import run_in_order
 
-MAX_PHOTOS = 200
-
-_POSITIVE, _NEGATIVE = "positive", "negative"
-
-_PHOTO_PROBLEMS = (
+PHOTO_PROBLEMS = (
     errors.CrossSite,
     errors.BodyError,
     errors.MissingField,
     errors.UnknownField,
     errors.TooManyImages,
-    errors.UnknownLabel,
     errors.QueueFull,
     errors.InferenceFailed,
     errors.OutOfMemory,
@@ -56,11 +46,8 @@ router = APIRouter(prefix="/labels", tags=["labels"])
     "/{name}/calibrate",
     summary="Find the threshold of a label",
     dependencies=[*PREDICT, LIMITED, KNOWN_NAMES],
-    responses=document_problems(*NAME_PROBLEMS, *_PHOTO_PROBLEMS),
-    openapi_extra=document_groups(
-        MAX_PHOTOS,
-        **{_POSITIVE: "Photos that show the label.", _NEGATIVE: "Photos that do not show it."},
-    ),
+    responses=document_problems(*NAME_PROBLEMS, errors.UnknownLabel, *PHOTO_PROBLEMS),
+    openapi_extra=document_examples(required="positive"),
 )
 async def calibrate_label(
     request: Request,
@@ -86,8 +73,9 @@ async def calibrate_label(
     pipeline.catalogue.find(name)  # 404, as of the set's other routes
     question = Question(label_set=[name], include=[label], top_k=1)
     selection = await pipeline.select(question, pipeline.make_deadline())
-    photos = await read_groups(request, (_POSITIVE, _NEGATIVE), MAX_PHOTOS, host.settings)
-    positive, negative = photos[_POSITIVE], photos[_NEGATIVE]
+    positive, negative = await read_examples(request, host.settings)
+    if not positive:
+        raise errors.MissingField("positive")
     work = _score(pipeline, selection, [*positive, *negative])
     scored = await cancel_on_disconnect(request, work)
     scores = np.array([getattr(each, "score", np.nan) for each in scored], np.float64)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.http.routes.calibrate import MAX_PHOTOS
+from service.http.requests.uploads import MAX_EXAMPLES
 from tests.support.photos import make_photo
 from tests.support.serving import assert_problem, labels_of, send_image
 from tests.support.tiny_bundle import EMBEDDING_WIDTH
@@ -110,7 +110,7 @@ GOOD = {"positive": make_photo()}
             for options, status, code in (
                 ({"files": {"negative": make_photo()}}, 422, "missing_field"),
                 ({"files": GOOD, "data": {"label": "cat"}}, 422, "unknown_field"),
-                ({"files": [("positive", b"x")] * (MAX_PHOTOS + 1)}, 422, "too_many_images"),
+                ({"files": [("positive", b"x")] * (MAX_EXAMPLES + 1)}, 422, "too_many_images"),
                 ({"json": {"positive": []}}, 415, "unsupported_media_type"),
                 ({"headers": {"Content-Type": "multipart/form-data"}}, 400, "malformed_body"),
             )
