@@ -92,7 +92,7 @@ class Separation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examples:
+class LabelExamples:
     """What a label has learnt from photos."""
 
     positive: int  # photos that show it
@@ -112,7 +112,7 @@ class RegisteredLabel:
     # Whether it was registered with an embedding, which is not returned. Older services omit it.
     own_embedding: bool = False
     category: str | None = None  # only of trained labels
-    examples: Examples | None = None  # only of labels that have learnt from photos
+    examples: LabelExamples | None = None  # only of labels that have learnt from photos
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +224,7 @@ class Embeddings:
 
     model: NameAndVersion
     encoder: str
-    width: int
+    width: int | None  # None without a usable photo
     images: list[Embedding]
     texts: list[Embedding]
 

@@ -225,11 +225,9 @@ def embed(photos: Iterable[Photo] = (), texts: Iterable[str] = ()) -> Call[Embed
     if isinstance(texts, str):  # each letter would be a text
         raise TypeError("texts must be a list of texts, not one")
     files, strings = list(_read_groups(images=photos)), list(texts)
-    if not strings:
-        return _send_photos("embed", _read(Embeddings), {}, files)
-    images = [base64.b64encode(content).decode() for _, (_, content) in files]
+    fields = {"texts": strings}
+    options = {"files": files, "data": fields} if files else {"json": fields}
     extra = _SECONDS_PER_PHOTO * len(files) + _SECONDS_PER_LABEL * len(strings)
-    options = {"json": {"images": images, "texts": strings}}
     return Call("POST", "embed", _read(Embeddings), options, extra)
 
 
