@@ -3,8 +3,10 @@
 - JSON is a `LabelSetRecord`, the same as the body of `POST /labels`.
 - An `.npz` has the arrays `names` (text [L]) and `embeddings` (float [L, E], or [L, descriptions,
   width] for several descriptions). Optional are `prompts` (text [L], empty for none), `thresholds`
-  (float [L], NaN for none), `embedding_space` (one text) and `calibration` (float [2], scale and
-  shift). Pickles are never read.
+  (float [L], NaN for none), `embedding_space` (one text), `calibration` (float [2], scale and
+  shift) and `given` (bool [L], false for a label whose text is encoded again). Lessons of M labels
+  have `learnt` (text [M]), `lessons` (uint8, one after the other), `lesson_sizes` (int [M]) and
+  `encoder` (one text). Pickles are never read.
 - A text has a name a line. A CSV has a header with `name` and optionally `prompt` and `threshold`,
   or one column of names without a header.
 """
@@ -26,11 +28,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from service.bundle.card import Calibration, format_first_error
 from service.bundle.reader import Bundle
+from service.engine.heads import Embeddings
 from service.errors import (
     BundleError,
     InvalidLabelSet,
     LabelSetError,
-    NoOpenHead,
     StartError,
     quote,
 )
@@ -42,6 +44,7 @@ from service.labels.definition import (
     define_label_set,
     refuse_duplicates,
 )
+from service.labels.examples import Lesson, read_lesson
 
 FOLDER_SUFFIXES = (".json", ".npz")
 """Other files of a folder of label sets are ignored: a text may be a README."""
@@ -49,8 +52,13 @@ SUFFIXES = (*FOLDER_SUFFIXES, ".txt", ".csv")
 MAX_FILE_BYTES = 1 << 30
 _CSV_COLUMNS = ("name", "prompt", "threshold")
 _MAX_COLUMNS_SHOWN = 10
+_MAX_ENCODER_CHARACTERS = 64
 _NPZ_REQUIRED = ("names", "embeddings")
-_NPZ_OPTIONAL = ("prompts", "thresholds", "embedding_space", "calibration")
+_NPZ_LESSONS = ("learnt", "lessons", "lesson_sizes", "encoder")
+_NPZ_OPTIONAL = (
+    *("prompts", "thresholds", "embedding_space", "calibration", "given"),
+    *_NPZ_LESSONS,
+)
 # Raised by zipfile and numpy on a damaged, encrypted or pickled file, or one that claims more bytes
 # than the machine has.
 _UNREADABLE = (
@@ -102,10 +110,11 @@ def read_bundle_sets(bundle: Bundle) -> tuple[Definition, ...]:
     for file, content in bundle.read_label_sets().items():
         try:
             definition = parse_label_set(content, Path(file).suffix, Path(file).stem)
-            if head is None:
-                raise NoOpenHead
-            space = head.embedding_space
-            definitions.append(check_fit(definition, space, encodes_text=encodes_text))
+            space = None if head is None else head.embedding_space
+            learnt = definition.lessons
+            definitions.append(
+                check_fit(definition, space, encodes_text=encodes_text, learnt=learnt)
+            )
         except LabelSetError as error:
             reason = error.reason if isinstance(error, InvalidLabelSet) else error.describe()
             raise BundleError(f"label set {file}: {reason}") from error
@@ -126,20 +135,30 @@ def parse_label_set(content: bytes, suffix: str, name: str) -> Definition:
     raise InvalidLabelSet(f"The name of the file must end in {' or '.join(SUFFIXES)}")
 
 
-def pack_label_set(definition: Definition) -> bytes:
+def pack_label_set(definition: Definition, embeddings: Embeddings | None = None) -> bytes:
     """Returns an `.npz` of a set whose labels all have embeddings, stored as float16.
 
-    The same set has the same bytes.
+    Given `embeddings` [L, E] of all labels, they are stored as they are, and labels with a text
+    remain so. The same set has the same bytes.
     """
     thresholds = [math.nan if value is None else value for value in definition.thresholds]
     arrays: dict[str, NDArray[Any]] = {
         "names": np.array(definition.names),
-        "embeddings": definition.embeddings.astype(np.float16),
+        "embeddings": definition.embeddings.astype(np.float16)
+        if embeddings is None
+        else embeddings,
         "prompts": np.array([prompt or "" for prompt in definition.prompts]),
         "thresholds": np.array(thresholds, np.float64),
     }
     if definition.embedding_space is not None:
         arrays["embedding_space"] = np.array(definition.embedding_space)
+    if embeddings is not None:
+        arrays["given"] = np.isin(np.arange(len(embeddings)), definition.given)
+    if lessons := {name: each.to_bytes() for name, each in definition.lessons.items()}:
+        content = np.frombuffer(b"".join(lessons.values()), np.uint8)
+        sizes = np.array([len(each) for each in lessons.values()])
+        columns = (np.array([*lessons]), content, sizes, np.array(definition.encoder))
+        arrays |= zip(_NPZ_LESSONS, columns, strict=True)
     if (own := definition.calibration) is not None:
         arrays["calibration"] = np.array([own.scale, own.shift], np.float64)
     stream = io.BytesIO()
@@ -261,17 +280,46 @@ def _parse_npz(content: bytes, name: str) -> Definition:
     thresholds = _take(arrays, "thresholds", [math.nan] * count, "have one float for each name")
     pair = _take(arrays, "calibration", [1.0, 0.0], "be a scale and a shift")
     calibration = {"scale": pair[0], "shift": pair[1]} if "calibration" in arrays else None
+    embeddings = embeddings.reshape(count, math.prod(embeddings.shape[1:]))
+    owns = _take(arrays, "given", [embeddings.shape[1] > 0] * count, "have one bool for each name")
+    given = [place for place, own in enumerate(owns) if own]
+    lessons = _read_lessons(arrays, frozenset(names.tolist()))
     with np.errstate(over="ignore"):
         return Definition(
             name=name,
             names=refuse_duplicates(_validate(_label_names, names.tolist(), "names")),
             prompts=tuple(_validate(_prompt, text or None, "prompts") for text in prompts),
             thresholds=_read_thresholds(thresholds),
-            given=tuple(range(count)),
-            embeddings=embeddings.reshape(count, -1).astype(np.float32),
+            given=tuple(given),
+            embeddings=embeddings[given].astype(np.float32),
             embedding_space=None if space is None else str(space),
             calibration=_validate(_calibration, calibration, "calibration"),
+            lessons=lessons,
+            encoder=str(arrays["encoder"]) if lessons else None,
         )
+
+
+def _read_lessons(arrays: dict[str, NDArray[Any]], names: frozenset[str]) -> dict[str, Lesson]:
+    found = [arrays.get(key, np.zeros(0)) for key in _NPZ_LESSONS]
+    if not any(array.size for array in found):
+        return {}
+    learnt, content, sizes, encoder = found
+    fits = (
+        learnt.ndim == sizes.ndim == content.ndim == 1
+        and (learnt.dtype.kind, sizes.dtype.kind, encoder.dtype.kind) == ("U", "i", "U")
+        and content.dtype == np.uint8
+        and len(learnt) == len(sizes) == len(names.intersection(learnt.tolist()))
+        and (sizes > 0).all()
+        and sizes.sum() == len(content)
+        and encoder.shape == ()
+        and len(str(encoder)) <= _MAX_ENCODER_CHARACTERS
+    )
+    if not fits:
+        raise InvalidLabelSet(f"The arrays {', '.join(_NPZ_LESSONS)} do not fit each other")
+    parts = np.split(content, np.cumsum(sizes)[:-1])
+    return {
+        name: read_lesson(part.tobytes()) for name, part in zip(learnt.tolist(), parts, strict=True)
+    }
 
 
 def _take(

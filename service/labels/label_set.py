@@ -238,8 +238,8 @@ def make_trained_set(labels: Sequence[Label], head: TrainedHead, *, version: str
 
 def make_open_set(  # noqa: PLR0913 - version and origin are names
     definition: Definition,
-    vectors: LabelVectors,
-    head: OpenHead,
+    vectors: LabelVectors | None,
+    head: OpenHead | None,
     trained_names: Collection[str] = (),
     *,
     version: str,
@@ -247,15 +247,19 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
 ) -> LabelSet:
     """Returns the set of a definition and its vectors, which requests share.
 
-    `trained_names` are the names of the bundle's trained labels, as `fold_name` returns them. They
-    have a calibration of their own.
+    Without texts, `vectors` and `head` are None. `trained_names` are the names of the bundle's
+    trained labels, as `fold_name` returns them. They have a calibration of their own.
     """
     # The engine does not cache a writable array on a GPU: candidate labels are used once.
-    for matrix in vectors.arrays.values():
+    for matrix in vectors.arrays.values() if vectors else ():
         matrix.flags.writeable = origin == "request"
-    thresholds, calibrated = _fill(definition.thresholds, head.threshold)
+    fallback = FALLBACK_THRESHOLD if head is None else head.threshold
+    thresholds, calibrated = _fill(definition.thresholds, fallback)
     own, names = definition.calibration, definition.names
-    calibration = _stack([own or head.find_calibration(name, trained_names) for name in names])
+    pairs = [own] * len(names)
+    if head is not None:
+        pairs = [own or head.find_calibration(name, trained_names) for name in names]
+    calibration = _stack(pairs)
     return LabelSet(
         name=definition.name,
         version=version,
@@ -264,33 +268,13 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
         thresholds=thresholds,
         calibrated=calibrated,
         calibration=calibration,
-        activation=head.activation if calibration is None else "sigmoid",
+        activation=head.activation if head and calibration is None else "sigmoid",
         prompts=definition.prompts,
         own_embeddings=np.isin(np.arange(len(names)), definition.given),
         digest=definition.digest,
         own_calibration=own,
-        queries=vectors.queries,
-        keys=vectors.keys,
-    )
-
-
-def make_bare_set(definition: Definition, *, version: str, origin: Origin) -> LabelSet:
-    """Returns the set of a definition without texts, which photos' embeddings alone score."""
-    thresholds, calibrated = _fill(definition.thresholds, FALLBACK_THRESHOLD)
-    own, names = definition.calibration, definition.names
-    return LabelSet(
-        name=definition.name,
-        version=version,
-        origin=origin,
-        names=names,
-        thresholds=thresholds,
-        calibrated=calibrated,
-        calibration=_stack([own] * len(names)),
-        activation="sigmoid",
-        prompts=definition.prompts,
-        own_embeddings=np.zeros(len(names), np.bool_),
-        digest=definition.digest,
-        own_calibration=own,
+        queries=vectors.queries if vectors else None,
+        keys=vectors.keys if vectors else None,
     )
 
 

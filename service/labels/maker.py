@@ -14,7 +14,7 @@ from service.labels.background import Background
 from service.labels.definition import Definition, check_fit
 from service.labels.encoders import LabelEncoders
 from service.labels.examples import Lesson
-from service.labels.label_set import LabelSet, Origin, add_lessons, make_bare_set
+from service.labels.label_set import LabelSet, Origin, add_lessons, make_open_set
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class SetMaker:
         Raises `InvalidLabelSet` for embeddings that make the model overflow.
         """
         if self.encoders is None or not embeddings.shape[1]:
-            return make_bare_set(definition, version=version, origin=origin)
+            return make_open_set(definition, None, None, version=version, origin=origin)
         vectors = await self._project(self.encoders, definition, embeddings, known)
         return self.encoders.make_set(definition, vectors, version, origin)
 

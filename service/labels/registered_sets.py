@@ -271,8 +271,8 @@ class RegisteredSets:
         encoder = self._maker.photos.encoder
         rows = await self._call(self._store.read_lessons, name, encoder)
         lessons = {row.label: read_lesson(row.lesson) for row in rows if row.lesson}
-        definition = replace_fields(entry.definition, lessons=lessons, encoder=encoder)
-        return definition, entry.embeddings
+        used = encoder if lessons else None
+        return replace_fields(entry.definition, lessons=lessons, encoder=used), entry.embeddings
 
     async def delete(self, name: str, if_version: int | None = None) -> None:
         """Deletes a set; requests that have pinned its snapshot keep it."""

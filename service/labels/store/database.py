@@ -212,6 +212,8 @@ def _open_sqlite(path: str, timeout_seconds: float) -> sa.Engine:
         connection.isolation_level = None  # `_begin_sqlite` begins the transactions
         _set_wal(connection, timeout_seconds)
         connection.execute("PRAGMA synchronous = FULL")
+        # In KiB. With 2 MiB, half of a set of 10,000 labels is written twice (0.04 s).
+        connection.execute("PRAGMA cache_size = -32768")
 
     sa.event.listen(engine, "do_connect", prepare)
     sa.event.listen(engine, "connect", set_up)

@@ -125,13 +125,6 @@ class LessonRow(NamedTuple):
     lesson: bytes | None  # None if it was not asked for
 
 
-class LearnResult(NamedTuple):
-    """The number of examples that were not there before, and whether the set is new."""
-
-    added: int
-    created: bool
-
-
 @dataclass(frozen=True)
 class Limits:
     """Most sets, most labels of all sets together, of all spaces, and most labels of one set."""
@@ -153,7 +146,8 @@ class LabelStore:
         self._database = database
         self._space = space
         self._limits = limits
-        self._prepared = self._has_table = False
+        self._prepared = False
+        self._has_lessons = True
 
     def read_state(self) -> StoreState:
         """Returns the current state."""
@@ -163,7 +157,7 @@ class LabelStore:
     def read_versions(self) -> tuple[StoreState, dict[str, SetVersion]]:
         """Returns the state and the version of each set, as of this state or a later one."""
         with self._connect() as connection:
-            query = sa.select(_SETS.c.name, self._version(connection), _SETS.c.digest)
+            query = sa.select(_SETS.c.name, self._version, _SETS.c.digest)
             state = self._read_state(connection)
             rows = connection.execute(query.where(_SETS.c.space == self._space))
             return state, {name: SetVersion(version, digest) for name, version, digest in rows}
@@ -202,7 +196,7 @@ class LabelStore:
         lesson = sa.case((wanted, _LESSONS.c.lesson))
         query = sa.select(_LESSONS.c.encoder, _LESSONS.c.label, lesson)
         with self._connect() as connection:
-            if not self._has_lessons(connection):
+            if not self._has_lessons:
                 return ()
             rows = connection.execute(query.where(_LESSONS.c.set_name == name, _HAS_LESSON))
             return tuple(LessonRow(*row) for row in rows)
@@ -217,7 +211,8 @@ class LabelStore:
         """Runs the checks of `write`; returns the version if the same set is there already."""
         with self._connect() as connection:
             self._database.check_writable(connection)
-            version = self._find_same(connection, definition, replace, if_version)
+            found = self._find(connection, definition.name)
+            version = _find_same(definition, found, replace, if_version)
             if version is None:
                 self._check_limits(connection, definition.name, len(definition.names))
             return version
@@ -245,18 +240,16 @@ class LabelStore:
         """
         with self._connect(writing=True) as connection:
             previous = self._lock(connection)
-            same = self._find_same(connection, definition, replace, if_version)
-            if same is not None:
+            found = self._find(connection, definition.name)
+            if (same := _find_same(definition, found, replace, if_version)) is not None:
                 return WriteResult(same, previous)
-            created = self._put(connection, definition, embeddings, previous + 1)
-            if definition.encoder is not None:
-                replaced = _LESSONS.c.set_name == definition.name
-                replaced &= _LESSONS.c.encoder == definition.encoder
-                connection.execute(sa.delete(_LESSONS).where(replaced))
+            self._put(connection, definition, embeddings, previous + 1)
+            if definition.lessons:
+                where = (definition.encoder or "", definition.name)
+                connection.execute(sa.delete(_LESSONS).where(_match_lessons(*where)))
                 for label, lesson in definition.lessons.items():
-                    where = (definition.encoder, definition.name, label)
-                    _put_lesson(connection, where, previous + 1, lesson)
-            return WriteResult(previous + 1, previous, created=created)
+                    _put_lesson(connection, (*where, label), previous + 1, lesson)
+            return WriteResult(previous + 1, previous, created=found is None)
 
     def learn(  # noqa: PLR0913 - names and options are keywords
         self,
@@ -269,32 +262,34 @@ class LabelStore:
         embedding: Embeddings | None,
         replace: bool,
         if_version: int | None,
-    ) -> LearnResult:
+    ) -> tuple[int, bool]:
         """Adds examples to a label durably; with `replace`, instead of those that it has.
 
-        A missing label is appended, and a missing set is made, with the `embedding`, float32
-        [1, E], or without texts. The same examples again change nothing.
+        Returns how many were not there, and whether the set is new. A missing label is appended,
+        and a missing set is made, with the `embedding`, float32 [1, E], or without texts.
 
         Raises `LabelSetChanged` if the label is missing in a set of texts and has no `embedding`,
         and the errors of `write` and `Lesson.add`.
         """
-        where, width = (encoder, name, label), len((*positive, *negative)[0].embedding)
+        key, width = (encoder, name, label), len((*positive, *negative)[0].embedding)
         with self._connect(writing=True) as connection:
             version = self._lock(connection) + 1
-            found = self._find(connection, name)
-            check_version(name, found, if_version)
-            created = False
-            if found is None or not self._has_label(connection, name, label):
+            check_version(name, self._find(connection, name), if_version)
+            query = sa.select(_SETS.c.labels).where(self._match(name))
+            labels = connection.execute(query).scalar_one_or_none()
+            if labels is None or label not in json.loads(labels)["names"]:
                 entry = self._read(connection, name, self._space)
                 definition, embeddings = _append(entry, name, label, embedding)
-                created = self._put(connection, definition, embeddings, version)
-            old = None if replace else _read_lesson(connection, where)
-            lesson = (old or make_lesson(width)).add(positive, negative)
-            added = lesson.count - (old.count if old else 0)
-            if added or replace:
-                _put_lesson(connection, where, version, lesson)
+                self._put(connection, definition, embeddings, version)
+            query = sa.select(_LESSONS.c.lesson).where(_match_lessons(*key))
+            content = None if replace else connection.execute(query).scalar_one_or_none()
+            old = read_lesson(content) if content else make_lesson(width)
+            lesson = old.add(positive, negative)
+            added = lesson.count - old.count
+            if added:
+                _put_lesson(connection, key, version, lesson)
                 connection.execute(sa.update(_STATE).values(revision=version))
-            return LearnResult(added, created)
+            return added, labels is None
 
     def forget(self, name: str, label: str, if_version: int | None = None) -> None:
         """Deletes the examples of a label durably, those of all encoders.
@@ -307,7 +302,7 @@ class LabelStore:
             check_version(name, found, if_version)
             if found is None:
                 raise LabelSetNotFound(name)
-            chosen = sa.and_(_LESSONS.c.set_name == name, _LESSONS.c.label == label, _HAS_LESSON)
+            chosen = sa.and_(_match_lessons(None, name, label), _HAS_LESSON)
             change = sa.update(_LESSONS).where(chosen).values(version=version, lesson=b"")
             if not connection.execute(change).rowcount:
                 raise NoExamples(label, name)
@@ -325,7 +320,7 @@ class LabelStore:
             if found is None:
                 raise LabelSetNotFound(name)
             connection.execute(sa.delete(_SETS).where(_SETS.c.name == name))
-            connection.execute(sa.delete(_LESSONS).where(_LESSONS.c.set_name == name))
+            connection.execute(sa.delete(_LESSONS).where(_match_lessons(None, name)))
             connection.execute(sa.update(_STATE).values(revision=previous + 1))
             return WriteResult(previous + 1, previous)
 
@@ -342,12 +337,12 @@ class LabelStore:
         try:
             if not self._prepared:
                 with self._database.connect(writing=True) as connection:
-                    _make_tables(connection, self._database)
+                    self._has_lessons = _make_tables(connection, self._database)
                 self._prepared = True
             with self._database.connect(writing=writing) as connection:
                 yield connection
         except StoreUnavailable:
-            self._prepared = self._has_table = False  # it may come back as another, empty database
+            self._prepared = False  # it may come back as another, empty database
             raise
 
     def _match(self, name: str) -> sa.ColumnElement[bool]:
@@ -358,48 +353,16 @@ class LabelStore:
         return StoreState(revision, self._database.connections)
 
     def _find(self, connection: sa.Connection, name: str) -> SetVersion | None:
-        version = self._version(connection)
-        query = sa.select(version, _SETS.c.digest).where(self._match(name))
+        query = sa.select(self._version, _SETS.c.digest).where(self._match(name))
         row = connection.execute(query).one_or_none()
         return None if row is None else SetVersion(*row)
 
-    def _find_same(
-        self,
-        connection: sa.Connection,
-        definition: Definition,
-        replace: bool,
-        if_version: int | None,
-    ) -> int | None:
-        found = self._find(connection, definition.name)
-        check_version(definition.name, found, if_version)
-        if found is None:
-            return None
-        if found.digest == definition.digest and all(
-            self._has_lesson(connection, definition, label) for label in definition.lessons
-        ):
-            return found.version
-        if not replace:
-            raise LabelSetExists(definition.name)
-        return None
-
-    def _has_lesson(self, connection: sa.Connection, definition: Definition, label: str) -> bool:
-        old = _read_lesson(connection, (definition.encoder or "", definition.name, label))
-        return old is not None and old.to_bytes() == definition.lessons[label].to_bytes()
-
-    def _has_lessons(self, connection: sa.Connection) -> bool:
-        # A read-only store of an older version has no such table.
-        self._has_table = self._has_table or sa.inspect(connection).has_table(_LESSONS.name)
-        return self._has_table
-
-    def _version(self, connection: sa.Connection) -> sa.ColumnElement[int]:
-        return _VERSION if self._has_lessons(connection) else _SETS.c.version
-
-    def _has_label(self, connection: sa.Connection, name: str, label: str) -> bool:
-        row = connection.execute(sa.select(_SETS.c.labels).where(self._match(name))).one()
-        return label in json.loads(row.labels)["names"]
+    @property
+    def _version(self) -> sa.ColumnElement[int]:
+        return _VERSION if self._has_lessons else _SETS.c.version
 
     def _read(self, connection: sa.Connection, name: str, space: str) -> StoreEntry | None:
-        query = sa.select(_SETS, self._version(connection).label("latest"))
+        query = sa.select(_SETS, self._version.label("latest"))
         chosen = sa.and_(_SETS.c.space == space, _SETS.c.name == name)
         row = connection.execute(query.where(chosen)).one_or_none()
         return None if row is None else _decode_row(row)
@@ -410,23 +373,20 @@ class LabelStore:
         definition: Definition,
         embeddings: Embeddings,
         version: int,
-    ) -> bool:
-        """Writes a set's row, deletes lessons of labels it lacks; returns whether it is new."""
+    ) -> None:
+        """Writes a set's row and deletes lessons of labels that it lacks."""
         name = definition.name
         self._check_limits(connection, name, len(definition.names))
         spaces = connection.execute(sa.select(_SETS.c.space).where(_SETS.c.name == name))
-        known = set(spaces.scalars())
         # Lessons of an unknown set are left from a service of a version without lessons.
-        kept = frozenset(definition.names if known else ())
+        kept = frozenset(definition.names if spaces.first() else ())
         rows = sa.select(_LESSONS.c.label).where(_LESSONS.c.set_name == name).distinct()
         for label in set(connection.execute(rows).scalars()) - kept:
-            gone = sa.and_(_LESSONS.c.set_name == name, _LESSONS.c.label == label)
-            connection.execute(sa.delete(_LESSONS).where(gone))
+            connection.execute(sa.delete(_LESSONS).where(_match_lessons(None, name, label)))
         connection.execute(sa.delete(_SETS).where(self._match(name)))
         row = _encode_row(definition, embeddings)
         connection.execute(sa.insert(_SETS).values(space=self._space, version=version, **row))
         connection.execute(sa.update(_STATE).values(revision=version))
-        return self._space not in known
 
     def _lock(self, connection: sa.Connection) -> int:
         # One writer at a time, so that revisions are committed in order.
@@ -458,6 +418,19 @@ def check_version(name: str, found: SetVersion | None, if_version: int | None) -
         raise LabelSetChanged(name, None if found is None else str(found.version))
 
 
+def _find_same(
+    definition: Definition, found: SetVersion | None, replace: bool, if_version: int | None
+) -> int | None:
+    check_version(definition.name, found, if_version)
+    if found is None:
+        return None
+    if found.digest == definition.digest and not definition.lessons:
+        return found.version
+    if not replace:
+        raise LabelSetExists(definition.name)
+    return None
+
+
 def _append(
     entry: StoreEntry | None, name: str, label: str, embedding: Embeddings | None
 ) -> tuple[Definition, Embeddings]:
@@ -465,10 +438,11 @@ def _append(
     if entry is None:
         row = np.zeros((1, 0), np.float32) if embedding is None else embedding
         return Definition(name, (label,), (None,), (None,)), row
-    old, width = entry.definition, entry.embeddings.shape[1]
-    if embedding is None and width:  # the label was deleted meanwhile
-        raise LabelSetChanged(name, str(entry.version))
-    row = np.zeros((1, 0), np.float32) if embedding is None or not width else embedding
+    old, row = entry.definition, entry.embeddings[:1]
+    if row.shape[1]:
+        if embedding is None:  # the label was deleted meanwhile
+            raise LabelSetChanged(name, str(entry.version))
+        row = embedding
     definition = replace_fields(
         old,
         names=(*old.names, label),
@@ -478,35 +452,28 @@ def _append(
     return definition, np.concatenate((entry.embeddings, row))
 
 
-def _read_lesson(connection: sa.Connection, where: tuple[str, str, str]) -> Lesson | None:
-    query = sa.select(_LESSONS.c.lesson).where(_match_lesson(where))
-    content: bytes | None = connection.execute(query).scalar_one_or_none()
-    return read_lesson(content) if content else None
+def _match_lessons(*key: str | None) -> sa.ColumnElement[bool]:
+    """Matches encoder, set and label; None and missing ones match all."""
+    pairs = zip(_LESSONS.primary_key, key, strict=False)
+    return sa.and_(*(column == value for column, value in pairs if value is not None))
 
 
 def _put_lesson(
-    connection: sa.Connection, where: tuple[str, str, str], version: int, lesson: Lesson
+    connection: sa.Connection, key: tuple[str, str, str], version: int, lesson: Lesson
 ) -> None:
-    connection.execute(sa.delete(_LESSONS).where(_match_lesson(where)))
-    row = (*where, version, lesson.to_bytes())
-    connection.execute(sa.insert(_LESSONS).values(row))
+    connection.execute(sa.delete(_LESSONS).where(_match_lessons(*key)))
+    connection.execute(sa.insert(_LESSONS).values((*key, version, lesson.to_bytes())))
 
 
-def _match_lesson(where: tuple[str, str, str]) -> sa.ColumnElement[bool]:
-    """Matches encoder, set and label."""
-    return sa.and_(
-        *(column == key for column, key in zip(_LESSONS.primary_key, where, strict=True))
-    )
-
-
-def _make_tables(connection: sa.Connection, database: Database) -> None:
+def _make_tables(connection: sa.Connection, database: Database) -> bool:
+    """Returns whether there is a table of lessons: old stores that are read-only have none."""
     if connection.dialect.name == "postgresql":
         # Processes that start together would make the tables twice.
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
     try:
         database.check_writable(connection)
         _metadata.create_all(connection)
-    except StoreReadOnly:  # of a service without lessons
+    except StoreReadOnly:
         _metadata.create_all(connection, tables=[_STATE, _SETS])
     version = connection.execute(sa.select(_STATE.c.schema_version)).scalar_one_or_none()
     if version is None:
@@ -517,6 +484,7 @@ def _make_tables(connection: sa.Connection, database: Database) -> None:
             f"label_store {format_address(connection.engine.url)}: schema version {version}, this "
             f"service has {SCHEMA_VERSION}"
         )
+    return sa.inspect(connection).has_table(_LESSONS.name)
 
 
 def _encode_row(definition: Definition, embeddings: Embeddings) -> dict[str, object]:
