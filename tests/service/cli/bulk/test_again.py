@@ -12,19 +12,25 @@ import pyarrow.parquet as pq
 import pytest
 
 from service.bundle.reader import Bundle
+from service.bundle.writer import BundleDraft
 from service.cli.bulk.run import BulkJob, Totals, run_bulk
+from service.cli.learn import learn_folder
 from service.errors import StartError
 from service.question import Question
 from service.settings import Settings
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import (
     OPEN_HEAD,
+    TINY_LABELS,
     WIDTH,
     open_card,
     open_draft,
     parse_graph,
+    tiny_card,
     tiny_encoder,
+    tiny_graphs,
     write_draft,
+    write_teachable_bundle,
 )
 
 LABELS = Question(candidate_labels=["yak", "newt", "crow"], top_k=2)
@@ -90,6 +96,37 @@ def test_answers_without_photos_are_those_of_the_photos(job: BulkJob, tmp_path: 
             label["score"] = pytest.approx(fresh["score"], abs=1e-5)
     assert found == expected
     assert run(job) == Totals(skipped=6, failed_before=1)
+
+
+def test_sets_of_examples_alone_need_no_photos(job: BulkJob, tmp_path: Path) -> None:
+    draft = BundleDraft(card=tiny_card(), labels=TINY_LABELS, graphs=tiny_graphs())
+    bundle = write_teachable_bundle(tmp_path, draft)
+    store = str(tmp_path / "labels.db")
+    settings = job.settings.model_copy(update={"bundle": bundle.path, "label_store": store})
+
+    (tmp_path / "mugs").mkdir()
+    (tmp_path / "mugs/mug").symlink_to(tmp_path / "photos")
+
+    def learn() -> None:
+        folder = tmp_path / "mugs"
+        asyncio.run(learn_folder(settings, "mine", folder, lambda _: None, replace=False))
+
+    learn()
+    question = Question(label_set=["mine"], threshold=0.0)
+    photos = replace(job, photos=str(tmp_path / "photos"), again=False, settings=settings)
+    first = replace(photos, out=str(tmp_path / "embedded"), question=Question(embedding=True))
+    fresh = replace(photos, out=str(tmp_path / "fresh"), question=question)
+    again = replace(first, photos=first.out, out=job.out, question=question, again=True)
+    for each in (first, fresh, again):
+        assert run(each) == Totals(tagged=5, failed=1)
+    found, expected = read_rows(again.out), read_rows(fresh.out)
+    assert [len(row["labels"] or ()) for row in found] == [1, 1, 1, 1, 1, 0]
+    for row, other in zip(found[:5], expected[:5], strict=True):
+        assert row["labels"][0]["score"] == pytest.approx(other["labels"][0]["score"], abs=1e-5)
+    (tmp_path / "photos/more.png").write_bytes(make_photo(9))
+    learn()
+    with pytest.raises(StartError, match="was begun with another model, label set"):
+        run(again)
 
 
 def test_embeddings_of_another_encoder_are_refused(job: BulkJob, tmp_path: Path) -> None:
