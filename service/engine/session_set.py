@@ -83,7 +83,10 @@ class SessionSet:
         encoded = time.perf_counter()
         results = self.run_heads(tokens, asked, explained)
         if embedded:
-            results = self._embed(tokens, results, explained, embedded)
+            whole = tokens.numpy() if isinstance(tokens, ort.OrtValue) else tokens
+            for row in embedded:
+                kept = whole[row] if row in explained else None
+                results[row] = results[row]._replace(embedding=self._embed(whole[row]), tokens=kept)
         stages = Stage("encode", started, encoded), Stage("head", encoded, time.perf_counter())
         return [each._replace(stages=stages) for each in results]
 
@@ -95,22 +98,10 @@ class SessionSet:
         tokens = [run_graph(self.encoder, ["tokens"], images=part)[0] for part in parts]
         return tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
 
-    def _embed(
-        self,
-        tokens: _Tokens,
-        results: Sequence[HeadResults],
-        explained: Collection[int],
-        embedded: Collection[int],
-    ) -> list[HeadResults]:
-        whole = tokens.numpy() if isinstance(tokens, ort.OrtValue) else tokens
-        found = list(results)
-        for row in embedded:
-            image = whole[row]
-            mean = image[0] if self.two_towers else image.mean(axis=0)
-            embedding = mean / max(np.linalg.norm(mean), np.finfo(np.float32).tiny)
-            kept = image if row in explained else None
-            found[row] = found[row]._replace(embedding=embedding, tokens=kept)
-        return found
+    def _embed(self, tokens: NDArray[np.float32]) -> NDArray[np.float32]:
+        mean = tokens[0] if self.two_towers else tokens.mean(axis=0)
+        embedding: NDArray[np.float32] = mean / max(np.linalg.norm(mean), np.finfo(np.float32).tiny)
+        return embedding
 
     def run_heads(
         self, tokens: _Tokens, asked: Sequence[Sequence[Head]], explained: Collection[int] = ()

@@ -18,7 +18,6 @@ from PIL import Image
 from service.bundle.card import InputContract
 from service.bundle.reader import Bundle
 from service.engine.session_set import MapGraphs
-from service.labels.background import Vector
 from service.labels.label_set import LabelSet
 from service.pipeline.scoring import ScoredLabel
 from service.pipeline.selection import Selection
@@ -95,19 +94,15 @@ class Explainer:
         self, labels: LabelSet, names: Sequence[str], tokens: NDArray[np.float32]
     ) -> dict[str, MapArray]:
         """Returns the maps of labels that have examples, and of all labels without a text."""
-        learnt = labels.learnt
-        vectors: dict[int, Vector] = {}
-        if learnt is not None:
-            rows = zip(learnt.positions.tolist(), learnt.vectors, learnt.lessons, strict=True)
-            vectors = {place: vector for place, vector, lesson in rows if lesson.positive.count}
+        learnt, lessons = labels.learnt, labels.lessons
+        vectors = {} if learnt is None else dict(zip(lessons, learnt.vectors, strict=True))
+        if labels.source != "examples":
+            names = [name for name in names if name in lessons and lessons[name].positive.count]
         grid = find_grid(len(tokens), self._contract.height, self._contract.width)
         cells = tokens[len(tokens) - math.prod(grid) :]
         maps: dict[str, MapArray] = {}
         for name in names:
-            vector = vectors.get(labels.positions[name])
-            if vector is None and labels.source != "examples":
-                continue
-            parts = np.zeros(len(cells), np.float32) if vector is None else (cells @ vector).clip(0)
+            parts = (cells @ vectors.get(name, np.zeros_like(cells[0]))).clip(0)
             maps[name] = (parts / max(parts.max(), np.finfo(np.float32).tiny)).reshape(grid)
         return maps
 
