@@ -27,11 +27,15 @@ OTHER_NAMES: dict[type, type[BaseModel]] = {
     answers.Calibration: Calibration,
     answers.LabelCalibration: examples.CalibrationAnswer,
     answers.NewLabel: OpenLabel,
+    answers.Lesson: examples.LessonAnswer,
+    answers.Embeddings: schemas.EmbedAnswer,
 }
 OURS = [each for each in vars(answers).values() if isinstance(each, type) and is_dataclass(each)]
 
+MAY_FAIL = (answers.PhotoScore, answers.Embedding)  # the service has a model for the error
 
-@pytest.mark.parametrize("ours", [each for each in OURS if each is not answers.PhotoScore])
+
+@pytest.mark.parametrize("ours", [each for each in OURS if each not in MAY_FAIL])
 def test_answer_has_the_fields_of_the_service(ours: type) -> None:
     known = {**vars(schemas), **vars(examples), **vars(info)}
     same = known.get(f"{ours.__name__}Answer") or known.get(ours.__name__)

@@ -36,16 +36,28 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
         str,
         typer.Argument(
             metavar="IN",
-            help="Folder, or text file with one photo per line; or a URL.",
+            help="Folder, or text file with one photo per line; or a URL. Not with --from.",
             parser=refuse_empty,
         ),
     ],
     out: Annotated[
-        str,
+        str | None,
         typer.Argument(metavar="OUT", help="Folder of the results, or a URL.", parser=refuse_empty),
-    ],
+    ] = None,
     question: Question,
     exclude_path: ExcludedPaths = None,
+    embeddings: Annotated[
+        bool, typer.Option("--embeddings", help="Add a column with the photos' embeddings.")
+    ] = False,
+    earlier: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FOLDER",
+            help="Results of an earlier run with --embeddings: answer again, without the photos.",
+            parser=refuse_empty,
+        ),
+    ] = None,
     part_size: Annotated[int, typer.Option(min=1, help="Photos per Parquet file.")] = 1000,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Retry photos that could not be used.")
@@ -56,7 +68,14 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Totals as one JSON object.")] = False,
 ) -> None:
-    """Tag a folder, a list or an object store of photos into Parquet files; resumable."""
+    """Tag a folder, a list or an object store of photos into Parquet files; resumable.
+
+    ml-decoder bulk IN OUT --embeddings
+
+    ml-decoder bulk --from OUT MORE --label-set mugs
+    """
+    photos, out = _order(photos, out, earlier, allowed=not (embeddings or exclude_path or ray))
+    question = question.model_copy(update={"embedding": embeddings or None})
     _require("pyarrow", "bulk")
     if ray:
         _require("ray", "ray")
@@ -64,7 +83,8 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
 
     configure_logs("warning")  # a fallback to the CPU may cost hours
     exclude = tuple(exclude_path or ())
-    job = BulkJob(photos, out, question, settings, part_size, retry_failed, exclude)
+    again = earlier is not None
+    job = BulkJob(photos, out, question, settings, part_size, retry_failed, exclude, again)
     with show_progress(results_on_stdout=False) as show:
 
         def report(totals: Totals, to_do: int) -> None:
@@ -82,6 +102,17 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
         _show_totals(totals)
     if totals.failed or totals.unread or totals.failed_before:
         raise typer.Exit(EXIT_SOME_FAILED)
+
+
+def _order(photos: str, out: str | None, earlier: str | None, *, allowed: bool) -> tuple[str, str]:
+    """Returns IN and OUT; with `--from`, the only argument is OUT."""
+    if earlier is None and out is not None:
+        return photos, out
+    if earlier is None or out is not None:
+        raise StartError("bulk takes IN and OUT, or --from FOLDER and OUT")
+    if not allowed:
+        raise StartError("--from takes no --embeddings, --exclude-path or --ray")
+    return earlier, photos
 
 
 def _require(package: str, extra: str) -> None:
