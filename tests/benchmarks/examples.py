@@ -19,7 +19,7 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-from models.data import LabelledFolder, LabelledImage, read_labelled_folder
+from models.data import LabelledImage, read_labelled_folder
 from models.metrics import average_precisions
 from service.calibration import bin_scores, measure_error
 from tests.benchmarks.accuracy import request_scores
@@ -53,12 +53,12 @@ def compare(  # noqa: PLR0913 - a parameter for each flag
     folder = read_labelled_folder(data)
     others = read_labelled_folder(excluded).label_names if excluded else ()
     numbers = [int(count) for count in counts.split(",")]
-    shown = _list_photos(folder)
-    names = [
-        name
+    shown = {
+        name: list(dict.fromkeys(image.path for image in folder.images if name in image.labels))
         for name in folder.label_names
-        if name not in others and len(shown[name]) >= max(numbers)
-    ]
+        if name not in others
+    }
+    names = [name for name, paths in shown.items() if len(paths) >= max(numbers)]
     columns = [folder.label_names.index(name) for name in names]
     scored = folder.split(split) if split else folder.images
     targets = folder.targets(scored)[:, columns]
@@ -89,15 +89,6 @@ def compare(  # noqa: PLR0913 - a parameter for each flag
         low, high = np.array(figures)[:, 1].min(), np.array(figures)[:, 1].max()
         shares = "  ".join(f"{value:6.3f}" for value in rest)
         print(f"{title:16} {photos:7.0f}  {mean_ap:5.1f} ({low:.1f} to {high:.1f})  {shares}")
-
-
-def _list_photos(folder: LabelledFolder) -> dict[str, list[Path]]:
-    """Returns the photos that show each label, each photo once."""
-    shown: dict[str, dict[Path, None]] = {name: {} for name in folder.label_names}
-    for image in folder.images:
-        for name in image.labels:
-            shown[name][image.path] = None
-    return {name: list(paths) for name, paths in shown.items()}
 
 
 def _teach(client: httpx.Client, url: str, examples: dict[str, NDArray[np.object_]]) -> None:

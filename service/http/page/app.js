@@ -233,10 +233,11 @@ function forgetAnswer() {
   for (const id of ["hint", "request-side"]) byId(id).hidden = true;
 }
 
-/** Whether a label has maps, by the model card; labels learnt from photos need no head for them. */
+/** Whether a label has maps, by the model card; a label of photos alone needs no head for them. */
 function hasMap(label) {
   const head = label.source === "trained" ? shown.info.head : shown.info.open_head;
-  return label.source === "examples" || Boolean(head?.maps);
+  const hasText = label.source !== "examples" || shown.info.open_head;
+  return !hasText || Boolean(head?.maps);
 }
 
 async function askMap(column, label, signal) {
