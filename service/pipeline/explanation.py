@@ -1,8 +1,8 @@
 """Maps of the labels in an answer, and of no others, and their overlays; on the CPU.
 
 The map of a label that has learnt from photos is the sum of its text's and of each token's part of
-v . f: for 48 labels of coco80 with 3 to 5 examples, the peak is in a box as often as with the text alone
-(0.36), but with v . f alone in 0.27.
+v . f. For 48 labels of coco80 with up to 5 examples, its peak is in a box in 0.36 of 604 cases, as
+with the text alone; with v . f alone in 0.27.
 """
 
 from __future__ import annotations
