@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.bundle.card import (
     Activation,
+    BackgroundPhotos,
     Calibration,
     Device,
     HeadCalibration,
@@ -310,6 +311,7 @@ class InfoAnswer(_Answer):
     head: HeadAnswer | None = Field(description="Null if there are no trained labels.")
     open_head: OpenHeadAnswer | None = Field(description="Null if labels cannot be added.")
     labels: list[Label] = Field(description="The trained labels, in the order of the logits.")
+    background: BackgroundPhotos | None = Field(description="Null if labels learn no photos.")
     metrics: list[Metric]
     runtime: RuntimeAnswer
 
@@ -375,6 +377,7 @@ def answer_info(pipeline: Pipeline) -> InfoAnswer:
         head=head,
         open_head=open_head,
         labels=list(pipeline.bundle.labels),
+        background=card.background,
         metrics=list(card.metrics),
         runtime=RuntimeAnswer.model_validate(pipeline.engine),
     )
