@@ -501,7 +501,7 @@ def _encode_row(definition: Definition, embeddings: Embeddings) -> dict[str, obj
         "num_labels": len(definition.names),
         "digest": definition.digest,
         "labels": json.dumps(columns),
-        "embeddings": np.ascontiguousarray(embeddings, "<f4").tobytes(),
+        "embeddings": np.ascontiguousarray(embeddings, "<f4").ravel().view(np.uint8).data,
     }
 
 

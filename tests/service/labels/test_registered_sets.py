@@ -13,6 +13,7 @@ import pytest
 
 from service.bundle.card import Calibration
 from service.bundle.reader import Bundle
+from service.engine.heads import Embeddings
 from service.errors import (
     Draining,
     InvalidLabelSet,
@@ -20,6 +21,7 @@ from service.errors import (
     LabelSetExists,
     LabelSetNotFound,
     NoExamples,
+    NoOpenHead,
     StartError,
     StoreReadOnly,
     StoreUnavailable,
@@ -29,6 +31,8 @@ from service.errors import (
 )
 from service.labels.definition import Definition
 from service.labels.encoders import LabelEncoders
+from service.labels.examples import Example, make_lesson
+from service.labels.files import pack_label_set, parse_label_set
 from service.labels.label_set import LabelSet
 from service.labels.maker import SetMaker
 from service.labels.registered_sets import Learnt, RegisteredSets
@@ -523,3 +527,167 @@ async def test_label_learns_and_forgets_in_a_set_that_is_made_for_it(sets: Regis
     assert versions == sorted(set(versions))
     with pytest.raises(NoExamples):
         await sets.forget("pets", "dog")
+
+
+def count_examples(labels: LabelSet) -> dict[str, int]:
+    return {name: lesson.count for name, lesson in labels.lessons.items()}
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+async def test_processes_that_teach_at_the_same_time_lose_nothing(
+    path: Path, encoders: LabelEncoders, request: pytest.FixtureRequest, database: str
+) -> None:
+    location = str(path)
+    if database == "postgres":
+        location = request.getfixturevalue("postgres").make_database()
+    both = []
+    for _ in range(2):
+        store = LabelStore(open_database(location, timeout_seconds=20), SPACE.fingerprint, LIMITS)
+        both.append(RegisteredSets(store, SetMaker(encoders, PHOTOS), 60.0, ()))
+        await both[-1].start()
+    labels = ("cat", "dog", "cat", "cat", "yak", "dog")
+    works = [learn(both[i % 2], label, 2, seed=i) for i, label in enumerate(labels)]
+    learnt = await asyncio.gather(*works)
+    assert [each.created for each in learnt].count(True) == 1
+    for sets in both:
+        await sets.refresh()
+        assert count_examples(sets.by_name["pets"]) == {"cat": 6, "dog": 4, "yak": 2}
+        await sets.stop()
+
+
+async def test_follower_loads_lessons_alone_and_projects_new_labels_only(
+    sets: RegisteredSets, path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with start(FlakyStore(str(path))) as follower:
+        own = np.full((1, EMBEDDING_WIDTH), 0.5, np.float32)
+        await sets.register(define("pets", "cat", "dog", given=(1,), embeddings=own))
+        await follower.refresh()
+        before = follower.by_name["pets"]
+        await learn(sets, "dog")
+        await follower.refresh()
+        after = follower.by_name["pets"]
+        assert (after.queries is before.queries, count_examples(after)) == (True, {"dog": 2})
+        rows = []
+        project = LabelEncoders.project
+
+        async def count_rows(self: LabelEncoders, embeddings: Embeddings, **options: bool) -> Any:
+            rows.append(len(embeddings))
+            return await project(self, embeddings, **options)
+
+        monkeypatch.setattr(LabelEncoders, "project", count_rows)
+        last = await learn(sets, "yak", seed=1)
+        await follower.refresh()
+        assert rows == [1, 1, 1]  # its text, then one row in each process
+        grown = follower.by_name["pets"]
+        assert grown.learnt is not None
+        assert after.learnt is not None
+        assert last.labels.queries is not None
+        assert grown.learnt.positions.tolist() == [1, 2]
+        assert grown.learnt.lessons[0] is after.learnt.lessons[0], "read again"
+        np.testing.assert_array_equal(grown.queries, last.labels.queries)
+        await sets.forget("pets", "dog")
+        await follower.refresh()
+        assert count_examples(follower.by_name["pets"]) == {"yak": 2}
+
+
+async def test_write_keeps_lessons_of_labels_that_stay(
+    sets: RegisteredSets, other: FlakyStore
+) -> None:
+    for seed, label in enumerate(("cat", "dog")):
+        await learn(sets, label, seed=seed)
+    kept, _ = await sets.register(define("pets", "dog", "yak", "cat"), replace=True)
+    assert count_examples(kept) == {"dog": 2, "cat": 2}
+    calibrated = await sets.calibrate("pets", {"dog": 0.9}, Calibration(scale=2.0, shift=0.0))
+    assert calibrated.learnt is not None
+    assert kept.learnt is not None
+    assert calibrated.learnt.vectors[1] is not None
+    np.testing.assert_array_equal(calibrated.learnt.vectors, kept.learnt.vectors)
+    await sets.register(define("pets", "dog"), replace=True)
+    again, _ = await sets.register(define("pets", "dog", "cat"), replace=True)
+    assert count_examples(again) == {"dog": 2}
+    other.delete("pets")
+    put(other, "pets", "dog", "cat")
+    await sets.refresh()
+    assert count_examples(sets.by_name["pets"]) == {}
+
+
+async def test_replace_starts_anew_and_another_version_is_refused(sets: RegisteredSets) -> None:
+    first = await learn(sets, "cat", 3)
+    with pytest.raises(LabelSetChanged):
+        await learn(sets, "cat", seed=1, if_version=int(first.labels.version) + 1)
+    with pytest.raises(LabelSetChanged):
+        await sets.forget("pets", "cat", int(first.labels.version) + 1)
+    with pytest.raises(LabelSetNotFound):
+        await sets.forget("none", "cat")
+    anew = await learn(sets, "cat", seed=1, replace=True, if_version=int(first.labels.version))
+    assert count_examples(anew.labels) == {"cat": 2}
+
+
+async def test_full_set_refuses_a_label_before_its_photos_are_read(sets: RegisteredSets) -> None:
+    await sets.register(define("pets", *"abcde"))
+    with pytest.raises(InvalidLabelSet, match="at most 5 labels"):
+        await sets.prepare_label("pets", "f")
+    assert count_examples((await learn(sets, "e")).labels) == {"e": 2}
+
+
+async def test_lessons_of_another_encoder_are_foreign_and_forgotten_too(
+    sets: RegisteredSets, path: Path, encoders: LabelEncoders, caplog: pytest.LogCaptureFixture
+) -> None:
+    await learn(sets, "cat")
+    maker = SetMaker(encoders, make_photos(encoder="f" * 64))
+    other = RegisteredSets(FlakyStore(str(path)), maker, 60.0, ())
+    await other.start()
+    pets = other.by_name["pets"]
+    assert (pets.learnt, pets.foreign) == (None, {"cat"})
+    assert "examples of 1 label(s) are not used" in caplog.text
+    assert (await learn(other, "cat", 3)).labels.foreign == set()
+    await sets.refresh()
+    assert count_examples(sets.by_name["pets"]) == {"cat": 2}
+    assert (await other.forget("pets", "cat")).lessons == {}
+    await sets.refresh()
+    assert sets.by_name["pets"].lessons == {}
+    await other.stop()
+
+
+async def test_set_without_texts_learns_and_is_written_if_all_labels_have_learnt() -> None:
+    sets = RegisteredSets(FlakyStore("memory", space="examples"), SetMaker(None, PHOTOS), 60.0, ())
+    await sets.start()
+    learnt = [await learn(sets, label, seed=i) for i, label in enumerate(("cat", "dog"))]
+    pets = learnt[-1].labels
+    assert (pets.source, pets.queries, pets.activation) == ("examples", None, "sigmoid")
+    assert pets.thresholds.tolist() == [0.5, 0.5]
+    tuned = Definition("pets", ("dog", "cat"), (None,) * 2, (0.2, None))
+    written, _ = await sets.register(tuned, replace=True)
+    assert (written.thresholds.tolist(), [*written.lessons]) == ([0.2, 0.5], ["dog", "cat"])
+    assert (await sets.calibrate("pets", {"cat": 0.7})).thresholds.tolist() == [0.2, 0.7]
+    with pytest.raises(NoOpenHead):
+        await sets.register(define("pets", "dog", "yak"), replace=True)
+    forgotten = await sets.forget("pets", "dog")
+    assert (forgotten.names, [*forgotten.lessons]) == (("dog", "cat"), ["cat"])
+    await sets.stop()
+
+
+async def test_exported_set_is_imported_with_its_lessons(
+    sets: RegisteredSets, start: Start, tmp_path: Path
+) -> None:
+    await sets.register(define("pets", "cat", "dog"))
+    await sets.calibrate("pets", {"dog": 0.9})
+    pets = (await learn(sets, "cat")).labels
+    packed = pack_label_set(*await sets.read_definition("pets"))
+    found = parse_label_set(packed, ".npz", "pets")
+    async with start(FlakyStore(str(tmp_path / "other.db"))) as others:
+        made, created = await others.register(found)
+        assert (created, made.digest, count_examples(made)) == (True, pets.digest, {"cat": 2})
+        assert made.learnt is not None
+        assert pets.learnt is not None
+        np.testing.assert_array_equal(made.learnt.vectors, pets.learnt.vectors)
+        with pytest.raises(LabelSetExists):
+            await others.register(found)
+        await learn(others, "dog")
+        again, _ = await others.register(found, replace=True)
+        assert count_examples(again) == {"cat": 2}
+        lesson = make_lesson(3).add([Example(b"x" * 32, np.ones(3, np.float32))])
+        wrong = define("wide", "cat", lessons={"cat": lesson}, encoder=PHOTOS.encoder)
+        with pytest.raises(InvalidLabelSet, match="another width"):
+            await others.register(wrong)
+        assert "wide" not in others.by_name

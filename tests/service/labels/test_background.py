@@ -1,0 +1,101 @@
+"""The background: whitens embeddings, gives every direction the same scale, refuses damage."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.errors import BundleError
+from service.labels.background import MIN_PHOTOS, Background, fit_background, read_background
+
+WIDTH = 24
+
+
+def embed(count: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Returns embeddings of length 1 with very different variances."""
+    random = np.random.default_rng(seed)
+    rows = 3 + random.normal(0, np.geomspace(2, 0.05, WIDTH), (count, WIDTH))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def background() -> Background:
+    return fit_background(embed(3 * MIN_PHOTOS))
+
+
+def test_whitening_brings_variances_together(background: Background) -> None:
+    photos = embed(2000, seed=1)
+    before, after = photos.std(axis=0), background.whiten(photos).std(axis=0)
+    assert after.max() / after.min() < 0.9 * before.max() / before.min()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_projection_has_mean_0_and_deviation_1_over_other_photos(
+    background: Background, seed: int
+) -> None:
+    direction = np.random.default_rng(seed).normal(0, 1, WIDTH).astype(np.float32)
+    vector, offset = background.project(direction)
+    held_out = background.arrays["held_out"].astype(np.float32)
+    values = held_out @ vector + offset
+    assert (values.mean(), values.std()) == pytest.approx((0, 1), abs=1e-3)
+    mean, deviation = background.measure(direction)
+    direct = (background.whiten(held_out) @ direction - mean) / deviation
+    np.testing.assert_allclose(values, direct, atol=1e-3)
+
+
+def test_background_is_read_as_it_was_written(background: Background) -> None:
+    found = read_background(background.to_bytes())
+    assert (found.width, len(found.arrays["held_out"])) == (WIDTH, 200)
+    np.testing.assert_array_equal(found.whiten(embed(5)), background.whiten(embed(5)))
+
+
+def pack(**arrays: object) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def damage(content: bytes) -> bytes:
+    # The first bytes of an array, which the archive's checksum covers.
+    return content[:200] + bytes(20) + content[220:]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _: b"",
+        lambda _: b"no archive",
+        lambda _: pack(mean=np.array([object()])),
+        lambda content: content[:-50],
+        damage,
+        lambda content: content[: content.index(b"PK", 4)],
+    ],
+)
+def test_damaged_file_is_a_bundle_error(
+    background: Background, change: Callable[[bytes], bytes]
+) -> None:
+    with pytest.raises(BundleError, match="background"):
+        read_background(change(background.to_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mean", np.zeros(WIDTH + 1)),
+        ("mean", np.full(WIDTH, np.nan)),
+        ("variances", np.zeros(3)),
+        ("rest", np.zeros(())),
+        ("held_out", np.zeros((1, WIDTH))),
+        ("components", np.array("text")),
+    ],
+)
+def test_arrays_that_do_not_fit_are_a_bundle_error(
+    background: Background, name: str, value: Any
+) -> None:
+    for arrays in ({**background.arrays, name: value}, {**background.arrays}):
+        if arrays[name] is not value:
+            del arrays[name]
+        with pytest.raises(BundleError):
+            Background(arrays)
