@@ -18,7 +18,7 @@ from service.http.open_inference import routes as open_inference
 from service.http.requests.body import BudgetMiddleware, open_budget
 from service.http.responses.openapi import DocumentedApp
 from service.http.responses.problems import add_problem_handlers, answer_error
-from service.http.routes import calibrate, embed, examples, labels, page, predict, status
+from service.http.routes import embed, examples, labels, page, predict, status
 from service.http.routes.direct import DirectRouter
 from service.http.security.browsers import Sites, read_origins
 from service.http.security.keys import KeyRing
@@ -100,10 +100,10 @@ def create_app(
     _add_metrics(app, host)
     # For the OpenAPI document and for 405; else `DirectRouter` calls them.
     app.router.routes.extend(predict.ROUTES)
-    of_labels = (labels.router, examples.router, calibrate.router)
+    of_labels = (labels.router, examples.router)
     routers = [embed.router, *of_labels, status.router, open_inference.router, page.router]
     if host.settings.metrics_port is None:
-        routers.insert(-2, status.metrics_router)
+        routers.insert(4, status.metrics_router)
     for router in routers:
         app.include_router(router)
     return app

@@ -31,6 +31,7 @@ from service.errors import (
     InvalidLabelSet,
     LabelSetError,
     QueueFull,
+    TextNotEncodable,
     quote,
 )
 from service.labels.definition import Definition, check_fit
@@ -201,12 +202,13 @@ class LabelEncoders:
     async def encode_texts(self, texts: Sequence[str]) -> Embeddings:
         """Returns the embeddings [L, E], of length 1, of texts as they are; raises as `embed`.
 
-        The bundle must encode texts.
+        Raises `TextNotEncodable` if the bundle encodes none.
         """
+        encoder = self._texts
+        if encoder is None:
+            raise TextNotEncodable(texts[0])
         if self._waiting >= self._queue_size:
             raise QueueFull("the queue of the text encoder is full")
-        encoder = self._texts
-        assert encoder is not None  # else `check` refuses the set
         self._waiting += 1
         try:
             starts = range(0, len(texts), TEXTS_PER_TURN)

@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
 from starlette.requests import Request
@@ -25,7 +25,6 @@ from service.settings import Settings
 MAX_TEXT_BYTES = 65_536
 MAX_TEXT_PARTS = 2048
 MAX_EXAMPLES = 200
-"""Most photos in the form of `read_examples`."""
 # RFC 2045; the first three leave the content as it is.
 _TRANSFER_ENCODINGS = ("7bit", "8bit", "binary", "base64", "quoted-printable")
 _URL_FIELD = "url"
@@ -112,21 +111,14 @@ async def read_form(chunks: AsyncIterator[bytes], content_type: str, shape: Uplo
     return Upload(form.images[shape.image_field], read_texts(form.texts, "body"))
 
 
-class ExamplePhotos(NamedTuple):
-    """Photos that show a label, and photos that do not."""
-
-    positive: list[bytes]
-    negative: list[bytes]
-
-
-async def read_examples(request: Request, settings: Settings) -> ExamplePhotos:
+async def read_examples(request: Request, settings: Settings) -> tuple[list[bytes], list[bytes]]:
     """Reads a form with 1 to 200 photos in `positive` and `negative`; raises as `read_form`."""
     content_type = request.headers.get("content-type", "")
     if read_media_type(content_type) != MULTIPART:
         raise errors.UnsupportedMediaType((MULTIPART,))
-    form = _Form(ExamplePhotos._fields, (), MAX_EXAMPLES)
+    form = _Form(("positive", "negative"), (), MAX_EXAMPLES)
     await form.read(Body(request, settings), content_type)
-    return ExamplePhotos(**form.images)
+    return form.images["positive"], form.images["negative"]
 
 
 class _Form:

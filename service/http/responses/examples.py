@@ -1,29 +1,32 @@
-"""Answers about a label's photos: what it learns from them, and the threshold that fits them."""
+"""Answers about a label's photos: the threshold that fits them, and what it learns from them."""
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from service.http.responses.schemas import (
-    Answer,
     ImageFailure,
     NameAndVersion,
     Separation,
-    describe_separation,
+    describe_examples,
 )
 from service.pipeline.teaching import Taught
 
-# Fewer photos choose a threshold by chance.
 _MIN_POSITIVE = 5
+_ADVICE = "A threshold needs at least 5 photos that show the label, and some that do not."
 
 
-class PhotoScore(Answer):
+class _Answer(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+
+class PhotoScore(_Answer):
     """The score of the label on one photo."""
 
     score: float = Field(ge=0, le=1, examples=[0.93])
 
 
-class OperatingPointAnswer(Answer):
+class OperatingPointAnswer(_Answer):
     """Precision and recall of a threshold on the photos."""
 
     threshold: float = Field(ge=0, le=1, examples=[0.61])
@@ -33,7 +36,7 @@ class OperatingPointAnswer(Answer):
     recall: float = Field(ge=0, le=1, examples=[0.75])
 
 
-class CalibrationAnswer(Answer):
+class CalibrationAnswer(_Answer):
     """Answer of `/labels/{name}/calibrate`."""
 
     label_set: NameAndVersion
@@ -49,34 +52,27 @@ class CalibrationAnswer(Answer):
     negative: list[PhotoScore | ImageFailure] = Field(description="In the order of the photos.")
 
 
-class ExampleCounts(Answer):
-    """The photos that a label has learnt from."""
+class ExampleCounts(_Answer):
+    """The different photos that a label has learnt from, and those of this request."""
 
-    positive: int = Field(description="Different photos that show the label.", examples=[5])
-    negative: int = Field(description="Different photos that do not show it.", examples=[0])
-    added: int = Field(description="Of this request.", examples=[4])
-    repeated: int = Field(
-        description="Of this request, not counted: the same or nearly the same as others.",
-        examples=[1],
-    )
+    positive: int
+    negative: int
+    added: int
+    repeated: int = Field(description="The same photo as another, or nearly the same.")
 
 
-class LessonAnswer(Answer):
-    """Answer of `/labels/{name}/examples`: the label after learning."""
+class LessonAnswer(_Answer):
+    """Answer of `POST /labels/{name}/examples`: the label now, and how the photos score now."""
 
     label_set: NameAndVersion
     label: str = Field(examples=["our mug"])
     examples: ExampleCounts
     separation: Separation
-    threshold: float = Field(ge=0, le=1, examples=[0.5])
+    threshold: float
     calibrated: bool = Field(description="Whether `threshold` is the label's own.")
-    positive: list[PhotoScore] = Field(
-        description="How the photos of this request score now, in their order."
-    )
-    negative: list[PhotoScore] = Field(description="In the order of the photos.")
-    advice: str | None = Field(
-        description="What is missing to choose a threshold; null if nothing is.", examples=[None]
-    )
+    positive: list[PhotoScore]
+    negative: list[PhotoScore]
+    advice: str | None = Field(description="Which photos a threshold needs.", examples=[None])
 
 
 def answer_lesson(taught: Taught, label: str) -> LessonAnswer:
@@ -84,26 +80,16 @@ def answer_lesson(taught: Taught, label: str) -> LessonAnswer:
     labels, place = taught.labels, taught.labels.positions[label]
     learnt = labels.learnt
     assert learnt is not None  # the label is in it
-    row = int(learnt.positions.searchsorted(place))
-    lesson = learnt.lessons[row]
-    counts = {"positive": lesson.positive.count, "negative": lesson.negative.count}
+    now = describe_examples(learnt, int(learnt.positions.searchsorted(place)))
+    counts = {"positive": now.positive, "negative": now.negative}
     return LessonAnswer(
         label_set=NameAndVersion.model_validate(labels),
         label=label,
         examples=ExampleCounts(**counts, added=taught.added, repeated=taught.repeated),
-        separation=describe_separation(lesson, float(learnt.separations[row])),
+        separation=now.separation,
         threshold=labels.thresholds[place],
         calibrated=labels.calibrated[place],
         positive=[PhotoScore(score=score) for score in taught.positive],
         negative=[PhotoScore(score=score) for score in taught.negative],
-        advice=_advise(**counts),
-    )
-
-
-def _advise(positive: int, negative: int) -> str | None:
-    if positive >= _MIN_POSITIVE and negative:
-        return None
-    return (
-        f"Too few photos to choose a threshold: send at least {_MIN_POSITIVE} that show the label, "
-        "and some that do not."
+        advice=None if now.negative and now.positive >= _MIN_POSITIVE else _ADVICE,
     )

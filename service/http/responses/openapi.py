@@ -94,23 +94,31 @@ def document_v2_errors(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def document_predict(shape: UploadShape) -> dict[str, Any]:
-    """Returns FastAPI's `openapi_extra` with the parameters and the body of a predict route."""
-    fields = Question.model_json_schema()["properties"]
+def document_predict(
+    shape: UploadShape, model: type[BaseModel] = Question, *, in_query: bool = True
+) -> dict[str, Any]:
+    """Returns FastAPI's `openapi_extra` with the body of images and a model's fields.
+
+    If `in_query`, the fields are parameters of the query string too.
+    """
+    fields = model.model_json_schema()["properties"]
     parameters = [
         _document_parameter(name, "query", schema, schema["description"])
         for name, schema in fields.items()
+        if in_query
     ]
+    required = None if "texts" in fields else shape.image_field
 
     def describe(image: dict[str, Any]) -> dict[str, Any]:
         if shape.batch:
             image = {"type": "array", "minItems": 1, "maxItems": shape.max_images, "items": image}
-        return _document_object(shape.image_field, {shape.image_field: image, **fields})
+        return _document_object(required, {shape.image_field: image, **fields})
 
     binary = {"type": "string", "format": "binary", "description": "The image's bytes."}
     base64 = {"type": "string", "contentEncoding": "base64", "description": "The image's bytes."}
     # Without `explode`, `/docs` sends a list as one field, its values joined by commas.
-    encoding = {name: {"style": "form", "explode": True} for name in sorted(LIST_PARAMETERS)}
+    lists = sorted(LIST_PARAMETERS & fields.keys())
+    encoding = {name: {"style": "form", "explode": True} for name in lists}
     content = {
         MULTIPART: {"schema": describe(binary), "encoding": encoding},
         JSON: {"schema": describe(base64)},
@@ -140,17 +148,6 @@ def document_examples(required: str | None = None) -> dict[str, Any]:
         "negative": {**photos, "description": "Photos that do not show it."},
     }
     return _document_body({MULTIPART: {"schema": _document_object(required, fields)}})
-
-
-def document_embed(shape: UploadShape, model: type[BaseModel]) -> dict[str, Any]:
-    """Returns FastAPI's `openapi_extra` with the form and JSON of images and a model's fields."""
-    content = {}
-    for kind, way in ((MULTIPART, {"format": "binary"}), (JSON, {"contentEncoding": "base64"})):
-        image = {"type": "string", **way}
-        images = {"type": "array", "maxItems": shape.max_images, "items": image}
-        fields = {shape.image_field: images, **model.model_json_schema()["properties"]}
-        content[kind] = {"schema": _document_object(None, fields)}
-    return _document_body(content)
 
 
 def document_conditions(**meanings: str) -> dict[str, Any]:
@@ -238,7 +235,7 @@ def _group(
     errors: Iterable[ErrorType], find_status: Callable[[int], int]
 ) -> list[tuple[int, list[ErrorType]]]:
     groups: dict[int, list[ErrorType]] = defaultdict(list)
-    for base in errors:
+    for base in dict.fromkeys(errors):
         for error in (base,) if "code" in vars(base) else list_coded(base):
             groups[find_status(error.status)].append(error)
     return sorted(groups.items())

@@ -7,29 +7,36 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.bundle.card import Calibration
+from service.bundle.card import (
+    Activation,
+    BackgroundPhotos,
+    Calibration,
+    Device,
+    HeadCalibration,
+    InputContract,
+    Label,
+    Metric,
+    Provenance,
+    RunPrecision,
+    Screen,
+)
 from service.http.responses.problems import Problem
-from service.labels.examples import Lesson
-from service.labels.label_set import LabelSet, Origin, Source
+from service.labels.label_set import LabelSet, LearntLabels, Origin, Source
+from service.pipeline.pipeline import Pipeline
 
 MAX_HIDDEN = 10
 """Most names of hidden labels in an answer: a set may have 50,000."""
 
-_SEPARATION_LIMITS = (1, 3, 5)
-_SEPARATIONS = ("not", "weakly", "fairly well", "clearly")
 
-
-class Answer(BaseModel):
-    """Base of answers, which may be read from attributes."""
-
+class _Answer(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
 
-class NameAndVersion(Answer):
+class NameAndVersion(_Answer):
     """A model or label set."""
 
     name: str = Field(examples=["ml-decoder-lite0"])
@@ -50,7 +57,7 @@ class SetInAnswer(NameAndVersion):
     )
 
 
-class ImageSize(Answer):
+class ImageSize(_Answer):
     """Size of the upright image, pixels."""
 
     width: int = Field(examples=[640])
@@ -67,7 +74,7 @@ _Category = Annotated[
 ]
 
 
-class ScoredLabelAnswer(Answer):
+class ScoredLabelAnswer(_Answer):
     """One label of an image."""
 
     label: str = Field(examples=["dog"])
@@ -100,11 +107,7 @@ class ScoredLabelAnswer(Answer):
     )
 
 
-EmbeddingAnswer: TypeAlias = list[float] | str
-"""An embedding [D] as numbers, or as little-endian float32 in base64."""
-
-
-class TimingsAnswer(Answer):
+class TimingsAnswer(_Answer):
     """Times, milliseconds."""
 
     decode_ms: float = Field(
@@ -119,24 +122,22 @@ class TimingsAnswer(Answer):
     )
 
 
-class ImageAnswer(Answer):
+class ImageAnswer(_Answer):
     """The labels found in one image."""
 
     image: ImageSize
     labels: list[ScoredLabelAnswer] = Field(description="Best score first.")
-    embedding: EmbeddingAnswer | None = Field(
-        default=None, description="With `embedding`: of length 1.", examples=[None]
-    )
+    embedding: list[float] | str | None = Field(default=None, examples=[None])
     timings: TimingsAnswer
 
 
-class ImageFailure(Answer):
+class ImageFailure(_Answer):
     """The problem of one image of a batch; the others are not affected."""
 
     error: Problem
 
 
-class _RequestAnswer(Answer):
+class _RequestAnswer(_Answer):
     model: NameAndVersion
     label_set: NameAndVersion = Field(
         description="Source of the labels. Names and versions of several sets are joined by `+`, "
@@ -160,50 +161,7 @@ class BatchAnswer(_RequestAnswer):
     )
 
 
-class EmbeddedItem(Answer):
-    """An embedding of length 1."""
-
-    embedding: EmbeddingAnswer
-
-
-class EmbedAnswer(Answer):
-    """Answer of `/embed`."""
-
-    model: NameAndVersion
-    encoder: str = Field(
-        description="Fingerprint: embeddings of another encoder cannot be compared."
-    )
-    width: int | None = Field(
-        description="Values of an embedding. Null if no image can be used.", examples=[640]
-    )
-    images: list[EmbeddedItem | ImageFailure] = Field(description="In the order of the images.")
-    texts: list[EmbeddedItem] = Field(description="In the order of the texts.")
-
-
-class OpenAIEmbedding(EmbeddedItem):
-    """One embedding of `/v1/embeddings`."""
-
-    object: Literal["embedding"]
-    index: int = Field(description="Of the input, from 0.")
-
-
-class OpenAIUsage(Answer):
-    """Tokens are not counted."""
-
-    prompt_tokens: Literal[0]
-    total_tokens: Literal[0]
-
-
-class OpenAIEmbeddings(Answer):
-    """Answer of `/v1/embeddings`."""
-
-    object: Literal["list"]
-    data: list[OpenAIEmbedding]
-    model: str
-    usage: OpenAIUsage
-
-
-class LabelSetSummary(Answer):
+class LabelSetSummary(_Answer):
     """A label set without its labels."""
 
     name: str = Field(examples=["pets"])
@@ -221,39 +179,27 @@ class LabelSetSummary(Answer):
         exclude_if=operator.not_,
     )
     num_learnt: int = Field(
-        default=0,
-        description="How many labels answer by examples too. Absent if none does.",
-        examples=[0],
-        exclude_if=operator.not_,
+        default=0, description="Labels with examples; absent if 0.", exclude_if=operator.not_
     )
 
 
-class Separation(Answer):
-    """How well the examples of a label are told apart from other photos."""
+class Separation(_Answer):
+    """Distance of a label's examples from other photos, in the deviations of these."""
 
-    value: float = Field(
-        ge=0,
-        le=8,
-        description="Mean score of each example under the others, in standard deviations of other "
-        "photos. 3 for a single one.",
-        examples=[6.1],
-    )
+    value: float = Field(ge=0, le=8, examples=[6.1])
     meaning: str = Field(examples=["clearly told apart from other photos"])
 
 
-class LabelExamples(Answer):
-    """What a label has learnt from photos. The photos are not stored."""
+class LabelExamples(_Answer):
+    """The different photos, with and without it, that a label has learnt from."""
 
-    positive: int = Field(description="Different photos that show it.", examples=[5])
-    negative: int = Field(description="Different photos that do not show it.", examples=[0])
+    positive: int = Field(examples=[5])
+    negative: int = Field(examples=[1])
     separation: Separation
-    this_model: bool = Field(
-        description="False if all are examples of another model: none is counted, and the label "
-        "answers by its text."
-    )
+    this_model: bool = Field(description="False: all are of another model, and none counts.")
 
 
-class RegisteredLabel(Answer):
+class RegisteredLabel(_Answer):
     """One label of a set."""
 
     name: str = Field(examples=["red panda"])
@@ -264,12 +210,7 @@ class RegisteredLabel(Answer):
         description="Whether it came with an embedding instead of a text; embeddings are not shown."
     )
     category: _Category = None
-    examples: LabelExamples | None = Field(
-        default=None,
-        description="Absent if the label has none.",
-        examples=[None],
-        exclude_if=operator.not_,
-    )
+    examples: LabelExamples | None = Field(default=None, examples=[None], exclude_if=operator.not_)
 
 
 class LabelSetAnswer(LabelSetSummary):
@@ -281,49 +222,122 @@ class LabelSetAnswer(LabelSetSummary):
     labels: list[RegisteredLabel]
 
 
-class LabelSetsAnswer(Answer):
+class LabelSetsAnswer(_Answer):
     """Answer of `GET /labels`."""
 
     label_sets: list[LabelSetSummary]
 
 
-class HealthAnswer(Answer):
+class HealthAnswer(_Answer):
     """Answer of `/livez` and `/readyz`."""
 
     status: Literal["alive", "ready"]
 
 
-def describe_separation(lesson: Lesson, value: float) -> Separation:
-    """Returns the separation (0 to 8) of a label's examples with its meaning in words."""
-    count = lesson.positive.count
-    if count < 2:
-        meaning = "unknown with one photo" if count else "unknown without positive photos"
+class RuntimeAnswer(_Answer):
+    """Device and precision of the model, after `auto` settings are resolved."""
+
+    device: Device
+    provider: str = Field(
+        description="ONNX Runtime execution provider.", examples=["CPUExecutionProvider"]
+    )
+    precision: RunPrecision
+
+
+class HeadAnswer(_Answer):
+    """The head with the trained labels."""
+
+    kind: str = Field(description="Architecture of the head.", examples=["ml_decoder"])
+    activation: Activation
+    maps: bool = Field(description="Whether `explain` works for the trained labels.")
+    threshold: float = Field(description="Threshold of labels without their own.", examples=[0.5])
+    calibration: HeadCalibration | None = Field(
+        description="How logits become probabilities. Null: scores are the activation of the "
+        "checkpoint's logits, which are not probabilities."
+    )
+
+
+class EmbeddingSpaceAnswer(_Answer):
+    """The embeddings that fit the open head."""
+
+    encoder: str = Field(
+        description="Name of the model that makes embeddings.", examples=["all-MiniLM-L6-v2"]
+    )
+    width: int = Field(description="Values of an embedding.", examples=[384])
+    template: str = Field(
+        description="Text to encode; {} is the label's name.", examples=["a photo of a {}"]
+    )
+    descriptions: int = Field(
+        description="Most texts of a label, whose embeddings follow each other.",
+        examples=[1],
+    )
+    fingerprint: str = Field(
+        description="Identifies the space; embeddings of another space do not fit."
+    )
+
+
+class OpenHeadAnswer(_Answer):
+    """The head that scores any label."""
+
+    kind: str = Field(description="Architecture of the head.", examples=["ml_decoder"])
+    activation: Activation = Field(
+        description="A softmax is over the labels of a set. Sets with their own calibration have a "
+        "sigmoid."
+    )
+    embedding_space: EmbeddingSpaceAnswer
+    threshold: float = Field(description="Threshold of labels without their own.", examples=[0.5])
+    calibration: HeadCalibration | None = Field(
+        description="As that of `head`, measured on labels that were not trained."
+    )
+    trained_names: HeadCalibration | None = Field(
+        description="Calibration for open labels that have the name of a trained label."
+    )
+    encodes_text: bool = Field(
+        description="Whether the bundle has a text encoder, so that a name is enough."
+    )
+    maps: bool = Field(description="Whether `explain` works for open labels.")
+    screen: Screen | None = Field(description="Null if the bundle has no screen, or it is off.")
+
+
+class InfoAnswer(_Answer):
+    """Answer of `/info`: the bundle's model card."""
+
+    model: NameAndVersion
+    license: str = Field(
+        description="Of the weights: an SPDX identifier or free text.", examples=["Apache-2.0"]
+    )
+    provenance: Provenance
+    input: InputContract
+    head: HeadAnswer | None = Field(description="Null if there are no trained labels.")
+    open_head: OpenHeadAnswer | None = Field(description="Null if labels cannot be added.")
+    labels: list[Label] = Field(description="The trained labels, in the order of the logits.")
+    background: BackgroundPhotos | None = Field(description="Null if labels learn no photos.")
+    metrics: list[Metric]
+    runtime: RuntimeAnswer
+
+
+def describe_examples(learnt: LearntLabels, row: int) -> LabelExamples:
+    """Returns what the label in a row of `learnt` has learnt."""
+    lesson, value = learnt.lessons[row], float(learnt.separations[row])
+    counts = {"positive": lesson.positive.count, "negative": lesson.negative.count}
+    if lesson.positive.count < 2:
+        meaning = f"unknown with {'one photo' if lesson.positive.count else 'negative photos only'}"
     else:
-        words = _SEPARATIONS[bisect(_SEPARATION_LIMITS, value)]
-        meaning = f"{words} told apart from other photos"
-    return Separation(value=value, meaning=meaning)
-
-
-def _describe_examples(labels: LabelSet) -> dict[str, LabelExamples]:
-    unknown = Separation(value=0, meaning="unknown: the examples are of another model")
-    other = LabelExamples(positive=0, negative=0, separation=unknown, this_model=False)
-    found = dict.fromkeys(labels.foreign, other)
-    learnt = labels.learnt
-    if learnt is not None:
-        rows = zip(learnt.positions, learnt.lessons, learnt.separations.tolist(), strict=True)
-        for place, lesson, value in rows:
-            found[labels.names[place]] = LabelExamples(
-                positive=lesson.positive.count,
-                negative=lesson.negative.count,
-                separation=describe_separation(lesson, value),
-                this_model=True,
-            )
-    return found
+        how = ("not", "weakly", "fairly well", "clearly")[bisect((1, 3, 5), value)]
+        meaning = f"{how} told apart from other photos"
+    separation = Separation(value=value, meaning=meaning)
+    return LabelExamples(**counts, separation=separation, this_model=True)
 
 
 def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
     """Returns a set with its labels."""
     fields = tuple(RegisteredLabel.model_fields)
+    unknown = Separation(value=0, meaning="unknown: the examples are of another model")
+    other = LabelExamples(positive=0, negative=0, separation=unknown, this_model=False)
+    examples = dict.fromkeys(labels.foreign, other)
+    if labels.learnt is not None:
+        for row, place in enumerate(labels.learnt.positions):
+            examples[labels.names[place]] = describe_examples(labels.learnt, row)
     columns = zip(
         labels.names,
         labels.prompts,
@@ -331,11 +345,39 @@ def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
         labels.calibrated.tolist(),
         labels.own_embeddings.tolist(),
         map(labels.categories.get, labels.names),
-        map(_describe_examples(labels).get, labels.names),
+        map(examples.get, labels.names),
         strict=True,
     )
     return LabelSetAnswer(
         **LabelSetSummary.model_validate(labels).model_dump(),
         calibration=labels.own_calibration,
         labels=[RegisteredLabel(**dict(zip(fields, row, strict=True))) for row in columns],
+    )
+
+
+def answer_info(pipeline: Pipeline) -> InfoAnswer:
+    """Returns the model card of the pipeline's bundle."""
+    card, encoders = pipeline.bundle.card, pipeline.catalogue.encoders
+    head, open_head = None, None
+    if card.trained_head is not None:
+        head = HeadAnswer(**dict(card.trained_head), maps=pipeline.explainer.knows_trained)
+    if encoders is not None:
+        fields = dict(encoders.head)
+        fields["embedding_space"] = EmbeddingSpaceAnswer.model_validate(fields["embedding_space"])
+        if not pipeline.settings.screen:
+            fields["screen"] = None
+        open_head = OpenHeadAnswer(
+            **fields, encodes_text=encoders.encodes_text, maps=pipeline.explainer.knows_open
+        )
+    return InfoAnswer(
+        model=NameAndVersion.model_validate(card),
+        license=card.license,
+        provenance=card.provenance,
+        input=card.input,
+        head=head,
+        open_head=open_head,
+        labels=list(pipeline.bundle.labels),
+        background=card.background,
+        metrics=list(card.metrics),
+        runtime=RuntimeAnswer.model_validate(pipeline.engine),
     )

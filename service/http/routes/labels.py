@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -304,15 +303,13 @@ def _define(body: dict[str, Any], max_labels: int, name: str | None = None) -> D
 
 
 async def answer_set(
-    request: Request,
-    labels: LabelSet,
-    *,
-    created: bool = False,
-    describe: Callable[[LabelSet], BaseModel] = answer_label_set,
+    request: Request, labels: LabelSet, answer: BaseModel | None = None, *, created: bool = False
 ) -> Response:
-    """Answers a request for a set, or a change of it, with what `describe` returns of it."""
+    """Answers a request for a set, or a change of it, by default with the whole set."""
     # Thousands of labels would block the event loop.
-    content = await asyncio.to_thread(lambda: describe(labels).model_dump_json())
+    content = await asyncio.to_thread(
+        lambda: (answer or answer_label_set(labels)).model_dump_json()
+    )
     headers, status = _make_tag(labels), HTTPStatus.OK
     if created:
         headers["Location"] = f"{request.scope['root_path']}/labels/{labels.name}"

@@ -9,9 +9,8 @@ from starlette.routing import Route
 
 from service.errors import InvalidParameters, UnavailableError
 from service.http.requests.parameters import KNOWN_NAMES, Host
-from service.http.responses.info import InfoAnswer, answer_info
 from service.http.responses.openapi import document_answer, document_problems
-from service.http.responses.schemas import HealthAnswer
+from service.http.responses.schemas import HealthAnswer, InfoAnswer, answer_info
 from service.http.security.keys import ACCESS_PROBLEMS, PREDICT, PUBLIC
 from service.http.security.rates import LIMITED
 from service.http.telemetry.metrics import Metrics, open_registry
