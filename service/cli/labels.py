@@ -24,8 +24,6 @@ from service.http.telemetry.logs import configure_logs
 from service.settings import Settings
 
 if TYPE_CHECKING:
-    from service.cli.photos import PhotoResult
-    from service.http.responses.examples import LessonAnswer
     from service.labels.catalogue import Catalogue
     from service.labels.definition import Definition
     from service.labels.label_set import LabelSet
@@ -148,23 +146,11 @@ def learn(
 
     ml-decoder labels learn mugs FOLDER
     """
-    from service.cli.learn import learn_folder, show_lesson
-    from service.cli.photos import PhotoResult
+    from service.cli.learn import learn_folder
 
     configure_logs("error")
-    left_out: list[PhotoResult] = []
-
-    def show(found: LessonAnswer | PhotoResult) -> None:
-        if isinstance(found, PhotoResult):
-            left_out.append(found)
-            show_failure(found)
-        elif as_json:
-            write_json(found.model_dump(exclude={"positive", "negative"}))
-        else:
-            show_lesson(found)
-
-    asyncio.run(learn_folder(settings, name, folder, show, replace=replace))
-    if left_out:
+    work = learn_folder(settings, name, folder, replace=replace, as_json=as_json)
+    if not asyncio.run(work):
         raise typer.Exit(EXIT_SOME_FAILED)
 
 

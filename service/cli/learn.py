@@ -1,13 +1,10 @@
-"""`ml-decoder labels learn`: a set learns from a folder with a subfolder of photos for each label.
-
-Photos go through the service's own pipeline.
-"""
+"""`ml-decoder labels learn`: labels from a folder with a subfolder of photos for each."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from service.bundle.card import format_first_error
+from service.cli.console import show_failure, write_json
 from service.cli.photos import PhotoResult, run_pipeline, try_photo
 from service.errors import StartError
 from service.fields import LabelText, validate
@@ -33,30 +31,36 @@ from service.settings import Settings
 _EXAMPLES_PER_WRITE = 200
 _label_text: TypeAdapter[str] = TypeAdapter(LabelText)
 
-Show = Callable[[LessonAnswer | PhotoResult], None]
-"""Called for each label that has learnt, and each photo that is left out."""
-
 
 async def learn_folder(
-    settings: Settings, name: str, folder: Path, show: Show, *, replace: bool
-) -> None:
-    """Teaches a set, or a new one, the labels of a folder; `replace` forgets their earlier photos.
+    settings: Settings, name: str, folder: Path, *, replace: bool, as_json: bool
+) -> bool:
+    """Teaches a set, or a new one, the labels of a folder; returns whether all photos were used.
 
-    Raises StartError for an unusable folder, and as `Catalogue.teachable`.
+    `replace` forgets earlier photos of these labels. Raises StartError for an unusable folder, and
+    as `Catalogue.teachable`.
     """
     validate(Question, {"label_set": [name]}, "command line")
-    found = find_examples(folder, show)
+    found, loose = find_examples(folder)
+    left_out = [PhotoResult(path, None, "it is in no subfolder: it has no label") for path in loose]
     async with run_pipeline(settings) as pipeline:
         pipeline.catalogue.teachable(name)  # before the photos, which may take minutes
         for label, paths in found.items():
-            examples = await _embed(pipeline, paths, show)
+            examples, unusable = await _embed(pipeline, paths)
+            left_out += unusable
             if examples:
                 taught = await _learn(pipeline, name, label, examples, replace=replace)
-                show(answer_lesson(taught, label))
+                _show(answer_lesson(taught, label), as_json=as_json)
+    for photo in left_out:
+        show_failure(photo)
+    return not left_out
 
 
-def find_examples(folder: Path, show: Show) -> dict[str, list[Path]]:
-    """Returns the photos in and below each subfolder by label; raises StartError if none."""
+def find_examples(folder: Path) -> tuple[dict[str, list[Path]], list[Path]]:
+    """Returns the photos in and below each subfolder by label, and those in no subfolder.
+
+    Raises StartError if all are.
+    """
     try:
         names, left_out = list_photos(str(folder))
     except OSError as error:
@@ -70,31 +74,28 @@ def find_examples(folder: Path, show: Show) -> dict[str, list[Path]]:
             raise StartError(f"{folder / label}: {format_first_error(error)}") from error
     if not found:
         raise StartError(f"{folder} has no subfolder with photos{explain_none(left_out)}")
-    for name in (name for name in names if "/" not in name):
-        show(PhotoResult(folder / name, None, "it is in no subfolder, and so has no label"))
     if left_out:
         sys.stderr.write(f"{describe_left_out(left_out)}\n")
-    return found
+    return found, [folder / name for name in names if "/" not in name]
 
 
-async def _embed(pipeline: Pipeline, paths: Sequence[Path], show: Show) -> list[Example]:
+async def _embed(
+    pipeline: Pipeline, paths: Sequence[Path]
+) -> tuple[list[Example], list[PhotoResult]]:
     background = pipeline.catalogue.background
     assert background is not None, "`teachable` has checked it"
 
     async def embed(photo: bytes) -> Example:
         embedding = await embed_photo(pipeline, photo, pipeline.make_deadline())
-        return Example(hashlib.sha256(photo).digest(), background.whiten(embedding[np.newaxis])[0])
+        whitened = background.whiten(embedding[np.newaxis])[0]
+        return Example(hashlib.sha256(photo).digest(), whitened)
 
-    examples = []
     works = (try_photo(path, embed) for path in paths)
     async with aclosing(run_in_order(works, pipeline.concurrency)) as results:
-        for path in paths:
-            example, failure = await anext(results)
-            if example is None:
-                show(PhotoResult(path, None, failure))
-            else:
-                examples.append(example)
-    return examples
+        found = [each async for each in results]
+    rows = zip(paths, found, strict=True)
+    unusable = [PhotoResult(path, None, failure) for path, (_, failure) in rows if failure]
+    return [example for example, _ in found if example], unusable
 
 
 async def _learn(
@@ -110,8 +111,10 @@ async def _learn(
     return Taught(learnt.labels, learnt.created, added, len(examples) - added, [], [])
 
 
-def show_lesson(found: LessonAnswer) -> None:
-    """Shows what a label has learnt, in one line."""
+def _show(found: LessonAnswer, *, as_json: bool) -> None:
+    if as_json:
+        write_json(found.model_dump(exclude={"positive", "negative"}))
+        return
     count, new = found.examples.positive, found.examples.added
     line = f": {count} photo{'s' * (count != 1)}, {new} new; {found.separation.meaning}"
     advice = f". {found.advice}" if found.advice else ""

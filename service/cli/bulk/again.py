@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 
 import numpy as np
-import pyarrow as pa
 
 from service.bundle.reader import Bundle
 from service.cli.bulk.parts import ENCODER, PartFolder, Record, make_record, open_embedded
@@ -53,31 +52,25 @@ def prepare_again(
     ]
     if others:
         shown = ", ".join(map(quote, others[:_LABELS_SHOWN]))
-        more = f" and {len(others) - _LABELS_SHOWN} more" if len(others) > _LABELS_SHOWN else ""
         raise StartError(
-            f"{shown}{more}: --from has no answer for labels that need the photos, not only their "
-            "embeddings: leave them out, or run bulk on the photos"
+            f"--from cannot answer {len(others)} label(s) that need the photos: {shown}"
+            f"{', ...' * (len(others) > _LABELS_SHOWN)}: leave them out, or run bulk on the photos"
         )
-    return partial(_answer_all, pipeline, selection, earlier)
+    return partial(_answer, pipeline, selection, earlier)
 
 
-async def _answer_all(
+async def _answer(
     pipeline: Pipeline, selection: Selection, earlier: PartFolder, names: Sequence[str]
 ) -> AsyncGenerator[Record]:
     for rows in earlier.read_embedded(names, _ROWS_PER_RUN):
-        for record in _answer(pipeline, selection, rows):
-            yield record
-
-
-def _answer(pipeline: Pipeline, selection: Selection, rows: pa.RecordBatch) -> Iterator[Record]:
-    embeddings = rows.column("embedding").to_numpy(zero_copy_only=False)
-    usable = [each for each in embeddings if each is not None]
-    scored = iter(pipeline.engine.score(np.stack(usable), selection.heads) if usable else ())
-    records = rows.drop_columns(["embedding"]).to_pylist()
-    for record, embedding in zip(records, embeddings, strict=True):
-        if embedding is None:
-            yield record
-            continue
-        labels = score_labels(next(scored).logits, selection, embedding)
-        found = Prediction(record["width"], record["height"], labels, _NO_TIMES)
-        yield make_record(record["photo"], found)
+        embeddings = rows.column("embedding").to_numpy(zero_copy_only=False)
+        usable = [each for each in embeddings if each is not None]
+        scored = iter(pipeline.engine.score(np.stack(usable), selection.heads) if usable else ())
+        records = rows.drop_columns(["embedding"]).to_pylist()
+        for record, embedding in zip(records, embeddings, strict=True):
+            if embedding is None:
+                yield record
+                continue
+            labels = score_labels(next(scored).logits, selection, embedding)
+            found = Prediction(record["width"], record["height"], labels, _NO_TIMES)
+            yield make_record(record["photo"], found)

@@ -36,28 +36,25 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
         str,
         typer.Argument(
             metavar="IN",
-            help="Folder, or text file with one photo per line; or a URL. Not with --from.",
+            help="Folder, or text file with one photo per line; or a URL.",
             parser=refuse_empty,
         ),
     ],
     out: Annotated[
-        str | None,
+        str,
         typer.Argument(metavar="OUT", help="Folder of the results, or a URL.", parser=refuse_empty),
-    ] = None,
+    ],
     question: Question,
     exclude_path: ExcludedPaths = None,
     embeddings: Annotated[
         bool, typer.Option("--embeddings", help="Add a column with the photos' embeddings.")
     ] = False,
-    earlier: Annotated[
-        str | None,
+    again: Annotated[
+        bool,
         typer.Option(
-            "--from",
-            metavar="FOLDER",
-            help="Results of an earlier run with --embeddings: answer again, without the photos.",
-            parser=refuse_empty,
+            "--from", help="IN is the OUT of a run with --embeddings: answer without its photos."
         ),
-    ] = None,
+    ] = False,
     part_size: Annotated[int, typer.Option(min=1, help="Photos per Parquet file.")] = 1000,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Retry photos that could not be used.")
@@ -74,7 +71,8 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
 
     ml-decoder bulk --from OUT MORE --label-set mugs
     """
-    photos, out = _order(photos, out, earlier, allowed=not (embeddings or exclude_path or ray))
+    if again and (embeddings or exclude_path or ray):
+        raise StartError("--from takes no --embeddings, --exclude-path or --ray")
     question = question.model_copy(update={"embedding": embeddings or None})
     _require("pyarrow", "bulk")
     if ray:
@@ -83,7 +81,6 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
 
     configure_logs("warning")  # a fallback to the CPU may cost hours
     exclude = tuple(exclude_path or ())
-    again = earlier is not None
     job = BulkJob(photos, out, question, settings, part_size, retry_failed, exclude, again)
     with show_progress(results_on_stdout=False) as show:
 
@@ -102,17 +99,6 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
         _show_totals(totals)
     if totals.failed or totals.unread or totals.failed_before:
         raise typer.Exit(EXIT_SOME_FAILED)
-
-
-def _order(photos: str, out: str | None, earlier: str | None, *, allowed: bool) -> tuple[str, str]:
-    """Returns IN and OUT; with `--from`, the only argument is OUT."""
-    if earlier is None and out is not None:
-        return photos, out
-    if earlier is None or out is not None:
-        raise StartError("bulk takes IN and OUT, or --from FOLDER and OUT")
-    if not allowed:
-        raise StartError("--from takes no --embeddings, --exclude-path or --ray")
-    return earlier, photos
 
 
 def _require(package: str, extra: str) -> None:

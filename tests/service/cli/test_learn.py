@@ -75,7 +75,7 @@ def test_photos_that_cannot_be_used_are_named_and_left_out(teach: Run, folder: P
     code, out, err = teach("labels", "learn", "mine", folder, "--json")
     assert (code, len(out.splitlines())) == (1, 2)
     assert err.splitlines() == [
-        f"{folder}/loose.png: it is in no subfolder, and so has no label",
+        f"{folder}/loose.png: it is in no subfolder: it has no label",
         f"{folder}/newt/gone.png: No such file or directory",
         f"{folder}/yak/junk.jpg: The file is damaged or is not an image",
     ]

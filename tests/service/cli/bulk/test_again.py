@@ -109,7 +109,7 @@ def test_sets_of_examples_alone_need_no_photos(job: BulkJob, tmp_path: Path) -> 
 
     def learn() -> None:
         folder = tmp_path / "mugs"
-        asyncio.run(learn_folder(settings, "mine", folder, lambda _: None, replace=False))
+        asyncio.run(learn_folder(settings, "mine", folder, replace=False, as_json=True))
 
     learn()
     question = Question(label_set=["mine"], threshold=0.0)
@@ -139,7 +139,9 @@ def test_embeddings_of_another_encoder_are_refused(job: BulkJob, tmp_path: Path)
 def test_labels_that_need_the_photos_are_named(job: BulkJob, open_bundle: Bundle) -> None:
     settings = job.settings.model_copy(update={"bundle": open_bundle.path})
     question = Question(label_set=["everyday", "trained"], exclude=["dog"])
-    names = "'chair', 'table', 'lamp', 'cat', 'car' and 2 more: --from has no answer for labels"
+    names = (
+        "cannot answer 7 label.s. that need the photos: 'chair', 'table', 'lamp', 'cat', 'car', ..."
+    )
     assert_refused(replace(job, settings=settings, question=question), names)
 
 

@@ -71,24 +71,10 @@ def test_bulk_names_the_extra_of_a_missing_package(
     assert run("photos", "out", *flags) == (2, "", f"ml-decoder: {reason}")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("in",), "bulk takes IN and OUT, or --from FOLDER and OUT"),
-        (("in", "out", "--from", "old"), "bulk takes IN and OUT, or --from FOLDER and OUT"),
-        (("out", "--from", "old", "--embeddings"), "--from takes no --embeddings"),
-        (("out", "--from", "old"), "old has no embeddings"),
-    ],
-)
-def test_bulk_refuses_places_and_flags_that_do_not_fit_each_other(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str], reason: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert_refused(run, reason, *arguments)
-    assert not list(tmp_path.iterdir())
-
-
 def test_bulk_from_reads_the_results_of_embeddings(run: Run, photos: Path, tmp_path: Path) -> None:
     assert run(photos, tmp_path / "a", "--embeddings")[0] == 0
-    reason = "'cat', 'dog', 'car', 'tree', 'person': --from has no answer for labels that need"
-    assert_refused(run, reason, tmp_path / "b", "--from", tmp_path / "a")
+    reason = "--from cannot answer 5 label(s) that need the photos: 'cat', 'dog', 'car', 'tree', "
+    again = partial(run, "--from", tmp_path / "a", tmp_path / "b")
+    assert_refused(again, reason)
+    assert_refused(again, "--from takes no --embeddings, --exclude-path or --ray", "--embeddings")
+    assert_refused(run, "b has no embeddings", "--from", tmp_path / "b", tmp_path / "a")
