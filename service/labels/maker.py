@@ -65,17 +65,15 @@ class SetMaker:
         encoders = self.encoders
         if encoders is None or not embeddings.shape[1]:
             return make_open_set(definition, None, None, version=version, origin=origin)
-        old = None
+        vectors, count = None, 0
         if known is not None and known.queries is not None and known.is_start_of(definition):
-            old, embeddings = (
-                LabelVectors(known.queries, known.keys),
-                embeddings[known.num_labels :],
-            )
-        vectors = old
-        if vectors is None or len(embeddings):
-            check_embeddings(embeddings, encoders.head.embedding_space.width)
-            vectors = await encoders.project(embeddings)
-            vectors = append_vectors(old, vectors) if old else vectors
+            vectors, count = LabelVectors(known.queries, known.keys), known.num_labels
+        if count < len(embeddings):
+            new = embeddings[count:]
+            check_embeddings(new, encoders.head.embedding_space.width)
+            projected = await encoders.project(new)
+            vectors = projected if vectors is None else append_vectors(vectors, projected)
+        assert vectors is not None  # a set has labels
         return encoders.make_set(definition, vectors, version, origin)
 
     async def teach(
