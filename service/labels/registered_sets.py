@@ -36,6 +36,7 @@ from service.labels.maker import SetMaker
 from service.labels.store.store import (
     LabelStore,
     SetVersion,
+    StoreEntry,
     StoreState,
     WriteResult,
     check_version,
@@ -95,6 +96,7 @@ class RegisteredSets:
         self._timeout_seconds = _TIMEOUT_SECONDS
         self.failure: str | None = None
         """Why the last poll of the store failed."""
+        self._appended: StoreEntry | None = None
         self._stopped = False
         self.reencoding_progress: tuple[int, int] | None = None
         """Sets done and in total while those of another space are encoded again; else None."""
@@ -246,7 +248,7 @@ class RegisteredSets:
 
         Arguments and errors as of `LabelStore.learn`.
         """
-        added, created = await self._call(
+        learnt = await self._call(
             self._store.learn,
             *(name, label, positive, negative),
             encoder=self._maker.photos.encoder,
@@ -254,7 +256,8 @@ class RegisteredSets:
             replace=replace,
             if_version=if_version,
         )
-        return Learnt(await self._find_latest(name), created, added)
+        self._appended = learnt.entry
+        return Learnt(await self._find_latest(name), learnt.created, learnt.added)
 
     async def forget(self, name: str, label: str, if_version: int | None = None) -> LabelSet:
         """Deletes the examples of a label; its text stays. Errors as of `LabelStore.forget`."""
@@ -343,7 +346,9 @@ class RegisteredSets:
     ) -> LabelSet | None:
         try:
             if known is None or known.digest != version.digest:
-                entry = await self._call(self._store.read, name)
+                entry, self._appended = self._appended, None
+                if entry is None or entry.definition.digest != version.digest:
+                    entry = await self._call(self._store.read, name)
                 if entry is None:
                     return None  # deleted meanwhile; the next poll differs
                 labels = await self._maker.make(
