@@ -29,13 +29,14 @@ from service.errors import (
     UnknownLabel,
     VersionNotReached,
 )
-from service.labels.definition import Definition, check_embeddings
+from service.labels.definition import Definition
 from service.labels.examples import Example, Lesson, read_lesson
 from service.labels.label_set import LabelSet
 from service.labels.maker import SetMaker
 from service.labels.store.store import (
     LabelStore,
     SetVersion,
+    StoreEntry,
     StoreState,
     WriteResult,
     check_version,
@@ -95,6 +96,7 @@ class RegisteredSets:
         self._timeout_seconds = _TIMEOUT_SECONDS
         self.failure: str | None = None
         """Why the last poll of the store failed."""
+        self._appended: StoreEntry | None = None
         self._stopped = False
         self.reencoding_progress: tuple[int, int] | None = None
         """Sets done and in total while those of another space are encoded again; else None."""
@@ -132,7 +134,6 @@ class RegisteredSets:
             if self.revision < 0 and self._maker.encoders is not None:
                 await self._reencode_others()
             state, versions = await self._call(self._store.read_versions)
-            # A backup may have other lessons in the same version.
             restored = state.connections != self._state.connections
             loaded: dict[str, LabelSet] = {}
             for name, version in versions.items():
@@ -217,16 +218,15 @@ class RegisteredSets:
         Raises `TextNotEncodable` for a new label in a set of embeddings without a text encoder.
         """
         known, encoders = self.by_name.get(name), self._maker.encoders
-        names = () if known is None else known.positions
+        names = {} if known is None else known.positions
         count = len(names) + (label not in names)
         await self._call(self._store.check_room, name, count)
-        if known is not None and known.queries is None:
-            return PreparedLabel()
-        if known is not None and known.queries is not None and label in names:
-            place = known.positions[label]
-            return PreparedLabel(queries=known.queries[place : place + 1])
-        if encoders is None or not encoders.encodes_text:
-            if known is not None:
+        queries = None if known is None else known.queries
+        if queries is not None and label in names:
+            place = names[label]
+            return PreparedLabel(queries=queries[place : place + 1])
+        if encoders is None or not encoders.encodes_text or (known is not None and queries is None):
+            if queries is not None:
                 raise TextNotEncodable(label)
             return PreparedLabel()
         embedding = await encoders.embed(Definition(name, (label,), (None,), (None,)))
@@ -248,7 +248,7 @@ class RegisteredSets:
 
         Arguments and errors as of `LabelStore.learn`.
         """
-        added, created = await self._call(
+        learnt = await self._call(
             self._store.learn,
             *(name, label, positive, negative),
             encoder=self._maker.photos.encoder,
@@ -256,7 +256,8 @@ class RegisteredSets:
             replace=replace,
             if_version=if_version,
         )
-        return Learnt(await self._find_latest(name), created, added)
+        self._appended = learnt.entry
+        return Learnt(await self._find_latest(name), learnt.created, learnt.added)
 
     async def forget(self, name: str, label: str, if_version: int | None = None) -> LabelSet:
         """Deletes the examples of a label; its text stays. Errors as of `LabelStore.forget`."""
@@ -270,7 +271,9 @@ class RegisteredSets:
             raise LabelSetNotFound(name)
         encoder = self._maker.photos.encoder
         rows = await self._call(self._store.read_lessons, name, encoder)
-        lessons = {row.label: read_lesson(row.lesson) for row in rows if row.lesson}
+        found = {row.label: read_lesson(row.lesson) for row in rows if row.lesson}
+        # Another process may have appended a label meanwhile.
+        lessons = {label: found[label] for label in entry.definition.names if label in found}
         used = encoder if lessons else None
         return replace_fields(entry.definition, lessons=lessons, encoder=used), entry.embeddings
 
@@ -343,16 +346,15 @@ class RegisteredSets:
     ) -> LabelSet | None:
         try:
             if known is None or known.digest != version.digest:
-                entry = await self._call(self._store.read, name)
+                entry, self._appended = self._appended, None
+                if entry is None or entry.definition.digest != version.digest:
+                    entry = await self._call(self._store.read, name)
                 if entry is None:
                     return None  # deleted meanwhile; the next poll differs
-                if self._maker.encoders is not None and entry.embeddings.shape[1]:
-                    space = self._maker.encoders.head.embedding_space
-                    check_embeddings(entry.embeddings, space.width)
                 labels = await self._maker.make(
                     entry.definition, entry.embeddings, str(entry.version), "store", known
                 )
-            elif _is_current(known, version):
+            elif _is_current(known, version):  # a restored store may have other lessons
                 labels = known
             else:
                 labels = replace_fields(known, version=str(version.version))

@@ -117,6 +117,14 @@ class WriteResult(NamedTuple):
     created: bool = False
 
 
+class LearnResult(NamedTuple):
+    """The number of new examples; `entry` is the set if the label is new."""
+
+    added: int
+    created: bool
+    entry: StoreEntry | None
+
+
 class LessonRow(NamedTuple):
     """What a label has learnt with the photos' embeddings of an encoder."""
 
@@ -262,11 +270,11 @@ class LabelStore:
         embedding: Embeddings | None,
         replace: bool,
         if_version: int | None,
-    ) -> tuple[int, bool]:
+    ) -> LearnResult:
         """Adds examples to a label durably; with `replace`, instead of those that it has.
 
-        Returns how many were not there, and whether the set is new. A missing label is appended,
-        and a missing set is made, with the `embedding`, float32 [1, E], or without texts.
+        A missing label is appended, and a missing set is made, with the `embedding`, float32
+        [1, E], or without texts.
 
         Raises `LabelSetChanged` if the label is missing in a set of texts and has no `embedding`,
         and the errors of `write` and `Lesson.add`.
@@ -276,20 +284,20 @@ class LabelStore:
             version = self._lock(connection) + 1
             check_version(name, self._find(connection, name), if_version)
             query = sa.select(_SETS.c.labels).where(self._match(name))
-            labels = connection.execute(query).scalar_one_or_none()
+            labels, entry = connection.execute(query).scalar_one_or_none(), None
             if labels is None or label not in json.loads(labels)["names"]:
-                entry = self._read(connection, name, self._space)
-                definition, embeddings = _append(entry, name, label, embedding)
-                self._put(connection, definition, embeddings, version)
+                old = self._read(connection, name, self._space)
+                entry = _append(old, name, label, embedding, version)
+                self._put(connection, entry.definition, entry.embeddings, version)
             query = sa.select(_LESSONS.c.lesson).where(_match_lessons(*key))
             content = None if replace else connection.execute(query).scalar_one_or_none()
-            old = read_lesson(content) if content else make_lesson(width)
-            lesson = old.add(positive, negative)
-            added = lesson.count - old.count
+            known = read_lesson(content) if content else make_lesson(width)
+            lesson = known.add(positive, negative)
+            added = lesson.count - known.count
             if added:
                 _put_lesson(connection, key, version, lesson)
                 connection.execute(sa.update(_STATE).values(revision=version))
-            return added, labels is None
+            return LearnResult(added, labels is None, entry)
 
     def forget(self, name: str, label: str, if_version: int | None = None) -> None:
         """Deletes the examples of a label durably, those of all encoders.
@@ -432,12 +440,12 @@ def _find_same(
 
 
 def _append(
-    entry: StoreEntry | None, name: str, label: str, embedding: Embeddings | None
-) -> tuple[Definition, Embeddings]:
-    """Returns a set with one label more, or a new one, and the embeddings of all labels."""
+    entry: StoreEntry | None, name: str, label: str, embedding: Embeddings | None, version: int
+) -> StoreEntry:
+    """Returns a set with one label more, or a new one."""
     if entry is None:
         row = np.zeros((1, 0), np.float32) if embedding is None else embedding
-        return Definition(name, (label,), (None,), (None,)), row
+        return StoreEntry(Definition(name, (label,), (None,), (None,)), row, version)
     old, row = entry.definition, entry.embeddings[:1]
     if row.shape[1]:
         if embedding is None:  # the label was deleted meanwhile
@@ -449,7 +457,7 @@ def _append(
         prompts=(*old.prompts, None),
         thresholds=(*old.thresholds, None),
     )
-    return definition, np.concatenate((entry.embeddings, row))
+    return StoreEntry(definition, np.concatenate((entry.embeddings, row)), version)
 
 
 def _match_lessons(*key: str | None) -> sa.ColumnElement[bool]:
@@ -513,7 +521,8 @@ def _decode_row(row: sa.Row[Any]) -> StoreEntry:
         own = columns.pop("calibration", None)
         calibration = None if own is None else Calibration(scale=own[0], shift=own[1])
         count = len(columns["names"])
-        embeddings = np.frombuffer(row.embeddings, "<f4").reshape(count, -1).astype(np.float32)
+        embeddings = np.frombuffer(row.embeddings, "<f4").reshape(count, -1)
+        embeddings = embeddings.astype(np.float32, copy=False)
         definition = Definition(
             name=row.name,
             embeddings=embeddings[list(columns["given"])],

@@ -291,7 +291,8 @@ def test_file_that_was_removed_takes_no_more_writes(path: Path, file_store: Labe
 def learn(store: LabelStore, label: str, seed: int = 0, **options: Any) -> tuple[int, bool]:
     usual = {"encoder": "e", "embedding": None, "replace": False, "if_version": None}
     photos = make_examples(2, seed)
-    return store.learn("pets", label, photos, (), **{**usual, **options})
+    learnt = store.learn("pets", label, photos, (), **{**usual, **options})
+    return learnt.added, learnt.created
 
 
 def read_counts(store: LabelStore) -> dict[str, int]:
