@@ -138,9 +138,10 @@ def read_splits(path: Path, label_names: Sequence[str], reader: PhotoReader) -> 
     train, val, test = (
         select_photos(folder, split, label_names, reader) for split in ("train", "val", "test")
     )
+    val, test = val.keep_usable(), test.keep_usable()  # first: the reader keeps what is read often
     background = train.shuffle().keep_usable(MOST_BACKGROUND_PHOTOS)
     train = background.take(range(len(background.paths))[:_CALIBRATION_PHOTOS])
-    splits = Splits(train, val.keep_usable(), test.keep_usable(), background)
+    splits = Splits(train, val, test, background)
     for photos in (splits.val, splits.test):
         if not np.ptp(photos.targets, axis=0).any():
             raise UnusablePhotosError(
