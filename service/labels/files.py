@@ -280,14 +280,17 @@ def _parse_npz(content: bytes, name: str) -> Definition:
     thresholds = _take(arrays, "thresholds", [math.nan] * count, "have one float for each name")
     pair = _take(arrays, "calibration", [1.0, 0.0], "be a scale and a shift")
     calibration = {"scale": pair[0], "shift": pair[1]} if "calibration" in arrays else None
+    labels = refuse_duplicates(_validate(_label_names, names.tolist(), "names"))
+    lessons = _read_lessons(arrays, frozenset(labels))
     embeddings = embeddings.reshape(count, math.prod(embeddings.shape[1:]))
-    owns = _take(arrays, "given", [embeddings.shape[1] > 0] * count, "have one bool for each name")
-    given = [place for place, own in enumerate(owns) if own]
-    lessons = _read_lessons(arrays, frozenset(names.tolist()))
+    # A set without texts has embeddings of width 0.
+    own = embeddings.shape[1] > 0 or not lessons
+    owns = _take(arrays, "given", [own] * count, "have one bool for each name")
+    given = [place for place, is_own in enumerate(owns) if is_own]
     with np.errstate(over="ignore"):
         return Definition(
             name=name,
-            names=refuse_duplicates(_validate(_label_names, names.tolist(), "names")),
+            names=labels,
             prompts=tuple(_validate(_prompt, text or None, "prompts") for text in prompts),
             thresholds=_read_thresholds(thresholds),
             given=tuple(given),

@@ -12,7 +12,7 @@ import numpy as np
 
 from service.engine.heads import LogitsArray, NoHead, ScreenedLogits, SomeQueries
 from service.errors import ImageError
-from service.labels.background import Background, Vector
+from service.labels.background import Vector
 from service.labels.examples import Example
 from service.labels.label_set import LabelSet
 from service.pipeline.pipeline import Pipeline
@@ -66,8 +66,9 @@ async def teach_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
             raise
         logits, embedding = result.logits[0], result.embedding  # the pixels are not kept
         assert embedding is not None
-        example = await asyncio.to_thread(_make_example, background, photo, embedding)
-        return logits, embedding, example
+        row = embedding[np.newaxis]
+        digest = await asyncio.to_thread(lambda: hashlib.sha256(photo).digest())
+        return logits, embedding, Example(digest, background.whiten(row)[0])
 
     works = (
         read(photo, f"Photo {number} of {len(photos)} `{kind}` photos")
@@ -84,7 +85,9 @@ async def teach_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
     )
     question = Question(label_set=[name], include=[label], top_k=1)
     selection = select_labels([learnt.labels], question)
-    scores = [score_labels([logits], selection, f)[0].score for logits, f, _ in found]
+    scores = await asyncio.to_thread(  # with 10,000 learnt labels it takes 5 ms a photo
+        lambda: [score_labels([logits], selection, f)[0].score for logits, f, _ in found]
+    )
     counts = learnt.added, len(found) - learnt.added
     return Taught(learnt.labels, learnt.created, *counts, scores[:middle], scores[middle:])
 
@@ -94,7 +97,3 @@ async def embed_photo(pipeline: Pipeline, photo: bytes, deadline: float) -> Vect
     embedding = (await pipeline.embed(photo, (), deadline)).embedding
     assert embedding is not None
     return embedding
-
-
-def _make_example(background: Background, photo: bytes, embedding: Vector) -> Example:
-    return Example(hashlib.sha256(photo).digest(), background.whiten(embedding[np.newaxis])[0])

@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.bundle.card import BackgroundPhotos, Calibration
 from service.bundle.reader import Bundle
+from service.bundle.writer import BundleDraft, write_bundle
 from service.errors import (
     Draining,
     InvalidLabelSet,
     LabelSetNotFound,
     LabelSetReadOnly,
+    NoBackground,
     NoOpenHead,
+    ScoresCompete,
     StartError,
     StoreReadOnly,
     StoreUnavailable,
@@ -25,14 +29,15 @@ from service.errors import (
 from service.labels.catalogue import Catalogue, FixedSet, open_catalogue
 from service.labels.definition import Definition
 from service.labels.encoders import open_label_encoders
+from service.labels.examples import make_lesson
 from service.labels.label_set import LabelSet, Origin, make_trained_set
 from service.labels.maker import PhotoSpace, SetMaker
 from service.labels.store.store import LabelStore
 from service.pipeline.loading import open_encoders
 from service.question import Question
 from service.settings import Settings
-from tests.support.label_store import FlakyStore, define, put
-from tests.support.tiny_bundle import PLAIN_HEAD, TINY_LABELS
+from tests.support.label_store import FlakyStore, define, make_examples, make_photos, put
+from tests.support.tiny_bundle import PLAIN_HEAD, TINY_LABELS, WIDTH, tiny_graphs
 
 pytestmark = pytest.mark.anyio
 
@@ -333,3 +338,78 @@ async def test_unusable_store_refuses_registrations_or_stops_the_start_if_it_was
         assert len(await catalogue.pin(Question(candidate_labels=("cat",)))) == 1
     with pytest.raises(StartError, match="no folder"):
         open_configured(open_bundle, label_store=str(tmp_path / "file" / "labels.db"))
+
+
+PHOTOS = make_photos()
+
+
+async def test_labels_are_taught_in_sets_of_the_store_of_a_model_with_a_background(
+    open_bundle: Bundle, tiny_bundle: Bundle
+) -> None:
+    async with run(make(open_bundle, EVERYDAY)) as catalogue:
+        with pytest.raises(NoBackground):
+            catalogue.teachable("pets")
+    async with run(make(open_bundle, EVERYDAY, photos=PHOTOS)) as catalogue:
+        assert catalogue.teachable("pets") is catalogue.writable("pets")
+        assert catalogue.background is PHOTOS.background
+        with pytest.raises(LabelSetReadOnly):
+            catalogue.teachable("everyday")
+    closed = SetMaker(None, PHOTOS)
+    async with run(make(tiny_bundle, photos=PHOTOS)) as catalogue:
+        assert closed.encoders is catalogue.encoders
+        assert catalogue.teachable("pets") is catalogue.writable("pets")
+        with pytest.raises(NoOpenHead):
+            await register(catalogue, PETS)
+
+
+async def test_uncalibrated_softmax_teaches_no_labels_until_the_set_is_calibrated(
+    open_bundle: Bundle,
+) -> None:
+    catalogue = make(open_bundle, photos=PHOTOS)
+    assert catalogue.encoders is not None
+    head = catalogue.encoders.head.model_copy(update={"activation": "softmax"})
+    catalogue.encoders.head = head
+    async with run(catalogue):
+        with pytest.raises(ScoresCompete, match="labels calibrate 'pets'"):
+            catalogue.teachable("pets")
+        await register(catalogue, PETS)
+        with pytest.raises(ScoresCompete):
+            catalogue.teachable("pets")
+        calibration = Calibration(scale=1.0, shift=0.0)
+        await catalogue.writable("pets").calibrate("pets", {}, calibration)
+        catalogue.teachable("pets")
+
+
+@pytest.mark.parametrize("encoder", [PHOTOS.encoder, "other"])
+async def test_fixed_set_has_its_lessons_if_they_are_of_this_encoder(
+    open_bundle: Bundle, tiny_bundle: Bundle, encoder: str
+) -> None:
+    lessons = {"cat": make_lesson(WIDTH).add(make_examples(2))}
+    taught = FixedSet(define("pets", "cat", lessons=lessons, encoder=encoder), "1.0", "folder")
+    for bundle, source in ((open_bundle, "zero_shot"), (tiny_bundle, "examples")):
+        async with run(make(bundle, taught, photos=PHOTOS)) as catalogue:
+            pets = catalogue.find("pets")
+            is_ours = encoder == PHOTOS.encoder
+            assert (pets.source, [*pets.lessons]) == (source, ["cat"] if is_ours else [])
+            assert pets.foreign == (set() if is_ours else {"cat"})
+
+
+async def test_store_of_a_model_without_open_head_needs_a_background(
+    tiny_bundle: Bundle, tmp_path: Path
+) -> None:
+    background = PHOTOS.background
+    assert background is not None
+    photos = BackgroundPhotos(dataset="made", images=200)
+    card = tiny_bundle.card.model_copy(update={"background": photos})
+    draft = BundleDraft(
+        card=card, labels=TINY_LABELS, graphs=tiny_graphs(), background=background.to_bytes()
+    )
+    known = write_bundle(tmp_path / card.name, draft)
+    for bundle, has_store in ((tiny_bundle, False), (known, True)):
+        async with run(open_configured(bundle, label_store="memory")) as catalogue:
+            assert (catalogue.background is not None) == has_store
+            if has_store:
+                sets = catalogue.teachable("pets")
+                prepared = await sets.prepare_label("pets", "cat")
+                await sets.learn("pets", "cat", prepared, make_examples(2), ())
+                assert catalogue.find("pets").source == "examples"

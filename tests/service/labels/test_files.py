@@ -17,12 +17,14 @@ from service.bundle.card import Calibration
 from service.bundle.writer import BundleDraft, write_bundle
 from service.errors import BundleError, InvalidLabelSet, StartError
 from service.labels.definition import Definition
+from service.labels.examples import make_lesson
 from service.labels.files import (
     pack_label_set,
     parse_label_set,
     read_bundle_sets,
     read_label_set_folder,
 )
+from tests.support.label_store import define, make_examples
 from tests.support.tiny_bundle import (
     EMBEDDING_WIDTH,
     TINY_LABELS,
@@ -184,6 +186,44 @@ def test_packed_set_is_read_back_unchanged(names: list[str], data: st.DataObject
     assert found.digest == definition.digest
     assert found.embedding_space == definition.embedding_space
     assert pack_label_set(found) == packed
+
+
+LESSONS = {name: make_lesson(8).add(make_examples(2, i)) for i, name in enumerate("ac")}
+LEARNT = define("pets", "a", "b", "c", lessons=LESSONS, encoder="e" * 64)
+
+
+@pytest.mark.parametrize("width", [0, 3])
+def test_file_has_the_lessons_of_a_set_and_which_labels_have_a_text(width: int) -> None:
+    embeddings = np.full((3, width), 0.1, np.float32)
+    given = {"given": (1,), "embeddings": embeddings[:1]} if width else {}
+    found = parse_label_set(pack_label_set(replace(LEARNT, **given), embeddings), ".npz", "pets")
+    assert (found.given, found.encoder) == (given.get("given", ()), LEARNT.encoder)
+    assert found.digest == replace(LEARNT, **given).digest
+    assert {name: each.to_bytes() for name, each in found.lessons.items()} == {
+        name: each.to_bytes() for name, each in LESSONS.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"learnt": np.array(["a"])},
+        {"learnt": np.array(["a", "a"])},
+        {"learnt": np.array(["a", "other"])},
+        {"lessons": np.zeros(9, np.uint8)},
+        {"lesson_sizes": np.array([-1, 9])},
+        {"lesson_sizes": np.array([2**62, 2**62])},
+        {"lesson_sizes": np.array([0.5, 1])},
+        {"encoder": np.array("e" * 65)},
+        {"encoder": np.array(3)},
+    ],
+)
+def test_lessons_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
+    packed = pack_label_set(LEARNT, np.zeros((3, 0), np.float32))
+    with np.load(io.BytesIO(packed)) as arrays:
+        damaged = pack(**{**arrays, **change})
+    with pytest.raises(InvalidLabelSet, match=r"do not fit|damaged"):
+        parse_label_set(damaged, ".npz", "pets")
 
 
 def test_damaged_lzma_member_is_refused() -> None:

@@ -44,11 +44,6 @@ def teach(labels: LabelSet, *names: str, shift: float = 0.0) -> LabelSet:
     return replace(labels, learnt=LearntLabels(positions, vectors, *found))
 
 
-def forget_texts(labels: LabelSet) -> LabelSet:
-    """Returns the set without its texts' queries, as one of a bundle without text encoder."""
-    return replace(labels, queries=None)
-
-
 class Recorder:
     """A observer that notes batch sizes, and the names of each photo's stages."""
 

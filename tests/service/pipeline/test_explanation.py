@@ -1,6 +1,7 @@
 """Tests of maps, which depend on no other label and no other image, and of their overlays."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from service.pipeline.explanation import (
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
-from tests.service.pipeline.conftest import forget_texts, running, teach
+from tests.service.pipeline.conftest import running, teach
 from tests.support.tiny_bundle import (
     PATCH,
     PLAIN_HEAD,
@@ -129,39 +130,29 @@ def test_label_is_explained_by_the_head_that_answers_it(
 def test_map_of_a_learnt_label_has_the_tokens_parts_of_its_score(
     engine: Engine, explainer: Explainer, tiny_bundle: Bundle
 ) -> None:
-    images, learnt = random_images(3, 1), teach(OPEN, "cat")
-    assert learnt.learnt is not None
+    images, learnt, side = random_images(3, 1), teach(OPEN, "cat"), SIDE // PATCH
     (plain,) = explain(engine, explainer, images, sets=(OPEN,))
-    for labels, drawing in ((learnt, explainer), (forget_texts(learnt), Explainer(tiny_bundle))):
-        question = ALL.model_copy(update={"embedding": True})
-        selection = select_labels([labels], question)
+    bare = replace(learnt, queries=None)
+    for labels, drawing in ((learnt, explainer), (bare, Explainer(tiny_bundle))):
+        selection = select_labels([labels], ALL)
         assert drawing.covers(selection)
         (found,) = engine.run(images, [selection.heads], explained=[0], embedded=[0])
+        assert found.tokens is not None
         scored = score_labels(found.logits, selection, found.embedding)
-        size = (48, 32)
-        made = drawing.explain_labels(scored, selection, found.memories, size, found.tokens)
+        made = drawing.explain_labels(scored, selection, found.memories, (48, 32), found.tokens)
         maps = {x.label: e.map for x, e in zip(scored, made, strict=True)}
-        parts = (found.tokens @ learnt.learnt.vectors[0]).clip(0)  # type: ignore[operator]
-        side = SIDE // PATCH
-        np.testing.assert_allclose(maps["cat"], (parts / parts.max()).reshape(side, side))
-        without = plain["lamp"] if labels is learnt else np.zeros((side, side))
-        np.testing.assert_allclose(maps["lamp"], without, atol=TOLERANCE)
+        parts = (found.tokens @ learnt.learnt.vectors[0]).clip(0)  # type: ignore[union-attr]
+        texts = {name: np.zeros((side, side)) for name in plain} if labels is bare else plain
+        both = texts["cat"] + (parts / parts.max()).reshape(side, side)
+        np.testing.assert_allclose(maps["cat"], both / both.max(), atol=TOLERANCE)
+        np.testing.assert_allclose(maps["lamp"], texts["lamp"], atol=TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    ("count", "size", "grid"),
-    [
-        (196, (224, 224), (14, 14)),
-        (261, (224, 224), (16, 16)),  # a class token and four registers
-        (729, (384, 384), (27, 27)),  # 384 is no multiple of 14
-        (433, (384, 288), (24, 18)),
-        (1, (448, 448), (1, 1)),
-    ],
-)
-def test_grid_has_all_tokens_but_those_before_the_patches(
-    count: int, size: tuple[int, int], grid: tuple[int, int]
-) -> None:
-    assert find_grid(count, *size) == grid
+def test_grid_has_all_tokens_but_those_before_the_patches() -> None:
+    assert find_grid(261, 224, 224) == (16, 16)  # after a class token and four registers
+    assert find_grid(729, 384, 384) == (27, 27)  # 384 is no multiple of 14
+    assert find_grid(433, 384, 288) == (24, 18)
+    assert find_grid(1, 448, 448) == (1, 1)
 
 
 def test_engine_returns_memory_of_explained_rows_only(engine: Engine) -> None:

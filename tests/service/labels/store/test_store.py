@@ -1,9 +1,11 @@
 """The store keeps acknowledged writes whole, on SQLite and on PostgreSQL."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +13,10 @@ import pytest
 from service import errors
 from service.bundle.card import Calibration
 from service.labels.definition import Definition
+from service.labels.examples import read_lesson
 from service.labels.store.database import open_database
 from service.labels.store.store import PRESENT, LabelStore, Limits, WriteResult
-from tests.support.label_store import define, run_sql
+from tests.support.label_store import define, make_examples, run_sql
 from tests.support.postgres import Postgres
 
 SPACE = "a" * 64
@@ -283,3 +286,107 @@ def test_file_that_was_removed_takes_no_more_writes(path: Path, file_store: Labe
     version = put(file_store, "zoo", "owl")
     with closing(open_store(str(path))) as fresh:
         assert find_versions(fresh) == {"zoo": version}
+
+
+def learn(store: LabelStore, label: str, seed: int = 0, **options: Any) -> tuple[int, bool]:
+    usual = {"encoder": "e", "embedding": None, "replace": False, "if_version": None}
+    photos = make_examples(2, seed)
+    return store.learn("pets", label, photos, (), **{**usual, **options})
+
+
+def read_counts(store: LabelStore) -> dict[str, int]:
+    rows = store.read_lessons("pets", "e")
+    return {row.label: read_lesson(row.lesson).count for row in rows if row.lesson}
+
+
+def test_lesson_raises_the_version_of_its_set_and_leaves_its_row(store: LabelStore) -> None:
+    first = put(store, "pets", "cat")
+    assert learn(store, "cat") == (2, False)
+    assert learn(store, "cat") == (0, False), "the same photos"
+    assert learn(store, "cat", seed=1) == (2, False)
+    assert find_versions(store) == {"pets": first + 2}
+    assert check(store, "pets", "cat") == first + 2
+    with store._database.connect() as connection:
+        row = connection.exec_driver_sql("SELECT version FROM label_sets").scalar_one()
+    assert row == first
+    with pytest.raises(errors.LabelSetChanged):
+        learn(store, "cat", seed=2, if_version=first)
+    with pytest.raises(errors.InvalidLabelSet, match="other kind"):
+        store.learn(
+            *("pets", "cat", (), make_examples(2)),
+            encoder="e", embedding=None, replace=False, if_version=None,
+        )  # fmt: skip
+    assert read_counts(store) == {"cat": 4}
+    newer = store.read_lessons("pets", "e", first + 2)
+    assert [(row.label, row.lesson) for row in newer] == [("cat", None)]
+    store.forget("pets", "cat")
+    assert (read_counts(store), find_versions(store)) == ({}, {"pets": first + 3})
+
+
+def test_label_of_a_set_that_changed_meanwhile_is_not_appended_without_its_text(
+    store: LabelStore,
+) -> None:
+    put(store, "pets", "cat")
+    with pytest.raises(errors.LabelSetChanged):
+        learn(store, "dog")
+    assert learn(store, "dog", embedding=np.full((1, 3), 2, np.float32)) == (2, False)
+    found = store.read("pets")
+    assert found is not None
+    assert (found.definition.names, found.embeddings[:, 0].tolist()) == (("cat", "dog"), [1, 2])
+
+
+def test_set_of_another_space_keeps_its_lessons_and_a_new_set_has_none(
+    path: Path, file_store: LabelStore
+) -> None:
+    with closing(open_store(str(path), space="b" * 64)) as other:
+        put(other, "pets", "cat", "dog")
+        for label in ("cat", "dog"):
+            learn(other, label, encoder="f")
+        put(file_store, "pets", "cat")
+        assert [row.label for row in file_store.read_lessons("pets", "e")] == ["cat"]
+    run_sql(path, "DELETE FROM label_sets")  # by a service that knows no lessons
+    put(file_store, "pets", "cat")
+    assert file_store.read_lessons("pets", "e") == ()
+
+
+def test_full_disk_leaves_no_half_of_a_lesson(file_store: LabelStore) -> None:
+    learn(file_store, "cat")
+    version, photos = find_versions(file_store), make_examples(1, width=100_000)
+    run_in_database(file_store, "PRAGMA max_page_count = 1")
+    for label in ("cat", "dog"):  # one that is there, and one that would be appended
+        with pytest.raises(errors.StoreFull):
+            file_store.learn(
+                *("pets", label, photos, ()),
+                encoder="f", embedding=None, replace=False, if_version=None,
+            )  # fmt: skip
+    assert (find_versions(file_store), read_counts(file_store)) == (version, {"cat": 2})
+    run_in_database(file_store, "PRAGMA max_page_count = 1000000")
+    assert learn(file_store, "dog") == (2, False)
+
+
+def test_damaged_lesson_is_refused_until_it_is_replaced(path: Path, file_store: LabelStore) -> None:
+    learn(file_store, "cat")
+    run_sql(path, "UPDATE learnt_labels SET lesson = x'00'")
+    with pytest.raises(errors.InvalidLabelSet, match="damaged"):
+        learn(file_store, "cat", seed=1)
+    assert learn(file_store, "cat", seed=1, replace=True) == (2, False)
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_store_without_lessons_is_read_and_gets_the_table_if_it_is_writable(
+    path: Path, monkeypatch: pytest.MonkeyPatch, is_writable: bool
+) -> None:
+    with closing(open_store(str(path))) as old:
+        version = put(old, "pets", "cat")
+    run_sql(path, "DROP TABLE learnt_labels")
+    if not is_writable:
+        monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with closing(open_store(str(path))) as store:
+        assert find_versions(store) == {"pets": version}
+        assert store.read("pets") is not None
+        assert store.read_lessons("pets", "e") == ()
+        if is_writable:
+            put(store, "pets", "dog")
+        else:
+            with pytest.raises(errors.StoreReadOnly):
+                store.check_room("pets", 1)
