@@ -166,16 +166,15 @@ class Definition:
         return digest.hexdigest()
 
     def cut(self, count: int) -> Definition:
-        """Returns the set of the first `count` labels, without lessons."""
+        """Returns the set with its first `count` labels only, and all lessons."""
         given = tuple(place for place in self.given if place < count)
-        return Definition(
-            name=self.name,
+        return replace(
+            self,
             names=self.names[:count],
             prompts=self.prompts[:count],
             thresholds=self.thresholds[:count],
             given=given,
             embeddings=self.embeddings[: len(given)],
-            calibration=self.calibration,
         )
 
     def texts(self, space: EmbeddingSpace) -> tuple[str, ...]:

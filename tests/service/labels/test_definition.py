@@ -57,8 +57,10 @@ def test_columns_keep_the_order_of_the_labels() -> None:
 
 def test_answer_is_read_without_its_threshold_if_not_calibrated() -> None:
     ignored = {"version": "7", "origin": "store", "read_only": False, "num_labels": 9}
+    ignored["num_learnt"] = 1
     first = {"name": "a", "prompt": None, "threshold": 0.3, "calibrated": False}
     second = {"name": "b", "threshold": 0.4, "calibrated": True, "own_embedding": False}
+    second["examples"] = {"positive": 2, "negative": 0}
     record = LabelSetRecord.model_validate({"name": "x", "labels": [first, second], **ignored})
     written = {"name": "x", "labels": [{"name": "a"}, {"name": "b", "threshold": 0.4}]}
     assert record.model_dump(exclude_none=True) == written
