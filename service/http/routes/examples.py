@@ -85,7 +85,7 @@ router = APIRouter(prefix="/labels", tags=["labels"])
     },
     openapi_extra={**document_examples(), **ON_CHANGING},
 )
-async def teach(
+async def add_examples(
     request: Request,
     host: Host,
     name: Name,
@@ -119,7 +119,7 @@ async def teach(
     },
     openapi_extra=ON_CHANGING,
 )
-async def forget(request: Request, host: Host, name: Name, label: Label) -> Response:
+async def delete_examples(request: Request, host: Host, name: Name, label: Label) -> Response:
     """Removes a label's examples; the label and its text stay. Returns the set."""
     pipeline = host.pipeline
     with pipeline.admit():
