@@ -94,18 +94,13 @@ def document_v2_errors(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def document_predict(
-    shape: UploadShape, model: type[BaseModel] = Question, *, in_query: bool = True
-) -> dict[str, Any]:
-    """Returns FastAPI's `openapi_extra` with the body of images and a model's fields.
-
-    If `in_query`, the fields are parameters of the query string too.
-    """
+def document_predict(shape: UploadShape, model: type[BaseModel] = Question) -> dict[str, Any]:
+    """Returns FastAPI's `openapi_extra`: images and fields, in the query too if of `Question`."""
     fields = model.model_json_schema()["properties"]
     parameters = [
         _document_parameter(name, "query", schema, schema["description"])
         for name, schema in fields.items()
-        if in_query
+        if model is Question
     ]
     required = None if "texts" in fields else shape.image_field
 
@@ -138,11 +133,8 @@ def document_predict(
 
 def document_examples(required: str | None = None) -> dict[str, Any]:
     """Returns FastAPI's `openapi_extra` with the form of `read_examples`."""
-    photos = {
-        "type": "array",
-        "maxItems": MAX_EXAMPLES,
-        "items": {"type": "string", "format": "binary"},
-    }
+    binary = {"type": "string", "format": "binary"}
+    photos = {"type": "array", "maxItems": MAX_EXAMPLES, "items": binary}
     fields = {
         "positive": {**photos, "description": "Photos that show the label."},
         "negative": {**photos, "description": "Photos that do not show it."},

@@ -104,7 +104,7 @@ router = APIRouter(tags=["predict"], dependencies=[*PREDICT, LIMITED, KNOWN_NAME
     summary="Embeddings of up to 16 images and 64 texts",
     response_model=EmbedAnswer,
     responses=document_problems(*_PROBLEMS, errors.FieldError),
-    openapi_extra=document_predict(_SHAPE, EmbedFields, in_query=False),
+    openapi_extra=document_predict(_SHAPE, EmbedFields),
 )
 async def embed(
     request: Request,

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from service.http.requests.uploads import MAX_EXAMPLES
 from tests.support.photos import make_photo
-from tests.support.serving import assert_problem, labels_of, send_image
+from tests.support.serving import assert_problem, labels_of, send_examples, send_image
 from tests.support.tiny_bundle import EMBEDDING_WIDTH
 
 BUNDLE = "open_bundle"
@@ -34,11 +34,7 @@ def calibrate(
     label: str = "quux",
     **params: Any,
 ) -> Any:
-    files = [
-        *(("positive", ("photo", photo)) for photo in positive),
-        *(("negative", ("photo", photo)) for photo in negative),
-    ]
-    return client.post(CALIBRATE, params={"label": label, **params}, files=files)
+    return send_examples(client, CALIBRATE, positive, negative, params={"label": label, **params})
 
 
 def rank_photos(client: TestClient, label: str) -> list[tuple[float, bytes]]:
