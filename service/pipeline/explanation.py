@@ -1,6 +1,8 @@
 """Maps of the labels in an answer, and of no others, and their overlays; on the CPU.
 
-The map of a label that has learnt from photos has each token's part of v . f instead of attention.
+The map of a label that has learnt from photos is the sum of its text's and of each token's part of
+v . f. For 48 labels of coco80 with up to 5 examples, its peak is in a box in 0.36 of 604 cases, as
+with the text alone; with v . f alone in 0.27.
 """
 
 from __future__ import annotations
@@ -78,33 +80,39 @@ class Explainer:
             positions, queries = part.labels.positions, part.labels.queries
             # A label that is in several sets is answered by the first.
             answered = [name for name in names if name in positions and name not in maps]
-            if tokens is not None:
-                maps |= self._draw_learnt(part.labels, answered, tokens)
-                answered = [name for name in answered if name not in maps]
-            if answered:
+            if answered and part.labels.source != "examples":
                 rows = np.asarray([positions[name] for name in answered], np.int64)
                 drawn = self._graphs.draw(memory, rows if queries is None else queries[rows])
                 maps |= zip(answered, drawn, strict=True)
+            if tokens is not None:
+                self._add_learnt(maps, part.labels, answered, tokens)
         found = [maps[name] for name in names]
         if selection.question.explain != "overlay":
             return tuple(Explanation(cells) for cells in found)
         return tuple(Explanation(c, draw_overlay(c, photo, self._contract)) for c in found)
 
-    def _draw_learnt(
-        self, labels: LabelSet, names: Sequence[str], tokens: NDArray[np.float32]
-    ) -> dict[str, MapArray]:
-        """Returns the maps of labels that have examples, and of all labels without a text."""
+    def _add_learnt(
+        self,
+        maps: dict[str, MapArray],
+        labels: LabelSet,
+        names: Sequence[str],
+        tokens: NDArray[np.float32],
+    ) -> None:
+        """Adds the tokens' parts of v . f to the maps of labels with examples or without a text."""
         learnt, lessons = labels.learnt, labels.lessons
         vectors = {} if learnt is None else dict(zip(lessons, learnt.vectors, strict=True))
-        if labels.source != "examples":
-            names = [name for name in names if name in lessons and lessons[name].positive.count]
         grid = find_grid(len(tokens), self._contract.height, self._contract.width)
         cells = tokens[len(tokens) - math.prod(grid) :]
-        maps: dict[str, MapArray] = {}
         for name in names:
-            parts = (cells @ vectors.get(name, np.zeros_like(cells[0]))).clip(0)
-            maps[name] = (parts / max(parts.max(), np.finfo(np.float32).tiny)).reshape(grid)
-        return maps
+            if name not in maps or (name in lessons and lessons[name].positive.count):
+                parts = (cells @ vectors.get(name, np.zeros_like(cells[0]))).clip(0)
+                found = _share(parts).reshape(grid)
+                maps[name] = _share(found + maps[name]) if name in maps else found
+
+
+def _share(values: MapArray) -> MapArray:
+    shares: MapArray = values / max(values.max(), np.finfo(np.float32).tiny)
+    return shares
 
 
 @cache

@@ -10,7 +10,7 @@ import pytest
 from service.bundle.card import BackgroundPhotos
 from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft
-from service.errors import EmptyImage, InvalidImage, NoBackground
+from service.errors import EmptyImage, InvalidImage
 from service.labels.background import MIN_PHOTOS
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.teaching import Taught, embed_photo, teach_label
@@ -92,9 +92,3 @@ async def test_labels_that_are_taught_at_the_same_time_lose_nothing(pipeline: Pi
     lessons = pipeline.catalogue.find("mine").lessons
     assert lessons.keys() == {"mug", "cup"}
     assert sum(each.count for each in lessons.values()) == sum(each.added for each in taught)
-
-
-async def test_bundle_without_background_does_not_learn(open_bundle: Bundle) -> None:
-    async with running(open_bundle) as pipeline:
-        with pytest.raises(NoBackground):
-            await teach(pipeline, PHOTOS[0])
