@@ -11,8 +11,8 @@ import numpy as np
 
 from service.engine.heads import Embeddings, LabelVectors
 from service.labels.background import Background
-from service.labels.definition import Definition, check_fit
-from service.labels.encoders import LabelEncoders
+from service.labels.definition import Definition, check_embeddings, check_fit
+from service.labels.encoders import LabelEncoders, append_vectors
 from service.labels.examples import Lesson
 from service.labels.label_set import LabelSet, Origin, add_lessons, make_open_set
 
@@ -57,30 +57,24 @@ class SetMaker:
         origin: Origin,
         known: LabelSet | None = None,
     ) -> LabelSet:
-        """Returns the snapshot of a set without its lessons; copies the queries of a `known` one.
+        """Returns the snapshot of a set without its lessons.
 
-        Raises `InvalidLabelSet` for embeddings that make the model overflow.
+        Queries that a `known` snapshot has are not computed again. Raises `InvalidLabelSet` for
+        embeddings that do not fit, or make the model overflow.
         """
-        if self.encoders is None or not embeddings.shape[1]:
+        encoders = self.encoders
+        if encoders is None or not embeddings.shape[1]:
             return make_open_set(definition, None, None, version=version, origin=origin)
-        vectors = await self._project(self.encoders, definition, embeddings, known)
-        return self.encoders.make_set(definition, vectors, version, origin)
-
-    async def _project(
-        self,
-        encoders: LabelEncoders,
-        definition: Definition,
-        embeddings: Embeddings,
-        known: LabelSet | None,
-    ) -> LabelVectors:
-        if known is None or known.queries is None or not known.is_start_of(definition):
-            return await encoders.project(embeddings)
-        old, count = LabelVectors(known.queries, known.keys), known.num_labels
-        if count == len(embeddings):
-            return old
-        new = (await encoders.project(embeddings[count:])).arrays
-        joined = {name: np.concatenate((rows, new[name])) for name, rows in old.arrays.items()}
-        return LabelVectors(joined.pop("queries"), joined or None)
+        vectors, count = None, 0
+        if known is not None and known.queries is not None and known.is_start_of(definition):
+            vectors, count = LabelVectors(known.queries, known.keys), known.num_labels
+        if count < len(embeddings):
+            new = embeddings[count:]
+            check_embeddings(new, encoders.head.embedding_space.width)
+            projected = await encoders.project(new)
+            vectors = projected if vectors is None else append_vectors(vectors, projected)
+        assert vectors is not None  # a set has labels
+        return encoders.make_set(definition, vectors, version, origin)
 
     async def teach(
         self, labels: LabelSet, lessons: Mapping[str, Lesson], foreign: Collection[str]

@@ -29,7 +29,7 @@ from service.errors import (
     UnknownLabel,
     VersionNotReached,
 )
-from service.labels.definition import Definition, check_embeddings
+from service.labels.definition import Definition
 from service.labels.examples import Example, Lesson, read_lesson
 from service.labels.label_set import LabelSet
 from service.labels.maker import SetMaker
@@ -132,7 +132,6 @@ class RegisteredSets:
             if self.revision < 0 and self._maker.encoders is not None:
                 await self._reencode_others()
             state, versions = await self._call(self._store.read_versions)
-            # A backup may have other lessons in the same version.
             restored = state.connections != self._state.connections
             loaded: dict[str, LabelSet] = {}
             for name, version in versions.items():
@@ -217,16 +216,15 @@ class RegisteredSets:
         Raises `TextNotEncodable` for a new label in a set of embeddings without a text encoder.
         """
         known, encoders = self.by_name.get(name), self._maker.encoders
-        names = () if known is None else known.positions
+        names = {} if known is None else known.positions
         count = len(names) + (label not in names)
         await self._call(self._store.check_room, name, count)
-        if known is not None and known.queries is None:
-            return PreparedLabel()
-        if known is not None and known.queries is not None and label in names:
-            place = known.positions[label]
-            return PreparedLabel(queries=known.queries[place : place + 1])
-        if encoders is None or not encoders.encodes_text:
-            if known is not None:
+        queries = None if known is None else known.queries
+        if queries is not None and label in names:
+            place = names[label]
+            return PreparedLabel(queries=queries[place : place + 1])
+        if encoders is None or not encoders.encodes_text or (known is not None and queries is None):
+            if queries is not None:
                 raise TextNotEncodable(label)
             return PreparedLabel()
         embedding = await encoders.embed(Definition(name, (label,), (None,), (None,)))
@@ -270,7 +268,9 @@ class RegisteredSets:
             raise LabelSetNotFound(name)
         encoder = self._maker.photos.encoder
         rows = await self._call(self._store.read_lessons, name, encoder)
-        lessons = {row.label: read_lesson(row.lesson) for row in rows if row.lesson}
+        found = {row.label: read_lesson(row.lesson) for row in rows if row.lesson}
+        # Another process may have appended a label meanwhile.
+        lessons = {label: found[label] for label in entry.definition.names if label in found}
         used = encoder if lessons else None
         return replace_fields(entry.definition, lessons=lessons, encoder=used), entry.embeddings
 
@@ -346,13 +346,10 @@ class RegisteredSets:
                 entry = await self._call(self._store.read, name)
                 if entry is None:
                     return None  # deleted meanwhile; the next poll differs
-                if self._maker.encoders is not None and entry.embeddings.shape[1]:
-                    space = self._maker.encoders.head.embedding_space
-                    check_embeddings(entry.embeddings, space.width)
                 labels = await self._maker.make(
                     entry.definition, entry.embeddings, str(entry.version), "store", known
                 )
-            elif _is_current(known, version):
+            elif _is_current(known, version):  # a restored store may have other lessons
                 labels = known
             else:
                 labels = replace_fields(known, version=str(version.version))

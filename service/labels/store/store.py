@@ -513,7 +513,8 @@ def _decode_row(row: sa.Row[Any]) -> StoreEntry:
         own = columns.pop("calibration", None)
         calibration = None if own is None else Calibration(scale=own[0], shift=own[1])
         count = len(columns["names"])
-        embeddings = np.frombuffer(row.embeddings, "<f4").reshape(count, -1).astype(np.float32)
+        embeddings = np.frombuffer(row.embeddings, "<f4").reshape(count, -1)
+        embeddings = embeddings.astype(np.float32, copy=False)
         definition = Definition(
             name=row.name,
             embeddings=embeddings[list(columns["given"])],

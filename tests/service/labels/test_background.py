@@ -25,12 +25,6 @@ def background() -> Background:
     return fit_background(embed(3 * MIN_PHOTOS))
 
 
-def test_whitening_brings_variances_together(background: Background) -> None:
-    photos = embed(2000, seed=1)
-    before, after = photos.std(axis=0), background.whiten(photos).std(axis=0)
-    assert after.max() / after.min() < 0.9 * before.max() / before.min()
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_projection_has_mean_0_and_deviation_1_over_other_photos(
     background: Background, seed: int
@@ -85,7 +79,6 @@ def test_damaged_file_is_a_bundle_error(
     [
         ("mean", np.zeros(WIDTH + 1)),
         ("mean", np.full(WIDTH, np.nan)),
-        ("variances", np.zeros(3)),
         ("rest", np.zeros(())),
         ("held_out", np.zeros((1, WIDTH))),
         ("components", np.array("text")),
@@ -94,8 +87,7 @@ def test_damaged_file_is_a_bundle_error(
 def test_arrays_that_do_not_fit_are_a_bundle_error(
     background: Background, name: str, value: Any
 ) -> None:
-    for arrays in ({**background.arrays, name: value}, {**background.arrays}):
-        if arrays[name] is not value:
-            del arrays[name]
-        with pytest.raises(BundleError):
-            Background(arrays)
+    with pytest.raises(BundleError):
+        Background({**background.arrays, name: value})
+    with pytest.raises(BundleError):
+        Background({key: array for key, array in background.arrays.items() if key != name})

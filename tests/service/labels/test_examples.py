@@ -86,17 +86,17 @@ def test_separation_is_of_similar_photos_and_3_of_a_single_one(background: Backg
 
 
 @pytest.mark.parametrize("has_text", [True, False])
-def test_score_is_higher_for_similar_photos_and_lower_for_those_of_negatives(
+def test_positives_raise_the_score_of_similar_photos_and_negatives_lower_it(
     background: Background, has_text: bool
 ) -> None:
-    vector, _ = learn(PHOTOS).direct(background, has_text=has_text)
-    with_negatives, _ = learn(PHOTOS).add(negative=OTHERS).direct(background, has_text=has_text)
-    toward, _ = background.project(OTHERS[0].embedding)
-    assert vector @ background.project(PHOTOS[0].embedding)[0] > 0
-    assert with_negatives @ toward < vector @ toward
-    only_negative, shift = learn().add(negative=OTHERS).direct(background, has_text=has_text)
-    assert only_negative @ toward < 0
-    assert np.isfinite(shift)
+    vectors = [
+        learn(*positive).add(negative=negative).direct(background, has_text=has_text)[0]
+        for positive, negative in (([PHOTOS], ()), ([PHOTOS], OTHERS), ((), OTHERS))
+    ]
+    alike, other = (background.project(each[0].embedding)[0] for each in (PHOTOS, OTHERS))
+    assert vectors[0] @ alike > 0
+    assert vectors[1] @ other < vectors[0] @ other
+    assert vectors[2] @ other < 0
 
 
 def test_photo_of_both_kinds_is_refused_and_named() -> None:
