@@ -240,6 +240,7 @@ class Info:
     head: dict[str, Any] | None
     open_head: dict[str, Any] | None
     labels: list[dict[str, Any]]
+    background: dict[str, Any] | None = None  # photos; None: labels cannot learn from photos
     metrics: list[dict[str, Any]]
     runtime: dict[str, Any]
 

@@ -55,7 +55,7 @@ def test_subfolders_are_labels_whose_photos_add_up(teach: Run, folder: Path) -> 
     counts = learn(teach, folder, "--replace")["yak"]["examples"]
     assert (counts["positive"], counts["added"]) == (1, 1)
     out = teach("labels", "learn", "mine", folder)[1]
-    assert "yak: 1 photo, 0 new; unknown with one photo. Too few photos" in out
+    assert "yak: 1 photo, 0 new; unknown with one photo. A threshold needs" in out
 
 
 def test_more_photos_than_one_write_takes_are_all_learnt(
