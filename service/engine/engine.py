@@ -79,6 +79,7 @@ class Engine:
         *,
         alone: bool = False,
         explained: Collection[int] = (),
+        embedded: Collection[int] = (),
     ) -> list[HeadResults]:
         """Runs one batch; results depend on neither the other images nor the other labels.
 
@@ -87,6 +88,7 @@ class Engine:
             asked: the heads to run for each image.
             alone: whether nothing else runs, so that a single image may use every thread.
             explained: rows of the images that need memories for maps.
+            embedded: rows of the images that need an embedding, with tokens if explained too.
 
         Raises:
             OutOfMemory: the device or the machine has too little memory for the batch.
@@ -97,7 +99,7 @@ class Engine:
         padding = size - len(images)
         batch = np.concatenate([images, self._make_black(padding)]) if padding else images
         try:
-            return self._by_size.get(size, sessions).run(batch, asked, explained)
+            return self._by_size.get(size, sessions).run(batch, asked, explained, embedded)
         except Exception as error:
             # ONNX Runtime's exceptions have no common base, and none of their own for memory.
             text = str(error).lower()

@@ -98,7 +98,7 @@ class HeadResults(NamedTuple):
 
     logits: tuple[LogitsArray | ScreenedLogits, ...]  # [L] or [N], or of `ScreenedQueries`
     memories: tuple[NDArray[np.float32], ...] = ()  # [S, D], if the image is explained
-    # Unit length, [C]: the mean token, or the first of two towers; if the image is embedded.
+    # Length 1, [C]: the mean token, or the first of two towers; if the image is embedded.
     embedding: NDArray[np.float32] | None = None
     tokens: NDArray[np.float32] | None = None  # [S, C], if it is embedded and explained
     stages: tuple[Stage, ...] = ()  # of the whole batch

@@ -1,7 +1,8 @@
 """The image graphs as ONNX Runtime sessions, and the run of a batch through them.
 
 The encoder runs for all images; the trained head for the images that ask for it, and the open head
-once for each distinct query matrix. The screened head takes its place for `ScreenedQueries`.
+once for each distinct query matrix. The screened head takes its place for `ScreenedQueries`, and no
+head runs for `NoHead`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from service.engine.heads import (
     Head,
     HeadResults,
     LogitsArray,
+    NoHead,
     QueryArray,
     ScreenedLogits,
     ScreenedQueries,
@@ -66,15 +68,25 @@ class SessionSet:
     screened_head: ort.InferenceSession | None = None
     query_cache: QueryCache | None = None  # on a GPU, in whose memory the tokens stay too
     one_by_one: bool = False  # one run of the encoder for each image
+    two_towers: bool = False  # an image's embedding is its first token, not the mean
 
     def run(
-        self, images: PixelArray, asked: Sequence[Sequence[Head]], explained: Collection[int] = ()
+        self,
+        images: PixelArray,
+        asked: Sequence[Sequence[Head]],
+        explained: Collection[int] = (),
+        embedded: Collection[int] = (),
     ) -> list[HeadResults]:
         """Runs one batch; see `Engine.run`."""
         started = time.perf_counter()
         tokens = self._encode(images)
         encoded = time.perf_counter()
         results = self._run_heads(tokens, asked, explained)
+        if embedded:
+            whole = tokens.numpy() if isinstance(tokens, ort.OrtValue) else tokens
+            for row in embedded:
+                kept = whole[row] if row in explained else None
+                results[row] = results[row]._replace(embedding=self._embed(whole[row]), tokens=kept)
         stages = Stage("encode", started, encoded), Stage("head", encoded, time.perf_counter())
         return [each._replace(stages=stages) for each in results]
 
@@ -85,6 +97,11 @@ class SessionSet:
         parts = [images[start : start + step] for start in range(0, len(images), step)]
         tokens = [run_graph(self.encoder, ["tokens"], images=part)[0] for part in parts]
         return tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
+
+    def _embed(self, tokens: NDArray[np.float32]) -> NDArray[np.float32]:
+        mean = tokens[0] if self.two_towers else tokens.mean(axis=0)
+        embedding: NDArray[np.float32] = mean / max(np.linalg.norm(mean), np.finfo(np.float32).tiny)
+        return embedding
 
     def _run_heads(
         self, tokens: _Tokens, asked: Sequence[Sequence[Head]], explained: Collection[int]
@@ -118,6 +135,9 @@ class SessionSet:
         self, tokens: _Tokens, rows: list[int], head: Head, *, with_memory: bool = False
     ) -> tuple[Sequence[_Row], Sequence[LogitsArray]]:
         """Returns the logits of the rows and, with memory, their memories [S, D]."""
+        if isinstance(head, NoHead):
+            blank = np.zeros(len(head), np.float32)
+            return [blank] * len(rows), [np.zeros((0, 0), np.float32)] * len(rows)
         some: Tensor  # a part of the tokens, with the rows at `places`
         if isinstance(tokens, ort.OrtValue):
             # Running the head for the unused rows between costs less than copying the used ones.
@@ -201,7 +221,9 @@ def open_session_set(bundle: Bundle, config: SessionConfig) -> SessionSet:
                 inputs={**inputs, **_SCREEN_INPUTS, **KEYS},
                 outputs=_SCREEN_OUTPUTS,
             )
-    sessions = SessionSet(encoder, trained_head, open_head, screened_head)
+    sessions = SessionSet(
+        encoder, trained_head, open_head, screened_head, two_towers=card.has_two_towers
+    )
     if config.device not in CPU_DEVICES:
         return replace(sessions, query_cache=QueryCache(_GPU_MEMORY))
     # On a CPU, an fp32 encoder runs image by image: the activations of one nearly fill a core's

@@ -178,7 +178,8 @@ class LabelSet:
         """Returns the head for a question to a set with keys.
 
         It scores the labels of the `chosen` positions that reach the threshold, `calibrated` or one
-        for all, and at least the `wanted` best. Equal questions share it, and so share a run.
+        for all, those that have learnt from photos, and at least the `wanted` best, these included.
+        Equal questions share it, and so share a run.
         """
         key = (threshold, wanted, b"" if chosen is self.all_positions else chosen.tobytes())
         found = self._screened.pop(key, None) or self._make_screened(threshold, wanted, chosen)
@@ -205,6 +206,8 @@ class LabelSet:
             with np.errstate(divide="ignore"):
                 shift = shift - (np.log(floors) - np.log1p(-floors))
         shift = shift + _MARGIN * (scale - scale.min())
+        if self.learnt is not None:  # estimates are of texts alone
+            shift[self.learnt.positions] = _FAR
         shifts = np.full(count, -_FAR, np.float32)
         shifts[chosen] = shift[chosen].clip(-_FAR, _FAR)
         return ScreenedQueries(self.queries, self.keys, scale.astype(np.float32), shifts, wanted)

@@ -14,6 +14,7 @@ from typing import Literal
 
 from service.bundle.card import CPU_DEVICES
 from service.engine.engine import Engine
+from service.engine.heads import Head
 from service.errors import (
     DeadlineExceeded,
     Draining,
@@ -36,7 +37,7 @@ from service.pipeline.worker import Inference, Item, Result
 from service.question import Question
 from service.scheduling.batcher import Batcher
 from service.scheduling.cpu import count_cores, list_cores
-from service.scheduling.queue import BatchQueue, BatchSizes
+from service.scheduling.queue import BatchQueue, BatchSizes, Done
 from service.scheduling.tasks import CALLER, SideThreads
 from service.settings import Settings
 from service.stages import Observer, Stage
@@ -195,25 +196,71 @@ class Pipeline:
         `deadline` is from `make_deadline`; None sets one now. Raises ImageError, BusyError,
         UnavailableError, or InferenceFailed if the photo's batch fails.
         """
+        question = selection.question
+        explained, embedded = bool(question.explain), selection.embeds
         with self.admit(), self.note(photo):
             deadline = deadline or self.make_deadline()
-            decoding: tuple[Stage, ...] = ()  # if it is not in the worker
-            try:
-                # On a CPU the worker decodes quick photos itself: one thread has fewer hand-overs
-                # than two. A slow photo would delay its batch, and a GPU would wait.
-                if isinstance(photo, bytes) and self.engine.device in CPU_DEVICES:
-                    photo = parse_jpeg(photo) or photo
-                self.queue.check_room()  # before the photo costs a decode
-                if isinstance(photo, bytes) or (isinstance(photo, Jpeg) and not photo.is_quick):
-                    started = time.perf_counter()
-                    photo = await self._decode(photo, deadline)
-                    decoding = (Stage("decode", started, time.perf_counter()),)
-                prediction = await self._answer(photo, selection, deadline, decoding)
-            except (ImageError, InferenceFailed):  # its place is free as well
-                self.queue.drain_rate.note_answer(time.perf_counter())
-                raise
+            done, stages = await self._run(photo, selection.heads, deadline, explained, embedded)
+            result, run_in_side_thread = done.result, self._side_threads.run
+            image, scored = result.image, (result.logits, selection, result.embedding)
+            if selection.num_labels <= _MAX_INLINE_LABELS:
+                labels = score_labels(*scored)
+            else:
+                labels = await run_in_side_thread(deadline, score_labels, *scored)
+            explanations: tuple[Explanation, ...] = ()
+            if explained:
+                size = image.width, image.height
+                found = (labels, selection, result.memories, size, result.tokens)
+                explain = self.explainer.explain_labels
+                explanations = await run_in_side_thread(deadline, explain, *found)
+            return Prediction(
+                *(image.width, image.height, labels),
+                add_up_timings(stages, done.run_seconds),
+                explanations,
+                result.embedding if question.embedding else None,
+                packed=question.embedding == "base64",
+            )
+
+    async def embed(self, photo: bytes, heads: tuple[Head, ...], deadline: float) -> Result:
+        """Runs the encoder and these heads for one photo; the result has its embedding.
+
+        Raises as `predict`.
+        """
+        with self.admit(), self.note(photo):
+            done, _ = await self._run(photo, heads, deadline, explained=False, embedded=True)
+            return done.result
+
+    async def _run(
+        self,
+        photo: bytes | Jpeg | DecodedImage,
+        heads: tuple[Head, ...],
+        deadline: float,
+        explained: bool,
+        embedded: bool,
+    ) -> tuple[Done[Result], tuple[Stage, ...]]:
+        """Decodes a photo and waits for its batch; returns its stages in order too."""
+        decoding: tuple[Stage, ...] = ()  # if it is not in the worker
+        try:
+            # On a CPU the worker decodes quick photos itself: one thread has fewer hand-overs than
+            # two. A slow photo would delay its batch, and a GPU would wait.
+            if isinstance(photo, bytes) and self.engine.device in CPU_DEVICES:
+                photo = parse_jpeg(photo) or photo
+            self.queue.check_room()  # before the photo costs a decode
+            if isinstance(photo, bytes) or (isinstance(photo, Jpeg) and not photo.is_quick):
+                started = time.perf_counter()
+                photo = await self._decode(photo, deadline)
+                decoding = (Stage("decode", started, time.perf_counter()),)
+            joined = time.perf_counter()
+            done = await self._batcher.submit(Item(photo, heads, explained, embedded), deadline)
+        except (ImageError, InferenceFailed):  # its place is free as well
             self.queue.drain_rate.note_answer(time.perf_counter())
-            return prediction
+            raise
+        self.queue.drain_rate.note_answer(time.perf_counter())
+        queueing = Stage("queue", joined, joined + done.queue_seconds)
+        stages = (*decoding, queueing, *done.result.stages)
+        for observer in self.observers:
+            observer.on_prediction(stages, done.batch_size)
+        return done, stages
 
     async def _decode(self, photo: bytes | Jpeg, deadline: float) -> DecodedImage:
         run, contract = self._side_threads.run, self.bundle.card.input
@@ -233,34 +280,6 @@ class Pipeline:
         CALLER.get().charge((pixels - 1) // UNIT_PIXELS)
         weight = pixels // _JPEG_SHARE if data.startswith(START_OF_IMAGE) else pixels
         return await run(deadline, decode_image, photo, contract, limit, pixels=weight)
-
-    async def _answer(
-        self,
-        photo: Jpeg | DecodedImage,
-        selection: Selection,
-        deadline: float,
-        decoding: tuple[Stage, ...],
-    ) -> Prediction:
-        joined = time.perf_counter()
-        item = Item(photo, selection.heads, bool(selection.question.explain))
-        done = await self._batcher.submit(item, deadline)
-        image, logits = done.result.image, done.result.logits
-        run_in_side_thread = self._side_threads.run
-        if selection.num_labels <= _MAX_INLINE_LABELS:
-            labels = score_labels(logits, selection)
-        else:
-            labels = await run_in_side_thread(deadline, score_labels, logits, selection)
-        explanations: tuple[Explanation, ...] = ()
-        if item.explained:
-            found = (labels, selection, done.result.memories, (image.width, image.height))
-            explain = self.explainer.explain_labels
-            explanations = await run_in_side_thread(deadline, explain, *found)
-        queueing = Stage("queue", joined, joined + done.queue_seconds)
-        stages = (*decoding, queueing, *done.result.stages)
-        for observer in self.observers:
-            observer.on_prediction(stages, done.batch_size)
-        timings = add_up_timings(stages, done.run_seconds)
-        return Prediction(image.width, image.height, labels, timings, explanations)
 
     async def drain(self) -> None:
         """Refuses new requests, finishes the others, and fails the rest after `drain_seconds`."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from service.pipeline.explanation import Explanation
 from service.pipeline.scoring import ScoredLabel
@@ -31,6 +35,8 @@ class Prediction:
     labels: tuple[ScoredLabel, ...]  # best first
     timings: Timings
     explanations: tuple[Explanation, ...] = ()  # of the first labels, if the question asks
+    embedding: NDArray[np.float32] | None = None  # [D], of length 1, if the question asks
+    packed: bool = False  # whether `describe` writes the embedding in base64
 
     def describe(self, overlays: Iterable[str] = ()) -> dict[str, Any]:
         """Returns read-only JSON values; `overlays` are paths or URLs of the overlays.
@@ -46,11 +52,22 @@ class Prediction:
             label["map"] = explanation.map.astype(float).round(3).tolist()
         for label, overlay in zip(labels, overlays, strict=False):
             label["overlay"] = overlay
-        return {
+        found: dict[str, Any] = {
             "image": {"width": self.width, "height": self.height},
             "labels": labels,
-            "timings": vars(self.timings),
         }
+        if self.embedding is not None:
+            found["embedding"] = write_embedding(self.embedding, packed=self.packed)
+        found["timings"] = vars(self.timings)
+        return found
+
+
+def write_embedding(embedding: NDArray[np.float32], *, packed: bool) -> list[float] | str:
+    """Returns numbers rounded to eight decimals, or little-endian float32 in base64."""
+    if packed:
+        return base64.b64encode(embedding.astype("<f4").tobytes()).decode()
+    numbers: list[float] = embedding.astype(float).round(8).tolist()
+    return numbers
 
 
 def _round(value: float) -> float:

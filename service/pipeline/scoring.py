@@ -6,7 +6,7 @@ compete, answers with its best label.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from service.bundle.card import Activation
 from service.engine.heads import ScreenedLogits
+from service.labels.background import Vector
 from service.labels.label_set import LabelSet, Source
 from service.pipeline.selection import SelectedLabels, Selection
 from service.question import Threshold
@@ -72,13 +73,16 @@ def compute_scores(
 
 
 def score_labels(
-    logits: Sequence[NDArray[np.floating] | ScreenedLogits], selection: Selection
+    logits: Sequence[NDArray[np.floating] | ScreenedLogits],
+    selection: Selection,
+    embedding: Vector | None = None,
 ) -> tuple[ScoredLabel, ...]:
     """Scores one image's logits and picks the labels that answer the question.
 
     `logits` has an array for each part of the selection: [L] for its chosen labels or [N] for its
-    whole set, as softmax needs, or those that the screened head kept. The best score is first;
-    equal scores keep the order of sets and labels.
+    whole set, as softmax needs, or those that the screened head kept. `embedding` [D] is the
+    photo's, if the selection embeds. The best score is first; equal scores keep the order of sets
+    and labels.
     """
     threshold, limit = selection.question.threshold, selection.question.top_k
     if threshold is None and limit is None:
@@ -88,7 +92,7 @@ def score_labels(
     found = [
         label
         for values, part in zip(logits, selection.parts, strict=True)
-        for label in _score_part(values, part, threshold, limit)
+        for label in _score_part(values, part, embedding, threshold, limit)
     ]
     # Each part is sorted already; the sort is stable.
     if len(selection.parts) > 1:
@@ -99,6 +103,7 @@ def score_labels(
 def _score_part(
     logits: NDArray[np.floating] | ScreenedLogits,
     part: SelectedLabels,
+    embedding: Vector | None,
     threshold: Threshold | None,
     limit: int | None,
 ) -> list[ScoredLabel]:
@@ -106,10 +111,7 @@ def _score_part(
     if isinstance(logits, ScreenedLogits):
         counts = np.isin(logits.positions, chosen, assume_unique=True)
         chosen, logits = logits.positions[counts], logits.logits[counts]
-    calibration = labels.calibration
-    if calibration is not None and len(logits) != len(labels.names):
-        calibration = calibration[:, chosen]
-    scores = compute_scores(logits, labels.activation, calibration)
+    scores = _score_logits(logits, labels, chosen, embedding)
     fixed = threshold if isinstance(threshold, float | int) else None
     floors = labels.thresholds
     if threshold == "calibrated" and limit is None:
@@ -126,9 +128,13 @@ def _score_part(
         least, known = labels.thresholds[positions].tolist(), labels.calibrated[positions].tolist()
     else:
         least, known = [float(fixed)] * len(best), [False] * len(best)
+    sources: Iterable[Source] = repeat(labels.source)
+    if labels.learnt is not None:
+        learnt = np.isin(positions, labels.learnt.positions)
+        sources = np.where(learnt, "examples", labels.source).tolist()
     rows = zip(
         [labels.names[position] for position in positions.tolist()],
-        *(scores[best].tolist(), least, repeat(labels.source), known),
+        *(scores[best].tolist(), least, sources, known),
         strict=False,
     )
     if not (categories := labels.categories):
@@ -139,6 +145,29 @@ def _score_part(
         else ScoredLabel(*row)
         for row in rows
     ]
+
+
+def _score_logits(
+    logits: NDArray[np.floating],
+    labels: LabelSet,
+    chosen: NDArray[np.intp],
+    embedding: Vector | None,
+) -> NDArray[np.float64]:
+    """Returns the scores of logits [L], or of those of the chosen labels alone."""
+    calibration, is_whole = labels.calibration, len(logits) == len(labels.names)
+    if calibration is not None and not is_whole:
+        calibration = calibration[:, chosen]
+    if labels.learnt is None and labels.source != "examples":
+        return compute_scores(logits, labels.activation, calibration)
+    values = logits.astype(np.float64)
+    if calibration is not None:
+        values = values * calibration[0] + calibration[1]
+    # Without a text, a label that has learnt nothing has the score 0.
+    added = np.full(len(labels.names), -np.inf if labels.source == "examples" else 0.0)
+    if labels.learnt is not None:
+        assert embedding is not None
+        added[labels.learnt.positions] = labels.learnt.score(embedding)
+    return compute_scores(values + (added if is_whole else added[chosen]), labels.activation)
 
 
 def _find_floors(labels: LabelSet, scores: NDArray[np.float64]) -> NDArray[np.float64]:

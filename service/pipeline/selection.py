@@ -5,11 +5,12 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from service.engine.heads import Head, SomeQueries
+from service.engine.heads import Head, NoHead, SomeQueries
 from service.errors import ConflictingLabels, UnknownCategory, UnknownLabel
 from service.labels.label_set import LabelSet
 from service.question import Question
@@ -55,6 +56,14 @@ class Selection:
     def heads(self) -> tuple[Head, ...]:
         """The heads that the engine runs, one for each part."""
         return tuple(part.head for part in self.parts)
+
+    @cached_property
+    def embeds(self) -> bool:
+        """Whether the answer needs the photo's embedding."""
+        return bool(self.question.embedding) or any(
+            part.labels.learnt is not None or part.labels.source == "examples"
+            for part in self.parts
+        )
 
     def describe_hidden(self) -> str:
         """Returns one line about `hidden`, if there are some."""
@@ -125,7 +134,7 @@ def _find_members(
 def _choose_head(labels: LabelSet, chosen: NDArray[np.intp], question: Question) -> Head:
     queries = labels.queries
     if queries is None:
-        return None
+        return None if labels.source == "trained" else NoHead(len(labels.names))
     # A request for less than half of a set copies its rows; other requests share the matrix, and
     # with it a run. A softmax needs all logits.
     if labels.activation == "softmax":
@@ -138,6 +147,8 @@ def _choose_head(labels: LabelSet, chosen: NDArray[np.intp], question: Question)
             threshold = "calibrated"
         else:
             wanted = max(wanted, question.top_k)
+    if labels.learnt is not None:  # the screen keeps them all
+        wanted += len(labels.learnt.positions)
     if (
         labels.keys is None
         or len(chosen) < max(_MIN_SCREENED, _MOST_WANTED * wanted)

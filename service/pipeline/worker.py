@@ -26,6 +26,7 @@ class Item:
     photo: Jpeg | DecodedImage  # the worker decodes a JPEG
     heads: tuple[Head, ...]
     explained: bool  # whether the answer has maps
+    embedded: bool = False  # whether the answer needs the photo's embedding
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +37,8 @@ class Result:
     logits: tuple[LogitsArray | ScreenedLogits, ...]  # for each head
     memories: tuple[NDArray[np.float32], ...]  # [S, D] for each head, if the item is explained
     stages: tuple[Stage, ...]  # of the photo's decoding, if done here, and of its batch
+    embedding: NDArray[np.float32] | None = None  # [C], of length 1, if the item is embedded
+    tokens: NDArray[np.float32] | None = None  # [S, C], if it is embedded and explained
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +82,12 @@ class Inference:
         pixels = np.stack(images) if len(images) > 1 else images[0][np.newaxis]  # not copied
         heads = [item.heads for item, _, _ in photos]
         explained = [row for row, (item, _, _) in enumerate(photos) if item.explained]
+        embedded = [row for row, (item, _, _) in enumerate(photos) if item.embedded]
         started = time.perf_counter()
         try:
-            rows = self.engine.run(pixels, heads, alone=uses_all_threads(), explained=explained)
+            rows = self.engine.run(
+                pixels, heads, alone=uses_all_threads(), explained=explained, embedded=embedded
+            )
         except InferenceFailed as failure:
             if not isinstance(failure, OutOfMemory):
                 self._check_engine()
@@ -90,7 +96,10 @@ class Inference:
         for observer in self.observers:
             observer.on_batch(len(photos), seconds)
         return [
-            Result(image, row.logits, row.memories, (*decoding, *row.stages))
+            Result(
+                *(image, row.logits, row.memories, (*decoding, *row.stages)),
+                *(row.embedding, row.tokens),
+            )
             for (_, image, decoding), row in zip(photos, rows, strict=True)
         ]
 

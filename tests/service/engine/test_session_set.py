@@ -14,8 +14,8 @@ from service.bundle.card import Precision
 from service.bundle.reader import Bundle
 from service.engine import session_set
 from service.engine.engine import Engine, open_engine
-from service.engine.heads import Head, SomeQueries
-from service.engine.session_set import open_session_set
+from service.engine.heads import Head, HeadResults, NoHead, SomeQueries
+from service.engine.session_set import SessionSet, open_session_set
 from service.engine.sessions import SessionConfig
 from service.engine.tensors import QueryCache
 from service.errors import BundleError, InferenceFailed
@@ -71,6 +71,14 @@ def test_mixed_batch_gives_each_image_the_logits_of_its_heads(
             np.testing.assert_allclose(logits, alone, atol=TOLERANCE, rtol=0)
 
 
+def assert_same_logits(
+    found: list[HeadResults], sessions: SessionSet, images: PixelArray, asked: list[list[Head]]
+) -> None:
+    for wanted, results in zip(sessions.run(images, asked), found, strict=True):
+        for theirs, ours in zip(wanted.logits, results.logits, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
+
+
 class CountingSession:
     """A session that records the batch size of each run."""
 
@@ -102,9 +110,32 @@ def test_heads_on_a_gpu_run_from_the_first_to_the_last_row_that_asks(open_bundle
 
     assert trained.sizes == [4]
     assert opened.sizes == [1, 4, 1]
-    for wanted, results in zip(sessions.run(images, asked), found, strict=True):
-        for theirs, ours in zip(wanted.logits, results.logits, strict=True):
-            np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
+    assert_same_logits(found, sessions, images, asked)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("two_towers", [False, True])
+def test_embedding_is_the_mean_or_first_token_of_the_rows_that_ask(
+    mapped_bundle: Bundle, *, on_gpu: bool, two_towers: bool
+) -> None:
+    plain = open_session_set(mapped_bundle, SessionConfig("cpu", "fp32"))
+    cache = QueryCache("cpu") if on_gpu else None
+    sessions = replace(plain, query_cache=cache, two_towers=two_towers)
+    images = random_images(8, 4)
+    asked: list[list[Head]] = [[None], [random_queries(0, 4), NoHead(2)], [], [None, NoHead(1)]]
+    (tokens,) = plain.encoder.run(["tokens"], {"images": images})
+
+    found = sessions.run(images, asked, explained=[0, 3], embedded=[1, 2, 3])
+
+    assert found[0].embedding is None
+    for row in (1, 2, 3):
+        mean = tokens[row, 0] if two_towers else tokens[row].mean(axis=0)
+        expected = mean / np.linalg.norm(mean)
+        np.testing.assert_allclose(found[row].embedding, expected, atol=TOLERANCE)  # type: ignore[arg-type]
+    assert [each.tokens is not None for each in found] == [False, False, False, True]
+    np.testing.assert_allclose(found[3].tokens, tokens[3], atol=TOLERANCE)  # type: ignore[arg-type]
+    assert_same_logits(found, sessions, images, asked)
+    np.testing.assert_array_equal(found[1].logits[1], [0, 0])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("precision", "sizes"), [("fp32", [1, 1, 1]), ("int8", [3])])

@@ -1,6 +1,7 @@
 """Tests of maps, which depend on no other label and no other image, and of their overlays."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,17 @@ from service.bundle.reader import Bundle
 from service.engine.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed, NoMaps
 from service.labels.label_set import LabelSet, make_trained_set
-from service.pipeline.explanation import LONGEST_SIDE, Explainer, draw_overlay, find_seen_part
+from service.pipeline.explanation import (
+    LONGEST_SIDE,
+    Explainer,
+    draw_overlay,
+    find_grid,
+    find_seen_part,
+)
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
-from tests.service.pipeline.conftest import running
+from tests.service.pipeline.conftest import running, teach
 from tests.support.tiny_bundle import (
     PATCH,
     PLAIN_HEAD,
@@ -71,7 +78,7 @@ def explain(
     selection = select_labels(sets, question)
     rows = range(len(images))
     found = []
-    for logits, memories, _ in engine.run(images, [selection.heads] * len(images), explained=rows):
+    for logits, memories, *_ in engine.run(images, [selection.heads] * len(images), explained=rows):
         labels = score_labels(logits, selection)
         made = explainer.explain_labels(labels, selection, memories, (48, 32))
         found.append({x.label: e.map for x, e in zip(labels, made, strict=True)})
@@ -118,6 +125,34 @@ def test_label_is_explained_by_the_head_that_answers_it(
     np.testing.assert_allclose(by_trained, trained_alone, atol=TOLERANCE)
     np.testing.assert_allclose(by_open, open_alone, atol=TOLERANCE)
     assert not np.allclose(by_trained, by_open)
+
+
+def test_map_of_a_learnt_label_has_the_tokens_parts_of_its_score(
+    engine: Engine, explainer: Explainer, tiny_bundle: Bundle
+) -> None:
+    images, learnt, side = random_images(3, 1), teach(OPEN, "cat"), SIDE // PATCH
+    (plain,) = explain(engine, explainer, images, sets=(OPEN,))
+    bare = replace(learnt, queries=None)
+    for labels, drawing in ((learnt, explainer), (bare, Explainer(tiny_bundle))):
+        selection = select_labels([labels], ALL)
+        assert drawing.covers(selection)
+        (found,) = engine.run(images, [selection.heads], explained=[0], embedded=[0])
+        assert found.tokens is not None
+        scored = score_labels(found.logits, selection, found.embedding)
+        made = drawing.explain_labels(scored, selection, found.memories, (48, 32), found.tokens)
+        maps = {x.label: e.map for x, e in zip(scored, made, strict=True)}
+        parts = (found.tokens @ learnt.learnt.vectors[0]).clip(0)  # type: ignore[union-attr]
+        texts = {name: np.zeros((side, side)) for name in plain} if labels is bare else plain
+        both = texts["cat"] + (parts / parts.max()).reshape(side, side)
+        np.testing.assert_allclose(maps["cat"], both / both.max(), atol=TOLERANCE)
+        np.testing.assert_allclose(maps["lamp"], texts["lamp"], atol=TOLERANCE)
+
+
+def test_grid_has_all_tokens_but_those_before_the_patches() -> None:
+    assert find_grid(261, 224, 224) == (16, 16)  # after a class token and four registers
+    assert find_grid(729, 384, 384) == (27, 27)  # 384 is no multiple of 14
+    assert find_grid(433, 384, 288) == (24, 18)
+    assert find_grid(1, 448, 448) == (1, 1)
 
 
 def test_engine_returns_memory_of_explained_rows_only(engine: Engine) -> None:

@@ -116,6 +116,19 @@ async def test_pixels_get_the_labels_of_their_photo_without_decoding(pipeline: P
     assert prediction.timings.decode_ms == 0
 
 
+async def test_embedded_photo_has_the_embedding_of_its_prediction(pipeline: Pipeline) -> None:
+    for value in (None, True, "base64"):
+        with pytest.raises(InvalidImage):
+            await pipeline.embed(b"junk", (), pipeline.make_deadline())
+        heads = (None,) if value else ()
+        found = await pipeline.embed(make_photo(3), heads, pipeline.make_deadline())
+        wanted = await predict(pipeline, make_photo(3), Question(embedding=value))
+        assert (wanted.embedding is None, wanted.packed) == (value is None, value == "base64")
+        assert len(found.logits) == len(heads)
+        if wanted.embedding is not None:
+            np.testing.assert_allclose(found.embedding, wanted.embedding, atol=TOLERANCE)  # type: ignore[arg-type]
+
+
 async def test_scores_do_not_depend_on_concurrent_requests(pipeline: Pipeline) -> None:
     alone = [await predict_scores(pipeline, seed) for seed in range(20)]
     recorder = Recorder()

@@ -1,6 +1,8 @@
 """Tests of timings and of predictions as JSON values."""
 
+import base64
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,6 +48,16 @@ def test_described_prediction_has_maps_and_overlays_of_its_explained_labels_only
             "timings": {"decode_ms": 1, "queue_ms": 2, "inference_ms": 3, "total_ms": 6},
         }
     assert [label["label"] for label in prediction.describe()["labels"]] == ["cat", "dog"]
+
+
+def test_described_embedding_is_a_list_or_base64_after_the_labels() -> None:
+    embedding = np.array([0.6, -1 / 3], np.float32)
+    plain = Prediction(1, 1, (), TIMINGS, embedding=embedding)
+    found = plain.describe()
+    assert list(found) == ["image", "labels", "embedding", "timings"]
+    assert found["embedding"] == [0.60000002, -0.33333334]
+    packed = replace(plain, packed=True).describe()["embedding"]
+    assert np.frombuffer(base64.b64decode(packed), "<f4").tolist() == embedding.tolist()
 
 
 @given(score=st.floats(0, 1), threshold=st.floats(0, 1))

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from service.bundle.card import FALLBACK_THRESHOLD, Activation, Calibration, Label, TrainedHead
+from service.engine.heads import ScreenedLogits
 from service.labels.label_set import LabelSet, make_trained_set
 from service.pipeline.scoring import ScoredLabel, compute_scores, score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
-from tests.support.tiny_bundle import PLAIN_HEAD, random_label_set
+from tests.service.pipeline.conftest import teach
+from tests.support.tiny_bundle import PLAIN_HEAD, WIDTH, random_label_set
 
 TRAINED = [
     Label(name="a", threshold=0.9),
@@ -232,3 +234,37 @@ def test_some_queries_of_an_open_set_are_scored_by_their_own_calibration() -> No
     found = score_labels([np.array([0.5, -0.5])], selection)  # logits of the chosen queries alone
     scores = {label.label: label.score for label in found}
     assert scores == pytest.approx({"y": 1 / (1 + np.exp(-1.1)), "v": 1 / (1 + np.exp(2.1))})
+
+
+EMBEDDING = np.full(WIDTH, WIDTH**-0.5, np.float32)
+
+
+@pytest.mark.parametrize("calibration", [None, np.array([[2.0, 1.0, 0.5], [0.1, 0.0, -1.0]])])
+def test_learnt_label_adds_its_score_to_the_calibrated_logit(
+    calibration: NDArray[np.float64] | None,
+) -> None:
+    labels = teach(random_label_set(0, ["x", "y", "z"]), "x", "z", shift=0.5)
+    labels = replace(labels, calibration=calibration)
+    logits = np.array([0.5, -0.5, 1.0], np.float32)
+    values = logits if calibration is None else logits * calibration[0] + calibration[1]
+    values = values + np.insert(labels.learnt.score(EMBEDDING), 1, 0.0)  # type: ignore[union-attr]
+    expected = dict(zip(labels.names, 1 / (1 + np.exp(-values)), strict=True))
+    screened = ScreenedLogits(logits[[0, 2]], np.array([0, 2]))
+    for some, include, names in (
+        (logits, None, "xyz"), (logits[2:], ["z"], "z"), (logits, ["x", "y"], "xy"),
+        (screened, None, "xz"),
+    ):  # fmt: skip
+        selection = select_labels([labels], Question(top_k=3, include=include))
+        found = score_labels([some], selection, EMBEDDING)
+        assert {x.label: x.score for x in found} == pytest.approx({n: expected[n] for n in names})
+        for label in found:
+            assert label.source == ("zero_shot" if label.label == "y" else "examples")
+
+
+def test_label_without_text_and_examples_has_the_score_0() -> None:
+    labels = teach(replace(random_label_set(0, ["x", "y"]), queries=None), "y", shift=9.0)
+    for each, found in ((labels, {"y"}), (replace(labels, learnt=None), set())):
+        selection = select_labels([each], Question(top_k=2))
+        scored = score_labels([np.zeros(2, np.float32)], selection, EMBEDDING)
+        assert [label.source for label in scored] == ["examples"] * 2
+        assert {label.label for label in scored if label.score > 1e-6} == found

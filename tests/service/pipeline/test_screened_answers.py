@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from service.bundle.reader import Bundle
 from service.engine.heads import ScreenedQueries, SomeQueries
 from service.labels.definition import Definition
 from service.pipeline.pipeline import Pipeline
+from service.pipeline.selection import select_labels
 from service.question import Question
-from tests.service.pipeline.conftest import running
+from tests.service.pipeline.conftest import running, teach
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, write_screened_bundle
 
@@ -77,6 +79,25 @@ async def test_answer_equals_that_of_the_open_head(pipelines: tuple[Pipeline, Pi
             ]
             scores = [label.score for label in wanted.labels]
             assert [label.score for label in found.labels] == pytest.approx(scores, abs=1e-6)
+
+
+@pytest.mark.parametrize("shift", [24.0, -50.0])
+async def test_learnt_labels_are_never_left_out_and_leave_room_for_others(
+    pipelines: tuple[Pipeline, Pipeline], shift: float
+) -> None:
+    question, answers = Question(label_set=("many",), top_k=20), []
+    for pipeline in pipelines:
+        (labels,) = (await pipeline.select(question)).sets
+        low = np.stack([np.ones(LABELS), np.full(LABELS, -20.0)])  # no text reaches a score of 0.5
+        learnt = replace(teach(labels, *NAMES[::20], shift=shift), calibration=low)
+        for values in ({}, {"exclude": (NAMES[0],)}, {"top_k": None, "threshold": 0.99}):
+            selection = select_labels([learnt], question.model_copy(update=values))
+            screened = isinstance(selection.heads[0], ScreenedQueries)
+            assert screened == (pipeline is pipelines[0])
+            answers.append((await pipeline.predict(make_photo(0), selection)).labels)
+    for found, wanted in zip(answers[:3], answers[3:], strict=True):
+        assert [(x.label, x.source) for x in found] == [(x.label, x.source) for x in wanted]
+        assert (sum(label.source == "examples" for label in found) > 3) == (shift > 0)
 
 
 async def test_question_that_may_need_most_labels_takes_the_open_head(

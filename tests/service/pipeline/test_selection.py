@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from service.bundle.reader import Bundle
 from service.engine.engine import Engine, open_engine
-from service.engine.heads import SomeQueries
+from service.engine.heads import NoHead, SomeQueries
 from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import LabelSet, make_trained_set
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
+from tests.service.pipeline.conftest import teach
 from tests.support.tiny_bundle import PLAIN_HEAD, SIDE, TINY_LABELS, random_label_set
 
 # Runs over other numbers of labels may sum in another order.
@@ -98,6 +99,19 @@ def test_set_does_not_run_without_a_chosen_label() -> None:
     selection = select_labels(sets, Question(include=("cat",)))
     assert selection.heads == (None,)
     assert selection.sets == tuple(sets)
+
+
+def test_set_without_texts_runs_no_head_and_learnt_labels_need_the_embedding() -> None:
+    texts, learnt = random_label_set(0, ["yak"]), teach(random_label_set(1, ["ox"]), "ox")
+    for sets, question, embeds in (
+        ([texts, TRAINED], Question(), False),
+        ([texts], Question(embedding=True), True),
+        ([texts, learnt], Question(), True),
+        ([texts, learnt], Question(include=["yak"]), False),
+        ([replace(texts, queries=None)], Question(), True),
+    ):
+        assert select_labels(sets, question).embeds == embeds
+    assert select_labels([replace(learnt, queries=None)], Question()).heads == (NoHead(1),)
 
 
 def test_set_shares_its_queries_if_at_least_half_is_chosen() -> None:

@@ -1,0 +1,94 @@
+"""Tests of teaching: photos become examples together or not at all, and the label is found."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from service.bundle.card import BackgroundPhotos
+from service.bundle.reader import Bundle
+from service.bundle.writer import BundleDraft
+from service.errors import EmptyImage, InvalidImage
+from service.labels.background import MIN_PHOTOS
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.teaching import Taught, embed_photo, teach_label
+from service.question import Question
+from tests.service.pipeline.conftest import running
+from tests.support.label_store import make_photos
+from tests.support.photos import make_photo
+from tests.support.tiny_bundle import (
+    TINY_LABELS,
+    open_draft,
+    tiny_card,
+    tiny_graphs,
+    write_draft,
+)
+
+pytestmark = pytest.mark.anyio
+
+PHOTOS = [make_photo(seed, "JPEG") for seed in range(12)]
+
+
+@pytest.fixture(scope="module", params=["texts", "no text encoder", "no open head"])
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    draft = {
+        "texts": open_draft(),
+        "no text encoder": open_draft(encodes_text=False),
+        "no open head": BundleDraft(tiny_card(), TINY_LABELS, tiny_graphs()),
+    }[request.param]
+    photos = BackgroundPhotos(dataset="random", images=MIN_PHOTOS)
+    card = draft.card.model_copy(update={"background": photos})
+    background = make_photos().background
+    assert background is not None
+    draft = replace(draft, card=card, background=background.to_bytes())
+    return write_draft(tmp_path_factory.mktemp("taught"), draft)
+
+
+@pytest.fixture
+async def pipeline(bundle: Bundle) -> AsyncIterator[Pipeline]:
+    async with running(bundle) as pipeline:
+        yield pipeline
+
+
+async def teach(pipeline: Pipeline, *positive: bytes, label: str = "mug") -> Taught:
+    return await teach_label(pipeline, "mine", label, positive, PHOTOS[10:])
+
+
+async def test_taught_label_is_found_with_the_scores_that_teaching_answers(
+    pipeline: Pipeline,
+) -> None:
+    photos = [*PHOTOS[:3], PHOTOS[0], *PHOTOS[10:]]
+    taught = await teach(pipeline, *photos[:4])
+    assert (taught.created, taught.added, taught.repeated) == (True, 5, 1)
+    selection = await pipeline.select(Question(label_set=["mine"], top_k=1, embedding=True))
+    for photo, score in zip(photos, [*taught.positive, *taught.negative], strict=True):
+        found = await pipeline.predict(photo, selection)
+        assert (found.labels[0].label, found.labels[0].source) == ("mug", "examples")
+        assert found.labels[0].score == pytest.approx(score, abs=1e-5)
+        embedding = await embed_photo(pipeline, photo, pipeline.make_deadline())
+        np.testing.assert_allclose(embedding, found.embedding, atol=1e-5)  # type: ignore[arg-type]
+
+
+async def test_one_unusable_photo_of_several_is_named_and_nothing_is_kept(
+    pipeline: Pipeline,
+) -> None:
+    for bad, error in ((b"junk", InvalidImage), (b"", EmptyImage)):
+        for positive, negative, start in (
+            ([*PHOTOS[:3], bad, *PHOTOS[4:9]], PHOTOS[10:], "Photo 4 of 9 `positive` photos"),
+            (PHOTOS[:3], [bad], "Photo 1 of 1 `negative` photos"),
+        ):
+            with pytest.raises(error) as caught:
+                await teach_label(pipeline, "mine", "mug", positive, negative)
+            assert str(caught.value.detail).startswith(start)
+            assert pipeline.catalogue.get("mine") is None
+    assert (await teach(pipeline, *PHOTOS[:3])).added == 5
+
+
+async def test_labels_that_are_taught_at_the_same_time_lose_nothing(pipeline: Pipeline) -> None:
+    works = [teach(pipeline, *PHOTOS[i : i + 2]) for i in range(0, 8, 2)]
+    taught = await asyncio.gather(*works, teach(pipeline, PHOTOS[8], label="cup"))
+    lessons = pipeline.catalogue.find("mine").lessons
+    assert lessons.keys() == {"mug", "cup"}
+    assert sum(each.count for each in lessons.values()) == sum(each.added for each in taught)
