@@ -1,7 +1,7 @@
 """`python -m export --checkpoint FILE --out bundles/NAME [--photos FOLDER] ...`.
 
-With `--bundle` in place of a checkpoint, a finished bundle is calibrated again, or becomes a Triton
-repository.
+With `--bundle` in place of a checkpoint, a finished bundle is calibrated again, gets a background
+or becomes a Triton repository.
 
 Logs its progress to stderr; exits with 0 (written), 1 (written, but photos were left out) or 2 (not
 written). The options and the checkpoint's first bytes are checked before torch is imported, which
@@ -27,13 +27,10 @@ from service.errors import BundleError
 _EXIT_SOME_LEFT_OUT = 1
 _EXIT_NOT_WRITTEN = 2
 # An option -> the option that it needs.
-_NEEDS = {
-    "triton_precision": "triton",
-    "text_encoder": "open_head",
-    "open_split": "open_photos",
-}
+_NEEDS = {"triton_precision": "triton", "text_encoder": "open_head", "open_split": "open_photos"}
 _PHOTOS = frozenset({"photos", "open_photos"})
-_WITH_BUNDLE = _PHOTOS | {
+_FOLDERS = _PHOTOS | {"background"}
+_WITH_BUNDLE = _FOLDERS | {
     *("bundle", "out", "model_version", "open_split", "raw_scores", "precision_target"),
     *("triton", "triton_precision"),
 }
@@ -85,8 +82,9 @@ def _refuse_ignored(parser: argparse.ArgumentParser, given: argparse.Namespace) 
     others = given_names - _WITH_BUNDLE
     if given.bundle is not None and others:
         parser.error(f"{_to_flag(min(others))} needs --checkpoint: it does not fit --bundle")
-    if given.bundle is not None and ("out" in given_names) != bool(_PHOTOS & given_names):
-        parser.error("--bundle with --out needs --photos or --open-photos, and these need --out")
+    if given.bundle is not None and ("out" in given_names) != bool(_FOLDERS & given_names):
+        parser.error("--bundle with --out needs --photos, --open-photos or --background, and these "
+            "need --out")  # fmt: skip
     changes = given_names & {"model_version", "raw_scores"}
     if given.bundle is not None and "out" not in given_names and changes:
         parser.error(f"{_to_flag(min(changes))} beside --bundle needs --out")
@@ -135,7 +133,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--triton", type=Path, help="folder of a Triton model repository to write as well")
     add("--triton-precision", choices=get_args(Precision), default="fp32", help="(default: fp32)")
     add("--bundle", type=Path, help="a finished bundle, instead of --checkpoint: for --triton, or "
-        "to calibrate it again on photos and write it to --out")  # fmt: skip
+        "to calibrate it again or give it a --background, and write it to --out")  # fmt: skip
     add("--photos", type=Path, help="labelled folder with splits train, val and test")
     add("--precision", type=_to_precisions, help="some of fp32,fp16,int8; int8 needs --photos")
     add("--compact-weights", action="store_true", help="store fp32 weights in 16 bits")
@@ -147,9 +145,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--training-data", help="where the weights are from (default: the checkpoint's)")
     add("--open-head", type=Path, help="checkpoint of `models.train_open`, for the same encoder")
     add("--text-encoder", type=Path, help="folder of the open head's (default: the package's)")
-    add("--label-set", type=Path, action="append", default=[], help="JSON file of a ready label "
+    add("--label-set", type=Path, action="append", default=[], help="JSON or .npz of a ready label "
         "set of open labels; may be given again")  # fmt: skip
     add("--open-photos", type=Path, help="labelled folder to calibrate open labels on")
+    add("--background", type=Path, help="folder of 200 or more photos without labels, so that new "
+        "labels learn from photos (default: those of --photos or --open-photos; the bundle's)"
+    )  # fmt: skip
     add("--open-split", default="val", help="split of --open-photos (default: val)")
     add_hint_flags(parser)
     add("--label-names", type=Path, help="text file, one label a line, in the logits' order; or "

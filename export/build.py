@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from export import ExportError
 from export.accuracy import finish_bundle, measure_map, predict_logits, score_photos
+from export.calibration.background import add_background, find_background_photos
 from export.calibration.bundle import RecalibrationRequest, recalibrate_bundle
 from export.calibration.heads import CalibrationOptions, calibrate_trained
 from export.calibration.open_labels import add_open_labels
@@ -65,6 +66,7 @@ class ExportRequest:
     model_version: str = "1"  # free text without white space
     license: str = "unknown"
     training_data: str | None = None  # free text; None uses the checkpoint's
+    background: Path | None = None  # folder of photos; None takes those of the other folders
     opened: OpenRequest | None = None  # an open head to export with the trained one
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
 
@@ -158,6 +160,7 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
         opened = read_open_source(request.opened or OpenRequest(), source, reader)
     if request.photos is not None:
         splits = read_splits(request.photos, names, reader)
+    background = find_background_photos(request.background, splits, opened, reader)
 
     # Trace, optimise and verify the graphs; make the other precisions.
     compact = request.compact_weights
@@ -177,7 +180,7 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
         draft = add_open_labels(
             draft, opened, variants.measured, splits, request.options, compact=compact
         )
-    return finish_bundle(request.out, draft)
+    return finish_bundle(request.out, add_background(draft, background))
 
 
 def _describe(request: ExportRequest, source: Source) -> ModelCard:
@@ -242,10 +245,7 @@ def _serialize(
 
 
 def _measure(
-    draft: BundleDraft,
-    variants: Variants,
-    splits: Splits,
-    options: CalibrationOptions,
+    draft: BundleDraft, variants: Variants, splits: Splits, options: CalibrationOptions
 ) -> BundleDraft:
     """Adds the labels' calibrations and thresholds, and each variant's accuracy."""
     head = draft.card.trained_head

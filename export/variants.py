@@ -56,11 +56,7 @@ class Variants:
 
 
 def make_variants(
-    source: Source,
-    splits: Splits | None,
-    precisions: Collection[Precision],
-    *,
-    compact: bool,
+    source: Source, splits: Splits | None, precisions: Collection[Precision], *, compact: bool
 ) -> Variants:
     """Makes fp32 and the other precisions; int8 becomes the CPU's default if it agrees with fp32.
 
@@ -120,11 +116,7 @@ def add_open_head(
 
 
 def make_formats(
-    exact: Graphs,
-    verify: Callable[[Graphs, float], Deviation],
-    *,
-    compact: bool,
-    half: bool,
+    exact: Graphs, verify: Callable[[Graphs, float], Deviation], *, compact: bool, half: bool
 ) -> dict[Precision, Graphs]:
     """Verifies float32 graphs; makes and verifies those with 16-bit weights and in fp16.
 

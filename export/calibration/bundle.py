@@ -1,4 +1,4 @@
-"""Calibrates a finished bundle again on labelled photos; its graphs stay the same bytes."""
+"""Calibrates a finished bundle again, or gives it a background; its graphs stay the same bytes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from export import ExportError
 from export.accuracy import ScoredPhotos, finish_bundle, read_graphs, score_photos
+from export.calibration.background import add_background, read_background_photos
 from export.calibration.heads import CalibrationOptions, calibrate_trained
 from export.calibration.open_labels import (
     calibrate_open_head,
@@ -20,13 +21,7 @@ from export.graphs.text import EmbedTexts
 from export.sources.open import read_unseen
 from export.sources.photos import PhotoReader, select_photos
 from models.data import read_labelled_folder
-from service.bundle.card import (
-    Calibration,
-    ModelCard,
-    OpenHead,
-    fold_name,
-    format_first_error,
-)
+from service.bundle.card import Calibration, ModelCard, OpenHead, fold_name, format_first_error
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import BundleDraft, check_target
 from service.calibration import move_threshold
@@ -44,6 +39,7 @@ class RecalibrationRequest:
     # Labelled folder with other labels; without it, open labels keep calibration and threshold.
     open_photos: Path | None = None
     open_split: str = "val"
+    background: Path | None = None  # folder of photos; None keeps the bundle's background
     model_version: str | None = None  # None keeps the bundle's
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
 
@@ -60,12 +56,14 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
     _check_heads(request, bundle.card, encodes_text=text_encoder is not None)
     names = tuple(label.name for label in labels)
     reader = PhotoReader(card.input, left_out)
-    val = unseen = None
+    val = unseen = background = None
     if request.photos is not None:
         folder = read_labelled_folder(request.photos)
         val = select_photos(folder, "val", names, reader).keep_usable()
     if request.open_photos is not None:
         unseen = read_unseen(request.open_photos, request.open_split, names, reader)
+    if request.background is not None:
+        background = read_background_photos(request.background, reader)
 
     precisions = dict.fromkeys((bundle.default_precision("cpu"), *bundle.precisions()))
     trained, opened = card.trained_head, card.open_head
@@ -74,7 +72,7 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
         variants = [read_graphs(bundle, PIXELS_TO_LOGITS, each) for each in precisions]
         scored = score_photos(val, variants)
         trained, labels = calibrate_trained(trained, labels, scored, options)
-    if opened is not None and text_encoder is not None:
+    if opened is not None and text_encoder is not None and (val or unseen):
         before, embed = opened, text_encoder.encode
         variants = [read_graphs(bundle, PIXELS_TO_OPEN_LOGITS, each) for each in precisions]
         opened, by_name = calibrate_open_head(
@@ -90,8 +88,9 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
         },
         tokenizer=bundle.read_tokenizer() if text_encoder is not None else None,
         label_sets=sets,
+        background=bundle.read_background(),
     )
-    return finish_bundle(request.out, draft)
+    return finish_bundle(request.out, add_background(draft, background))
 
 
 def _describe(request: RecalibrationRequest, card: ModelCard) -> ModelCard:

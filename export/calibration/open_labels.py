@@ -119,7 +119,8 @@ def find_thresholds_by_name(
 ) -> dict[str, float | None]:
     """Returns thresholds of labels that have the name and embedding of a trained label.
 
-    None for those without enough photos. `trained` has the open head's logits of trained labels.
+    None for those without enough photos; without labels that learnt from photos, whose scores are
+    others. `trained` has the open head's logits of trained labels.
     """
     if trained is None:
         return {}
@@ -130,7 +131,8 @@ def find_thresholds_by_name(
     return {
         name: thresholds.get(name)
         for name, embedding in zip(embedded.names, embedded.embeddings, strict=True)
-        if name in own and np.allclose(embedding, own[name], atol=_SAME_EMBEDDING)
+        if name in own.keys() - embedded.lessons.keys()
+        and np.allclose(embedding, own[name], atol=_SAME_EMBEDDING)
     }
 
 

@@ -23,6 +23,7 @@ from models.towers import TowerNetwork
 from service.bundle.card import Activation, EmbeddingSpace, OpenHead, format_first_error
 from service.errors import LabelSetError
 from service.labels.definition import Definition, LabelSetRecord, check_fit, define_label_set
+from service.labels.files import parse_label_set
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class OpenRequest:
 
     checkpoint: Path | None = None  # of `train_open`; None if the model has both towers
     text_encoder: Path | None = None  # folder; None uses the installed package's
-    label_sets: tuple[Path, ...] = ()  # JSON files in the form of `POST /labels`
+    label_sets: tuple[Path, ...] = ()  # JSON as of `POST /labels`, or `.npz`
     # Labelled folder for calibrating open labels; labels the head was trained on are skipped.
     photos: Path | None = None
     split: str = "val"  # of these photos
@@ -113,8 +114,12 @@ def read_unseen(
 def read_label_set(path: Path, space: EmbeddingSpace | None = None) -> Definition:
     """Reads a ready label set; raises ExportError if it is invalid or does not fit a space."""
     try:
-        record = LabelSetRecord.model_validate_json(path.read_bytes().removeprefix(BOM_UTF8))
-        definition = define_label_set(record)
+        content = path.read_bytes()
+        if path.suffix == ".npz":
+            definition = parse_label_set(content, ".npz", path.stem)
+        else:
+            record = LabelSetRecord.model_validate_json(content.removeprefix(BOM_UTF8))
+            definition = define_label_set(record)
         if space is not None:
             definition = check_fit(definition, space, encodes_text=True)
     except OSError as error:

@@ -15,13 +15,15 @@ from models.data import LabelledFolder, read_labelled_folder
 from service.bundle.card import InputContract
 from service.errors import ImageError
 from service.images.decode import PixelArray, decode_image
-from service.images.folders import read_photo
+from service.images.folders import list_photos, read_photo
 
 _MAX_PIXELS = 200_000_000  # width x height; the user's own photos, so only a sanity bound
 _MAX_KEPT_BYTES = 2**29  # of decoded pixels: 3,500 photos of 224 x 224
 _BATCH_SIZE = 8
 _SEED = 0
 _CALIBRATION_PHOTOS = 256
+MOST_BACKGROUND_PHOTOS = 2_000
+"""More change no background: it keeps 64 directions."""
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +110,7 @@ class LabelledPhotos:
             if len(rows) == most:
                 break
         if not rows:
-            first = next(iter(failures.values()))
+            first = next(iter(failures.values()), "there is none")
             raise UnusablePhotosError(f"no photo of {self.dataset} can be used: {first}")
         for path, failure in failures.items():
             if path not in self.reader.left_out:
@@ -124,6 +126,7 @@ class Splits:
     train: LabelledPhotos  # at most 256, at random, to measure the ranges of int8 on
     val: LabelledPhotos  # to choose thresholds and the default precision on
     test: LabelledPhotos  # to measure the manifest's accuracy on
+    background: LabelledPhotos  # those of train, at most 2,000
 
 
 def read_splits(path: Path, label_names: Sequence[str], reader: PhotoReader) -> Splits:
@@ -136,14 +139,21 @@ def read_splits(path: Path, label_names: Sequence[str], reader: PhotoReader) -> 
     train, val, test = (
         select_photos(folder, split, label_names, reader) for split in ("train", "val", "test")
     )
-    train = train.shuffle().keep_usable(_CALIBRATION_PHOTOS)
-    splits = Splits(train, val.keep_usable(), test.keep_usable())
+    background = train.shuffle().keep_usable(MOST_BACKGROUND_PHOTOS)
+    train = background.take(range(len(background.paths))[:_CALIBRATION_PHOTOS])
+    splits = Splits(train, val.keep_usable(), test.keep_usable(), background)
     for photos in (splits.val, splits.test):
         if not np.ptp(photos.targets, axis=0).any():
             raise UnusablePhotosError(
                 f"{photos.dataset} has no label that some photos show and others do not"
             )
     return splits
+
+
+def read_unlabelled(folder: Path, reader: PhotoReader) -> LabelledPhotos:
+    """Returns the photos in and below a folder, as those of no label; raises OSError."""
+    paths = tuple(folder / name for name in list_photos(str(folder))[0])
+    return LabelledPhotos(folder.resolve().name, (), paths, np.zeros((len(paths), 0), int), reader)
 
 
 def select_photos(

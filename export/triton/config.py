@@ -48,11 +48,7 @@ def write_model_config(name: str, source: Tensor, target: Tensor, *, queue: bool
     policy: Message = {"default_queue_policy": {"max_queue_size": _MAX_QUEUE_SIZE}} if queue else {}
     zeros = {"data_type": source.data_type, "dims": source.sizes, "zero_data": True}
     warmups = [
-        {
-            "name": str(size),
-            "batch_size": size,
-            "inputs": {"key": source.name, "value": zeros},
-        }
+        {"name": str(size), "batch_size": size, "inputs": {"key": source.name, "value": zeros}}
         for size in (1, MAX_BATCH_SIZE)
     ]
     return _format(

@@ -156,22 +156,38 @@ def _take_trained_head(bundle: Bundle, precision: Precision) -> list[_Head]:
 
 
 def _take_label_sets(bundle: Bundle, precision: Precision) -> list[_Head]:
-    definitions = read_bundle_sets(bundle)
+    chosen = {each: _find_places(each, bundle) for each in read_bundle_sets(bundle)}
     encoders = open_label_encoders(
-        bundle, threads=os.cpu_count() or 1, cache_size=0, queue_size=len(definitions) + 1
+        bundle, threads=os.cpu_count() or 1, cache_size=0, queue_size=len(chosen) + 1
     )
     if encoders is None:
         return []
     heads = []
     with closing(encoders):
-        for definition in definitions:
+        for definition, places in chosen.items():
+            if not places:
+                continue
             graph = read_graphs(bundle, ("open_head",), precision)["open_head"]
             vectors = _encode(definition, encoders)
-            _fix_queries(graph, vectors.queries)
+            _fix_queries(graph, vectors.queries[places])
             labels = encoders.make_set(definition, vectors, bundle.card.version, "bundle")
+            names = tuple(labels.names[place] for place in places)
+            pairs = None if labels.calibration is None else labels.calibration[:, places]
+            labels = replace(labels, names=names, calibration=pairs)
             model, output = f"{bundle.card.name}_set_{definition.name}", f"scores_{definition.name}"
             heads.append(_Head(model, output, labels.names, _score(graph, labels)))
     return heads
+
+
+def _find_places(definition: Definition, bundle: Bundle) -> list[int]:
+    """Returns the places of labels that their texts alone score; logs the names of the others."""
+    learnt = definition.lessons if definition.encoder == bundle.encoder_fingerprint else {}
+    if learnt:
+        logger.warning(
+            "label set %s: left out of Triton, since they learnt from photos: %s",
+            *(definition.name, ", ".join(learnt)),
+        )
+    return [place for place, name in enumerate(definition.names) if name not in learnt]
 
 
 def _encode(definition: Definition, encoders: LabelEncoders) -> LabelVectors:

@@ -50,7 +50,7 @@ def show_bundle(bundle: Bundle) -> None:
 
 def _describe_card(bundle: Bundle) -> dict[str, str]:
     card = bundle.card
-    trained, opened = card.trained_head, card.open_head
+    trained, opened, about = card.trained_head, card.open_head, card.background
     encoder = "" if opened is None else f", {opened.embedding_space.encoder}"
     defaults = (
         f"{device} {name}{_OTHER_PROCESSORS.get((device, name), '')}"
@@ -66,6 +66,7 @@ def _describe_card(bundle: Bundle) -> dict[str, str]:
         "trained head": _describe_head(trained),
         "open head": f"{_describe_head(opened)}{encoder}",
         "photos": card.input.describe(),
+        "background": "-" if about is None else f"{about.images:,} photos of {about.dataset}",
         "precisions": ", ".join(bundle.precisions()),
         "default precision": ", ".join(defaults),
     }

@@ -18,7 +18,7 @@ from service.http.open_inference import routes as open_inference
 from service.http.requests.body import BudgetMiddleware, open_budget
 from service.http.responses.openapi import DocumentedApp
 from service.http.responses.problems import add_problem_handlers, answer_error
-from service.http.routes import calibrate, labels, page, predict, status
+from service.http.routes import embed, examples, labels, page, predict, status
 from service.http.routes.direct import DirectRouter
 from service.http.security.browsers import Sites, read_origins
 from service.http.security.keys import KeyRing
@@ -47,8 +47,8 @@ WebP, GIF or BMP, recognised by content; the first frame counts; transparency li
 white; the EXIF orientation is applied."""
 # In the order of `/docs`.
 _TAGS = [
-    {"name": "predict", "description": "Labels of images."},
-    {"name": "labels", "description": "Label sets of your own: register, change, delete."},
+    {"name": "predict", "description": "Labels and embeddings of images."},
+    {"name": "labels", "description": "Label sets of your own: register, teach, change, delete."},
     {"name": "model", "description": "The model card."},
     {"name": "health", "description": "Liveness, readiness and metrics."},
     {"name": "open inference protocol", "description": "The same model for clients of KServe."},
@@ -100,9 +100,10 @@ def create_app(
     _add_metrics(app, host)
     # For the OpenAPI document and for 405; else `DirectRouter` calls them.
     app.router.routes.extend(predict.ROUTES)
-    routers = [labels.router, calibrate.router, status.router, open_inference.router, page.router]
+    of_labels = (labels.router, examples.router)
+    routers = [embed.router, *of_labels, status.router, open_inference.router, page.router]
     if host.settings.metrics_port is None:
-        routers.insert(3, status.metrics_router)
+        routers.insert(4, status.metrics_router)
     for router in routers:
         app.include_router(router)
     return app

@@ -31,6 +31,7 @@ from service.errors import (
     InvalidLabelSet,
     LabelSetError,
     QueueFull,
+    TextNotEncodable,
     quote,
 )
 from service.labels.definition import Definition, check_fit
@@ -177,7 +178,7 @@ class LabelEncoders:
         if given:
             embeddings[list(definition.given)] = definition.embeddings
         texts = definition.texts(self.head.embedding_space)
-        embeddings[missing] = await self._encode_texts([texts[i] for i in missing])
+        embeddings[missing] = await self.encode_texts([texts[i] for i in missing])
         return embeddings
 
     async def project(self, embeddings: Embeddings, *, with_keys: bool = True) -> LabelVectors:
@@ -195,7 +196,7 @@ class LabelEncoders:
         found = {text: self._cache[text] for text in texts if text in self._cache}
         missing = [text for text in dict.fromkeys(texts) if text not in found]
         if missing:
-            embeddings = await self._encode_texts(missing)
+            embeddings = await self.encode_texts(missing)
             queries = (await self.project(embeddings, with_keys=False)).queries
             found |= {text: query.copy() for text, query in zip(missing, queries, strict=True)}
         for text in texts:
@@ -218,11 +219,16 @@ class LabelEncoders:
         self._closed = True
         self._thread.shutdown(wait=False)
 
-    async def _encode_texts(self, texts: Sequence[str]) -> Embeddings:
+    async def encode_texts(self, texts: Sequence[str]) -> Embeddings:
+        """Returns the embeddings [L, E], of length 1, of texts as they are; raises as `embed`.
+
+        Raises `TextNotEncodable` if the bundle encodes none.
+        """
+        encoder = self._texts
+        if encoder is None:
+            raise TextNotEncodable(texts[0])
         if self._waiting >= self._queue_size:
             raise QueueFull("the queue of the text encoder is full")
-        encoder = self._texts
-        assert encoder is not None  # else `check` refuses the set
         self._waiting += 1
         try:
             starts = range(0, len(texts), TEXTS_PER_TURN)

@@ -118,6 +118,11 @@ class LabelSet:
         return "examples" if self.queries is None else "zero_shot"
 
     @property
+    def num_learnt(self) -> int:
+        """The number of labels that have learnt from photos with this encoder."""
+        return 0 if self.learnt is None else len(self.learnt.lessons)
+
+    @property
     def read_only(self) -> bool:
         """Whether clients cannot replace or delete the set."""
         return self.origin != "store"

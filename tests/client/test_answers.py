@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from ml_decoder_client import Answer, ClientError, ServiceProblem, UnreadableAnswer, answers
 from service.bundle.card import Calibration
-from service.http.responses import schemas
+from service.http.responses import examples, info, schemas
 from service.labels.definition import OpenLabel
 from tests.client.conftest import Fake
 from tests.support.fake_service import ANSWER
@@ -25,7 +25,7 @@ OTHER_NAMES: dict[type, type[BaseModel]] = {
     answers.Answer: schemas.PredictAnswer,
     answers.LabelSetList: schemas.LabelSetsAnswer,
     answers.Calibration: Calibration,
-    answers.LabelCalibration: schemas.CalibrationAnswer,
+    answers.LabelCalibration: examples.CalibrationAnswer,
     answers.NewLabel: OpenLabel,
 }
 OURS = [each for each in vars(answers).values() if isinstance(each, type) and is_dataclass(each)]
@@ -33,7 +33,8 @@ OURS = [each for each in vars(answers).values() if isinstance(each, type) and is
 
 @pytest.mark.parametrize("ours", [each for each in OURS if each is not answers.PhotoScore])
 def test_answer_has_the_fields_of_the_service(ours: type) -> None:
-    same = getattr(schemas, f"{ours.__name__}Answer", None) or getattr(schemas, ours.__name__, None)
+    known = {**vars(schemas), **vars(examples), **vars(info)}
+    same = known.get(f"{ours.__name__}Answer") or known.get(ours.__name__)
     theirs = OTHER_NAMES.get(ours, same)
     assert theirs is not None
     assert {field.name for field in fields(ours)} - NEWER == set(theirs.model_fields) - NEWER

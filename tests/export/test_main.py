@@ -45,7 +45,7 @@ def test_categories_survive_calibration_and_set_thresholds(
     assert run(*given, *limits, "--out", tmp_path / "tagged")[0] == 0
     bundle = load_bundle(tmp_path / "tagged")
     assert [(label.category, label.threshold) for label in bundle.labels] == [
-        *(("rating", 0.75), ("general", 0.35), ("rating", 0.75)),
+        *(("rating", 0.75), ("general", 0.35), ("rating", 0.75))
     ]
     again = ("--bundle", bundle.path, "--precision-target", "0.5")
     for arguments in (given, again):
@@ -108,6 +108,7 @@ def test_export_writes_nothing_and_ends_with_one_line_after_a_mistake(
 
 FIT = ["--bundle", "x", "--out", "x", "--photos", "y"]
 TRITON = ["--bundle", "x", "--triton", "y"]
+BACKGROUND = ["--bundle", "x", "--out", "x", "--background", "y"]
 NEW = ["--checkpoint", "x", "--out", "y"]
 
 
@@ -116,8 +117,10 @@ NEW = ["--checkpoint", "x", "--out", "y"]
     [
         (["--bundle", "x"], "--bundle needs --triton, or --out and photos"),
         (["--triton", "x"], "--checkpoint and --out are needed, or --bundle"),
-        (["--bundle", "x", "--out", "x"], "--bundle with --out needs --photos or --open-photos"),
+        (["--bundle", "x", "--out", "x"], "--bundle with --out needs --photos, --open-photos or"),
         ([*TRITON, "--photos", "x"], "and these need --out"),
+        ([*TRITON, "--background", "x"], "and these need --out"),
+        ([*BACKGROUND, "--precision-target", "0.5"], "needs --photos or --open-photos"),
         ([*TRITON, "--raw-scores"], "--raw-scores beside --bundle needs --out"),
         ([*TRITON, "--model-version", "2"], "--model-version beside --bundle needs --out"),
         ([*TRITON, "--precision-target", "0.5"], "--precision-target needs --photos"),
@@ -169,9 +172,7 @@ def test_export_prints_one_line_for_a_bad_checkpoint(
     assert not (tmp_path / "pwned").exists()
 
 
-def test_export_refuses_a_text_file_before_torch_is_imported(
-    tmp_path: Path,
-) -> None:
+def test_export_refuses_a_text_file_before_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "notes.pth").write_text("hello\n")
     script = (
         "import sys; from export.__main__ import main; code = main(sys.argv[1:]); "
@@ -179,10 +180,7 @@ def test_export_refuses_a_text_file_before_torch_is_imported(
     )
     options = ("--out", tmp_path / "model", "--checkpoint", tmp_path / "notes.pth")
     found = subprocess.run(
-        [sys.executable, "-c", script, *options],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", script, *options], capture_output=True, text=True, check=False
     )
     assert found.returncode == 2
     (line,) = found.stderr.splitlines()

@@ -23,7 +23,7 @@ from string import ascii_lowercase
 import psutil
 from PIL import Image
 
-from service.http.routes.calibrate import MAX_PHOTOS
+from service.http.requests.uploads import MAX_EXAMPLES
 from service.http.routes.predict import MAX_BATCH_IMAGES
 from service.pipeline.pipeline import limit_pixels
 from service.question import MAX_EXPLAINED
@@ -106,7 +106,7 @@ def make_requests(model: str, label: str) -> Iterator[Request]:
         yield as_tensor(what, model, photo, count)
         if len(photo) < KILOBYTE:
             path = f"/labels/everyday/calibrate?label={label}"
-            yield as_form(f"200 x {what[5:]}", path, ["positive"] * MAX_PHOTOS, photo)
+            yield as_form(f"200 x {what[5:]}", path, ["positive"] * MAX_EXAMPLES, photo)
     dense = dict(islice(make_photos(), 2)).popitem()[1]
     overlays = "explain=overlay&top_k="
     yield Request("100 overlays", "POST", f"/predict?{overlays}100", dense, "image/webp")

@@ -1,7 +1,7 @@
 """The app for tests: in this process, on a tiny bundle, with any fake in place of the pipeline."""
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,18 @@ def send_images(client: TestClient, contents: list[bytes], **options: Any) -> An
     """Posts several images as form fields and returns the response."""
     files = [("images", (f"{i}.png", data, "image/png")) for i, data in enumerate(contents)]
     return client.post("/predict/batch", files=files, **options)
+
+
+def send_examples(
+    client: TestClient,
+    path: str,
+    positive: Sequence[bytes] = (),
+    negative: Sequence[bytes] = (),
+    **options: Any,
+) -> Any:
+    """Posts photos with and without a label as form fields and returns the response."""
+    groups = [("positive", each) for each in positive] + [("negative", each) for each in negative]
+    return client.post(path, files=groups, **options)
 
 
 def assert_method_refused(client: Any, method: str, path: str, allowed: str) -> None:

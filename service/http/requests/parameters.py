@@ -83,7 +83,8 @@ def read_texts(given: Mapping[str, list[str]], place: str) -> dict[str, Any]:
             if sent:
                 values[name] = _separate(sent[0]) if len(texts) == 1 else sent
         elif name not in SINGLE_PARAMETERS:
-            values[name] = texts[0]  # unknown, so refused by the check
+            # Of another model than `Question`, or unknown; its check refuses a list or takes it.
+            values[name] = texts[0] if len(texts) == 1 else texts
         elif len(sent) > 1:
             raise RepeatedField(name)
         elif sent:

@@ -24,23 +24,27 @@ from service.settings import Settings
 
 MAX_TEXT_BYTES = 65_536
 MAX_TEXT_PARTS = 2048
+MAX_EXAMPLES = 200
 # RFC 2045; the first three leave the content as it is.
 _TRANSFER_ENCODINGS = ("7bit", "8bit", "binary", "base64", "quoted-printable")
 _URL_FIELD = "url"
+_TEXTS_FIELD = "texts"
 # Browsers write this before base64. The media type is ignored: formats are recognised by content.
-_DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
+DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
+"""Start of a text that is an image."""
 
 
 @dataclass(frozen=True)
 class UploadShape:
-    """The body that a route takes, besides the fields of `Question`.
+    """The body that a route takes: images, and other fields.
 
     A batch has several images, in `images`. Other routes take one, in `image`, as the whole body,
-    or by its `url` in JSON.
+    or by its `url` in JSON. A batch with the field `texts` may have no image.
     """
 
     max_images: int = 1
     batch: bool = False
+    fields: Collection[str] = tuple(sorted(Question.model_fields))
 
     @property
     def image_field(self) -> str:
@@ -67,7 +71,7 @@ def decode_base64(image: bytes | str) -> bytes:
     """
     if isinstance(image, bytes):
         return image
-    prefix = _DATA_URL.match(image)
+    prefix = DATA_URL.match(image)
     text = image if prefix is None else image[prefix.end() :]
     return _decode_base64(text, "The image must be standard base64, padded with '='")
 
@@ -102,25 +106,19 @@ async def read_upload(request: Request, shape: UploadShape, settings: Settings) 
 
 async def read_form(chunks: AsyncIterator[bytes], content_type: str, shape: UploadShape) -> Upload:
     """Reads a `multipart/form-data` body; raises RequestError at the first part over a limit."""
-    form = _Form((shape.image_field,), Question.model_fields, shape.max_images)
+    form = _Form((shape.image_field,), shape.fields, shape.max_images)
     await form.read(chunks, content_type)
     return Upload(form.images[shape.image_field], read_texts(form.texts, "body"))
 
 
-async def read_groups(
-    request: Request, fields: Sequence[str], max_images: int, settings: Settings
-) -> dict[str, list[bytes]]:
-    """Reads a form with images in several fields; `max_images` counts those of all fields.
-
-    Returns the images by field. Raises MissingField without an image in the first field, and the
-    errors of `read_form`.
-    """
+async def read_examples(request: Request, settings: Settings) -> tuple[list[bytes], list[bytes]]:
+    """Reads a form with 1 to 200 photos in `positive` and `negative`; raises as `read_form`."""
     content_type = request.headers.get("content-type", "")
     if read_media_type(content_type) != MULTIPART:
         raise errors.UnsupportedMediaType((MULTIPART,))
-    form = _Form(fields, (), max_images)
+    form = _Form(("positive", "negative"), (), MAX_EXAMPLES)
     await form.read(Body(request, settings), content_type)
-    return form.images
+    return form.images["positive"], form.images["negative"]
 
 
 class _Form:
@@ -144,7 +142,7 @@ class _Form:
         self._length = 0
 
     async def read(self, chunks: AsyncIterator[bytes], content_type: str) -> None:
-        """Reads all parts; an image in the first image field is required."""
+        """Reads all parts; without `texts`, at least one of them must be an image."""
         boundary = parse_options_header(content_type)[1].get("boundary")
         if not boundary:
             raise MalformedBody("The multipart Content-Type must have a boundary")
@@ -152,9 +150,8 @@ class _Form:
             await self._parse(chunks, boundary)
         except MultipartError as error:
             raise MalformedBody("The multipart body is malformed, or its end is missing") from error
-        first = next(iter(self.images))
-        if not self.images[first]:
-            raise errors.MissingField(first)
+        if not self._count_images() and _TEXTS_FIELD not in self._text_fields:
+            raise errors.MissingField(next(iter(self.images)))
         CALLER.get().count_photos(self._count_images())
 
     def _count_images(self) -> int:
@@ -184,7 +181,7 @@ class _Form:
                 raise errors.TooManyImages(self._max_images)
             return
         if name not in self._text_fields:
-            raise errors.UnknownField(name, (*self.images, *sorted(self._text_fields)))
+            raise errors.UnknownField(name, (*self.images, *self._text_fields))
         self._num_texts += 1
         if self._num_texts > MAX_TEXT_PARTS:
             raise MalformedBody(f"The form has more than {MAX_TEXT_PARTS} text fields")
@@ -227,7 +224,7 @@ def _describe(part: str | None) -> str:
 
 
 def _read_json(fields: dict[str, Any], shape: UploadShape) -> Upload:
-    known = [shape.image_field, *sorted(Question.model_fields)]
+    known = [shape.image_field, *shape.fields]
     if not shape.batch:
         known.append(_URL_FIELD)
     for name in fields:
@@ -246,6 +243,8 @@ def _read_json(fields: dict[str, Any], shape: UploadShape) -> Upload:
 def _take_images(fields: dict[str, Any], shape: UploadShape) -> list[bytes | str]:
     name = shape.image_field
     if name not in fields:
+        if _TEXTS_FIELD in shape.fields:
+            return []
         raise errors.MissingField(name)
     value = fields.pop(name)
     images = value if shape.batch else [value]

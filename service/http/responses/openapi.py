@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from service.errors import list_coded
 from service.http.requests.body import BYTES, JSON, MULTIPART, RAW_IMAGE
 from service.http.requests.parameters import LIST_PARAMETERS
-from service.http.requests.uploads import UploadShape
+from service.http.requests.uploads import MAX_EXAMPLES, UploadShape
 from service.http.responses.problems import (
     PROBLEM_JSON,
     ErrorAnswer,
@@ -94,23 +94,26 @@ def document_v2_errors(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def document_predict(shape: UploadShape) -> dict[str, Any]:
-    """Returns FastAPI's `openapi_extra` with the parameters and the body of a predict route."""
-    fields = Question.model_json_schema()["properties"]
+def document_predict(shape: UploadShape, model: type[BaseModel] = Question) -> dict[str, Any]:
+    """Returns FastAPI's `openapi_extra`: images and fields, in the query too if of `Question`."""
+    fields = model.model_json_schema()["properties"]
     parameters = [
         _document_parameter(name, "query", schema, schema["description"])
         for name, schema in fields.items()
+        if model is Question
     ]
+    required = None if "texts" in fields else shape.image_field
 
     def describe(image: dict[str, Any]) -> dict[str, Any]:
         if shape.batch:
             image = {"type": "array", "minItems": 1, "maxItems": shape.max_images, "items": image}
-        return _document_object(shape.image_field, {shape.image_field: image, **fields})
+        return _document_object(required, {shape.image_field: image, **fields})
 
     binary = {"type": "string", "format": "binary", "description": "The image's bytes."}
     base64 = {"type": "string", "contentEncoding": "base64", "description": "The image's bytes."}
     # Without `explode`, `/docs` sends a list as one field, its values joined by commas.
-    encoding = {name: {"style": "form", "explode": True} for name in sorted(LIST_PARAMETERS)}
+    lists = sorted(LIST_PARAMETERS & fields.keys())
+    encoding = {name: {"style": "form", "explode": True} for name in lists}
     content = {
         MULTIPART: {"schema": describe(binary), "encoding": encoding},
         JSON: {"schema": describe(base64)},
@@ -128,14 +131,15 @@ def document_predict(shape: UploadShape) -> dict[str, Any]:
     return {"parameters": parameters, **_document_body(content)}
 
 
-def document_groups(max_images: int, **meanings: str) -> dict[str, Any]:
-    """Returns FastAPI's `openapi_extra` with a form of images: field -> meaning, first required."""
+def document_examples(required: str | None = None) -> dict[str, Any]:
+    """Returns FastAPI's `openapi_extra` with the form of `read_examples`."""
     binary = {"type": "string", "format": "binary"}
+    photos = {"type": "array", "maxItems": MAX_EXAMPLES, "items": binary}
     fields = {
-        name: {"type": "array", "maxItems": max_images, "items": binary, "description": meaning}
-        for name, meaning in meanings.items()
+        "positive": {**photos, "description": "Photos that show the label."},
+        "negative": {**photos, "description": "Photos that do not show it."},
     }
-    return _document_body({MULTIPART: {"schema": _document_object(next(iter(fields)), fields)}})
+    return _document_body({MULTIPART: {"schema": _document_object(required, fields)}})
 
 
 def document_conditions(**meanings: str) -> dict[str, Any]:
@@ -191,10 +195,10 @@ def _document_body(content: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def _document_object(required: str, properties: dict[str, Any]) -> dict[str, Any]:
+def _document_object(required: str | None, properties: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
-        "required": [required],
+        **({"minProperties": 1} if required is None else {"required": [required]}),
         "additionalProperties": False,
         "properties": properties,
     }
@@ -223,7 +227,7 @@ def _group(
     errors: Iterable[ErrorType], find_status: Callable[[int], int]
 ) -> list[tuple[int, list[ErrorType]]]:
     groups: dict[int, list[ErrorType]] = defaultdict(list)
-    for base in errors:
+    for base in dict.fromkeys(errors):
         for error in (base,) if "code" in vars(base) else list_coded(base):
             groups[find_status(error.status)].append(error)
     return sorted(groups.items())

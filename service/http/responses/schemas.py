@@ -6,12 +6,14 @@ Models of predictions only document what `prediction_json.py` writes.
 from __future__ import annotations
 
 import operator
+from bisect import bisect
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.bundle.card import (
     Activation,
+    BackgroundPhotos,
     Calibration,
     Device,
     HeadCalibration,
@@ -23,7 +25,7 @@ from service.bundle.card import (
     Screen,
 )
 from service.http.responses.problems import Problem
-from service.labels.label_set import LabelSet, Origin, Source
+from service.labels.label_set import LabelSet, LearntLabels, Origin, Source
 from service.pipeline.pipeline import Pipeline
 
 MAX_HIDDEN = 10
@@ -125,6 +127,7 @@ class ImageAnswer(_Answer):
 
     image: ImageSize
     labels: list[ScoredLabelAnswer] = Field(description="Best score first.")
+    embedding: list[float] | str | None = Field(default=None, examples=[None])
     timings: TimingsAnswer
 
 
@@ -175,6 +178,25 @@ class LabelSetSummary(_Answer):
         examples=[None],
         exclude_if=operator.not_,
     )
+    num_learnt: int = Field(
+        default=0, description="Labels with examples; absent if 0.", exclude_if=operator.not_
+    )
+
+
+class Separation(_Answer):
+    """Distance of a label's examples from other photos, in the deviations of these."""
+
+    value: float = Field(ge=0, le=8, examples=[6.1])
+    meaning: str = Field(examples=["clearly told apart from other photos"])
+
+
+class LabelExamples(_Answer):
+    """The different photos, with and without it, that a label has learnt from."""
+
+    positive: int = Field(examples=[5])
+    negative: int = Field(examples=[1])
+    separation: Separation
+    this_model: bool = Field(description="False: all are of another model, and none counts.")
 
 
 class RegisteredLabel(_Answer):
@@ -188,6 +210,7 @@ class RegisteredLabel(_Answer):
         description="Whether it came with an embedding instead of a text; embeddings are not shown."
     )
     category: _Category = None
+    examples: LabelExamples | None = Field(default=None, examples=[None], exclude_if=operator.not_)
 
 
 class LabelSetAnswer(LabelSetSummary):
@@ -203,38 +226,6 @@ class LabelSetsAnswer(_Answer):
     """Answer of `GET /labels`."""
 
     label_sets: list[LabelSetSummary]
-
-
-class PhotoScore(_Answer):
-    """The score of the label on one photo."""
-
-    score: float = Field(ge=0, le=1, examples=[0.93])
-
-
-class OperatingPointAnswer(_Answer):
-    """Precision and recall of a threshold on the photos."""
-
-    threshold: float = Field(ge=0, le=1, examples=[0.61])
-    precision: float | None = Field(
-        ge=0, le=1, description="Null if no photo reaches the threshold.", examples=[0.9]
-    )
-    recall: float = Field(ge=0, le=1, examples=[0.75])
-
-
-class CalibrationAnswer(_Answer):
-    """Answer of `/labels/{name}/calibrate`."""
-
-    label_set: NameAndVersion
-    label: str = Field(examples=["red panda"])
-    current: OperatingPointAnswer | None = Field(
-        description="At the label's present threshold. Null if no positive photo can be used."
-    )
-    best: OperatingPointAnswer | None = Field(
-        description="At the threshold of best F1, or the lowest that reaches `precision_target`. "
-        "Null if none does, or no positive photo can be used."
-    )
-    positive: list[PhotoScore | ImageFailure] = Field(description="In the order of the photos.")
-    negative: list[PhotoScore | ImageFailure] = Field(description="In the order of the photos.")
 
 
 class HealthAnswer(_Answer):
@@ -320,13 +311,33 @@ class InfoAnswer(_Answer):
     head: HeadAnswer | None = Field(description="Null if there are no trained labels.")
     open_head: OpenHeadAnswer | None = Field(description="Null if labels cannot be added.")
     labels: list[Label] = Field(description="The trained labels, in the order of the logits.")
+    background: BackgroundPhotos | None = Field(description="Null if labels learn no photos.")
     metrics: list[Metric]
     runtime: RuntimeAnswer
+
+
+def describe_examples(learnt: LearntLabels, row: int) -> LabelExamples:
+    """Returns what the label in a row of `learnt` has learnt."""
+    lesson, value = learnt.lessons[row], float(learnt.separations[row])
+    counts = {"positive": lesson.positive.count, "negative": lesson.negative.count}
+    if lesson.positive.count < 2:
+        meaning = f"unknown with {'one photo' if lesson.positive.count else 'negative photos only'}"
+    else:
+        how = ("not", "weakly", "fairly well", "clearly")[bisect((1, 3, 5), value)]
+        meaning = f"{how} told apart from other photos"
+    separation = Separation(value=value, meaning=meaning)
+    return LabelExamples(**counts, separation=separation, this_model=True)
 
 
 def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
     """Returns a set with its labels."""
     fields = tuple(RegisteredLabel.model_fields)
+    unknown = Separation(value=0, meaning="unknown: the examples are of another model")
+    other = LabelExamples(positive=0, negative=0, separation=unknown, this_model=False)
+    examples = dict.fromkeys(labels.foreign, other)
+    if labels.learnt is not None:
+        for row, place in enumerate(labels.learnt.positions):
+            examples[labels.names[place]] = describe_examples(labels.learnt, row)
     columns = zip(
         labels.names,
         labels.prompts,
@@ -334,6 +345,7 @@ def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
         labels.calibrated.tolist(),
         labels.own_embeddings.tolist(),
         map(labels.categories.get, labels.names),
+        map(examples.get, labels.names),
         strict=True,
     )
     return LabelSetAnswer(
@@ -365,6 +377,7 @@ def answer_info(pipeline: Pipeline) -> InfoAnswer:
         head=head,
         open_head=open_head,
         labels=list(pipeline.bundle.labels),
+        background=card.background,
         metrics=list(card.metrics),
         runtime=RuntimeAnswer.model_validate(pipeline.engine),
     )

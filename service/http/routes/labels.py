@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
+from pydantic import BaseModel
 
 from service import errors
 from service.errors import InvalidParameters, InvalidValue, LabelSetChanged, quote
@@ -45,7 +46,7 @@ NAME_PROBLEMS = (
     errors.StoreUnavailable,
     errors.InvalidParameters,
 )
-_WRITE_PROBLEMS = (
+WRITE_PROBLEMS = (
     *_READ_PROBLEMS,
     errors.CrossSite,
     errors.Forbidden,
@@ -75,7 +76,7 @@ _ON_REPLACING = document_conditions(
     if_match=_IF_MATCH,
     if_none_match="`*`: write only if there is no set of this name, else 412.",
 )
-_ON_CHANGING = document_conditions(if_match=_IF_MATCH)
+ON_CHANGING = document_conditions(if_match=_IF_MATCH)
 
 _EXAMPLE = {
     "labels": [
@@ -91,7 +92,7 @@ Name = Annotated[LabelSetName, Path(description="Name of the label set.")]
 router = APIRouter(prefix="/labels", tags=["labels"])
 
 _READING = [*PREDICT, LIMITED, KNOWN_NAMES]
-_WRITING = [*ADMINISTRATE, LIMITED, KNOWN_NAMES]
+WRITING = [*ADMINISTRATE, LIMITED, KNOWN_NAMES]
 
 
 @router.get(
@@ -109,7 +110,7 @@ async def list_label_sets(host: Host) -> LabelSetsAnswer:
     "",
     summary="Register a label set",
     status_code=HTTPStatus.CREATED,
-    dependencies=_WRITING,
+    dependencies=WRITING,
     response_model=LabelSetAnswer,
     responses={
         HTTPStatus.CREATED.value: TAG_AND_PLACE,
@@ -118,7 +119,7 @@ async def list_label_sets(host: Host) -> LabelSetsAnswer:
             "description": "It was registered before.",
             **TAG,
         },
-        **document_problems(*_WRITE_PROBLEMS, *_SET_PROBLEMS, errors.LabelSetExists),
+        **document_problems(*WRITE_PROBLEMS, *_SET_PROBLEMS, errors.LabelSetExists),
     },
     openapi_extra=document_json(LabelSetRecord, example={"name": "zoo", **_EXAMPLE}),
 )
@@ -148,14 +149,14 @@ async def read_label_set(request: Request, host: Host, name: Name) -> Response:
     labels = host.pipeline.catalogue.find(name)
     if _has_version(request, labels):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=_make_tag(labels))
-    return await _answer(request, labels)
+    return await answer_set(request, labels)
 
 
 @router.put(
     "/{name}",
     summary="Register or replace a label set",
     response_model=LabelSetAnswer,
-    dependencies=_WRITING,
+    dependencies=WRITING,
     responses={
         HTTPStatus.OK.value: TAG,
         HTTPStatus.CREATED.value: {
@@ -163,7 +164,7 @@ async def read_label_set(request: Request, host: Host, name: Name) -> Response:
             "description": "There was no such set.",
             **TAG_AND_PLACE,
         },
-        **document_problems(*_WRITE_PROBLEMS, *_SET_PROBLEMS, errors.LabelSetChanged),
+        **document_problems(*WRITE_PROBLEMS, *_SET_PROBLEMS, errors.LabelSetChanged),
     },
     openapi_extra={
         **document_json(LabelSetRecord, optional="name", example=_EXAMPLE),
@@ -184,12 +185,12 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
     "/{name}",
     summary="Change thresholds of a label set",
     response_model=LabelSetAnswer,
-    dependencies=_WRITING,
+    dependencies=WRITING,
     responses={
         HTTPStatus.OK.value: TAG,
         **document_problems(
             *NAME_PROBLEMS,
-            *_WRITE_PROBLEMS,
+            *WRITE_PROBLEMS,
             *_JSON_PROBLEMS,
             errors.InvalidLabelSet,
             errors.UnknownLabel,
@@ -200,7 +201,7 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
         **document_json(
             ThresholdsRecord, example={"labels": [{"name": "keeper", "threshold": 0.4}]}
         ),
-        **_ON_CHANGING,
+        **ON_CHANGING,
     },
 )
 async def change_thresholds(request: Request, host: Host, name: Name) -> Response:
@@ -215,24 +216,24 @@ async def change_thresholds(request: Request, host: Host, name: Name) -> Respons
     refuse_duplicates(tuple(label.name for label in given))
     thresholds = {label.name: label.threshold for label in given}
     with pipeline.admit():
-        version = await _demand_version(request, pipeline.catalogue, name)
+        version = await demand_version(request, pipeline.catalogue, name)
         work = pipeline.catalogue.writable(name).calibrate(name, thresholds, if_version=version)
-        return await _answer(request, await cancel_on_disconnect(request, work))
+        return await answer_set(request, await cancel_on_disconnect(request, work))
 
 
 @router.delete(
     "/{name}",
     summary="Delete a label set",
     status_code=HTTPStatus.NO_CONTENT,
-    dependencies=_WRITING,
-    responses=document_problems(*NAME_PROBLEMS, *_WRITE_PROBLEMS, errors.LabelSetChanged),
-    openapi_extra=_ON_CHANGING,
+    dependencies=WRITING,
+    responses=document_problems(*NAME_PROBLEMS, *WRITE_PROBLEMS, errors.LabelSetChanged),
+    openapi_extra=ON_CHANGING,
 )
 async def delete_label_set(request: Request, host: Host, name: Name) -> None:
     """Deletes a label set; with `If-Match`, only the version named there."""
     pipeline = host.pipeline
     with pipeline.admit():
-        version = await _demand_version(request, pipeline.catalogue, name)
+        version = await demand_version(request, pipeline.catalogue, name)
         await pipeline.catalogue.writable(name).delete(name, if_version=version)
 
 
@@ -243,14 +244,14 @@ async def _register(request: Request, host: PipelineHost, name: str | None = Non
     definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set, name)
     with pipeline.admit():
         if name is not None:
-            version = await _demand_version(request, pipeline.catalogue, name)
+            version = await demand_version(request, pipeline.catalogue, name)
         sets = pipeline.catalogue.writable(definition.name)
         work = sets.register(definition, replace=name is not None, if_version=version)
         labels, created = await cancel_on_disconnect(request, work)
-        return await _answer(request, labels, created=created)
+        return await answer_set(request, labels, created=created)
 
 
-async def _demand_version(request: Request, catalogue: Catalogue, name: str) -> int | None:
+async def demand_version(request: Request, catalogue: Catalogue, name: str) -> int | None:
     """Returns the version that a write must replace: `ABSENT`, `PRESENT`, or None for no condition.
 
     Raises `LabelSetChanged` if a condition (RFC 9110, section 13) fails; a tag quotes the version.
@@ -301,9 +302,14 @@ def _define(body: dict[str, Any], max_labels: int, name: str | None = None) -> D
     return define_label_set(validate(LabelSetRecord, body, "body"))
 
 
-async def _answer(request: Request, labels: LabelSet, *, created: bool = False) -> Response:
+async def answer_set(
+    request: Request, labels: LabelSet, answer: BaseModel | None = None, *, created: bool = False
+) -> Response:
+    """Answers a request for a set, or a change of it, by default with the whole set."""
     # Thousands of labels would block the event loop.
-    content = await asyncio.to_thread(lambda: answer_label_set(labels).model_dump_json())
+    content = await asyncio.to_thread(
+        lambda: (answer or answer_label_set(labels)).model_dump_json()
+    )
     headers, status = _make_tag(labels), HTTPStatus.OK
     if created:
         headers["Location"] = f"{request.scope['root_path']}/labels/{labels.name}"

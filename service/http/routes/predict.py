@@ -31,23 +31,27 @@ if TYPE_CHECKING:
 MAX_BATCH_IMAGES = 16
 
 _ONE_IMAGE = UploadShape()
-REQUEST_PROBLEMS = (
+PHOTO_PROBLEMS = (
     *ACCESS_PROBLEMS,
     errors.CrossSite,
-    errors.FieldError,
     errors.TooManyImages,
     errors.InvalidParameters,
+    errors.QueueFull,
+    errors.InferenceFailed,
+    errors.OutOfMemory,
+    errors.UnavailableError,
+    errors.DeadlineExceeded,
+)
+"""Errors of all routes that take photos, without those of bodies and images."""
+REQUEST_PROBLEMS = (
+    *PHOTO_PROBLEMS,
+    errors.FieldError,
     errors.QuestionError,
     errors.InvalidLabelSet,
     errors.TextNotEncodable,
     errors.NoOpenHead,
     errors.VersionNotReached,
     errors.StoreUnavailable,
-    errors.QueueFull,
-    errors.InferenceFailed,
-    errors.OutOfMemory,
-    errors.UnavailableError,
-    errors.DeadlineExceeded,
 )
 """Errors of every prediction, without those of its body and its images."""
 

@@ -23,13 +23,7 @@ from service.labels.files import read_bundle_sets
 from service.labels.label_set import make_trained_set
 from service.pipeline.scoring import compute_scores
 from tests.export.tiny_network import write_folder
-from tests.support.tiny_bundle import (
-    SIDE,
-    TINY_LABELS,
-    open_draft,
-    run_bundle,
-    write_tiny_bundle,
-)
+from tests.support.tiny_bundle import SIDE, TINY_LABELS, open_draft, run_bundle, write_tiny_bundle
 
 TRAINED = tuple(label.name for label in TINY_LABELS)
 UNSEEN = ("chair", "lamp", "table")

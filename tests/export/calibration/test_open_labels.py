@@ -41,12 +41,7 @@ from service.labels.files import read_bundle_sets
 from service.pipeline.scoring import compute_scores
 from tests.export.conftest import NOUNS
 from tests.export.graphs.test_heads import OPEN
-from tests.export.tiny_network import (
-    CONTRACT,
-    LABELS,
-    assert_close,
-    write_folder,
-)
+from tests.export.tiny_network import CONTRACT, LABELS, assert_close, write_folder
 from tests.models.tiny_text import WIDTH, write_text_encoder
 from tests.support.tiny_bundle import run_bundle
 

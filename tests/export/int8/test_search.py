@@ -47,10 +47,7 @@ class _OneBadLayer(nn.Module):
 @pytest.fixture(scope="module")
 def bad_graphs() -> Graphs:
     head = Gap(GapConfig(num_classes=4, encoder_width=8))
-    return {
-        "encoder": optimise(trace_encoder(_OneBadLayer(), _SPEC)),
-        **trace_heads(head, 64, 8),
-    }
+    return {"encoder": optimise(trace_encoder(_OneBadLayer(), _SPEC)), **trace_heads(head, 64, 8)}
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.sources.photos import (
-    PhotoReader,
-    UnusablePhotosError,
-    read_splits,
-    select_photos,
-)
+from export.sources.photos import PhotoReader, UnusablePhotosError, read_splits, select_photos
 from models.data import DataError, read_labelled_folder
 from service.images.decode import decode_image
 from tests.export.tiny_network import CONTRACT, LABELS, SPLITS, write_folder

@@ -18,14 +18,21 @@ from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import write_bundle
 from service.errors import BundleError
 from service.images.decode import decode_image
+from service.labels.examples import make_lesson
+from service.labels.files import pack_label_set, read_bundle_sets
+from tests.support.label_store import make_examples
 from tests.support.photos import make_photo
 from tests.support.serving import labels_of, send_image, serve_app
 from tests.support.tiny_bundle import (
+    EMBEDDING_WIDTH,
+    TOKENS,
+    WIDTH,
     Graphs,
     open_draft,
     tiny_card,
     tiny_graphs,
     write_calibrated_bundle,
+    write_draft,
     write_open_bundle,
     write_tiny_bundle,
 )
@@ -200,6 +207,33 @@ def test_bundle_without_labels_gives_no_repository(tmp_path: Path) -> None:
     assert not (tmp_path / "repository").exists()
     write_repository(tmp_path / "repository", write_open_bundle(tmp_path, trained=False))
     assert (tmp_path / "repository" / "tiny-open_set_everyday").exists()
+
+
+def test_labels_that_learnt_from_photos_are_left_out_and_named(
+    bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (everyday,) = read_bundle_sets(bundle)
+    embeddings = np.eye(len(everyday.names), EMBEDDING_WIDTH, dtype=np.float32)
+    lesson = make_lesson(WIDTH).add(make_examples(2, width=WIDTH))
+    tokens = np.random.default_rng(0).normal(size=(1, TOKENS, WIDTH)).astype(np.float32)
+    scores, own = [], bundle.encoder_fingerprint
+    for learnt, encoder in ((["chair"], "another"), (["chair"], own), (everyday.names, own)):
+        taught = replace(everyday, lessons=dict.fromkeys(learnt, lesson), encoder=encoder)
+        sets = {"everyday.npz": pack_label_set(taught, embeddings)}
+        draft = replace(open_draft(bundle.card), labels=bundle.labels, label_sets=sets)
+        folder = tmp_path / str(len(scores))
+        write_repository(folder, write_draft(tmp_path, draft))
+        line = f"since they learnt from photos: {', '.join(learnt)}"
+        assert (line in caplog.text) == (encoder == own)
+        model = "tiny-open_set_everyday"
+        if not (folder / model).exists():
+            break
+        names = (folder / model / "labels.txt").read_text().split()
+        values = run_model(folder, model, {"tokens": tokens})["scores"][0].tolist()
+        scores.append(dict(zip(names, values, strict=True)))
+    everything, known = scores
+    assert tuple(everything) == everyday.names
+    assert known == {name: everything[name] for name in everyday.names[1:]}
 
 
 @pytest.mark.parametrize("place", ["tiny", "tiny_trained"])

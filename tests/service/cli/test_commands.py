@@ -1,6 +1,7 @@
 """Help, version, completion, `info` and `export`."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from importlib.metadata import version
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.bundle.card import ReliabilityBin
+from service.bundle.card import BackgroundPhotos, ReliabilityBin
 from service.bundle.reader import Bundle
 from service.bundle.writer import write_bundle
 from service.cli import commands as cli
@@ -37,11 +38,13 @@ def test_info_shows_default_precision_and_calibration(
     changes = {
         "default_precision": {"cpu": "int8"},
         "trained_head": head.model_copy(update={"calibration": calibration}),
+        "background": BackgroundPhotos(dataset="holiday", images=2000),
     }
     bundle = write_tiny_bundle(tmp_path, tiny_card("small").model_copy(update=changes))
     table = run("info", bundle.path)[1]
     assert "cpu int8 (fp32 without VNNI), openvino int8 (fp32 without VNNI), cuda fp32" in table
     assert "calibrated on 100 photos of made/val: error 0.010, 0.200 before" in table
+    assert re.search(r"background +│ 2,000 photos of holiday", table)
     assert "│ 0.0 to 0.1 │ 9     │ 0.050      │ 0.100 │" in table
 
 

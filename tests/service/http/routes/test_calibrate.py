@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.http.routes.calibrate import MAX_PHOTOS
+from service.http.requests.uploads import MAX_EXAMPLES
 from tests.support.photos import make_photo
-from tests.support.serving import assert_problem, labels_of, send_image
+from tests.support.serving import assert_problem, labels_of, send_examples, send_image
 from tests.support.tiny_bundle import EMBEDDING_WIDTH
 
 BUNDLE = "open_bundle"
@@ -34,11 +34,7 @@ def calibrate(
     label: str = "quux",
     **params: Any,
 ) -> Any:
-    files = [
-        *(("positive", ("photo", photo)) for photo in positive),
-        *(("negative", ("photo", photo)) for photo in negative),
-    ]
-    return client.post(CALIBRATE, params={"label": label, **params}, files=files)
+    return send_examples(client, CALIBRATE, positive, negative, params={"label": label, **params})
 
 
 def rank_photos(client: TestClient, label: str) -> list[tuple[float, bytes]]:
@@ -110,7 +106,7 @@ GOOD = {"positive": make_photo()}
             for options, status, code in (
                 ({"files": {"negative": make_photo()}}, 422, "missing_field"),
                 ({"files": GOOD, "data": {"label": "cat"}}, 422, "unknown_field"),
-                ({"files": [("positive", b"x")] * (MAX_PHOTOS + 1)}, 422, "too_many_images"),
+                ({"files": [("positive", b"x")] * (MAX_EXAMPLES + 1)}, 422, "too_many_images"),
                 ({"json": {"positive": []}}, 415, "unsupported_media_type"),
                 ({"headers": {"Content-Type": "multipart/form-data"}}, 400, "malformed_body"),
             )

@@ -95,8 +95,8 @@ def test_every_route_but_health_and_pages_has_a_guard_and_counts(client: TestCli
         if not any(isinstance(depends.dependency, Guard) for depends in route.dependencies)
     }
     changing = {r.name for r in routes if all(each in r.dependencies for each in ADMINISTRATE)}
-    names = {"register_label_set", "replace_label_set", "change_thresholds", "delete_label_set"}
-    assert changing == names
+    sets = {"register_label_set", "replace_label_set", "change_thresholds", "delete_label_set"}
+    assert changing == sets | {"add_examples", "delete_examples"}
     health = {"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"}
     assert bare == health | {"/page/{path:path}", "/swagger-ui/{path:path}"}
     uncounted = {route.path for route in routes if LIMITED not in route.dependencies}

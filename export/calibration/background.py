@@ -1,0 +1,88 @@
+"""A bundle's background: what photos look like to its encoder, for labels that learn from photos.
+
+It is measured with the fp32 encoder, whose embeddings are nearly those of the other precisions.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from export.graphs.graph import open_session
+from export.sources.open import OpenSource
+from export.sources.photos import (
+    MOST_BACKGROUND_PHOTOS,
+    LabelledPhotos,
+    PhotoReader,
+    Splits,
+    UnusablePhotosError,
+    read_unlabelled,
+)
+from service.bundle.card import BackgroundPhotos
+from service.bundle.writer import BundleDraft
+from service.engine.session_set import SessionSet
+from service.labels.background import MIN_PHOTOS, fit_background
+
+logger = logging.getLogger(__name__)
+
+
+def read_background_photos(folder: Path, reader: PhotoReader) -> LabelledPhotos:
+    """Returns at most 2,000 usable photos at random, in and below a folder.
+
+    Raises UnusablePhotosError if there are fewer than `MIN_PHOTOS`.
+    """
+    photos = read_unlabelled(folder, reader).shuffle().keep_usable(MOST_BACKGROUND_PHOTOS)
+    count = len(photos.paths)
+    if count < MIN_PHOTOS:
+        raise UnusablePhotosError(
+            f"--background needs at least {MIN_PHOTOS} usable photos; {folder} has {count}"
+        )
+    return photos
+
+
+def find_background_photos(
+    folder: Path | None, splits: Splits | None, opened: OpenSource | None, reader: PhotoReader
+) -> LabelledPhotos | None:
+    """Returns photos of the folder, else of training, else of open labels; None if too few.
+
+    Raises as `read_background_photos`.
+    """
+    if folder is not None:
+        return read_background_photos(folder, reader)
+    own = [photos for photos in (splits and splits.background, opened and opened.unseen) if photos]
+    for photos in own:
+        if len(photos.paths) >= MIN_PHOTOS:
+            return photos.sample(MOST_BACKGROUND_PHOTOS)
+    logger.info(
+        "labels cannot learn from photos: this needs a background of %d photos; there are %d: add "
+        "--background FOLDER",
+        *(MIN_PHOTOS, max((len(photos.paths) for photos in own), default=0)),
+    )
+    return None
+
+
+def add_background(draft: BundleDraft, photos: LabelledPhotos | None) -> BundleDraft:
+    """Returns the draft with the background of photos in random order, if there are any."""
+    if photos is None:
+        return draft
+    encoder = open_session(onnx.load_from_string(draft.graphs["encoder"]["fp32"]))
+    sessions = SessionSet(encoder, None, None, two_towers=draft.card.has_two_towers)
+    found = [
+        result.embedding
+        for pixels in photos.read_batches()
+        for result in sessions.run(pixels, [()] * len(pixels), embedded=range(len(pixels)))
+    ]
+    content = fit_background(np.array(found, np.float32)).to_bytes()
+    if draft.background not in (None, content):
+        logger.warning(
+            "the background is another one: labels that learnt from photos with the former one "
+            "have to learn again"
+        )
+    about = BackgroundPhotos(dataset=photos.dataset, images=len(photos.paths))
+    logger.info("background: %d photos of %s", about.images, about.dataset)
+    card = draft.card.model_copy(update={"background": about})
+    return replace(draft, card=card, background=content)

@@ -1,0 +1,97 @@
+"""Answers about a label's photos: the threshold that fits them, and what it learns from them."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.errors import LabelSetChanged
+from service.http.responses.schemas import (
+    ImageFailure,
+    NameAndVersion,
+    Separation,
+    describe_examples,
+)
+from service.pipeline.teaching import Taught
+
+_MIN_POSITIVE = 5
+_ADVICE = "A threshold needs at least 5 photos that show the label, and some that do not."
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+
+class PhotoScore(_Answer):
+    """The score of the label on one photo."""
+
+    score: float = Field(ge=0, le=1, examples=[0.93])
+
+
+class OperatingPointAnswer(_Answer):
+    """Precision and recall of a threshold on the photos."""
+
+    threshold: float = Field(ge=0, le=1, examples=[0.61])
+    precision: float | None = Field(
+        ge=0, le=1, description="Null if no photo reaches the threshold.", examples=[0.9]
+    )
+    recall: float = Field(ge=0, le=1, examples=[0.75])
+
+
+class CalibrationAnswer(_Answer):
+    """Answer of `/labels/{name}/calibrate`."""
+
+    label_set: NameAndVersion
+    label: str = Field(examples=["red panda"])
+    current: OperatingPointAnswer | None = Field(
+        description="At the label's present threshold. Null if no positive photo can be used."
+    )
+    best: OperatingPointAnswer | None = Field(
+        description="At the threshold of best F1, or the lowest that reaches `precision_target`. "
+        "Null if none does, or no positive photo can be used."
+    )
+    positive: list[PhotoScore | ImageFailure] = Field(description="In the order of the photos.")
+    negative: list[PhotoScore | ImageFailure] = Field(description="In the order of the photos.")
+
+
+class ExampleCounts(_Answer):
+    """The different photos that a label has learnt from, and those of this request."""
+
+    positive: int
+    negative: int
+    added: int
+    repeated: int = Field(description="The same photo as another, or nearly the same.")
+
+
+class LessonAnswer(_Answer):
+    """Answer of `POST /labels/{name}/examples`: the label now, and how the photos score now."""
+
+    label_set: NameAndVersion
+    label: str = Field(examples=["our mug"])
+    examples: ExampleCounts
+    separation: Separation
+    threshold: float
+    calibrated: bool = Field(description="Whether `threshold` is the label's own.")
+    positive: list[PhotoScore]
+    negative: list[PhotoScore]
+    advice: str | None = Field(description="Which photos a threshold needs.", examples=[None])
+
+
+def answer_lesson(taught: Taught, label: str) -> LessonAnswer:
+    """Returns what a label has learnt; `LabelSetChanged` if another client made it forget."""
+    labels, learnt = taught.labels, taught.labels.learnt
+    place = labels.positions.get(label, -1)
+    if learnt is None or place not in learnt.positions:
+        raise LabelSetChanged(labels.name, labels.version)
+    now = describe_examples(learnt, int(learnt.positions.searchsorted(place)))
+    counts = {"positive": now.positive, "negative": now.negative}
+    return LessonAnswer(
+        label_set=NameAndVersion.model_validate(labels),
+        label=label,
+        examples=ExampleCounts(**counts, added=taught.added, repeated=taught.repeated),
+        separation=now.separation,
+        threshold=labels.thresholds[place],
+        calibrated=labels.calibrated[place],
+        positive=[PhotoScore(score=score) for score in taught.positive],
+        negative=[PhotoScore(score=score) for score in taught.negative],
+        advice=None if now.negative and now.positive >= _MIN_POSITIVE else _ADVICE,
+    )

@@ -1,0 +1,212 @@
+"""`/embed` and `/v1/embeddings`: embeddings of photos, and of texts that share their space."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+from fastapi import APIRouter, Query, Request, Response
+from numpy.typing import NDArray
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic_core import to_json
+
+from service import errors
+from service.errors import InvalidParameters, InvalidValue, ServiceError
+from service.fields import MAX_PROMPT_CHARACTERS, replace_errors, validate
+from service.http.requests.body import JSON, cancel_on_disconnect
+from service.http.requests.json import read_json_object
+from service.http.requests.parameters import KNOWN_NAMES, Host
+from service.http.requests.uploads import DATA_URL, UploadShape, decode_base64, read_upload
+from service.http.responses.openapi import (
+    document_answer,
+    document_json,
+    document_predict,
+    document_problems,
+)
+from service.http.responses.problems import describe_problem
+from service.http.responses.schemas import ImageFailure, NameAndVersion
+from service.http.routes.predict import MAX_BATCH_IMAGES, PHOTO_PROBLEMS, limit_images
+from service.http.security.keys import PREDICT
+from service.http.security.rates import LIMITED
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.prediction import write_embedding
+from service.pipeline.teaching import embed_photo
+from service.scheduling.tasks import CALLER, run_together
+
+MAX_TEXTS = 64
+
+_Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
+_Input = Annotated[
+    str,
+    StringConstraints(pattern=f"^(?s:.{{1,{MAX_PROMPT_CHARACTERS}}}|(?i:{DATA_URL.pattern}).*)$"),
+    replace_errors("input", f"Text should have 1 to {MAX_PROMPT_CHARACTERS} characters"),
+]
+_AtMost = Field(max_length=MAX_TEXTS, fail_fast=True)
+_AsList = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+_Encoding = Literal["float", "base64"]
+_Found: TypeAlias = NDArray[np.float32] | ServiceError  # an embedding, or an image's error
+
+
+class EmbedFields(BaseModel):
+    """The fields of `/embed` besides its images."""
+
+    texts: Annotated[list[_Text], _AtMost, _AsList] = Field(
+        default=[], description="Encoded as they are; for CLIP and SigLIP only."
+    )
+
+
+class OpenAIRequest(BaseModel):
+    """The body of `/v1/embeddings`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input: Annotated[list[_Input], Field(min_length=1), _AtMost, _AsList] = Field(
+        description="Texts, and up to 16 images as `data:image/jpeg;base64,...`."
+    )
+    model: str | None = Field(default=None, description="The served model or null.")
+    encoding_format: _Encoding = "float"
+    dimensions: int | None = Field(default=None, description="The embedding's width or null.")
+    user: str | None = Field(default=None, description="Ignored.")
+
+
+class EmbeddedItem(BaseModel):
+    """An embedding of length 1: numbers, or little-endian float32 in base64."""
+
+    embedding: list[float] | str
+
+
+class EmbedAnswer(BaseModel):
+    """Answer of `/embed`; its lists are in the order of the request's."""
+
+    model: NameAndVersion
+    encoder: str = Field(description="Fingerprint: compare embeddings of one encoder only.")
+    width: int | None = Field(description="Of an embedding; null if there is none.", examples=[640])
+    images: list[EmbeddedItem | ImageFailure]
+    texts: list[EmbeddedItem]
+
+
+_SHAPE = UploadShape(MAX_BATCH_IMAGES, batch=True, fields=tuple(EmbedFields.model_fields))
+_PROBLEMS = (
+    *PHOTO_PROBLEMS,
+    errors.BodyError,
+    errors.InvalidLabelSet,
+    errors.NoSharedSpace,
+    errors.TextNotEncodable,
+)
+
+router = APIRouter(tags=["predict"], dependencies=[*PREDICT, LIMITED, KNOWN_NAMES])
+
+
+@router.post(
+    "/embed",
+    summary="Embeddings of up to 16 images and 64 texts",
+    response_model=EmbedAnswer,
+    responses=document_problems(*_PROBLEMS, errors.FieldError),
+    openapi_extra=document_predict(_SHAPE, EmbedFields),
+)
+async def embed(
+    request: Request,
+    host: Host,
+    encoding: Annotated[
+        _Encoding, Query(description="`base64` packs each as little-endian float32.")
+    ] = "float",
+) -> Response:
+    """Returns embeddings of length 1, whose dot product is the cosine.
+
+    Those of texts fit the images in models of two towers (CLIP, SigLIP); other models refuse texts.
+    If an image cannot be used, its entry has the problem.
+    """
+    pipeline, settings = host.pipeline, host.settings
+    shape = UploadShape(limit_images(settings), batch=True, fields=_SHAPE.fields)
+    upload = await read_upload(request, shape, settings)
+    texts = validate(EmbedFields, upload.fields, "body").texts
+    if not (upload.images or texts):
+        raise errors.MissingField(shape.image_field)
+    work = _embed(pipeline, upload.images, texts)
+    photos, rows = await cancel_on_disconnect(request, work)
+    answer = {
+        "model": NameAndVersion.model_validate(pipeline.bundle.card),
+        "encoder": pipeline.bundle.encoder_fingerprint,
+        "width": _measure([*photos, *rows]),
+        "images": _describe(photos, encoding),
+        "texts": _describe(rows, encoding),
+    }
+    return Response(await asyncio.to_thread(to_json, answer), media_type=JSON)
+
+
+@router.post(
+    "/v1/embeddings",
+    summary="Embeddings for clients of OpenAI's API",
+    responses=document_answer("In the shape of OpenAI's API.", JSON)
+    | document_problems(*_PROBLEMS, errors.ImageError, errors.UnknownModel),
+    openapi_extra=document_json(OpenAIRequest, example={"input": ["a photo of a dog"]}),
+)
+async def embed_for_openai(request: Request, host: Host) -> Response:
+    """Returns the embeddings of texts and images, as `/embed`, in the order of `input`.
+
+    If an image cannot be used, the request fails. `usage` is 0: tokens are not counted.
+    """
+    pipeline, limit = host.pipeline, limit_images(host.settings)
+    asked = validate(OpenAIRequest, await read_json_object(request, host.settings), "body")
+    name = pipeline.bundle.card.name
+    if asked.model not in (None, name):
+        raise errors.UnknownModel("Model", str(asked.model), [name])
+    images = [each for each in asked.input if DATA_URL.match(each)]
+    if len(images) > limit:
+        raise errors.TooManyImages(limit)
+    CALLER.get().count_photos(len(images))
+    work = _embed(pipeline, images, [each for each in asked.input if not DATA_URL.match(each)])
+    photos, rows = map(iter, await cancel_on_disconnect(request, work))
+    found = [next(photos if DATA_URL.match(each) else rows) for each in asked.input]
+    for place, each in enumerate(found, start=1):
+        if isinstance(each, ServiceError):
+            each.detail = f"Input {place} of {len(found)}: {each.detail or each.title}"
+            raise each
+    if asked.dimensions not in (None, width := _measure(found)):
+        reason = f"The embeddings have {width} values: leave it out"
+        raise InvalidParameters([InvalidValue("body", "dimensions", reason)])
+    items = enumerate(_describe(found, asked.encoding_format))
+    data = [{"object": "embedding", "index": index, **item} for index, item in items]
+    usage = {"prompt_tokens": 0, "total_tokens": 0}
+    answer = {"object": "list", "data": data, "model": name, "usage": usage}
+    return Response(await asyncio.to_thread(to_json, answer), media_type=JSON)
+
+
+async def _embed(
+    pipeline: Pipeline, images: Sequence[bytes | str], texts: Sequence[str]
+) -> tuple[list[_Found], list[_Found]]:
+    """Returns the embedding of each image, or why it cannot be used, and of each text."""
+    encoders, deadline = pipeline.catalogue.encoders, pipeline.make_deadline()
+    rows: list[_Found] = []
+    if texts:
+        if encoders is None or not pipeline.bundle.card.has_two_towers:
+            raise errors.NoSharedSpace
+        try:
+            with pipeline.admit():
+                async with asyncio.timeout_at(deadline):
+                    rows = [*await encoders.encode_texts(texts)]
+        except TimeoutError as error:
+            raise errors.DeadlineExceeded("deadline exceeded while encoding texts") from error
+
+    async def embed_or_fail(image: bytes | str) -> _Found:
+        try:
+            return await embed_photo(pipeline, decode_base64(image), deadline)
+        except (errors.ImageError, errors.MalformedBody) as error:
+            return errors.without_frames(error)
+
+    return await run_together(embed_or_fail(image) for image in images), rows
+
+
+def _measure(found: Sequence[_Found]) -> int | None:
+    return next((len(each) for each in found if isinstance(each, np.ndarray)), None)
+
+
+def _describe(found: Sequence[_Found], encoding: _Encoding) -> list[dict[str, Any]]:
+    return [
+        {"error": describe_problem(each).model_dump(exclude_none=True)}
+        if isinstance(each, ServiceError)
+        else {"embedding": write_embedding(each, packed=encoding == "base64")}
+        for each in found
+    ]

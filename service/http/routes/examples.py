@@ -1,0 +1,200 @@
+"""Photos that show a label, and photos that do not: it learns from them, or gets a threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Query, Request, Response
+
+from service import errors
+from service.calibration import find_threshold
+from service.fields import LabelText
+from service.http.requests.body import cancel_on_disconnect
+from service.http.requests.parameters import KNOWN_NAMES, Host
+from service.http.requests.uploads import read_examples
+from service.http.responses.examples import (
+    CalibrationAnswer,
+    LessonAnswer,
+    OperatingPointAnswer,
+    PhotoScore,
+    answer_lesson,
+)
+from service.http.responses.openapi import (
+    TAG,
+    TAG_AND_PLACE,
+    document_examples,
+    document_problems,
+)
+from service.http.responses.schemas import ImageFailure, LabelSetAnswer, NameAndVersion
+from service.http.routes.labels import (
+    NAME_PROBLEMS,
+    ON_CHANGING,
+    WRITE_PROBLEMS,
+    WRITING,
+    Name,
+    answer_set,
+    demand_version,
+)
+from service.http.routes.predict import PHOTO_PROBLEMS, label_or_fail
+from service.http.security.keys import PREDICT
+from service.http.security.rates import LIMITED
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.selection import Selection
+from service.pipeline.teaching import teach_label
+from service.question import Question
+from service.scheduling.tasks import run_in_order
+
+_FORM_PROBLEMS = (*PHOTO_PROBLEMS, errors.BodyError, errors.MissingField, errors.UnknownField)
+_CHANGE_PROBLEMS = (
+    *WRITE_PROBLEMS,
+    errors.InvalidParameters,
+    errors.NoBackground,
+    errors.ScoresCompete,
+    errors.LabelSetChanged,
+)
+
+Label = Annotated[LabelText, Query(description="Name of the label.")]
+
+router = APIRouter(prefix="/labels", tags=["labels"])
+
+
+@router.post(
+    "/{name}/examples",
+    summary="Teach a label with photos",
+    response_model=LessonAnswer,
+    dependencies=WRITING,
+    responses={
+        HTTPStatus.OK.value: TAG,
+        HTTPStatus.CREATED.value: {
+            "model": LessonAnswer,
+            "description": "There was no such set.",
+            **TAG_AND_PLACE,
+        },
+        **document_problems(
+            *_CHANGE_PROBLEMS,
+            *_FORM_PROBLEMS,
+            errors.ImageError,
+            errors.InvalidLabelSet,
+            errors.TextNotEncodable,
+            errors.TooManyLabelSets,
+        ),
+    },
+    openapi_extra={**document_examples(), **ON_CHANGING},
+)
+async def add_examples(
+    request: Request,
+    host: Host,
+    name: Name,
+    label: Label,
+    replace: Annotated[bool, Query(description="Forget its earlier examples.")] = False,
+) -> Response:
+    """Teaches a label with up to 200 photos; makes the label, and the set, if there is none.
+
+    Photos add up over requests; the same photo, or nearly the same, counts once. They are not
+    stored, only sums of their embeddings. If a photo cannot be used, nothing is learnt.
+    """
+    pipeline = host.pipeline
+    pipeline.catalogue.teachable(name)  # before the photos are read
+    photos = await read_examples(request, host.settings)
+    with pipeline.admit():
+        version = await demand_version(request, pipeline.catalogue, name)
+        work = teach_label(pipeline, name, label, *photos, replace=replace, if_version=version)
+        taught = await cancel_on_disconnect(request, work)
+        answer = answer_lesson(taught, label)
+        return await answer_set(request, taught.labels, answer, created=taught.created)
+
+
+@router.delete(
+    "/{name}/examples",
+    summary="Forget the examples of a label",
+    response_model=LabelSetAnswer,
+    dependencies=WRITING,
+    responses={
+        HTTPStatus.OK.value: TAG,
+        **document_problems(*_CHANGE_PROBLEMS, errors.LabelSetNotFound, errors.NoExamples),
+    },
+    openapi_extra=ON_CHANGING,
+)
+async def delete_examples(request: Request, host: Host, name: Name, label: Label) -> Response:
+    """Removes a label's examples; the label and its text stay. Returns the set."""
+    pipeline = host.pipeline
+    with pipeline.admit():
+        version = await demand_version(request, pipeline.catalogue, name)
+        work = pipeline.catalogue.teachable(name).forget(name, label, version)
+        return await answer_set(request, await cancel_on_disconnect(request, work))
+
+
+@router.post(
+    "/{name}/calibrate",
+    summary="Find the threshold of a label",
+    dependencies=[*PREDICT, LIMITED, KNOWN_NAMES],
+    responses=document_problems(*NAME_PROBLEMS, *_FORM_PROBLEMS, errors.UnknownLabel),
+    openapi_extra=document_examples(required="positive"),
+)
+async def calibrate_label(
+    request: Request,
+    host: Host,
+    name: Name,
+    label: Label,
+    precision_target: Annotated[
+        float | None,
+        Query(
+            gt=0,
+            le=1,
+            description="Find the lowest threshold with at least this precision, with 95 % "
+            "confidence, instead of that of best F1.",
+        ),
+    ] = None,
+) -> CalibrationAnswer:
+    """Scores up to 200 photos, with and without a label; returns precision and recall.
+
+    `best` has the threshold that fits them best. This changes nothing: set the threshold with
+    `PATCH /labels/{name}`. If a photo cannot be used, its entry has the problem.
+    """
+    pipeline = host.pipeline
+    pipeline.catalogue.find(name)  # 404, as of the set's other routes
+    question = Question(label_set=[name], include=[label], top_k=1)
+    selection = await pipeline.select(question, pipeline.make_deadline())
+    positive, negative = await read_examples(request, host.settings)
+    if not positive:
+        raise errors.MissingField("positive")
+    work = _score(pipeline, selection, [*positive, *negative])
+    scored = await cancel_on_disconnect(request, work)
+    scores = np.array([getattr(each, "score", np.nan) for each in scored], np.float64)
+    usable = ~np.isnan(scores)
+    targets = (np.arange(len(scored)) < len(positive))[usable].astype(np.int64)
+    scores = scores[usable]
+    labels, current, best = selection.sets[0], None, None
+    if targets.any():
+        threshold = float(labels.thresholds[labels.positions[label]])
+        found = targets[scores >= threshold]
+        current = OperatingPointAnswer(
+            threshold=threshold,
+            precision=found.mean() if len(found) else None,
+            recall=found.sum() / targets.sum(),
+        )
+        best = find_threshold(scores, targets, precision_target)
+    return CalibrationAnswer(
+        label_set=NameAndVersion.model_validate(labels),
+        label=label,
+        current=current,
+        best=best and OperatingPointAnswer.model_validate(best),
+        positive=scored[: len(positive)],
+        negative=scored[len(positive) :],
+    )
+
+
+async def _score(
+    pipeline: Pipeline, selection: Selection, photos: Sequence[bytes]
+) -> list[PhotoScore | ImageFailure]:
+    deadline = pipeline.make_deadline()
+    works = (label_or_fail(pipeline, photo, selection, deadline) for photo in photos)
+    async with aclosing(run_in_order(works, pipeline.concurrency)) as results:
+        return [
+            each if isinstance(each, ImageFailure) else PhotoScore(score=each.labels[0].score)
+            async for each in results
+        ]
