@@ -64,7 +64,6 @@ class Quantiser:
 
         The folder is for intermediate files.
         """
-        folder.mkdir(exist_ok=True)
         self._prepared, self._folder = folder / "prepared.onnx", folder
         self._samples = _Samples(samples)
         plain = folder / "plain.onnx"

@@ -127,4 +127,8 @@ def _open_quantisers(
         "encoder": ({"images": photo} for photo in photos),
         "trained_head": ({"tokens": exact.encode(photo)} for photo in photos),
     }
-    return {name: Quantiser(graphs[name], feed, folder / name) for name, feed in feeds.items()}
+    quantisers = {}
+    for name, samples_of_graph in feeds.items():
+        (folder / name).mkdir()
+        quantisers[name] = Quantiser(graphs[name], samples_of_graph, folder / name)
+    return quantisers

@@ -98,12 +98,8 @@ def _read_rows(path: Path, *required: str) -> Iterator[tuple[str, dict[str, str]
 
 def _read_json_labels(path: Path) -> Iterator[Label]:
     """Reads names in order, names by number, or numbers by name; PixAI's have categories."""
+    found, characters = _read_json(path), 0
     general: int | None = None
-    characters = 0
-    try:
-        found = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ExportError(f"{path.name} is not JSON") from error
     match found:
         case {"tags": list(tags)}:
             found = tags
@@ -129,6 +125,13 @@ def _order_names(found: Any) -> tuple[str, ...] | None:  # noqa: ANN401
     names = found.values() if isinstance(found, dict) else found
     is_named = isinstance(found, list | dict) and all(isinstance(name, str) for name in names)
     return read_names(found) if is_named else None
+
+
+def _read_json(path: Path) -> Any:  # noqa: ANN401
+    try:
+        return json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ExportError(f"{path.name} is not JSON") from error
 
 
 def _read_text(path: Path) -> str:
