@@ -172,7 +172,7 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
     draft = BundleDraft(
         card=card.model_copy(update={"default_precision": variants.defaults}),
         labels=source.labels,
-        graphs=_serialize(variants, _list_facts(card, names)),
+        graphs=_serialize(variants, card, names),
     )
     if splits is not None:
         draft = _measure(draft, variants, splits, request.options)
@@ -216,21 +216,16 @@ def _describe(request: ExportRequest, source: Source) -> ModelCard:
         raise ExportError(f"model {format_first_error(error)}") from error
 
 
-def _list_facts(card: ModelCard, names: tuple[str, ...]) -> dict[str, str]:
-    """Returns what viewers of graphs, such as Netron, show of the whole model."""
+def _serialize(
+    variants: Variants, card: ModelCard, names: tuple[str, ...]
+) -> dict[GraphName, dict[Precision, bytes]]:
     photos = card.input
-    size = f"uint8 RGB [B, {photos.height}, {photos.width}, 3]"
-    return {
+    facts = {  # viewers of graphs, such as Netron, show them
         "name": card.name,
         "version": card.version,
-        "input": f"{size}, {photos.describe()}",
+        "input": f"uint8 RGB [B, {photos.height}, {photos.width}, 3], {photos.describe()}",
         "labels": json.dumps(names, ensure_ascii=False),
     }
-
-
-def _serialize(
-    variants: Variants, facts: dict[str, str]
-) -> dict[GraphName, dict[Precision, bytes]]:
     for graphs in variants.graphs.values():
         for model in graphs.values():
             helper.set_model_props(model, facts)

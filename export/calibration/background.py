@@ -20,11 +20,11 @@ from export.sources.photos import (
     PhotoReader,
     Splits,
     UnusablePhotosError,
-    read_unlabelled,
 )
 from service.bundle.card import BackgroundPhotos
 from service.bundle.writer import BundleDraft
 from service.engine.session_set import SessionSet
+from service.images.folders import list_photos
 from service.labels.background import MIN_PHOTOS, fit_background
 
 logger = logging.getLogger(__name__)
@@ -33,9 +33,11 @@ logger = logging.getLogger(__name__)
 def read_background_photos(folder: Path, reader: PhotoReader) -> LabelledPhotos:
     """Returns at most 2,000 usable photos at random, in and below a folder.
 
-    Raises UnusablePhotosError if there are fewer than `MIN_PHOTOS`.
+    Raises UnusablePhotosError if there are fewer than `MIN_PHOTOS`, OSError without the folder.
     """
-    photos = read_unlabelled(folder, reader).shuffle().keep_usable(MOST_BACKGROUND_PHOTOS)
+    paths = tuple(folder / name for name in list_photos(str(folder))[0])
+    found = LabelledPhotos(folder.resolve().name, (), paths, np.zeros((len(paths), 0), int), reader)
+    photos = found.shuffle().keep_usable(MOST_BACKGROUND_PHOTOS)
     count = len(photos.paths)
     if count < MIN_PHOTOS:
         raise UnusablePhotosError(

@@ -15,7 +15,7 @@ from models.data import LabelledFolder, read_labelled_folder
 from service.bundle.card import InputContract
 from service.errors import ImageError
 from service.images.decode import PixelArray, decode_image
-from service.images.folders import list_photos, read_photo
+from service.images.folders import read_photo
 
 _MAX_PIXELS = 200_000_000  # width x height; the user's own photos, so only a sanity bound
 _MAX_KEPT_BYTES = 2**29  # of decoded pixels: 3,500 photos of 224 x 224
@@ -23,7 +23,6 @@ _BATCH_SIZE = 8
 _SEED = 0
 _CALIBRATION_PHOTOS = 256
 MOST_BACKGROUND_PHOTOS = 2_000
-"""More change no background: it keeps 64 directions."""
 
 logger = logging.getLogger(__name__)
 
@@ -139,21 +138,16 @@ def read_splits(path: Path, label_names: Sequence[str], reader: PhotoReader) -> 
     train, val, test = (
         select_photos(folder, split, label_names, reader) for split in ("train", "val", "test")
     )
+    val, test = val.keep_usable(), test.keep_usable()  # first: the reader keeps what is read often
     background = train.shuffle().keep_usable(MOST_BACKGROUND_PHOTOS)
     train = background.take(range(len(background.paths))[:_CALIBRATION_PHOTOS])
-    splits = Splits(train, val.keep_usable(), test.keep_usable(), background)
+    splits = Splits(train, val, test, background)
     for photos in (splits.val, splits.test):
         if not np.ptp(photos.targets, axis=0).any():
             raise UnusablePhotosError(
                 f"{photos.dataset} has no label that some photos show and others do not"
             )
     return splits
-
-
-def read_unlabelled(folder: Path, reader: PhotoReader) -> LabelledPhotos:
-    """Returns the photos in and below a folder, as those of no label; raises OSError."""
-    paths = tuple(folder / name for name in list_photos(str(folder))[0])
-    return LabelledPhotos(folder.resolve().name, (), paths, np.zeros((len(paths), 0), int), reader)
 
 
 def select_photos(

@@ -23,14 +23,6 @@ def test_logits_keep_the_order_of_the_photos(graphs: Graphs, folder: Path) -> No
         assert np.allclose(logits[row], alone, rtol=1e-4, atol=1e-5)
 
 
-def test_map_is_the_mean_over_labels_of_average_precision_in_percent() -> None:
-    targets = np.array([[1, 0], [0, 1], [1, 0], [0, 0]])
-    logits = np.array([[4, 3], [3, -1], [2, -2], [1, 2]], np.float32)
-    # First label: right at ranks 1 and 3; second: right at rank 3.
-    expected = 100 * np.mean([(1 / 1 + 2 / 3) / 2, 1 / 3])
-    assert measure_map(logits, targets, "sigmoid") == pytest.approx(expected, abs=1e-4)
-
-
 def test_softmax_ranks_the_photos_by_its_scores() -> None:
     logits = np.array([[3, 5], [2, 0], [1, 900]], np.float32)
     targets = np.array([[0, 1], [1, 0], [0, 1]])

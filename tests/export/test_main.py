@@ -68,8 +68,9 @@ def test_export_goes_on_without_photos_that_cannot_be_used(
     assert lines[1].startswith("photos: squashed, bilinear to 48 x 32, mean 0.5 0.4 0.3, ")
     assert f"left out: photo {photos / 'images' / 'test0.png'} cannot be read: No such" in lines[3]
     assert lines[-2:] == [f"wrote {out}", "2 photos were left out"]
+    assert any("needs a background of 200 photos; there are 16: add --" in line for line in lines)
     bundle = load_bundle(out)
-    assert bundle.precisions() == ("fp32",)
+    assert (bundle.precisions(), bundle.card.background) == (("fp32",), None)
     assert bundle.card.metrics[0].images == SPLITS["test"] - 1
     assert any(label.threshold is not None for label in bundle.labels)
 

@@ -33,7 +33,7 @@ EVERYDAY = b'{"name": "everyday", "labels": ["chair", "cat", {"name": "lamp", "t
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """Both heads and a set with a trained name and a threshold, without calibration."""
-    draft = replace(open_draft(), label_sets={"everyday.json": EVERYDAY})
+    draft = replace(open_draft(), label_sets={"everyday.json": EVERYDAY}, background=b"kept")
     return write_bundle(tmp_path_factory.mktemp("raw") / draft.card.name, draft)
 
 
@@ -111,6 +111,7 @@ def test_calibrated_bundle_has_the_same_graphs_and_version(
             assert (calibrated.path / file).read_bytes() == (bundle.path / file).read_bytes()
     assert calibrated.card.version == bundle.card.version
     assert calibrated.read_tokenizer() == bundle.read_tokenizer()
+    assert calibrated.read_background() == b"kept"
 
 
 def test_heads_get_calibrations_measured_on_the_photos(calibrated: Bundle) -> None:

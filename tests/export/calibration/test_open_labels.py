@@ -15,9 +15,10 @@ from export import ExportError
 from export.accuracy import predict_logits
 from export.build import ExportRequest, build_bundle
 from export.calibration import screen as screen_module
+from export.calibration.open_labels import embed_label_set
 from export.calibration.screen import fit_screen
 from export.graphs.graph import PIXELS_TO_OPEN_LOGITS
-from export.sources.open import OpenRequest, describe_head, read_open_source
+from export.sources.open import OpenRequest, describe_head, read_label_set, read_open_source
 from export.sources.photos import PhotoReader, UnusablePhotosError, read_splits
 from export.sources.trained import read_source
 from models.checkpoints.checkpoint import read_checkpoint
@@ -37,13 +38,15 @@ from service.engine.session_set import open_session_set
 from service.engine.sessions import SessionConfig
 from service.labels.definition import LabelSetRecord, define_label_set
 from service.labels.encoders import open_label_encoder, open_label_encoders
-from service.labels.files import read_bundle_sets
+from service.labels.examples import make_lesson
+from service.labels.files import pack_label_set, parse_label_set, read_bundle_sets
 from service.pipeline.scoring import compute_scores
 from tests.export.conftest import NOUNS
 from tests.export.graphs.test_heads import OPEN
 from tests.export.tiny_network import CONTRACT, LABELS, assert_close, write_folder
 from tests.models.tiny_text import WIDTH, write_text_encoder
-from tests.support.tiny_bundle import run_bundle
+from tests.support.label_store import make_examples
+from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE, run_bundle
 
 TEMPLATE = "a photo of {}"
 NAMES = ("red", "dark circle", "photo", "grey", "square")  # 3 labels are traced
@@ -223,6 +226,18 @@ def test_labels_are_scored_independently(bundle: Bundle, text: TextEncoder) -> N
     for size in (1, 2, 4):
         parts = [run_bundle(bundle, pixels, part.numpy()) for part in embeddings.split(size)]
         assert_close(np.concatenate(parts, axis=1), logits, CHUNK_TOLERANCE)
+
+
+def test_label_set_with_examples_keeps_them(tmp_path: Path) -> None:
+    lesson = make_lesson(8).add(make_examples(2, width=8))
+    plain = define_label_set(LabelSetRecord.model_validate({"name": "mugs", "labels": ["mug"]}))
+    taught = replace(plain, lessons={"mug": lesson}, encoder="another")
+    path, blank = tmp_path / "mugs.npz", np.zeros((1, EMBEDDING_WIDTH), np.float32)
+    path.write_bytes(pack_label_set(taught, blank))
+    embedded = embed_label_set(read_label_set(path, SPACE), SPACE, lambda _: blank)
+    again = parse_label_set(pack_label_set(embedded), ".npz", "mugs")
+    assert (again.given, again.encoder) == ((0,), "another")
+    assert again.lessons["mug"].to_bytes() == lesson.to_bytes()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from export.sources.photos import PhotoReader, UnusablePhotosError, read_splits, select_photos
-from models.data import DataError, read_labelled_folder
+from models.data import read_labelled_folder
 from service.images.decode import decode_image
 from tests.export.tiny_network import CONTRACT, LABELS, SPLITS, write_folder
 
@@ -28,15 +28,6 @@ def test_splits_are_complete_and_columns_follow_the_model(folder: Path) -> None:
 def test_folder_with_other_labels_is_refused_by_name(folder: Path) -> None:
     with pytest.raises(UnusablePhotosError, match="'teal' is in one only"):
         read_splits(folder, (*LABELS, "teal"), PhotoReader(CONTRACT))
-
-
-def test_folder_without_a_test_split_is_refused(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "colours")
-    index = json.loads((folder / "labels.json").read_text())
-    kept = {file: entry for file, entry in index["images"].items() if entry["split"] != "test"}
-    (folder / "labels.json").write_text(json.dumps({**index, "images": kept}))
-    with pytest.raises(DataError, match="'test'"):
-        read_splits(folder, LABELS, PhotoReader(CONTRACT))
 
 
 @pytest.mark.parametrize("labels", [[], ["red", "green", "blue"]])
