@@ -38,7 +38,7 @@ class ScoredLabel:
     label: str
     score: float  # 0..1
     threshold: float  # the label counts as present from this score on
-    source: str  # `trained` or `zero_shot`
+    source: str  # `trained`, `zero_shot` or `examples`
     calibrated: bool  # whether the threshold is the label's own
     category: str | None = None
     map: list[list[float]] | None = None  # [rows][columns] of 0..1; only with `explain`
@@ -64,6 +64,7 @@ class Answer:
     label_sets: list[SetInAnswer]
     image: ImageSize
     labels: list[ScoredLabel]
+    embedding: list[float] | None = None  # of length 1; only with `embedding`
     timings: Timings
     request_id: str
 
@@ -79,6 +80,25 @@ class NewLabel:
     calibrated: bool | None = None  # False drops the threshold; see `RegisteredLabel`
     own_embedding: bool | None = None  # True requires an embedding; see `RegisteredLabel`
     category: str | None = None  # ignored; see `RegisteredLabel`
+    examples: object = None  # ignored: a set that is written keeps them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Separation:
+    """How well photos tell a label from other photos: 0..8, and in words."""
+
+    value: float
+    meaning: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelExamples:
+    """What a label has learnt from photos."""
+
+    positive: int  # photos that show it
+    negative: int
+    separation: Separation
+    this_model: bool = True  # False: of another encoder, so that they count nothing here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +112,7 @@ class RegisteredLabel:
     # Whether it was registered with an embedding, which is not returned. Older services omit it.
     own_embedding: bool = False
     category: str | None = None  # only of trained labels
+    examples: LabelExamples | None = None  # only of labels that have learnt from photos
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +124,7 @@ class LabelSetSummary:
     origin: str
     read_only: bool
     num_labels: int
+    num_learnt: int = 0  # labels that have learnt from photos
     category_counts: dict[str, int] | None = None  # of labels; None without categories
 
 
@@ -164,6 +186,50 @@ class LabelCalibration:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExampleCounts:
+    """Photos that a label has learnt from, and what this call did."""
+
+    positive: int
+    negative: int
+    added: int
+    repeated: int  # the same photo as before, or nearly so: it counts once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """A label that has learnt from photos, and how these score now, in their order."""
+
+    label_set: NameAndVersion
+    label: str
+    examples: ExampleCounts
+    separation: Separation
+    threshold: float
+    calibrated: bool
+    positive: list[PhotoScore]
+    negative: list[PhotoScore]
+    advice: str | None = None  # what to do next
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding:
+    """A vector of length 1; `error` has the problem of a photo that has none."""
+
+    embedding: list[float] | None = None
+    error: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embeddings:
+    """Embeddings of photos and texts, in their order; compare those of one `encoder` only."""
+
+    model: NameAndVersion
+    encoder: str
+    width: int | None  # None without a usable photo
+    images: list[Embedding]
+    texts: list[Embedding]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Info:
     """The model card; parts that differ between models are plain JSON values."""
 
@@ -174,6 +240,7 @@ class Info:
     head: dict[str, Any] | None
     open_head: dict[str, Any] | None
     labels: list[dict[str, Any]]
+    background: dict[str, Any] | None = None  # photos; None: labels cannot learn from photos
     metrics: list[dict[str, Any]]
     runtime: dict[str, Any]
 

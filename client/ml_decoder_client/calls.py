@@ -6,9 +6,10 @@ The functions are the methods of `Client` and `AsyncClient`, with their signatur
 from __future__ import annotations
 
 import base64
+import dataclasses
 import errno
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -20,11 +21,13 @@ import httpx2
 from ml_decoder_client.answers import (
     Answer,
     Calibration,
+    Embeddings,
     Info,
     LabelCalibration,
     LabelSet,
     LabelSetList,
     LabelSetSummary,
+    Lesson,
     NewLabel,
     RegisteredLabel,
     ServiceProblem,
@@ -35,13 +38,19 @@ from ml_decoder_client.reading import ResultT, read_json
 Photo = bytes | str | os.PathLike[str]  # the content of an image file, or its path
 # A name, or a label with more fields; a mapping has the keys of `NewLabel`.
 LabelToWrite = str | NewLabel | RegisteredLabel | Mapping[str, Any]
+_FormFile = tuple[str, tuple[str, bytes]]  # field, and name and content of a file
 
 # The service reads at most 2,048 text fields of a form; the rest are for single values.
 _MAX_FORM_ENTRIES = 2000
+# Most photos and bytes of a request that teaches a label.
+_MAX_EXAMPLES = 200
+_MAX_BODY_BYTES = 20 * 2**20
+_PART_BYTES = 200  # more than the headers of a photo in a form
+_GONE = frozenset({"label_set_not_found", "no_examples"})
 _LISTS = frozenset({"include", "exclude", "category", "label_set", "candidate_labels"})
 # The service encodes the texts of a label set before it answers: 4 ms each on two cores.
 _SECONDS_PER_LABEL = 0.02
-# A calibration scores all its photos before it answers.
+# Calibration, teaching and `embed` run the model on all photos before they answer.
 _SECONDS_PER_PHOTO = 0.5
 
 
@@ -57,6 +66,7 @@ class Question(TypedDict, total=False):
     candidate_labels: Sequence[str]  # for this request alone
     min_version: int  # of the label sets
     explain: bool | Literal["overlay"]  # adds an attention map, or a picture of it too, to each
+    embedding: bool  # adds the photo's embedding
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,7 @@ class Call(Generic[ResultT]):
         """Returns the result; `maybe_done`: whether an earlier attempt may have succeeded."""
         if not response.is_success:
             problem = ServiceProblem(response.status_code, _read_object(response))
-            is_gone = self.method == "DELETE" and problem.code == "label_set_not_found"
+            is_gone = self.method == "DELETE" and problem.code in _GONE
             if not (is_gone and maybe_done):
                 raise problem
         try:
@@ -159,13 +169,66 @@ def calibrate_label(
     params: dict[str, Any] = {"label": label}
     if precision_target is not None:
         params["precision_target"] = precision_target
-    files = []
-    for group, photos in (("positive", positive), ("negative", negative)):
-        check_photos(photos)
-        files += [(group, ("photo", _read_photo(photo))) for photo in photos]
-    options = {"params": params, "files": files}
-    path = f"{_set_path(name)}/calibrate"
-    return Call("POST", path, _read(LabelCalibration), options, _SECONDS_PER_PHOTO * len(files))
+    files = list(_read_groups(positive=positive, negative=negative))
+    return _send_photos(f"{_set_path(name)}/calibrate", _read(LabelCalibration), params, files)
+
+
+def learn_label(
+    label_set: str,
+    label: str,
+    positive: Iterable[Photo] = (),
+    negative: Iterable[Photo] = (),
+    *,
+    replace: bool = False,
+) -> Iterator[Call[Lesson]]:
+    """Teaches a label from photos that show it, and photos that do not; adds label and set.
+
+    More photos add up, and a photo counts once however often it is sent. `replace` forgets the
+    earlier ones. More than 200 photos or 20 MiB go in several requests, of which each is kept; the
+    result adds them up, with each photo's score after its own request.
+    """
+    path = f"{_set_path(label_set)}/examples"
+    params = {"label": label, **({"replace": "true"} if replace else {})}
+    read, files, size = _read(Lesson), list[_FormFile](), 0
+    for file in _read_groups(positive=positive, negative=negative):
+        added = _PART_BYTES + len(file[1][1])
+        if files and (len(files) == _MAX_EXAMPLES or size + added > _MAX_BODY_BYTES):
+            yield _send_photos(path, read, params, files)
+            params, files, size = {"label": label}, [], 0
+        files.append(file)
+        size += added
+    yield _send_photos(path, read, params, files)
+
+
+def add_lessons(lessons: Sequence[Lesson]) -> Lesson:
+    """Returns the last lesson with the counts and scores of all."""
+    last = lessons[-1]
+    added, repeated = (
+        sum(getattr(each.examples, name) for each in lessons) for name in ("added", "repeated")
+    )
+    return dataclasses.replace(
+        last,
+        examples=dataclasses.replace(last.examples, added=added, repeated=repeated),
+        positive=[score for each in lessons for score in each.positive],
+        negative=[score for each in lessons for score in each.negative],
+    )
+
+
+def forget_examples(label_set: str, label: str) -> Call[None]:
+    """Removes all that a label has learnt from photos; its text stays."""
+    options = {"params": {"label": label}}
+    return Call("DELETE", f"{_set_path(label_set)}/examples", lambda _: None, options)
+
+
+def embed(photos: Iterable[Photo] = (), texts: Iterable[str] = ()) -> Call[Embeddings]:
+    """Returns the embeddings of photos and, from CLIP and SigLIP, of texts; in one request."""
+    if isinstance(texts, str):  # each letter would be a text
+        raise TypeError("texts must be a list of texts, not one")
+    files, strings = list(_read_groups(images=photos)), list(texts)
+    fields = {"texts": strings}
+    options = {"files": files, "data": fields} if files else {"json": fields}
+    extra = _SECONDS_PER_PHOTO * len(files) + _SECONDS_PER_LABEL * len(strings)
+    return Call("POST", "embed", _read(Embeddings), options, extra)
 
 
 def delete_label_set(name: str, *, if_version: str | None = None) -> Call[None]:
@@ -176,6 +239,25 @@ def delete_label_set(name: str, *, if_version: str | None = None) -> Call[None]:
 def check_photos(photos: Iterable[Photo]) -> None:
     if isinstance(photos, str | bytes | os.PathLike):  # each letter would be a path
         raise TypeError("photos must be a list of photos, not one")
+
+
+def _read_groups(**groups: Iterable[Photo]) -> Iterator[_FormFile]:
+    """Yields the photos of each field of a form; reads each as it is needed."""
+    for photos in groups.values():
+        check_photos(photos)
+    for field_name, photos in groups.items():
+        for photo in photos:
+            yield field_name, ("photo", _read_photo(photo))
+
+
+def _send_photos(
+    path: str,
+    read: Callable[[httpx2.Response], ResultT],
+    params: Mapping[str, Any],
+    files: Sequence[_FormFile],
+) -> Call[ResultT]:
+    options = {"params": params, "files": files}
+    return Call("POST", path, read, options, _SECONDS_PER_PHOTO * len(files))
 
 
 def _read(kind: type[ResultT]) -> Callable[[httpx2.Response], ResultT]:
@@ -258,6 +340,7 @@ def _write_label(label: LabelToWrite) -> str | dict[str, Any]:
             return _write_label(NewLabel(**label))
         case NewLabel() | RegisteredLabel():
             fields = {name: value for name, value in vars(label).items() if value is not None}
+            fields.pop("examples", None)  # the service keeps them
             if "embedding" in fields:  # it may be an array
                 fields["embedding"] = [float(number) for number in fields["embedding"]]
             return fields

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 import httpx2
 
 from ml_decoder_client import calls
-from ml_decoder_client.answers import Answer, ClientError
+from ml_decoder_client.answers import Answer, ClientError, Lesson
 from ml_decoder_client.calls import Call, Photo, Question
 from ml_decoder_client.connection import Attempts, Connection, Outcome
 from ml_decoder_client.reading import ResultT
@@ -44,6 +44,31 @@ def _awaited(
         if reads_files:  # in a thread: the disk or the network of a file may be slow
             return await self._send(await asyncio.to_thread(call, *args, **kwargs))
         return await self._send(call(*args, **kwargs))
+
+    return _present(method, call)
+
+
+def _teaching(
+    call: Callable[P, Iterator[Call[Lesson]]],
+) -> Callable[Concatenate[Client, P], Lesson]:
+    """Returns the method of `Client` that sends several calls, one after the other."""
+
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Lesson:
+        return calls.add_lessons([self._send(part) for part in call(*args, **kwargs)])
+
+    return _present(method, call)
+
+
+def _awaited_teaching(
+    call: Callable[P, Iterator[Call[Lesson]]],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, Lesson]]:
+    """Returns the method of `AsyncClient` that does the same."""
+
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Lesson:
+        parts, lessons = call(*args, **kwargs), list[Lesson]()
+        while part := await asyncio.to_thread(next, parts, None):
+            lessons.append(await self._send(part))
+        return calls.add_lessons(lessons)
 
     return _present(method, call)
 
@@ -84,6 +109,9 @@ class Client(Connection):
     replace_label_set = _blocking(calls.replace_label_set)
     change_thresholds = _blocking(calls.change_thresholds)
     calibrate_label = _blocking(calls.calibrate_label)
+    learn_label = _teaching(calls.learn_label)
+    forget_examples = _blocking(calls.forget_examples)
+    embed = _blocking(calls.embed)
     delete_label_set = _blocking(calls.delete_label_set)
 
     def predict_many(
@@ -154,6 +182,9 @@ class AsyncClient(Connection):
     replace_label_set = _awaited(calls.replace_label_set)
     change_thresholds = _awaited(calls.change_thresholds)
     calibrate_label = _awaited(calls.calibrate_label, reads_files=True)
+    learn_label = _awaited_teaching(calls.learn_label)
+    forget_examples = _awaited(calls.forget_examples)
+    embed = _awaited(calls.embed, reads_files=True)
     delete_label_set = _awaited(calls.delete_label_set)
 
     async def predict_many(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -17,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.cli.console import EXIT_SOME_FAILED, show_failure, write_json
-from service.cli.options import add_flags, path_option
+from service.cli.options import add_flags, path_argument, path_option
 from service.errors import LabelSetChanged, LabelSetExists, StartError
 from service.http.telemetry.logs import configure_logs
 from service.settings import Settings
@@ -131,6 +132,60 @@ def calibrate(  # noqa: PLR0913 - a command has a parameter for each flag
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
+def learn(
+    *,
+    settings: Settings,
+    name: Name,
+    folder: Annotated[Path, path_argument("FOLDER", "A subfolder of photos for each label.")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Forget earlier photos of the labels.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per label.")] = False,
+) -> None:
+    """Teach labels from photos; a subfolder is a label. Adds labels and set if they are missing.
+
+    ml-decoder labels learn mugs FOLDER
+    """
+    from service.cli.learn import learn_folder
+
+    configure_logs("error")
+    work = learn_folder(settings, name, folder, replace=replace, as_json=as_json)
+    if not asyncio.run(work):
+        raise typer.Exit(EXIT_SOME_FAILED)
+
+
+def export_set(
+    *,
+    settings: Settings,
+    name: Name,
+    file: Annotated[Path, path_argument("FILE", "The .npz to write.")],
+) -> None:
+    """Write a registered set with its vectors and what it has learnt, for `labels import`."""
+    from service.labels.files import pack_label_set
+
+    async def pack(catalogue: Catalogue) -> bytes:
+        definition, embeddings = await catalogue.writable(name).read_definition(name)
+        if definition.given and catalogue.encoders is not None:  # texts are encoded again
+            space = catalogue.encoders.head.embedding_space.fingerprint
+            definition = replace_fields(definition, embedding_space=space)
+        return pack_label_set(definition, embeddings)
+
+    if file.suffix != ".npz":
+        raise StartError(f"{file}: the name must end in .npz")
+    file.write_bytes(_run(settings, pack))
+
+
+def import_set(
+    *,
+    settings: Settings,
+    file: Annotated[Path, path_argument("FILE", "An .npz; its name is that of the set.")],
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a set of this name.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Register the set of a file that `labels export` wrote, with what it has learnt."""
+    add(settings=settings, name=file.stem, file=file, replace=replace, as_json=as_json)
+
+
 def _define_set(name: str, names: list[str] | None, file: Path | None) -> Definition:
     from service.bundle.card import format_first_error
     from service.labels.definition import LabelSetRecord, define_label_set
@@ -180,3 +235,6 @@ app.command()(add_flags(add, _STORE_SETTINGS))
 app.command("list")(add_flags(list_sets, _STORE_SETTINGS))
 app.command()(add_flags(remove, _STORE_SETTINGS))
 app.command()(add_flags(calibrate, _CALIBRATE_SETTINGS))
+app.command()(add_flags(learn, _CALIBRATE_SETTINGS))
+app.command("export")(add_flags(export_set, _STORE_SETTINGS))
+app.command("import")(add_flags(import_set, _STORE_SETTINGS))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from service.errors import BusyError, ImageError, InferenceFailed, OutOfMemory
 from service.images.folders import read_photo
@@ -15,6 +16,8 @@ from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
 from service.scheduling.tasks import run_in_order
 from service.settings import Settings
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,19 @@ def label_photos(
 
 
 async def _label_photo(pipeline: Pipeline, selection: Selection, path: Path) -> PhotoResult:
+    found = await try_photo(path, lambda photo: pipeline.predict(photo, selection))
+    return PhotoResult(path, *found)
+
+
+async def try_photo(
+    path: Path, use: Callable[[bytes], Awaitable[ResultT]]
+) -> tuple[ResultT | None, str | None]:
+    """Returns the result of `use` for the content of a file, or the reason why there is none."""
     try:
-        data = await asyncio.to_thread(read_photo, path)
-        return PhotoResult(path, await pipeline.predict(data, selection))
+        return await use(await asyncio.to_thread(read_photo, path)), None
     except OSError as error:
-        return PhotoResult(path, None, error.strerror or "cannot be read")
+        return None, error.strerror or "cannot be read"
     except MemoryError:
-        return PhotoResult(path, None, OutOfMemory.title)
+        return None, OutOfMemory.title
     except (ImageError, BusyError, InferenceFailed) as error:
-        return PhotoResult(path, None, error.describe())
+        return None, error.describe()

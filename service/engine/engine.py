@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from service.bundle.card import CPU_DEVICES, Device, RunPrecision
 from service.bundle.reader import Bundle
@@ -106,6 +107,13 @@ class Engine:
             if isinstance(error, MemoryError) or any(s in text for s in _OUT_OF_MEMORY_SIGNS):
                 raise OutOfMemory(f"out of memory in a batch of {len(images)}") from error
             raise InferenceFailed(f"a batch of {len(images)} failed") from error
+
+    def score(self, embeddings: NDArray[np.float32], heads: Sequence[Head]) -> list[HeadResults]:
+        """Runs heads on embeddings [B, C] that an earlier run gave: those of two towers, `NoHead`.
+
+        Two towers score the first token, of any length; the others are for maps.
+        """
+        return self._shared.run_heads(embeddings[:, np.newaxis], [heads] * len(embeddings))
 
     def try_out(self) -> None:
         """Runs one black image; raises `InferenceFailed` if the device does not work."""

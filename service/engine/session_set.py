@@ -81,7 +81,7 @@ class SessionSet:
         started = time.perf_counter()
         tokens = self._encode(images)
         encoded = time.perf_counter()
-        results = self._run_heads(tokens, asked, explained)
+        results = self.run_heads(tokens, asked, explained)
         if embedded:
             whole = tokens.numpy() if isinstance(tokens, ort.OrtValue) else tokens
             for row in embedded:
@@ -103,9 +103,10 @@ class SessionSet:
         embedding: NDArray[np.float32] = mean / max(np.linalg.norm(mean), np.finfo(np.float32).tiny)
         return embedding
 
-    def _run_heads(
-        self, tokens: _Tokens, asked: Sequence[Sequence[Head]], explained: Collection[int]
+    def run_heads(
+        self, tokens: _Tokens, asked: Sequence[Sequence[Head]], explained: Collection[int] = ()
     ) -> list[HeadResults]:
+        """Runs the heads alone, on tokens [B, S, C]."""
         # By identity: requests of the same label set share its query matrix, and so a run.
         heads = {id(head): head for wanted in asked for head in wanted}
         rows_of: dict[int, list[int]] = defaultdict(list)

@@ -66,8 +66,10 @@ def test_small_formats_are_close_to_fp32(model: Path, bundle: Bundle) -> None:
     expected = run_torch(towers.network, PIXELS, exact)
     for precision in bundle.precisions():
         engine = open_engine(bundle, device="cpu", precision=precision)
-        results = engine.run(PIXELS, [[embeddings]] * 3)
+        results = engine.run(PIXELS, [[embeddings]] * 3, embedded=range(3))
         found = np.stack([logits for (logits,), *_ in results])
+        again = engine.score(np.stack([each.embedding for each in results]), [embeddings])
+        assert np.abs(np.stack([each.logits[0] for each in again]) - found).max() < 0.01
         assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
 
 

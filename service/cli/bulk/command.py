@@ -46,6 +46,15 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     ],
     question: Question,
     exclude_path: ExcludedPaths = None,
+    embeddings: Annotated[
+        bool, typer.Option("--embeddings", help="Add a column with the photos' embeddings.")
+    ] = False,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--from", help="IN is the OUT of a run with --embeddings: answer without its photos."
+        ),
+    ] = False,
     part_size: Annotated[int, typer.Option(min=1, help="Photos per Parquet file.")] = 1000,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Retry photos that could not be used.")
@@ -56,7 +65,15 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Totals as one JSON object.")] = False,
 ) -> None:
-    """Tag a folder, a list or an object store of photos into Parquet files; resumable."""
+    """Tag a folder, a list or an object store of photos into Parquet files; resumable.
+
+    ml-decoder bulk IN OUT --embeddings
+
+    ml-decoder bulk --from OUT MORE --label-set mugs
+    """
+    if again and (embeddings or exclude_path or ray):
+        raise StartError("--from takes no --embeddings, --exclude-path or --ray")
+    question = question.model_copy(update={"embedding": embeddings or None})
     _require("pyarrow", "bulk")
     if ray:
         _require("ray", "ray")
@@ -64,7 +81,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
 
     configure_logs("warning")  # a fallback to the CPU may cost hours
     exclude = tuple(exclude_path or ())
-    job = BulkJob(photos, out, question, settings, part_size, retry_failed, exclude)
+    job = BulkJob(photos, out, question, settings, part_size, retry_failed, exclude, again)
     with show_progress(results_on_stdout=False) as show:
 
         def report(totals: Totals, to_do: int) -> None:

@@ -26,6 +26,7 @@ from pyarrow import fs
 
 from service.cli.bulk.photos import open_filesystem
 from service.errors import StartError
+from service.pipeline.prediction import Prediction
 
 QUESTION_FILE = "_bulk.json"
 _LOCK_FILE = "_bulk.lock"
@@ -33,6 +34,8 @@ _METADATA_KEY = b"ml-decoder"
 
 CATEGORIES = "categories"
 """Key of a label set in a question, if its labels have categories."""
+ENCODER = "encoder"
+"""Key of the image encoder in a question, if the rows have embeddings."""
 
 _LABEL = pa.struct(
     [
@@ -58,6 +61,13 @@ Record = dict[str, Any]
 """One row by column; missing columns are null."""
 
 
+def make_record(photo: str, prediction: Prediction) -> Record:
+    """Returns the row of a photo that has labels."""
+    found = prediction.describe()
+    row = {"photo": photo, **found["image"], "labels": found["labels"]}
+    return row if prediction.embedding is None else row | {"embedding": prediction.embedding}
+
+
 @dataclass(frozen=True, eq=False)
 class PartFolder:
     """A folder of results; can be pickled."""
@@ -74,6 +84,15 @@ class PartFolder:
             usable = table.column("error").is_null().to_pylist()
             done.update(zip(table.column("photo").to_pylist(), usable, strict=True))
         return done
+
+    def read_embedded(self, names: Sequence[str], most: int) -> Iterator[pa.RecordBatch]:
+        """Yields at most `most` rows of those photos at a time, with all columns but labels."""
+        wanted = pa.array(names, pa.string())
+        columns = ["photo", "width", "height", "error", "embedding"]
+        for path in self._list_parts():
+            table = self._read_table(path, columns)
+            chosen = table.filter(pc.is_in(table["photo"], wanted)).combine_chunks()
+            yield from chosen.to_batches(max_chunksize=most)
 
     def forget_failed(self, names: Sequence[str]) -> None:
         """Removes the rows of those photos that have an error."""
@@ -95,6 +114,8 @@ class PartFolder:
             label = pa.struct([*_LABEL, pa.field("category", pa.string())])
             place = schema.get_field_index("labels")
             schema = schema.set(place, pa.field("labels", pa.list_(label)))
+        if ENCODER in self.question:
+            schema = schema.append(pa.field("embedding", pa.list_(pa.float32())))
         table = pa.Table.from_pylist(list(records), schema=schema)
         names = "\n".join(record["photo"] for record in records)
         name = f"part-{hashlib.sha256(names.encode()).hexdigest()[:24]}.parquet"
@@ -108,9 +129,7 @@ class PartFolder:
                 raise StartError(f"{location} has parts but no {QUESTION_FILE}: use another folder")
             self._write_file(path, _dump(self.question))
             return
-        with self.filesystem.open_input_stream(path) as stream:
-            content: bytes = stream.read()
-        if content != _dump(self.question):
+        if _read_file(self.filesystem, path) != _dump(self.question):
             raise StartError(
                 f"{location} was begun with another model, label set, question, input or limit "
                 f"(see {QUESTION_FILE}): use another folder"
@@ -130,7 +149,9 @@ class PartFolder:
 
     def _write_table(self, path: str, table: pa.Table) -> None:
         buffer = io.BytesIO()
-        pq.write_table(table, buffer, compression="zstd")
+        # Numbers of embeddings do not repeat: 0.2 s instead of 1.2 for 1,000 photos.
+        repeats = "embedding" not in table.column_names
+        pq.write_table(table, buffer, compression="zstd", use_dictionary=repeats)
         self._write_file(path, buffer.getvalue())
 
     def _write_file(self, path: str, content: bytes) -> None:
@@ -164,6 +185,18 @@ def open_parts(location: str, question: dict[str, Any]) -> Iterator[PartFolder]:
         raise StartError(f"{location}: {error.strerror or 'cannot be used'}") from error
 
 
+def open_embedded(location: str) -> PartFolder:
+    """Opens the results of an earlier run with embeddings, to read them; raises StartError."""
+    filesystem, folder = open_filesystem(location)
+    try:
+        question = json.loads(_read_file(filesystem, posixpath.join(folder, QUESTION_FILE)))
+        if isinstance(question[ENCODER], str):
+            return PartFolder(filesystem, folder, question)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # not ours, or of a run without embeddings
+    raise StartError(f"{location} has no embeddings: run bulk --embeddings on the photos first")
+
+
 @contextmanager
 def _lock(folder: str, location: str) -> Iterator[None]:
     with (Path(folder) / _LOCK_FILE).open("w") as lock:
@@ -174,6 +207,12 @@ def _lock(folder: str, location: str) -> Iterator[None]:
         for left in Path(folder).glob(".part-*.tmp"):  # of a run that was killed
             left.unlink()
         yield
+
+
+def _read_file(filesystem: fs.FileSystem, path: str) -> bytes:
+    with filesystem.open_input_stream(path) as stream:
+        content: bytes = stream.read()
+    return content
 
 
 def _dump(question: dict[str, Any]) -> bytes:

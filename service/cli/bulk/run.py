@@ -9,10 +9,12 @@ import os
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from service.cli.bulk.parts import CATEGORIES, PartFolder, Record, open_parts
+from service.cli.bulk.again import find_encoder, open_earlier, prepare_again
+from service.cli.bulk.parts import CATEGORIES, ENCODER, PartFolder, Record, make_record, open_parts
 from service.cli.bulk.photos import PhotoStore, is_utf8, open_photos
 from service.cli.photos import run_pipeline
 from service.errors import ImageError, OutOfMemory
@@ -46,6 +48,7 @@ class BulkJob:
     part_size: int  # photos per file; a run that is killed loses at most so many
     retry_failed: bool = False  # photos that have an error
     exclude: tuple[str, ...] = ()  # patterns of files and folders to leave out
+    again: bool = False  # `photos` are the results of an earlier run, with embeddings
 
 
 @dataclass
@@ -82,16 +85,23 @@ def count(records: Iterable[Record | None]) -> Totals:
 
 async def run_bulk(job: BulkJob, report: Report) -> Totals:
     """Tags all photos that are not done yet; after an error the next run continues."""
-    store, names, left_out = open_photos(job.photos, job.exclude)
+    store, names, left_out = (
+        open_earlier(job.photos) if job.again else open_photos(job.photos, job.exclude)
+    )
     totals = Totals(left_out=left_out)
     async with run_pipeline(prepare_settings(job.settings)) as pipeline:
         selection = await pipeline.select(job.question)
         if selection.hidden:
             logger.warning("%s", selection.describe_hidden())
+        tag = (
+            prepare_again(pipeline, selection, store)
+            if isinstance(store, PartFolder)
+            else partial(tag_photos, pipeline, selection, store)
+        )
         with open_parts(job.out, describe_question(pipeline, selection, job.photos)) as parts:
             remaining, add = begin_run(job, parts, names, totals, report)
             records: list[Record] = []
-            async for record in tag_photos(pipeline, selection, store, remaining):
+            async for record in tag(remaining):
                 if record is not None:
                     records.append(record)
                 if len(records) == job.part_size:
@@ -139,15 +149,17 @@ def prepare_settings(settings: Settings) -> Settings:
 
 def describe_question(pipeline: Pipeline, selection: Selection, location: str) -> dict[str, Any]:
     """Returns everything that the results depend on, as JSON values."""
-    card = pipeline.bundle.card
+    card, question = pipeline.bundle.card, selection.question
+    encoder = {ENCODER: find_encoder(pipeline.bundle)} if question.embedding else {}
     return {
+        **encoder,
         "model": {"name": card.name, "version": card.version},
         "precision": pipeline.engine.precision,
         "max_body_bytes": pipeline.settings.max_body_bytes,
         "max_pixels": pipeline.settings.max_pixels,
         # Not the versions: each store has its own.
         "label_sets": [_describe_set(labels) for labels in selection.sets],
-        "question": selection.question.model_dump(exclude_none=True),
+        "question": question.model_dump(exclude_none=True),
         "photos": location if "://" in location else str(Path(location).absolute()),
     }
 
@@ -160,6 +172,9 @@ def _describe_set(labels: LabelSet) -> dict[str, Any]:
     if labels.calibration is not None:  # a bundle that is calibrated again may keep its version
         columns = labels.calibration.tobytes() + labels.thresholds.tobytes()
         found["calibration"] = hashlib.sha256(columns).hexdigest()
+    if (learnt := labels.learnt) is not None:
+        parts = [learnt.positions.tobytes(), *(each.to_bytes() for each in learnt.lessons)]
+        found["examples"] = hashlib.sha256(b"".join(parts)).hexdigest()
     return found
 
 
@@ -182,7 +197,7 @@ async def _tag_photo(
         data = await asyncio.to_thread(store.read, name, limit)
         if len(data) > limit:
             return {"photo": name, "error": f"The file is larger than {limit} bytes"}
-        found = (await pipeline.predict(data, selection)).describe()
+        prediction = await pipeline.predict(data, selection)
     except OSError as error:
         logger.error("%s was not read: %s", name, error)
         return None
@@ -191,4 +206,4 @@ async def _tag_photo(
         return None
     except ImageError as error:
         return {"photo": name, "error": error.describe()}
-    return {"photo": name, **found["image"], "labels": found["labels"]}
+    return make_record(name, prediction)

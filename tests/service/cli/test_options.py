@@ -16,8 +16,9 @@ def test_serve_refuses_a_variable_out_of_range(run: Run, monkeypatch: pytest.Mon
     assert_refused(run, f"ml-decoder: --port or ML_DECODER_PORT: {says}", "serve")
 
 
-# Of `predict`, a flag without a value; of a version, the store here has the last one.
-_NO_OPTION = {"explain", "min_version"}
+# Of `predict`, a flag without a value; of a version, the store here has the last one; `bulk` has
+# `--embeddings`.
+_NO_OPTION = {"explain", "min_version", "embedding"}
 
 
 @pytest.mark.parametrize("command", ["predict", "bulk"])

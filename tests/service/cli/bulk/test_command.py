@@ -9,7 +9,7 @@ import pytest
 
 from service.bundle.reader import Bundle
 from service.cli.bulk import command
-from tests.service.cli.conftest import Run
+from tests.service.cli.conftest import Run, assert_refused
 from tests.support.photos import make_photo
 
 KEYS = ("tagged", "failed", "skipped", "unread", "failed_before", "left_out")
@@ -69,3 +69,12 @@ def test_bulk_names_the_extra_of_a_missing_package(
     monkeypatch.setattr(command.importlib.util, "find_spec", found.__getitem__)
     reason = f"bulk needs {missing}: pip install -e '.[{extra}]' in the checkout\n"
     assert run("photos", "out", *flags) == (2, "", f"ml-decoder: {reason}")
+
+
+def test_bulk_from_reads_the_results_of_embeddings(run: Run, photos: Path, tmp_path: Path) -> None:
+    assert run(photos, tmp_path / "a", "--embeddings")[0] == 0
+    reason = "--from cannot answer 5 label(s) that need the photos: 'cat', 'dog', 'car', 'tree', "
+    again = partial(run, "--from", tmp_path / "a", tmp_path / "b")
+    assert_refused(again, reason)
+    assert_refused(again, "--from takes no --embeddings, --exclude-path or --ray", "--embeddings")
+    assert_refused(run, "b has no embeddings", "--from", tmp_path / "b", tmp_path / "a")

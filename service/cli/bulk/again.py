@@ -1,0 +1,76 @@
+"""`bulk --from`: answers from the embeddings of an earlier run, for labels that need no more."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from service.bundle.reader import Bundle
+from service.cli.bulk.parts import ENCODER, PartFolder, Record, make_record, open_embedded
+from service.errors import StartError, quote
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.prediction import Prediction, Timings
+from service.pipeline.scoring import score_labels
+from service.pipeline.selection import Selection
+
+_ROWS_PER_RUN = 256
+_LABELS_SHOWN = 5
+_NO_TIMES = Timings(0.0, 0.0, 0.0, 0.0)
+
+
+def find_encoder(bundle: Bundle) -> str:
+    """Returns the sha256 of the image encoder, on which alone the embeddings depend."""
+    return bundle.manifest.files[bundle.manifest.graphs["encoder"]["fp32"]].sha256
+
+
+def open_earlier(location: str) -> tuple[PartFolder, list[str], int]:
+    """Returns the results of a run with embeddings, its photos, and 0 things left out."""
+    earlier = open_embedded(location)
+    return earlier, list(earlier.read_done()), 0
+
+
+def prepare_again(
+    pipeline: Pipeline, selection: Selection, earlier: PartFolder
+) -> Callable[[Sequence[str]], AsyncGenerator[Record]]:
+    """Returns a function that yields the records of photos; those that had an error still have it.
+
+    Raises StartError for embeddings of another encoder, and labels that need the photos.
+    """
+    if earlier.question[ENCODER] != find_encoder(pipeline.bundle):
+        raise StartError(
+            f"{earlier.folder} has embeddings of another encoder: use its bundle, or run bulk "
+            "--embeddings on the photos again"
+        )
+    fit = ("zero_shot", "examples") if pipeline.bundle.card.has_two_towers else ("examples",)
+    others = [
+        part.labels.names[position]
+        for part in selection.parts
+        if part.labels.source not in fit
+        for position in part.chosen
+    ]
+    if others:
+        shown = ", ".join(map(quote, others[:_LABELS_SHOWN]))
+        raise StartError(
+            f"--from cannot answer {len(others)} label(s) that need the photos: {shown}"
+            f"{', ...' * (len(others) > _LABELS_SHOWN)}: leave them out, or run bulk on the photos"
+        )
+    return partial(_answer, pipeline, selection, earlier)
+
+
+async def _answer(
+    pipeline: Pipeline, selection: Selection, earlier: PartFolder, names: Sequence[str]
+) -> AsyncGenerator[Record]:
+    for rows in earlier.read_embedded(names, _ROWS_PER_RUN):
+        embeddings = rows.column("embedding").to_numpy(zero_copy_only=False)
+        usable = [each for each in embeddings if each is not None]
+        scored = iter(pipeline.engine.score(np.stack(usable), selection.heads) if usable else ())
+        records = rows.drop_columns(["embedding"]).to_pylist()
+        for record, embedding in zip(records, embeddings, strict=True):
+            if embedding is None:
+                yield record
+                continue
+            labels = score_labels(next(scored).logits, selection, embedding)
+            found = Prediction(record["width"], record["height"], labels, _NO_TIMES)
+            yield make_record(record["photo"], found)

@@ -1,0 +1,121 @@
+"""`ml-decoder labels learn`: labels from a folder with a subfolder of photos for each."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+from rich.text import Text
+
+from service.bundle.card import format_first_error
+from service.cli.console import show_failure, write_json
+from service.cli.photos import PhotoResult, run_pipeline, try_photo
+from service.errors import StartError
+from service.fields import LabelText, validate
+from service.http.responses.examples import LessonAnswer, answer_lesson
+from service.images.folders import describe_left_out, explain_none, list_photos
+from service.labels.examples import Example
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.teaching import Taught, embed_photo
+from service.question import Question
+from service.scheduling.tasks import run_in_order
+from service.settings import Settings
+
+# The store compares new examples with all earlier ones while others wait: 0.1 s for 200 and 1,000.
+_EXAMPLES_PER_WRITE = 200
+_label_text: TypeAdapter[str] = TypeAdapter(LabelText)
+
+
+async def learn_folder(
+    settings: Settings, name: str, folder: Path, *, replace: bool, as_json: bool
+) -> bool:
+    """Teaches a set, or a new one, the labels of a folder; returns whether all photos were used.
+
+    `replace` forgets earlier photos of these labels. Raises StartError for an unusable folder, and
+    as `Catalogue.teachable`.
+    """
+    validate(Question, {"label_set": [name]}, "command line")
+    found, loose = find_examples(folder)
+    left_out = [PhotoResult(path, None, "it is in no subfolder: it has no label") for path in loose]
+    async with run_pipeline(settings) as pipeline:
+        pipeline.catalogue.teachable(name)  # before the photos, which may take minutes
+        for label, paths in found.items():
+            examples, unusable = await _embed(pipeline, paths)
+            left_out += unusable
+            if examples:
+                taught = await _learn(pipeline, name, label, examples, replace=replace)
+                _show(answer_lesson(taught, label), as_json=as_json)
+    for photo in left_out:
+        show_failure(photo)
+    return not left_out
+
+
+def find_examples(folder: Path) -> tuple[dict[str, list[Path]], list[Path]]:
+    """Returns the photos in and below each subfolder by label, and those in no subfolder.
+
+    Raises StartError if all are.
+    """
+    try:
+        names, left_out = list_photos(str(folder))
+    except OSError as error:
+        raise StartError(f"{folder}: {error.strerror or 'cannot be read'}") from error
+    found: dict[str, list[Path]] = {}
+    for name in (name for name in names if "/" in name):
+        label = name.partition("/")[0]
+        try:
+            found.setdefault(_label_text.validate_python(label), []).append(folder / name)
+        except ValidationError as error:
+            raise StartError(f"{folder / label}: {format_first_error(error)}") from error
+    if not found:
+        raise StartError(f"{folder} has no subfolder with photos{explain_none(left_out)}")
+    if left_out:
+        sys.stderr.write(f"{describe_left_out(left_out)}\n")
+    return found, [folder / name for name in names if "/" not in name]
+
+
+async def _embed(
+    pipeline: Pipeline, paths: Sequence[Path]
+) -> tuple[list[Example], list[PhotoResult]]:
+    background = pipeline.catalogue.background
+    assert background is not None, "`teachable` has checked it"
+
+    async def embed(photo: bytes) -> Example:
+        embedding = await embed_photo(pipeline, photo, pipeline.make_deadline())
+        whitened = background.whiten(embedding[np.newaxis])[0]
+        return Example(hashlib.sha256(photo).digest(), whitened)
+
+    works = (try_photo(path, embed) for path in paths)
+    async with aclosing(run_in_order(works, pipeline.concurrency)) as results:
+        found = [each async for each in results]
+    rows = zip(paths, found, strict=True)
+    unusable = [PhotoResult(path, None, failure) for path, (_, failure) in rows if failure]
+    return [example for example, _ in found if example], unusable
+
+
+async def _learn(
+    pipeline: Pipeline, name: str, label: str, examples: Sequence[Example], *, replace: bool
+) -> Taught:
+    sets = pipeline.catalogue.teachable(name)
+    prepared, added = await sets.prepare_label(name, label), 0
+    for start in range(0, len(examples), _EXAMPLES_PER_WRITE):
+        some = examples[start : start + _EXAMPLES_PER_WRITE]
+        forget = replace and start == 0
+        learnt = await sets.learn(name, label, prepared, some, (), replace=forget)
+        added += learnt.added
+    return Taught(learnt.labels, learnt.created, added, len(examples) - added, [], [])
+
+
+def _show(found: LessonAnswer, *, as_json: bool) -> None:
+    if as_json:
+        write_json(found.model_dump(exclude={"positive", "negative"}))
+        return
+    count, new = found.examples.positive, found.examples.added
+    line = f": {count} photo{'s' * (count != 1)}, {new} new; {found.separation.meaning}"
+    advice = f". {found.advice}" if found.advice else ""
+    Console().print(Text.assemble((found.label, "bold"), line, advice), soft_wrap=True)

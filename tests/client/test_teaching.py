@@ -1,0 +1,108 @@
+"""Labels from photos, and embeddings: both clients against a real server and a fake one."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ml_decoder_client import ServiceProblem, calls, connection
+from tests.client.conftest import Fake
+from tests.support.photos import make_photo
+
+PHOTOS = [make_photo(seed) for seed in range(4)]
+GONE = json.dumps({"title": "The label has no examples", "code": "no_examples"}).encode()
+
+
+@pytest.fixture
+def client(kind: Any, server_url: str) -> Iterator[Any]:
+    with kind(server_url) as client:
+        yield client
+        assert client.predict(PHOTOS[0], top_k=1).labels, "a good request still works"
+
+
+def make_lesson(added: int, score: float) -> dict[str, Any]:
+    return {
+        "label_set": {"name": "mine", "version": "1"},
+        "label": "our mug",
+        "examples": {"positive": added, "negative": 0, "added": added, "repeated": 1},
+        "separation": {"value": 6.1, "meaning": "clear"},
+        **{"threshold": 0.5, "calibrated": False, "advice": None},
+        **{"positive": [{"score": score}], "negative": []},
+    }
+
+
+def test_label_learns_from_photos_and_forgets_them(client: Any) -> None:
+    first = client.learn_label("mine", "our mug", PHOTOS[:2], PHOTOS[2:3])
+    assert (first.examples.positive, first.examples.negative, first.examples.added) == (2, 1, 3)
+    assert len(first.positive) == 2
+    again = client.learn_label("mine", "our mug", PHOTOS[:1])
+    assert (again.examples.positive, again.examples.repeated) == (2, 1)
+    (scored,) = client.predict(PHOTOS[0], label_set=["mine"], top_k=1).labels
+    assert scored.source == "examples"
+    assert scored.score == pytest.approx(again.positive[0].score, abs=1e-5)
+
+    found = client.read_label_set("mine")
+    assert (found.num_learnt, found.labels[0].examples.positive) == (1, 2)
+    labels = [asdict(label) for label in found.labels]
+    assert client.replace_label_set("mine", [*labels, "yak"]).num_learnt == 1
+
+    assert client.forget_examples("mine", "our mug") is None
+    with pytest.raises(ServiceProblem) as caught:
+        client.forget_examples("mine", "our mug")
+    assert caught.value.code == "no_examples"
+    client.delete_label_set("mine")
+
+
+def test_embeddings_are_those_of_predict(client: Any) -> None:
+    answer = client.predict(PHOTOS[0], embedding=True)
+    found = client.embed([PHOTOS[0], b"junk"])
+    assert found.images[0].embedding == pytest.approx(answer.embedding, abs=1e-6)
+    assert found.images[1].error["code"] == "invalid_image"
+    assert found.width == len(answer.embedding)
+    assert np.linalg.norm(answer.embedding) == pytest.approx(1, abs=1e-6)
+    assert client.predict(PHOTOS[0]).embedding is None
+    for photos in ([], PHOTOS[:1]):
+        with pytest.raises(ServiceProblem) as caught:
+            client.embed(photos, ["a mug"])
+        assert caught.value.code == "no_shared_space"
+    with pytest.raises(TypeError, match="texts must be a list of texts, not one"):
+        calls.embed(texts="a mug")
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "requests"),
+    [(10, 200, 1), (10, 450, 3), (9 * 2**20, 3, 2), (21 * 2**20, 2, 2)],
+)
+def test_many_photos_go_in_several_requests(
+    kind: Any, fake: Fake, size: int, count: int, requests: int
+) -> None:
+    service, url = fake
+    service.set_answer(make_lesson(5, 0.5))
+    with kind(url) as client:
+        lesson = client.learn_label("mine", "our mug", [bytes(size)] * count, replace=True)
+    paths = [path for _, path, _ in service.requests]
+    first = "/labels/mine/examples?label=our+mug&replace=true"
+    assert paths == [first, *["/labels/mine/examples?label=our+mug"] * (requests - 1)]
+    bodies = [service.bodies.get() for _ in paths]
+    assert sum(body.count(b'name="positive"') for body in bodies) == count
+    assert max(map(len, bodies)) <= max(20 * 2**20, size + 1000)
+    counts = lesson.examples
+    assert (counts.positive, counts.added, counts.repeated) == (5, 5 * requests, requests)
+    assert len(lesson.positive) == requests
+
+
+def test_lost_responses_are_repeated(
+    kind: Any, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_FIRST_WAIT_SECONDS", 0.01)
+    service, url = fake
+    service.body = json.dumps(make_lesson(0, 0.5)).encode()
+    with kind(url) as client:
+        service.answers = [(0, {}), (200, {})]
+        assert client.learn_label("mine", "our mug", PHOTOS[:1]).examples.repeated == 1
+        service.answers, service.body = [(0, {}), (404, {})], GONE
+        assert client.forget_examples("mine", "our mug") is None
+    assert len(service.requests) == 4

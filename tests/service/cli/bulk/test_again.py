@@ -1,0 +1,158 @@
+"""Embeddings in the results of bulk, and answers from them alone."""
+
+import asyncio
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from service.bundle.reader import Bundle
+from service.bundle.writer import BundleDraft
+from service.cli.bulk.run import BulkJob, Totals, run_bulk
+from service.cli.learn import learn_folder
+from service.errors import StartError
+from service.question import Question
+from service.settings import Settings
+from tests.support.photos import make_photo
+from tests.support.tiny_bundle import (
+    OPEN_HEAD,
+    TINY_LABELS,
+    WIDTH,
+    open_card,
+    open_draft,
+    parse_graph,
+    tiny_card,
+    tiny_encoder,
+    tiny_graphs,
+    write_draft,
+    write_teachable_bundle,
+)
+
+LABELS = Question(candidate_labels=["yak", "newt", "crow"], top_k=2)
+FIRST_TOKEN = f"""(float[B, S, {WIDTH}] tokens, float[L, {WIDTH}] queries) =>
+    (float[B, L] logits) {{
+    first = Gather <axis = 1> (tokens, zero)
+    length = ReduceL2 <keepdims = 1> (first, last)
+    image = Div (first, length)
+    columns = Transpose <perm = [1, 0]> (queries)
+    logits = MatMul (image, columns)
+}}"""
+
+
+def write_towers(parent: Path, **graphs: bytes) -> Bundle:
+    """Writes a tiny bundle with the open head of two towers, some graphs replaced."""
+    head = OPEN_HEAD.model_copy(update={"kind": "clip"})
+    card = open_card(trained=False).model_copy(update={"open_head": head})
+    draft = open_draft(card, trained=False)
+    graphs = {"open_head": parse_graph(FIRST_TOKEN, zero=0, last=[-1]), **graphs}
+    made = {name: {"fp32": graph} for name, graph in graphs.items()}
+    return write_draft(parent, replace(draft, graphs={**draft.graphs, **made}))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> BulkJob:
+    """Answers from the embeddings of five photos and a broken file."""
+    (tmp_path / "photos").mkdir()
+    for number in range(5):
+        (tmp_path / f"photos/{number}.png").write_bytes(make_photo(number))
+    (tmp_path / "photos/bad.jpg").write_bytes(b"junk")
+    settings = Settings(bundle=write_towers(tmp_path).path, device="cpu", label_store="memory")
+    first = Question(embedding=True, label_set=["everyday"])
+    job = BulkJob(str(tmp_path / "photos"), str(tmp_path / "first"), first, settings, 3)
+    assert run(job) == Totals(tagged=5, failed=1)
+    return replace(job, photos=job.out, out=str(tmp_path / "out"), question=LABELS, again=True)
+
+
+def run(job: BulkJob) -> Totals:
+    return asyncio.run(run_bulk(job, lambda _now, _to_do: None))
+
+
+def read_rows(folder: str) -> list[dict[str, Any]]:
+    return sorted(pq.read_table(folder).to_pylist(), key=lambda row: str(row["photo"]))
+
+
+def test_embeddings_are_a_column_of_lists_of_float32(job: BulkJob) -> None:
+    table = pq.read_table(job.photos)
+    assert table.schema.field("embedding").type == pa.list_(pa.float32())
+    found = {row["photo"]: row["embedding"] for row in table.to_pylist()}
+    assert found.pop("bad.jpg") is None
+    lengths = np.linalg.norm(list(found.values()), axis=1)
+    np.testing.assert_allclose(lengths, np.ones(5), atol=1e-6)
+
+
+def test_answers_without_photos_are_those_of_the_photos(job: BulkJob, tmp_path: Path) -> None:
+    photos = replace(job, photos=str(tmp_path / "photos"), out=str(tmp_path / "fresh"), again=False)
+    run(photos)
+    shutil.rmtree(tmp_path / "photos")
+    assert run(job) == Totals(tagged=5, failed=1)
+    found, expected = read_rows(job.out), read_rows(photos.out)
+    for row, other in zip(found, expected, strict=True):
+        for label, fresh in zip(row["labels"] or (), other["labels"] or (), strict=True):
+            label["score"] = pytest.approx(fresh["score"], abs=1e-5)
+    assert found == expected
+    assert run(job) == Totals(skipped=6, failed_before=1)
+
+
+def test_sets_of_examples_alone_need_no_photos(job: BulkJob, tmp_path: Path) -> None:
+    draft = BundleDraft(card=tiny_card(), labels=TINY_LABELS, graphs=tiny_graphs())
+    bundle = write_teachable_bundle(tmp_path, draft)
+    store = str(tmp_path / "labels.db")
+    settings = job.settings.model_copy(update={"bundle": bundle.path, "label_store": store})
+
+    (tmp_path / "mugs").mkdir()
+    (tmp_path / "mugs/mug").symlink_to(tmp_path / "photos")
+
+    def learn() -> None:
+        folder = tmp_path / "mugs"
+        asyncio.run(learn_folder(settings, "mine", folder, replace=False, as_json=True))
+
+    learn()
+    question = Question(label_set=["mine"], threshold=0.0)
+    photos = replace(job, photos=str(tmp_path / "photos"), again=False, settings=settings)
+    first = replace(photos, out=str(tmp_path / "embedded"), question=Question(embedding=True))
+    fresh = replace(photos, out=str(tmp_path / "fresh"), question=question)
+    again = replace(first, photos=first.out, out=job.out, question=question, again=True)
+    for each in (first, fresh, again):
+        assert run(each) == Totals(tagged=5, failed=1)
+    found, expected = read_rows(again.out), read_rows(fresh.out)
+    assert [len(row["labels"] or ()) for row in found] == [1, 1, 1, 1, 1, 0]
+    for row, other in zip(found[:5], expected[:5], strict=True):
+        assert row["labels"][0]["score"] == pytest.approx(other["labels"][0]["score"], abs=1e-5)
+    (tmp_path / "photos/more.png").write_bytes(make_photo(9))
+    learn()
+    with pytest.raises(StartError, match="was begun with another model, label set"):
+        run(again)
+
+
+def test_embeddings_of_another_encoder_are_refused(job: BulkJob, tmp_path: Path) -> None:
+    other = write_towers(tmp_path / "other", encoder=tiny_encoder(7))
+    settings = job.settings.model_copy(update={"bundle": other.path})
+    assert_refused(replace(job, settings=settings), "embeddings of another encoder")
+    assert run(job).tagged == 5
+
+
+def test_labels_that_need_the_photos_are_named(job: BulkJob, open_bundle: Bundle) -> None:
+    settings = job.settings.model_copy(update={"bundle": open_bundle.path})
+    question = Question(label_set=["everyday", "trained"], exclude=["dog"])
+    names = (
+        "cannot answer 7 label.s. that need the photos: 'chair', 'table', 'lamp', 'cat', 'car', ..."
+    )
+    assert_refused(replace(job, settings=settings, question=question), names)
+
+
+def test_folder_without_embeddings_is_refused(job: BulkJob, tmp_path: Path) -> None:
+    run(job)
+    for folder in (job.out, tmp_path / "photos"):
+        job = replace(job, photos=str(folder), out=str(tmp_path / "more"))
+        assert_refused(job, "has no embeddings: run bulk --embeddings on the photos")
+
+
+def assert_refused(job: BulkJob, reason: str) -> None:
+    with pytest.raises(StartError, match=reason):
+        run(job)
+    assert not Path(job.out).exists()
