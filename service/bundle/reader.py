@@ -87,13 +87,18 @@ class Bundle:
 
     @property
     def encoder_fingerprint(self) -> str:
-        """Sha256 in hex of encoder and background: what is learnt from photos fits no others.
+        """Sha256 in hex of the encoder: embeddings of photos fit no others.
 
         It is the same for all precisions, whose embeddings are nearly equal.
         """
-        files = (self.manifest.graphs["encoder"]["fp32"], BACKGROUND_FILE)
-        found = [self.manifest.files[file].sha256 for file in files if file in self.manifest.files]
-        return hashlib.sha256("".join(found).encode()).hexdigest()
+        return self.manifest.files[self.manifest.graphs["encoder"]["fp32"]].sha256
+
+    @property
+    def lesson_fingerprint(self) -> str:
+        """Sha256 in hex of encoder and background: what labels learn from photos fits no others."""
+        background = self.manifest.files.get(BACKGROUND_FILE)
+        parts = self.encoder_fingerprint + (background.sha256 if background else "")
+        return hashlib.sha256(parts.encode()).hexdigest()
 
     def read_label_sets(self) -> dict[str, bytes]:
         """Returns file name, such as `everyday.npz` -> content; `BundleError` if changed."""

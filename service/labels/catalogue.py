@@ -66,7 +66,7 @@ def open_catalogue(settings: Settings, bundle: Bundle, encoders: LabelEncoders |
     return Catalogue(
         trained,
         fixed,
-        SetMaker(encoders, PhotoSpace(bundle.encoder_fingerprint, background)),
+        SetMaker(encoders, PhotoSpace(bundle.lesson_fingerprint, background)),
         _open_store(settings, bundle),
         default_sets=tuple(dict.fromkeys(name for name in names if name)),
         max_candidates=settings.max_candidate_labels,

@@ -7,7 +7,6 @@ from functools import partial
 
 import numpy as np
 
-from service.bundle.reader import Bundle
 from service.cli.bulk.parts import ENCODER, PartFolder, Record, make_record, open_embedded
 from service.errors import StartError, quote
 from service.pipeline.pipeline import Pipeline
@@ -18,11 +17,6 @@ from service.pipeline.selection import Selection
 _ROWS_PER_RUN = 256
 _LABELS_SHOWN = 5
 _NO_TIMES = Timings(0.0, 0.0, 0.0, 0.0)
-
-
-def find_encoder(bundle: Bundle) -> str:
-    """Returns the sha256 of the image encoder, on which alone the embeddings depend."""
-    return bundle.manifest.files[bundle.manifest.graphs["encoder"]["fp32"]].sha256
 
 
 def open_earlier(location: str) -> tuple[PartFolder, list[str], int]:
@@ -38,7 +32,7 @@ def prepare_again(
 
     Raises StartError for embeddings of another encoder, and labels that need the photos.
     """
-    if earlier.question[ENCODER] != find_encoder(pipeline.bundle):
+    if earlier.question[ENCODER] != pipeline.bundle.encoder_fingerprint:
         raise StartError(
             f"{earlier.folder} has embeddings of another encoder: use its bundle, or run bulk "
             "--embeddings on the photos again"

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from service.cli.bulk.again import find_encoder, open_earlier, prepare_again
+from service.cli.bulk.again import open_earlier, prepare_again
 from service.cli.bulk.parts import CATEGORIES, ENCODER, PartFolder, Record, make_record, open_parts
 from service.cli.bulk.photos import PhotoStore, is_utf8, open_photos
 from service.cli.photos import run_pipeline
@@ -150,7 +150,7 @@ def prepare_settings(settings: Settings) -> Settings:
 def describe_question(pipeline: Pipeline, selection: Selection, location: str) -> dict[str, Any]:
     """Returns everything that the results depend on, as JSON values."""
     card, question = pipeline.bundle.card, selection.question
-    encoder = {ENCODER: find_encoder(pipeline.bundle)} if question.embedding else {}
+    encoder = {ENCODER: pipeline.bundle.encoder_fingerprint} if question.embedding else {}
     return {
         **encoder,
         "model": {"name": card.name, "version": card.version},

@@ -124,7 +124,7 @@ async def delete_examples(request: Request, host: Host, name: Name, label: Label
     pipeline = host.pipeline
     with pipeline.admit():
         version = await demand_version(request, pipeline.catalogue, name)
-        work = pipeline.catalogue.teachable(name).forget(name, label, version)
+        work = pipeline.catalogue.writable(name).forget(name, label, version)
         return await answer_set(request, await cancel_on_disconnect(request, work))
 
 

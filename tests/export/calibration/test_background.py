@@ -74,7 +74,7 @@ def test_bundle_gets_a_background_in_place_or_is_not_written(
         assert (code, lines[-1], ANOTHER in str(lines)) == (1, "1 photo was left out", is_other)
         assert lines[0].startswith(f"left out: photo {damaged} cannot be decoded: ")
     changed = load_bundle(bundle.path)
-    assert changed.encoder_fingerprint != after.encoder_fingerprint
+    assert changed.lesson_fingerprint != after.lesson_fingerprint
 
     (photos / "7.png").unlink()
     (tmp_path / "empty").mkdir()

@@ -216,7 +216,7 @@ def test_labels_that_learnt_from_photos_are_left_out_and_named(
     embeddings = np.eye(len(everyday.names), EMBEDDING_WIDTH, dtype=np.float32)
     lesson = make_lesson(WIDTH).add(make_examples(2, width=WIDTH))
     tokens = np.random.default_rng(0).normal(size=(1, TOKENS, WIDTH)).astype(np.float32)
-    scores, own = [], bundle.encoder_fingerprint
+    scores, own = [], bundle.lesson_fingerprint
     for learnt, encoder in ((["chair"], "another"), (["chair"], own), (everyday.names, own)):
         taught = replace(everyday, lessons=dict.fromkeys(learnt, lesson), encoder=encoder)
         sets = {"everyday.npz": pack_label_set(taught, embeddings)}
