@@ -143,8 +143,7 @@ def _first_convolution(model: onnx.ModelProto) -> NodeProto | None:
 
 
 def _producer(model: onnx.ModelProto, name: str) -> NodeProto | None:
-    found: NodeProto | None = next((n for n in model.graph.node if name in n.output), None)
-    return found
+    return next((n for n in model.graph.node if name in n.output), None)
 
 
 def _constant(model: onnx.ModelProto, name: str) -> _Array | None:

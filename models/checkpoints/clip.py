@@ -142,7 +142,7 @@ def _build(name: str, found: Mapping[str, Any], state: State) -> CLIPModel | Sig
     except Exception as error:  # the library raises many types for an odd configuration
         raise CheckpointError(f"{name} has a config.json that is damaged") from error
     fill(model, state)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def _read_preparation(folder: Path, size: int) -> InputConfig:

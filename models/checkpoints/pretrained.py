@@ -68,5 +68,4 @@ def _timm_state(name: str) -> dict[str, Tensor]:
         model = cast("Any", timm.create_model(name, pretrained=True))
     except Exception as error:  # timm raises the errors of every download library
         raise PretrainedError(f"no pretrained weights could be loaded for {name}") from error
-    state: dict[str, Tensor] = model.state_dict()
-    return state
+    return model.state_dict()

@@ -35,5 +35,4 @@ class CosineHead(OpenHead):
     def recall(self, tokens: Tensor, memory: Tensor, queries: Tensor) -> Tensor:  # noqa: ARG002
         """Scores the first token of the memory."""
         images = functional.normalize(memory[:, 0], dim=-1)
-        logits: Tensor = self.log_scale.exp() * (images @ queries.T) + self.bias
-        return logits
+        return self.log_scale.exp() * (images @ queries.T) + self.bias

@@ -46,8 +46,7 @@ class TrainedMaps(nn.Module):
     def forward(self, memory: Tensor, labels: Tensor) -> Tensor:
         """Maps memory [B, S, D] and labels int64 [L], 0..N-1, to maps [B, L, rows, columns]."""
         queries = self.queries[labels // self.group_size]  # [L, D]
-        maps: Tensor = self.draw(self.contributions(memory, queries, self.readout[labels]))
-        return maps
+        return self.draw(self.contributions(memory, queries, self.readout[labels]))
 
 
 class OpenMaps(nn.Module):
@@ -66,8 +65,7 @@ class OpenMaps(nn.Module):
     def forward(self, memory: Tensor, queries: Tensor) -> Tensor:
         """Maps memory [B, S, D] and label queries [L, K] to maps [B, L, rows, columns]."""
         projected = queries[:, self.width : 2 * self.width]  # [L, D]
-        maps: Tensor = self.draw(self.contributions(memory, projected, self.readout))
-        return maps
+        return self.draw(self.contributions(memory, projected, self.readout))
 
 
 class CosineMaps(nn.Module):
@@ -79,18 +77,17 @@ class CosineMaps(nn.Module):
 
     def forward(self, memory: Tensor, queries: Tensor) -> Tensor:
         """Maps memory [B, 1 + S, E] and label queries [L, E] to maps [B, L, rows, columns]."""
-        maps: Tensor = self.draw(queries @ memory[:, 1:].transpose(1, 2))
-        return maps
+        return self.draw(queries @ memory[:, 1:].transpose(1, 2))
 
 
-def make_open_maps(
-    head: ZeroShotMLDecoder | CosineHead, grid: tuple[int, int]
+def make_maps(
+    head: MLDecoder | ZeroShotMLDecoder | CosineHead, grid: tuple[int, int]
 ) -> tuple[nn.Module, int]:
     """Returns the maps of a head and the number of tokens [B, S, C] that they need."""
     cells = math.prod(grid)
     if isinstance(head, CosineHead):
         return CosineMaps(grid), 1 + cells
-    return OpenMaps(head, grid), cells
+    return TrainedMaps(head, grid) if isinstance(head, MLDecoder) else OpenMaps(head, grid), cells
 
 
 class Contributions(nn.Module):
@@ -120,16 +117,14 @@ class Contributions(nn.Module):
         # Multiplies the few labels by the projections instead of all tokens.
         scores = self._multiply(memory, queries, self.key)  # [B, L, heads, S]
         values = self._multiply(memory, readout, self.value)  # [B, L or 1, heads, S]
-        contributions: Tensor = (scores.softmax(dim=-1) * values).sum(dim=2)
-        return contributions
+        return (scores.softmax(dim=-1) * values).sum(dim=2)
 
     def _multiply(self, memory: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
         # [heads, L, D / heads] @ [heads, D / heads, D] -> [heads, L, D]
         parts = labels.unflatten(-1, (self.num_heads, -1)).transpose(0, 1) @ weight
         rows = parts.transpose(0, 1).flatten(0, 1)  # [L * heads, D]
         products: Tensor = rows @ memory.transpose(1, 2)  # [B, L * heads, S]
-        split: Tensor = products.unflatten(1, (-1, self.num_heads))
-        return split
+        return products.unflatten(1, (-1, self.num_heads))
 
 
 class Drawing(nn.Module):
@@ -154,8 +149,7 @@ class Drawing(nn.Module):
         found = contributions.relu().unflatten(-1, self.grid)
         smooth = self.rows @ found @ self.columns.T
         largest = smooth.amax(dim=(-2, -1), keepdim=True)
-        maps: Tensor = smooth / largest.clamp_min(torch.finfo(smooth.dtype).tiny)
-        return maps
+        return smooth / largest.clamp_min(torch.finfo(smooth.dtype).tiny)
 
 
 def find_grid(num_tokens: int, height: int, width: int) -> tuple[int, int] | None:
@@ -170,8 +164,7 @@ def find_grid(num_tokens: int, height: int, width: int) -> tuple[int, int] | Non
 def _carry_back(layer: DecoderLayer, weights: Tensor) -> Tensor:
     """Carries weights [n, D] on decoded queries back to the values."""
     gains = layer.norm2.weight * layer.norm3.weight
-    carried: Tensor = (weights * gains) @ layer.attention.out.weight
-    return carried
+    return (weights * gains) @ layer.attention.out.weight
 
 
 def _smoothing(size: int) -> Tensor:

@@ -41,8 +41,7 @@ class NameVotes(nn.Module):
 
     def classify(self, tokens: Tensor) -> Tensor:
         """Maps tokens [B, S, C] to the classifier's logits [B, P]."""
-        logits: Tensor = self.classifier(tokens.mean(dim=1))
-        return logits
+        return self.classifier(tokens.mean(dim=1))
 
     def weigh(self, labels: Tensor) -> Tensor:
         """Maps label embeddings [L, E] of length 1 to votes [L, P], divided by the mean photo's."""

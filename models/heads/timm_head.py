@@ -37,5 +37,4 @@ class TimmHead(nn.Module):
             features = tokens.unflatten(1, self.config.grid)  # [B, H, W, C]
             if not self._channels_last:
                 features = features.permute(0, 3, 1, 2)
-        logits: Tensor = cast("Any", self.model).forward_head(features)
-        return logits
+        return cast("Any", self.model).forward_head(features)

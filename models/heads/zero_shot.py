@@ -60,5 +60,4 @@ class ZeroShotMLDecoder(OpenHead):
         # scores add up to more.
         if self.votes is None or self.training:
             return logits
-        added: Tensor = logits + self.votes(tokens, queries[:, 2 * width :])
-        return added
+        return logits + self.votes(tokens, queries[:, 2 * width :])

@@ -71,8 +71,7 @@ def make_mix(recipe: Recipe, num_classes: int) -> Mix:
 
     def mix_pairs(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         even = len(inputs) // 2 * 2  # timm mixes a batch with its own reverse
-        mixed: tuple[Tensor, Tensor] = blend(inputs[:even].clone(), targets[:even].argmax(dim=1))
-        return mixed
+        return blend(inputs[:even].clone(), targets[:even].argmax(dim=1))
 
     return mix_pairs
 

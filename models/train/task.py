@@ -77,8 +77,7 @@ class TrainedPart(nn.Sequential):
     def forward(self, features: Tensor, *embeddings: Tensor) -> Tensor:
         """Maps features (and embeddings) to logits."""
         stages, head = self
-        logits: Tensor = head(stages(features), *embeddings)
-        return logits
+        return head(stages(features), *embeddings)
 
 
 @dataclass(frozen=True, eq=False)

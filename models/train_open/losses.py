@@ -66,5 +66,4 @@ def choose_columns(probabilities: Tensor, count: int) -> Tensor:
     total = probabilities.shape[1]
     likely = probabilities.amax(dim=0).topk(min(count // 2, total)).indices
     others = torch.randperm(total, device=probabilities.device)[: count - len(likely)]
-    chosen: Tensor = torch.cat([likely, others]).unique()
-    return chosen
+    return torch.cat([likely, others]).unique()

@@ -37,8 +37,7 @@ class Teacher:
 
     def classify(self, tokens: Tensor) -> Tensor:
         """Maps the teacher's own tokens float [B, S, C] to logits [B, P]."""
-        logits: Tensor = self.classifier(tokens.mean(dim=1))
-        return logits
+        return self.classifier(tokens.mean(dim=1))
 
 
 @dataclass(frozen=True, eq=False)
