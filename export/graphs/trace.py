@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import onnx
@@ -73,14 +74,14 @@ class PixelEncoder(nn.Module):
 
 
 class _Call(nn.Module):
-    """A function of a module and of the graph's inputs."""
+    """A function of the graph's inputs that uses a module."""
 
     def __init__(self, module: nn.Module, function: Callable[..., object]) -> None:
         super().__init__()
         self.module, self.function = module, function
 
     def forward(self, *inputs: Tensor) -> object:
-        return self.function(self.module, *inputs)
+        return self.function(*inputs)
 
 
 def trace_encoder(backbone: nn.Module, spec: InputConfig) -> onnx.ModelProto:
@@ -101,7 +102,9 @@ def trace_heads(
     inputs = {"tokens": example("B", tokens if bound else "S", width)}
     traced: dict[GraphName, onnx.ModelProto] = {}
     if isinstance(head, MLDecoder) and grid is not None:
-        traced["trained_head"] = trace_graph(_Call(head, _score), inputs, "logits", MEMORY)
+        traced["trained_head"] = trace_graph(
+            _Call(head, partial(_score, head)), inputs, "logits", MEMORY
+        )
         asked = {"labels": example("L", dtype=torch.int64)}
         traced["trained_head_maps"] = _trace_maps(head, grid, width, asked)
     elif not isinstance(head, ZeroShotMLDecoder | CosineHead):
@@ -110,10 +113,10 @@ def trace_heads(
         traced["label_encoder"] = trace_label_encoder(head)
         queries = {"queries": example("L", head.config.query_width)}
         if grid is None or isinstance(head, Ram):
-            scorer = _Call(head, OpenHead.score)
+            scorer = _Call(head, head.score)
             traced["open_head"] = trace_graph(scorer, inputs | queries, "logits")
         else:
-            scorer = _Call(head, _score)
+            scorer = _Call(head, partial(_score, head))
             traced["open_head"] = trace_graph(scorer, inputs | queries, "logits", MEMORY)
             traced["open_head_maps"] = _trace_maps(head, grid, width, queries)
     return {name: optimise(model) for name, model in traced.items()}
@@ -143,8 +146,8 @@ def trace_label_encoder(head: OpenHead, screen: Screen | None = None) -> onnx.Mo
     """
     inputs = {"embeddings": example("L", head.config.embedding_width)}
     if screen is None:
-        return trace_graph(_Call(head, OpenHead.encode_labels), inputs, "queries")
-    encoder = _Call(screen, _encode_with_keys)
+        return trace_graph(_Call(head, head.encode_labels), inputs, "queries")
+    encoder = _Call(screen, partial(_encode_with_keys, screen))
     return trace_graph(encoder, inputs, "queries", *_describe_keys(screen))
 
 

@@ -20,11 +20,7 @@ _THUMBNAIL_FOLDERS = frozenset({"@eaDir", "@__thumb", "__MACOSX"})
 
 
 def read_labelled_folder(path: Path) -> LabelledFolder:
-    """Reads a data set in any of the layouts.
-
-    Raises:
-        DataError: the layout is unknown, or the index is damaged or inconsistent.
-    """
+    """Reads a data set; raises DataError for an unknown layout, and for a damaged index."""
     try:
         return check_labels(_read(path))
     except KeyError as error:

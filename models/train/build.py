@@ -85,13 +85,10 @@ def _check_stages(backbone: Backbone, recipe: Recipe) -> None:
 
 
 def start_from(network: Network, init: CheckpointFile) -> str:
-    """Loads a checkpoint's backbone, and its head if both heads are built alike, in place.
+    """Loads a checkpoint's backbone and pixels, and its head if both heads are built alike.
 
-    The network also takes the mean, std and interpolation of the file. The file
-    is any readable checkpoint, or a backbone with or without a classifier.
-
-    Returns:
-        A description of the loaded parts.
+    The file is any readable checkpoint, or a backbone with or without a classifier. Returns a
+    description of the loaded parts.
     """
     name = network.config.backbone
     bare = read_backbone(init)
@@ -99,8 +96,7 @@ def start_from(network: Network, init: CheckpointFile) -> str:
         if bare.described.is_tagger and bare.described.photos is None:
             raise CheckpointError(
                 f"{init.name} is in a folder with {TAGS}, and may take BGR (WD taggers do), which "
-                "training "
-                "does not know: move it to a folder of its own if it takes RGB"
+                "training does not know: move it to a folder of its own if it takes RGB"
             )
         body = network.backbone.body
         own = body.state_dict()

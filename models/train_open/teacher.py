@@ -107,9 +107,8 @@ def read_imagenet_names() -> tuple[str, ...]:
 def share_stages(student: Backbone, teacher: Backbone) -> tuple[nn.Module, nn.Module, nn.Module]:
     """Cuts a backbone and its fine-tuned copy after the leading stages that are equal.
 
-    Returns:
-        (images -> features, features -> the student's tokens, features -> the teacher's); the
-        features are the images if no stage is equal.
+    Returns (images -> features, features -> the student's tokens, features -> the teacher's); the
+    features are the images if no stage is equal.
     """
     count = next(
         stages

@@ -100,13 +100,5 @@ def _read_ml_decoder(
     inside = [key for key in body if around and key.startswith(around)]
     if len(inside) < len(body):  # else it is a prefix of everything
         refuse_others(inside)
-    found = read_body(body, hints, described, config.encoder_width, place)
-    return head.put_on(
-        found.state,
-        backbone=found.backbone,
-        input=found.input,
-        prefix_tokens=hints.prefix_tokens or "drop",
-        features=found.features,
-        norm_pooled=found.norm_pooled,
-        model_args=found.model_args,
-    )
+    body, facts = read_body(body, hints, described, config.encoder_width, place)
+    return head.put_on(body, prefix_tokens=hints.prefix_tokens or "drop", **facts)

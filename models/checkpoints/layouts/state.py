@@ -32,8 +32,10 @@ _PREFIXES = re.compile(  # of data-parallel, compiled and sharded networks
 )
 # Options of timm's training script -> arguments of its models.
 _OPTIONS = {"gp": "global_pool", "bn_eps": "bn_eps"}
+LEAVES = ("weight", "bias")
+COUNTERS = "num_batches_tracked"  # of batch norms; not used by the network
 # Averages of torch and ema_pytorch count in tensors of their own.
-_COUNTERS = {"n_averaged", "initted", "step"}
+_STEPS = {"n_averaged", "initted", "step"}
 # Names of a loss's weights and of a metric's state; no model of timm has them.
 _LOSS = re.compile(
     r"(.*\.)?((\w*_)?(loss(es)?|criteri(on|a))(_\w+)?|pos_weight|class_weights?)(\..+)?"
@@ -64,7 +66,7 @@ def unwrap(content: object) -> Content:
     inner = _find_tensors(content)
     for root in _AVERAGED:  # a module that has the averaged network in an attribute
         inner = _strip(take(inner, f"{root}.")) or inner
-    inner = {key: value for key, value in inner.items() if key not in _COUNTERS}
+    inner = {key: value for key, value in inner.items() if key not in _STEPS}
     if not inner or not all(isinstance(value, Tensor) for value in inner.values()):
         _refuse(inner)
     return Content(inner, _read_description(content))
@@ -207,6 +209,11 @@ def take(state: Mapping[str, Tensor], prefix: str) -> State:
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
+def find_prefixes(state: Iterable[str], name: str) -> list[str]:
+    """Returns the prefixes under which a file has a tensor, the shortest first."""
+    return sorted((k.removesuffix(name) for k in state if f".{k}".endswith(f".{name}")), key=len)
+
+
 def rename(state: Mapping[str, Tensor], names: Iterable[tuple[str, str]]) -> State:
     """Applies regular expressions and their replacements to each name, in their order."""
     renamed: State = {}
@@ -233,7 +240,7 @@ def unpack_attention(packed: Mapping[str, Tensor]) -> State:
     apart = any(key.startswith("in_proj_container.") for key in packed)
     state: State = {}
     read: set[str] = set()
-    for leaf in ("weight", "bias"):
+    for leaf in LEAVES:
         packs = [f"in_proj_container.{part}_proj.{leaf}" for part in "qkv"]
         packs, out = (packs, f"proj.{leaf}") if apart else ([f"in_proj_{leaf}"], f"out_proj.{leaf}")
         for theirs in (*packs, out):
