@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError, add_hint_flags, read_hints
 from models.commands import report_mistakes, run_command
-from models.config import NetworkConfig
 from models.data import DataError, LabelledFolder, keep_relevant, read_labelled_folder
 from models.metrics import report_multi_label, report_single_label, report_zero_shot
 from models.train.views import Photos, evaluation_transform
@@ -71,7 +70,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterator[str]:
     """Yields the figures that fit the network: multi-label, single-label or zero-shot."""
-    config, vectors = _config(checkpoint), folder.word_vectors
+    (_, config), vectors = checkpoint.take_network(), folder.word_vectors
     logits, targets = predict(checkpoint, folder, split)
     if config.activation == "softmax":
         return report_single_label(logits, targets)
@@ -84,7 +83,7 @@ def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterat
 @torch.inference_mode()
 def predict(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> tuple[Tensor, Tensor]:
     """Returns logits and targets of a split's photos, float [n, N], in the folder's order."""
-    config = _config(checkpoint)
+    network, config = checkpoint.take_network()
     columns = _match_labels(config.num_classes, checkpoint.label_names, folder.label_names)
     photos = Photos.of_split(folder, split, evaluation_transform(config.input))
     embeddings: tuple[Tensor, ...] = ()
@@ -95,14 +94,8 @@ def predict(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> tuple
                 f"data set {folder.name} has no word vectors, which a zero-shot head needs"
             )
         embeddings = (torch.from_numpy(vectors.embeddings),)
-    logits = [checkpoint.network(batch, *embeddings) for batch, _ in DataLoader(photos, 8)]
+    logits = [network(batch, *embeddings) for batch, _ in DataLoader(photos, 8)]
     return torch.cat(logits)[:, columns], photos.targets
-
-
-def _config(checkpoint: Checkpoint) -> NetworkConfig:
-    if checkpoint.config is None:
-        raise CheckpointError("the checkpoint has a head without a backbone")
-    return checkpoint.config
 
 
 def _match_labels(

@@ -44,10 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_embedder(encoder: TextEncoder, graph: onnx.ModelProto) -> EmbedTexts:
-    """Returns a function that embeds with the stored graph, one text per run, as the service does.
-
-    It raises TextEncoderError for a text that is too long.
-    """
+    """Returns a function that embeds texts one by one; TextEncoderError if one is too long."""
     session = open_session(graph)
 
     def embed(texts: Sequence[str]) -> FloatArray:

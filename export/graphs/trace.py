@@ -95,8 +95,8 @@ def trace_heads(
 ) -> Graphs:
     """Traces and optimises a head's graphs for tokens [B, tokens, width].
 
-    With a `grid` of the tokens, heads with maps return their memory too, which the graphs of the
-    maps read. The number of tokens stays dynamic, except for heads that are bound to a grid.
+    With a `grid` of the tokens, heads with maps return their memory too. The number of tokens stays
+    dynamic, except for heads that are bound to a grid.
     """
     bound = isinstance(head, Query2Label | TimmHead)
     inputs = {"tokens": example("B", tokens if bound else "S", width)}
@@ -140,10 +140,7 @@ def _trace_maps(
 
 
 def trace_label_encoder(head: OpenHead, screen: Screen | None = None) -> onnx.ModelProto:
-    """Traces embeddings float32 [L, E] -> queries float32 [L, K], L dynamic.
-
-    With a screen of the head, it also returns the keys.
-    """
+    """Traces embeddings float32 [L, E] -> queries float32 [L, K], with a screen also its keys."""
     inputs = {"embeddings": example("L", head.config.embedding_width)}
     if screen is None:
         return trace_graph(_Call(head, head.encode_labels), inputs, "queries")

@@ -110,10 +110,7 @@ def signal_to_noise(expected: FloatArray, actual: FloatArray) -> float:
 
 
 def variation_to_noise(expected: FloatArray, actual: FloatArray) -> float:
-    """Returns the same for logits [n, N] after subtracting each label's expected mean.
-
-    A single photo has no variation: the result is -inf, so that int8 is not the default.
-    """
+    """Returns it for logits [n, N] without each label's expected mean; -inf for a single photo."""
     mean = expected.mean(axis=0)
     return signal_to_noise(expected - mean, actual - mean)
 

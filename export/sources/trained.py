@@ -93,21 +93,20 @@ def read_source(
         network, text = towers.network, towers.text
         return Source(network, network.config, (), text.sha256, "unknown", text)
     checkpoint = read_checkpoint(path, hints)
-    if checkpoint.config is None or not isinstance(checkpoint.network, Network):
-        raise UnusableCheckpointError(f"{path.name} has a head without a backbone")
-    labels = _choose_labels(path, checkpoint, label_names)
+    whole, config = checkpoint.take_network()
+    labels = _choose_labels(path, checkpoint, config.num_classes, label_names)
     return Source(
-        network=checkpoint.network,
-        config=checkpoint.config,
+        network=whole,
+        config=config,
         labels=_set_thresholds(labels, label_thresholds, category_threshold),
         sha256=checkpoint.sha256,
         training_data=checkpoint.notes.get("training_data", "unknown"),
     )
 
 
-def _choose_labels(path: Path, checkpoint: Checkpoint, given: Path | None) -> tuple[Label, ...]:
-    assert checkpoint.config is not None
-    count = checkpoint.config.num_classes
+def _choose_labels(
+    path: Path, checkpoint: Checkpoint, count: int | None, given: Path | None
+) -> tuple[Label, ...]:
     if count is None:
         if given is not None:
             raise UnusableCheckpointError("--label-names does not fit a head for open labels")

@@ -93,10 +93,7 @@ class Backbone(nn.Module):
 
     @torch.inference_mode()
     def count_tokens(self, image_size: tuple[int, int]) -> int:
-        """Returns S for images of (H, W) pixels; sets eval mode.
-
-        Raises BackboneError if images of this size have no single map of features.
-        """
+        """Returns S for images of (H, W) pixels, or raises BackboneError; sets eval mode."""
         image = torch.zeros(1, 3, *image_size, device=next(self.parameters()).device)
         try:
             tokens = self.eval()(image)

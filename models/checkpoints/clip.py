@@ -56,10 +56,7 @@ class _Stored:
 
 
 def read_clip(checkpoint: Path | str, hints: Hints = NO_HINTS) -> TowerCheckpoint | None:
-    """Reads a folder, or `hf-hub:owner/name`; None if the checkpoint is something else.
-
-    Raises CheckpointError for a folder of another model, and for missing and damaged files.
-    """
+    """Reads a folder, or `hf-hub:owner/name`; None if it is something else than two towers."""
     if is_on_hub(checkpoint):
         name = str(checkpoint).partition(":")[2]
     elif Path(checkpoint).is_dir():

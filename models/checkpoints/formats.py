@@ -1,7 +1,4 @@
-"""Recognises a checkpoint by its first bytes: a wrong one is refused before torch is imported.
-
-Importing torch and timm takes seconds.
-"""
+"""Recognises a checkpoint by its first bytes: a wrong one is refused before torch is imported."""
 
 from __future__ import annotations
 
@@ -84,11 +81,7 @@ def check_checkpoint(checkpoint: Path | str) -> None:
 
 
 def is_safetensors(path: Path) -> bool:
-    """Returns whether a file is safetensors; False if it is torch's.
-
-    Raises CheckpointError if it is neither, or is cut off. Later parts of its content may still be
-    damaged.
-    """
+    """Returns False for a file of torch; raises CheckpointError if it is neither, or is cut off."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)

@@ -21,7 +21,32 @@ from models.heads.ml_decoder import DecoderLayer, MLDecoder
 from models.heads.zero_shot import ZeroShotMLDecoder
 
 
-class TrainedMaps(nn.Module):
+class _Maps(nn.Module):
+    """Positive contributions, smoothed, as shares of the maximum.
+
+    A token sees far beyond its cell, so a single one often lies next to the object; tokens whose
+    neighbours agree do so less often. Each cell takes a quarter of each neighbour, along rows and
+    columns; a cell at the edge is its own neighbour.
+    """
+
+    rows: Tensor
+    columns: Tensor
+
+    def __init__(self, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.grid = grid
+        self.register_buffer("rows", _smoothing(grid[0]))
+        self.register_buffer("columns", _smoothing(grid[1]))
+
+    def draw(self, contributions: Tensor) -> Tensor:
+        """Maps contributions [B, L, S] to maps [B, L, rows, columns], 0..1."""
+        found = contributions.relu().unflatten(-1, self.grid)
+        smooth = self.rows @ found @ self.columns.T
+        largest = smooth.amax(dim=(-2, -1), keepdim=True)
+        return smooth / largest.clamp_min(torch.finfo(smooth.dtype).tiny)
+
+
+class TrainedMaps(_Maps):
     """Maps of trained labels; copies the weights of a head in eval mode.
 
     Each label attends with the query of its group. The maximum of a map is 1, or 0 if no token
@@ -32,9 +57,8 @@ class TrainedMaps(nn.Module):
     readout: Tensor
 
     def __init__(self, head: MLDecoder, grid: tuple[int, int]) -> None:
-        super().__init__()
+        super().__init__(grid)
         config, layer = head.config, head.layer
-        self.draw = Drawing(grid)
         self.group_size = config.group_size
         self.contributions = Contributions(layer.attention)
         with torch.no_grad():
@@ -49,14 +73,13 @@ class TrainedMaps(nn.Module):
         return self.draw(self.contributions(memory, queries, self.readout[labels]))
 
 
-class OpenMaps(nn.Module):
+class OpenMaps(_Maps):
     """Maps of open labels: of the decoder's logit, without the votes of `name_votes.py`."""
 
     readout: Tensor
 
     def __init__(self, head: ZeroShotMLDecoder, grid: tuple[int, int]) -> None:
-        super().__init__()
-        self.draw = Drawing(grid)
+        super().__init__(grid)
         self.width = head.config.decoder_width
         self.contributions = Contributions(head.layer.attention)
         with torch.no_grad():
@@ -68,12 +91,8 @@ class OpenMaps(nn.Module):
         return self.draw(self.contributions(memory, projected, self.readout))
 
 
-class CosineMaps(nn.Module):
+class CosineMaps(_Maps):
     """Maps of open labels from patches' parts of the image's embedding, which is token 0."""
-
-    def __init__(self, grid: tuple[int, int]) -> None:
-        super().__init__()
-        self.draw = Drawing(grid)
 
     def forward(self, memory: Tensor, queries: Tensor) -> Tensor:
         """Maps memory [B, 1 + S, E] and label queries [L, E] to maps [B, L, rows, columns]."""
@@ -125,31 +144,6 @@ class Contributions(nn.Module):
         rows = parts.transpose(0, 1).flatten(0, 1)  # [L * heads, D]
         products: Tensor = rows @ memory.transpose(1, 2)  # [B, L * heads, S]
         return products.unflatten(1, (-1, self.num_heads))
-
-
-class Drawing(nn.Module):
-    """Positive contributions, smoothed, as shares of the maximum.
-
-    A token sees far beyond its cell, so a single one often lies next to the object; tokens whose
-    neighbours agree do so less often. Each cell takes a quarter of each neighbour, along rows and
-    columns; a cell at the edge is its own neighbour.
-    """
-
-    rows: Tensor
-    columns: Tensor
-
-    def __init__(self, grid: tuple[int, int]) -> None:
-        super().__init__()
-        self.grid = grid
-        self.register_buffer("rows", _smoothing(grid[0]))
-        self.register_buffer("columns", _smoothing(grid[1]))
-
-    def forward(self, contributions: Tensor) -> Tensor:
-        """Maps contributions [B, L, S] to maps [B, L, rows, columns], 0..1."""
-        found = contributions.relu().unflatten(-1, self.grid)
-        smooth = self.rows @ found @ self.columns.T
-        largest = smooth.amax(dim=(-2, -1), keepdim=True)
-        return smooth / largest.clamp_min(torch.finfo(smooth.dtype).tiny)
 
 
 def find_grid(num_tokens: int, height: int, width: int) -> tuple[int, int] | None:

@@ -11,10 +11,7 @@ from models.timm_model import create_timm, is_channels_last
 
 
 class TimmHead(nn.Module):
-    """Maps tokens of the same model's `forward_features` to logits.
-
-    The number of tokens is fixed: some heads need the map that they were flattened from.
-    """
+    """Maps the tokens of `forward_features`, whose number is fixed, to logits."""
 
     def __init__(self, network: NetworkConfig) -> None:
         super().__init__()

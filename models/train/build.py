@@ -105,12 +105,10 @@ def start_from(network: Network, init: CheckpointFile) -> str:
         fill(body, add_counters(kept, own))
         return "its backbone" + _take_pixels(network, _read_pixels(network, bare.described))
     start = read_checkpoint(init, Hints(name, prefix_tokens="drop", features="forward_features"))
-    if start.config is None:
-        raise CheckpointError(f"{init.name} has no {name} to start from")
-    assert isinstance(start.network, Network)  # it has a configuration
-    fill(network.backbone, start.network.backbone.state_dict())
-    pixels = _take_pixels(network, start.config.input)
-    head = start.network.head
+    found, config = start.take_network()
+    fill(network.backbone, found.backbone.state_dict())
+    pixels = _take_pixels(network, config.input)
+    head = found.head
     if _describe(head) != _describe(network.head):
         return f"its backbone{pixels}; its head is built differently"
     network.head.load_state_dict(head.state_dict())

@@ -175,10 +175,7 @@ def _fit(state: State, backbone: Backbone, spec: InputConfig) -> State:
 def check_tensors(
     name: str, own: Mapping[str, Tensor], found: Mapping[str, Tensor], spec: InputConfig
 ) -> None:
-    """Raises CheckpointError unless a file's names and shapes are those of a model's tensors.
-
-    Counters of batch norms do not matter.
-    """
+    """Raises CheckpointError unless names and shapes are a model's; counters do not matter."""
     missing, extra = _compare(own, found)
     _refuse_fused(name, missing, found)
     wrong = [f"no {key}" for key in missing[:1]] + [f"a {key}" for key in extra[:1]]

@@ -1,7 +1,4 @@
-"""Recognises a foreign checkpoint's layout and translates it.
-
-ML-Decoder on TResNet and timm's backbones, Query2Label, RAM, RAM++ and their heads; classifiers.
-"""
+"""Recognises a foreign checkpoint's layout and translates it."""
 
 from __future__ import annotations
 
@@ -58,10 +55,7 @@ def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
 
 
 def read_bare_backbone(content: object, given: Description) -> Content | None:
-    """Reads a backbone, its tensors under timm's names; None if the file has a known head too.
-
-    A classifier of the backbone's own stays among the tensors.
-    """
+    """Reads a backbone and its own classifier under timm's names; None if there is a known head."""
     found = unwrap(content)
     state = found.state
     if any(_HEAD.fullmatch(key) for key in state):

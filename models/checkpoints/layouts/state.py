@@ -126,10 +126,7 @@ def _find_tensors(content: Mapping[object, object]) -> dict[str, Any]:
 
 
 def _refuse_other_averages(content: Mapping[object, object]) -> None:
-    """Raises CheckpointError for averaged weights that `_AVERAGED` does not have.
-
-    They may be in the state of one of Lightning's callbacks.
-    """
+    """Refuses averaged weights that `_AVERAGED` does not have, also of Lightning's callbacks."""
     callbacks = content.get("callbacks")
     for place in (content, callbacks if isinstance(callbacks, Mapping) else {}):
         for name, value in place.items():
