@@ -97,10 +97,7 @@ def rank_layers(
 
 
 def signal_to_noise(expected: FloatArray, actual: FloatArray) -> float:
-    """Returns the ratio of `expected`'s power to that of the difference, in decibels.
-
-    It is -inf if a value is not finite, or if `expected` is 0 and the other is not.
-    """
+    """Returns `expected`'s power over the difference's, in decibels; -inf if it is not finite."""
     signal = float(np.square(expected, dtype=np.float64).sum())
     noise = float(np.square(expected.astype(np.float64) - actual).sum())
     if noise == 0.0:

@@ -19,10 +19,7 @@ from models.heads.attention import Attention, to_tokens
 
 
 class MLDecoder(nn.Module):
-    """Embedding, one decoder layer from fixed queries, group pooling.
-
-    The queries are random and need no training (section 3.2).
-    """
+    """Embedding, one decoder layer from fixed, random queries (section 3.2), group pooling."""
 
     queries: Tensor
 

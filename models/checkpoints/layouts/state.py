@@ -235,19 +235,19 @@ def unpack_attention(packed: Mapping[str, Tensor]) -> State:
     tensors, and for others, such as `bias_k`, which change the result.
     """
     apart = any(key.startswith("in_proj_container.") for key in packed)
-    state: State = {}
-    read: set[str] = set()
+    left, state = dict(packed), dict[str, Tensor]()
     for leaf in LEAVES:
         packs = [f"in_proj_container.{part}_proj.{leaf}" for part in "qkv"]
         packs, out = (packs, f"proj.{leaf}") if apart else ([f"in_proj_{leaf}"], f"out_proj.{leaf}")
-        for theirs in (*packs, out):
-            if theirs not in packed:
-                raise CheckpointError(f"the checkpoint lacks the attention's {theirs}")
-        read |= {*packs, out}
-        thirds = [packed[theirs] for theirs in packs] if apart else packed[packs[0]].chunk(3)
-        for part, tensor in zip(("query", "key", "value"), thirds, strict=True):
-            state[f"{part}.{leaf}"] = tensor.clone()
-        state[f"out.{leaf}"] = packed[out]
-    if others := sorted(packed.keys() - read):
-        raise CheckpointError(f"the checkpoint's attention has {others[0]}, which is not supported")
+        try:
+            found = [left.pop(theirs) for theirs in packs]
+            state[f"out.{leaf}"] = left.pop(out)
+        except KeyError as error:
+            raise CheckpointError(
+                f"the checkpoint lacks the attention's {error.args[0]}"
+            ) from error
+        thirds = zip(("query", "key", "value"), found if apart else found[0].chunk(3), strict=True)
+        state |= {f"{part}.{leaf}": tensor.clone() for part, tensor in thirds}
+    if left:
+        raise CheckpointError(f"the checkpoint's attention has {min(left)}, which is not supported")
     return state
