@@ -5,8 +5,6 @@ them (model soups, arXiv 2203.05482); with a share of the pretrained backbone, a
 were not trained (WiSE-FT, arXiv 2109.01903).
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

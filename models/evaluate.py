@@ -4,8 +4,6 @@ Prints the papers' figures, in percent: of a checkpoint by torch, of a bundle by
 `export/evaluate.py`.
 """
 
-from __future__ import annotations
-
 import argparse
 import pkgutil
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Targets are 1 (present), 0 (absent) or -1 (unknown, ignored).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Backbone and head together: images -> logits, as trained, checkpointed and exported."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models.backbones.backbone import Backbone

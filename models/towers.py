@@ -5,8 +5,6 @@ token in CLIP's last layer. The others are each patch's part of it, attention ti
 along the residual path; `heads/maps.py` says what this leaves out.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """Roles of nodes in ONNX graphs, sessions, and the graphs from pixels to logits in a row."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Makes traced graphs small and portable; converts them to 16-bit weights and float16."""
 
-from __future__ import annotations
-
 import copy
 import tempfile
 import warnings

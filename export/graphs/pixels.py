@@ -1,7 +1,5 @@
 """Folds normalisation into the first convolution: less arithmetic, the same function."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Turns a text encoder into a graph, most with 8-bit weights: token ids -> text embeddings."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import tempfile

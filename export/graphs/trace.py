@@ -5,8 +5,6 @@
 maps return their memory too, which the graph of the maps reads.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import warnings

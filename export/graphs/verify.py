@@ -1,7 +1,5 @@
 """Compares graphs with the torch network, at sizes that were not traced."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass

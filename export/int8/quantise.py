@@ -14,8 +14,6 @@ The choices, with their effect on an EfficientNet-Lite0 (mAP on 800 photos):
   sessions there use slower kernels, and the service fp32.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

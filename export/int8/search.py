@@ -9,8 +9,6 @@ layers. On the default bundle and 500 photos, with 0, 4 and 16 layers in float, 
     growth of the error between the models   22.5  22.5  23.2
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import tempfile

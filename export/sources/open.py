@@ -1,7 +1,5 @@
 """An open head and its inputs: text encoder, ready label sets, photos of labels not trained."""
 
-from __future__ import annotations
-
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Collection

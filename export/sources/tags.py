@@ -3,8 +3,6 @@
 Names are not checked: `read_source` does it for all origins.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

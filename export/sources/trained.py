@@ -1,7 +1,5 @@
 """A checkpoint to export: network, configuration, label names, hash."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Sequence

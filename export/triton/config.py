@@ -3,8 +3,6 @@
 There is no batching delay: as in the service, a free instance runs all requests that wait.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Backbones: timm models with spatial features, and a few more, as images -> tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, cast

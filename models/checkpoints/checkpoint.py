@@ -1,7 +1,5 @@
 """Networks from checkpoints: ours (safetensors with the configuration inside) and foreign ones."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """CLIP and SigLIP in folders of `transformers` and open_clip: both towers and the tokenizer."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Mapping

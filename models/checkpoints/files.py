@@ -1,7 +1,5 @@
 """Checkpoint files, local or on the Hugging Face hub (`hf-hub:owner/name`), hashed when read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

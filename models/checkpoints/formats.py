@@ -1,7 +1,5 @@
 """Recognises a checkpoint by its first bytes: a wrong one is refused before torch is imported."""
 
-from __future__ import annotations
-
 import re
 import zipfile
 from pathlib import Path

@@ -3,8 +3,6 @@
 A step or value that the service would not follow exactly is refused.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

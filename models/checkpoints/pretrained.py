@@ -1,7 +1,5 @@
 """Pretrained backbone weights, from a Python package or from timm's own sources."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Mapping

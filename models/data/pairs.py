@@ -10,8 +10,6 @@
 - Images are in `images/` or in a folder named as the split; a name without suffix is a `.jpg`.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Recognises the layout of a labelled folder by its files, and reads the two simplest ones."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

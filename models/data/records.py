@@ -1,7 +1,5 @@
 """A labelled folder, independent of its layout on disk: names, photos and targets."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ Unlike in torch's, query, key and value have separate projections, and queries m
 values that depend only on them are computed once, and exporters make them constants.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 

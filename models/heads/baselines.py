@@ -1,7 +1,5 @@
 """Heads that ML-Decoder is compared with: average pooling and a plain transformer decoder."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -3,8 +3,6 @@
 An image's first token is its embedding; each other token is a patch's part of it, for the maps.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

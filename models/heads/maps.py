@@ -8,8 +8,6 @@ arXiv 2004.10102, 2103.15679. Attention without values misleads: a label that th
 show attends to empty background; see `docs/explain.md`.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

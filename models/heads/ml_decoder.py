@@ -8,8 +8,6 @@ Differences from the authors' code, none of which changes a logit:
 4. Query, key and value projections are separate layers instead of one packed matrix.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -5,8 +5,6 @@ softmax over the names' cosines with the label: ConSE (`evaluate_open.py`) avera
 only the nearest count. Scores are relative to the mean photo, so they can be added to a logit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Heads for open labels: what export, maps and training share."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models.config import OpenHeadConfig

@@ -4,8 +4,6 @@ The layers are DETR's, as in the authors' code: positions are added to queries a
 values; decoder targets start at zero. As in `ml_decoder.py`, steps without an image run at batch 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Two post-norm layers of cross-attention and feed-forward, written from the maths
 a label's descriptions by their likeness to the photo, so its label queries differ by photo.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -5,8 +5,6 @@ attention. Their first-order expansion at a reference value takes their place: a
 attended value with the label's readout. There are no weights to train.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

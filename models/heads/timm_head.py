@@ -1,7 +1,5 @@
 """The own head of a timm model: whatever its `forward_head` does."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from torch import Tensor, nn

@@ -4,8 +4,6 @@ Text embedding -> linear -> ReLU -> label query; then the decoder layer of `ml_d
 pooling for all labels. Not in the paper: `name_votes.py` adds to each logit outside training.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """A recipe's network before training: a fresh head, and the weights that `--init` gives."""
 
-from __future__ import annotations
-
 import math
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Outputs of frozen networks, computed once and cached on disk for several views of each photo."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace

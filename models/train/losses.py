@@ -3,8 +3,6 @@
 Targets are 1, 0 or -1 (unknown); an unknown label gives neither loss nor gradient.
 """
 
-from __future__ import annotations
-
 import inspect
 import random
 from collections.abc import Callable

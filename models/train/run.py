@@ -3,8 +3,6 @@
 `task.py` and `train_open/task.py` define the tasks; this module runs their steps.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import random

@@ -1,7 +1,5 @@
 """The task of labelled photos: a network's trained part, its data, its loss and its mAP."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

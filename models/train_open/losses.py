@@ -1,7 +1,5 @@
 """Losses of an open head, except timm's asymmetric one: sums over labels, means over photos."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional

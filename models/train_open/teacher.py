@@ -4,8 +4,6 @@ The teacher is the untouched pretrained backbone with its own ImageNet classifie
 into the open head, and it is the classifier of ConSE, the baseline.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

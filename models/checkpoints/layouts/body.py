@@ -1,7 +1,5 @@
 """A backbone beneath an ML-Decoder head or a classifier: TResNet, or a named timm model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from typing import Any, cast

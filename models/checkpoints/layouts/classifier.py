@@ -1,7 +1,5 @@
 """Classifiers without a decoder: timm's, and the authors' TResNets of ASL (arXiv 2009.14119)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any

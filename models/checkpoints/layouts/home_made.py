@@ -4,8 +4,6 @@ The latter are a timm model under any name and a linear layer. A file does not s
 unless it has GeM's power, it is timm's own.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """CLIP and SigLIP of open_clip, with a ViT as image tower: renamed to those of `transformers`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The authors' Query2Label (SlongLiu/query2labels): its head, alone or on one of its backbones."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

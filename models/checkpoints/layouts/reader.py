@@ -1,7 +1,5 @@
 """Recognises a foreign checkpoint's layout and translates it."""
 
-from __future__ import annotations
-
 import re
 
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights

@@ -1,7 +1,5 @@
 """Unwraps the tensors of a foreign file, reads its description and renames tensors."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import re
