@@ -7,6 +7,7 @@ Prints the papers' figures, in percent: of a checkpoint by torch, of a bundle by
 import argparse
 import pkgutil
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -14,23 +15,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
-from models.checkpoints.description import CheckpointError, add_hint_flags, read_hints
+from models.checkpoints.description import CheckpointError, Hints, add_hint_flags, read_hints
 from models.commands import report_mistakes, run_command
 from models.data import DataError, LabelledFolder, keep_relevant, read_labelled_folder
 from models.metrics import report_multi_label, report_single_label, report_zero_shot
 from models.train.views import Photos, evaluation_transform
-
-_OF_WEIGHTS = (
-    *("backbone", "image_size", "num_heads", "pre_norm", "plain_pixels", "single_label"),
-    *("pad", "channels", "mean", "std", "interpolation"),
-)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 for a mistake in the request."""
     parser = _make_parser()
     given = parser.parse_args(argv)
-    unused = [name for name in _OF_WEIGHTS if vars(given)[name] != parser.get_default(name)]
+    unused = [f.name for f in fields(Hints) if vars(given).get(f.name, f.default) != f.default]
     if given.bundle is not None and unused:
         flag = unused[0].replace("_", "-")
         parser.error(f"--{flag} is for checkpoints: a bundle describes itself")

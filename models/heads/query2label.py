@@ -61,11 +61,9 @@ class QueryLayer(_Layer):
 
     def __init__(self, config: DecoderConfig, self_attention: bool, pre_norm: bool) -> None:
         super().__init__(config, pre_norm)
-        width = config.decoder_width
-        self.self_attention: nn.Module | None = None
-        if self_attention:
-            self.self_attention = Attention(width, config.num_heads, config.dropout)
-            self.norm1 = nn.LayerNorm(width)
+        width, heads, rate = config.decoder_width, config.num_heads, config.dropout
+        self.self_attention = Attention(width, heads, rate) if self_attention else None
+        self.norm1 = nn.LayerNorm(width) if self_attention else None
         self.norm3 = nn.LayerNorm(width)
 
     def forward(
@@ -75,10 +73,9 @@ class QueryLayer(_Layer):
 
         Keys are tokens with positions, values tokens, [B, S, D]; `fixed`: the same for all images.
         """
-        if (attend := self.self_attention) is not None:
-            target = self._add(
-                self.norm1, target, lambda x: attend(placed := x + queries, placed, x)
-            )
+        attend, norm = self.self_attention, self.norm1
+        if attend is not None and norm is not None:
+            target = self._add(norm, target, lambda x: attend(placed := x + queries, placed, x))
         target = self._add(
             self.norm2, target, lambda x: self.attention(x + queries, keys, values, fixed=fixed)
         )
