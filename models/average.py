@@ -5,12 +5,9 @@ them (model soups, arXiv 2203.05482); with a share of the pretrained backbone, a
 were not trained (WiSE-FT, arXiv 2109.01903).
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 from torch import Tensor, nn
 
@@ -18,7 +15,7 @@ from models.checkpoints.checkpoint import Checkpoint, read_checkpoint, write_che
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.pretrained import load_pretrained
 from models.commands import report_mistakes, run_command
-from models.network import Network, build_backbone
+from models.network import build_backbone
 
 
 def average_checkpoints(parts: Sequence[tuple[Checkpoint, float]]) -> Checkpoint:
@@ -35,9 +32,7 @@ def average_checkpoints(parts: Sequence[tuple[Checkpoint, float]]) -> Checkpoint
 
 def blend_untouched(checkpoint: Checkpoint, share: float) -> Checkpoint:
     """Averages a checkpoint's backbone, in place, with a share of the pretrained weights."""
-    config, network = checkpoint.config, checkpoint.network
-    if config is None or not isinstance(network, Network):
-        raise CheckpointError("a head without a backbone cannot be averaged")
+    network, config = checkpoint.take_network()
     untouched = build_backbone(config)
     load_pretrained(untouched)
     backbone = network.backbone
@@ -47,9 +42,7 @@ def blend_untouched(checkpoint: Checkpoint, share: float) -> Checkpoint:
 
 def _identify(checkpoint: Checkpoint) -> tuple[object, ...]:
     """Returns the facts that must be equal in checkpoints; dropout and image size may differ."""
-    config = checkpoint.config
-    if config is None:
-        raise CheckpointError("a head without a backbone cannot be averaged")
+    _, config = checkpoint.take_network()
     head = config.head.model_copy(update={"dropout": 0.0})
     pixels = config.input.model_copy(update={"height": 1, "width": 1})
     return config.model_copy(update={"head": head, "input": pixels}), checkpoint.label_names
@@ -86,8 +79,8 @@ def _average(given: argparse.Namespace) -> None:
     if given.untouched:
         averaged = blend_untouched(averaged, given.untouched)
         recipe += f"; then {given.untouched:g} of the untouched backbone"
-    network, notes = cast("Network", averaged.network), {**averaged.notes, "average": recipe}
-    write_checkpoint(given.out, network, averaged.label_names or (), notes)
+    notes = {**averaged.notes, "average": recipe}
+    write_checkpoint(given.out, averaged.take_network()[0], averaged.label_names or (), notes)
     print(f"{given.out}: the average of {recipe}")
 
 

@@ -3,8 +3,6 @@
 Imports nothing that an extra installs.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Frozen descriptions of a network: backbone, head and preparation of photos."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal, Self
 

@@ -4,11 +4,10 @@ Prints the papers' figures, in percent: of a checkpoint by torch, of a bundle by
 `export/evaluate.py`.
 """
 
-from __future__ import annotations
-
 import argparse
 import pkgutil
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -16,24 +15,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
-from models.checkpoints.description import CheckpointError, add_hint_flags, read_hints
+from models.checkpoints.description import CheckpointError, Hints, add_hint_flags, read_hints
 from models.commands import report_mistakes, run_command
-from models.config import NetworkConfig
 from models.data import DataError, LabelledFolder, keep_relevant, read_labelled_folder
 from models.metrics import report_multi_label, report_single_label, report_zero_shot
 from models.train.views import Photos, evaluation_transform
-
-_OF_WEIGHTS = (
-    *("backbone", "image_size", "num_heads", "pre_norm", "plain_pixels", "single_label"),
-    *("pad", "channels", "mean", "std", "interpolation"),
-)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 for a mistake in the request."""
     parser = _make_parser()
     given = parser.parse_args(argv)
-    unused = [name for name in _OF_WEIGHTS if vars(given)[name] != parser.get_default(name)]
+    unused = [f.name for f in fields(Hints) if vars(given).get(f.name, f.default) != f.default]
     if given.bundle is not None and unused:
         flag = unused[0].replace("_", "-")
         parser.error(f"--{flag} is for checkpoints: a bundle describes itself")
@@ -71,7 +64,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterator[str]:
     """Yields the figures that fit the network: multi-label, single-label or zero-shot."""
-    config, vectors = _config(checkpoint), folder.word_vectors
+    (_, config), vectors = checkpoint.take_network(), folder.word_vectors
     logits, targets = predict(checkpoint, folder, split)
     if config.activation == "softmax":
         return report_single_label(logits, targets)
@@ -84,7 +77,7 @@ def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterat
 @torch.inference_mode()
 def predict(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> tuple[Tensor, Tensor]:
     """Returns logits and targets of a split's photos, float [n, N], in the folder's order."""
-    config = _config(checkpoint)
+    network, config = checkpoint.take_network()
     columns = _match_labels(config.num_classes, checkpoint.label_names, folder.label_names)
     photos = Photos.of_split(folder, split, evaluation_transform(config.input))
     embeddings: tuple[Tensor, ...] = ()
@@ -95,14 +88,8 @@ def predict(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> tuple
                 f"data set {folder.name} has no word vectors, which a zero-shot head needs"
             )
         embeddings = (torch.from_numpy(vectors.embeddings),)
-    logits = [checkpoint.network(batch, *embeddings) for batch, _ in DataLoader(photos, 8)]
+    logits = [network(batch, *embeddings) for batch, _ in DataLoader(photos, 8)]
     return torch.cat(logits)[:, columns], photos.targets
-
-
-def _config(checkpoint: Checkpoint) -> NetworkConfig:
-    if checkpoint.config is None:
-        raise CheckpointError("the checkpoint has a head without a backbone")
-    return checkpoint.config
 
 
 def _match_labels(

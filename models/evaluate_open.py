@@ -4,8 +4,6 @@ Prints mAP, in percent, over trained and over other labels, with two baselines o
 chance, and ConSE of the untouched backbone.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 Targets are 1 (present), 0 (absent) or -1 (unknown, ignored).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -70,11 +68,9 @@ def class_and_overall_rates(
 ) -> tuple[Rates, Rates]:
     """Computes CP, CR, CF1 and OP, OR, OF1 (arXiv 1904.03582, section 4.1).
 
-    Predicts, of a photo's `top_k` best labels, those that score at least `threshold`.
-
-    Returns:
-        Rates averaged over the labels with a positive (precision is 0 for a label that is never
-        predicted), and rates over all decisions.
+    Predicts, of a photo's `top_k` best labels, those that score at least `threshold`. Returns rates
+    averaged over the labels with a positive (precision is 0 for a label that is never predicted),
+    and rates over all decisions.
     """
     predicted = (scores >= threshold) & (targets >= 0)
     if top_k is not None:

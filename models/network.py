@@ -1,7 +1,5 @@
 """Backbone and head together: images -> logits, as trained, checkpointed and exported."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models.backbones.backbone import Backbone
@@ -56,8 +54,7 @@ class Network(nn.Module):
 
     def forward(self, images: Tensor, *embeddings: Tensor) -> Tensor:
         """Maps normalised images [B, 3, H, W] (and embeddings [L, E]) to logits [B, N or L]."""
-        logits: Tensor = self.head(self.backbone(images), *embeddings)
-        return logits
+        return self.head(self.backbone(images), *embeddings)
 
 
 def build_backbone(config: NetworkConfig) -> Backbone:

@@ -1,7 +1,5 @@
 """Texts to embeddings float [L, E] of length 1: reads sentence-transformers folders."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 from collections.abc import Sequence

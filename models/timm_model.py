@@ -1,7 +1,5 @@
 """timm's models by name and arguments, which may come from a stranger's file."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Mapping

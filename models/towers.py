@@ -5,8 +5,6 @@ token in CLIP's last layer. The others are each patch's part of it, attention ti
 along the residual path; `heads/maps.py` says what this leaves out.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -34,8 +32,7 @@ class TowerNetwork(nn.Module):
 
     def forward(self, images: Tensor, embeddings: Tensor) -> Tensor:
         """Maps normalised images [B, 3, H, W] and embeddings [L, E] to logits [B, L]."""
-        logits: Tensor = self.head(self.backbone(images), embeddings)
-        return logits
+        return self.head(self.backbone(images), embeddings)
 
 
 class OneQuery(nn.Module):
@@ -55,8 +52,7 @@ class OneQuery(nn.Module):
         keys = self.key(tokens).unflatten(-1, self.heads)  # [B, S, heads, C / heads]
         weights = (keys * queries.unsqueeze(1)).sum(dim=-1, keepdim=True).softmax(dim=1)
         values = functional.linear(tokens, self.value.weight).unflatten(-1, self.heads)
-        parts: Tensor = (weights * values).flatten(2)
-        return parts
+        return (weights * values).flatten(2)
 
 
 class SiglipImages(nn.Module):

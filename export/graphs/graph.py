@@ -1,7 +1,5 @@
 """Roles of nodes in ONNX graphs, sessions, and the graphs from pixels to logits in a row."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np
@@ -43,10 +41,7 @@ def weighted_layers(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def prelude_nodes(model: onnx.ModelProto) -> frozenset[str]:
-    """Returns the nodes before the first weighted layer: scaling and normalisation.
-
-    They work on exact pixel values, so they stay in float32.
-    """
+    """Returns the nodes before the first weighted layer; on exact pixels, they stay in float32."""
     layers, prelude = weighted_layers(model), set()
     after: set[str] = set()
     for node in model.graph.node:
@@ -58,10 +53,7 @@ def prelude_nodes(model: onnx.ModelProto) -> frozenset[str]:
 
 
 def open_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """Opens a model on the CPU with ONNX Runtime's default optimisations, as the service does.
-
-    int8 layers give the same on every CPU.
-    """
+    """Opens a model on the CPU as the service does; int8 layers give the same on every CPU."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only
     # Two sessions take turns; spinning threads of one would slow the other.

@@ -1,7 +1,5 @@
 """Makes traced graphs small and portable; converts them to 16-bit weights and float16."""
 
-from __future__ import annotations
-
 import copy
 import tempfile
 import warnings
@@ -56,11 +54,7 @@ def optimise(model: onnx.ModelProto, *, fold: bool = True) -> onnx.ModelProto:
 
 
 def compact_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Stores large float32 weights as float16 with a Cast after each: half the file.
-
-    ONNX Runtime folds the casts when it loads the model: float32 speed and arithmetic, rounded
-    weights.
-    """
+    """Stores large float32 weights as float16 with a Cast after each, which sessions fold."""
     compact = copy.deepcopy(model)
     casts = []
     for tensor in compact.graph.initializer:

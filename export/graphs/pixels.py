@@ -1,9 +1,4 @@
-"""Folds normalisation into the first convolution: less arithmetic, the same function.
-
-`fold_scale` changes a float32 encoder, `feed_pixels` an int8 one.
-"""
-
-from __future__ import annotations
+"""Folds normalisation into the first convolution: less arithmetic, the same function."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -106,10 +101,7 @@ def _drop_mean(model: onnx.ModelProto, stem: _Stem) -> None:
 
 
 def _find_pixels(model: onnx.ModelProto, name: str) -> tuple[str, _Array] | None:
-    """Returns the transposed uint8 pixels of a value, and the mean that was subtracted.
-
-    None if the value was computed in another way.
-    """
+    """Returns the transposed uint8 pixels of a value, and the mean subtracted; else None."""
     mean: _Array | None = np.zeros(1)
     node = _producer(model, name)
     if node is not None and node.op_type == "Sub":
@@ -143,8 +135,7 @@ def _first_convolution(model: onnx.ModelProto) -> NodeProto | None:
 
 
 def _producer(model: onnx.ModelProto, name: str) -> NodeProto | None:
-    found: NodeProto | None = next((n for n in model.graph.node if name in n.output), None)
-    return found
+    return next((n for n in model.graph.node if name in n.output), None)
 
 
 def _constant(model: onnx.ModelProto, name: str) -> _Array | None:

@@ -1,7 +1,5 @@
 """Turns a text encoder into a graph, most with 8-bit weights: token ids -> text embeddings."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import tempfile
@@ -44,10 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_embedder(encoder: TextEncoder, graph: onnx.ModelProto) -> EmbedTexts:
-    """Returns a function that embeds with the stored graph, one text per run, as the service does.
-
-    It raises TextEncoderError for a text that is too long.
-    """
+    """Returns a function that embeds texts one by one; TextEncoderError if one is too long."""
     session = open_session(graph)
 
     def embed(texts: Sequence[str]) -> FloatArray:

@@ -5,13 +5,12 @@
 maps return their memory too, which the graph of the maps reads.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import onnx
@@ -23,12 +22,12 @@ from export.graphs.graph import Graphs
 from export.graphs.optimise import optimise
 from models.config import InputConfig
 from models.heads.cosine import CosineHead
-from models.heads.maps import TrainedMaps, make_open_maps
-from models.heads.ml_decoder import MLDecoder, ScorerWithMemory
-from models.heads.open_head import LabelEncoder, LabelScorer, OpenHead
+from models.heads.maps import make_maps
+from models.heads.ml_decoder import MLDecoder
+from models.heads.open_head import OpenHead
 from models.heads.query2label import Query2Label
 from models.heads.ram import Ram
-from models.heads.screen import LabelEncoderWithKeys, Screen
+from models.heads.screen import Screen
 from models.heads.timm_head import TimmHead
 from models.heads.zero_shot import ZeroShotMLDecoder
 from service.bundle.manifest import GraphName
@@ -69,8 +68,18 @@ class PixelEncoder(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Maps images uint8 [B, H, W, 3], RGB, to tokens float [B, S, C]."""
         pixels = images.permute(0, 3, 1, 2).float()  # [B, 3, H, W]
-        tokens: Tensor = self.backbone((pixels - self.mean) * self.scale)
-        return tokens
+        return self.backbone((pixels - self.mean) * self.scale)
+
+
+class _Call(nn.Module):
+    """A function of the graph's inputs that uses a module."""
+
+    def __init__(self, module: nn.Module, function: Callable[..., object]) -> None:
+        super().__init__()
+        self.module, self.function = module, function
+
+    def forward(self, *inputs: Tensor) -> object:
+        return self.function(*inputs)
 
 
 def trace_encoder(backbone: nn.Module, spec: InputConfig) -> onnx.ModelProto:
@@ -84,43 +93,62 @@ def trace_heads(
 ) -> Graphs:
     """Traces and optimises a head's graphs for tokens [B, tokens, width].
 
-    With a `grid` of the tokens, heads with maps return their memory too, which the graphs of the
-    maps read. The number of tokens stays dynamic, except for heads that are bound to a grid.
+    With a `grid` of the tokens, heads with maps return their memory too. The number of tokens stays
+    dynamic, except for heads that are bound to a grid.
     """
     bound = isinstance(head, Query2Label | TimmHead)
     inputs = {"tokens": example("B", tokens if bound else "S", width)}
     traced: dict[GraphName, onnx.ModelProto] = {}
     if isinstance(head, MLDecoder) and grid is not None:
-        memory = example("B", math.prod(grid), head.config.decoder_width)
-        asked = {"memory": memory, "labels": example("L", dtype=torch.int64)}
-        traced["trained_head"] = trace_graph(ScorerWithMemory(head), inputs, "logits", MEMORY)
-        traced["trained_head_maps"] = trace_graph(TrainedMaps(head, grid), asked, "maps")
+        traced["trained_head"] = trace_graph(
+            _Call(head, partial(_score, head)), inputs, "logits", MEMORY
+        )
+        asked = {"labels": example("L", dtype=torch.int64)}
+        traced["trained_head_maps"] = _trace_maps(head, grid, width, asked)
     elif not isinstance(head, ZeroShotMLDecoder | CosineHead):
         traced["trained_head"] = trace_graph(head, inputs, "logits")
     if isinstance(head, ZeroShotMLDecoder | CosineHead | Ram):
         traced["label_encoder"] = trace_label_encoder(head)
         queries = {"queries": example("L", head.config.query_width)}
         if grid is None or isinstance(head, Ram):
-            traced["open_head"] = trace_graph(LabelScorer(head), inputs | queries, "logits")
+            scorer = _Call(head, head.score)
+            traced["open_head"] = trace_graph(scorer, inputs | queries, "logits")
         else:
-            scorer = LabelScorer(head, with_memory=True)
+            scorer = _Call(head, partial(_score, head))
             traced["open_head"] = trace_graph(scorer, inputs | queries, "logits", MEMORY)
-            maps, count = make_open_maps(head, grid)
-            memory_width = head.remember(torch.zeros(1, 1, width)).shape[-1]
-            asked = {"memory": example("B", count, memory_width), **queries}
-            traced["open_head_maps"] = trace_graph(maps, asked, "maps")
+            traced["open_head_maps"] = _trace_maps(head, grid, width, queries)
     return {name: optimise(model) for name, model in traced.items()}
 
 
-def trace_label_encoder(head: OpenHead, screen: Screen | None = None) -> onnx.ModelProto:
-    """Traces embeddings float32 [L, E] -> queries float32 [L, K], L dynamic.
+def _score(head: Any, tokens: Tensor, *queries: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    """Returns logits and memory."""
+    memory = head.remember(tokens)
+    return head.recall(*((tokens, memory, *queries) if queries else (memory,))), memory
 
-    With a screen of the head, it also returns the keys.
-    """
+
+def _trace_maps(
+    head: MLDecoder | ZeroShotMLDecoder | CosineHead,
+    grid: tuple[int, int],
+    width: int,
+    labels: Mapping[str, Example],
+) -> onnx.ModelProto:
+    maps, count = make_maps(head, grid)
+    memory_width = head.remember(torch.zeros(1, 1, width)).shape[-1]
+    return trace_graph(maps, {"memory": example("B", count, memory_width), **labels}, "maps")
+
+
+def trace_label_encoder(head: OpenHead, screen: Screen | None = None) -> onnx.ModelProto:
+    """Traces embeddings float32 [L, E] -> queries float32 [L, K], with a screen also its keys."""
     inputs = {"embeddings": example("L", head.config.embedding_width)}
     if screen is None:
-        return trace_graph(LabelEncoder(head), inputs, "queries")
-    return trace_graph(LabelEncoderWithKeys(screen), inputs, "queries", *_describe_keys(screen))
+        return trace_graph(_Call(head, head.encode_labels), inputs, "queries")
+    encoder = _Call(screen, partial(_encode_with_keys, screen))
+    return trace_graph(encoder, inputs, "queries", *_describe_keys(screen))
+
+
+def _encode_with_keys(screen: Screen, embeddings: Tensor) -> tuple[Tensor, ...]:
+    queries = screen.head.encode_labels(embeddings)
+    return queries, *screen.describe(queries).values()
 
 
 def trace_screened_head(screen: Screen) -> onnx.ModelProto:
@@ -161,7 +189,7 @@ def trace_graph(module: nn.Module, inputs: Mapping[str, Example], *targets: str)
     # torch.export's tracer resolves shape arithmetic, of which TorchScript leaves hundreds of nodes
     # (98 instead of 608 on an EfficientNet-Lite).
     dims = {name: torch.export.Dim(name) for name in _SIZES}
-    shapes = tuple({axis: dims[name] for axis, name in axes.items()} for _, axes in inputs.values())
+    axes = tuple({axis: dims[name] for axis, name in axes.items()} for _, axes in inputs.values())
     with _quiet_exporter():
         program = torch.onnx.export(
             module.eval(),
@@ -171,7 +199,7 @@ def trace_graph(module: nn.Module, inputs: Mapping[str, Example], *targets: str)
             opset_version=OPSET,
             input_names=list(inputs),
             output_names=list(targets),
-            dynamic_shapes=shapes,
+            dynamic_shapes=(axes,) if isinstance(module, _Call) else axes,
         )
     if program is None:
         raise RuntimeError("torch.onnx.export returned no program")

@@ -1,7 +1,5 @@
 """Compares graphs with the torch network, at sizes that were not traced."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +14,11 @@ from export import ExportError
 from export.graphs.graph import FloatArray, Graphs, open_session
 from models.config import InputConfig
 from models.heads.cosine import CosineHead
-from models.heads.maps import TrainedMaps, make_open_maps
+from models.heads.maps import make_maps
 from models.heads.ml_decoder import MLDecoder
+from models.heads.open_head import OpenHead
 from models.heads.ram import Ram
 from models.heads.zero_shot import ZeroShotMLDecoder
-from service.bundle.manifest import GraphName
 from service.images.decode import PixelArray
 
 # Largest allowed difference from torch, relative to torch's largest value: for float32 graphs, for
@@ -29,6 +27,7 @@ FP32_TOLERANCE = 1e-4
 COMPACT_TOLERANCE = 2e-2
 HALF_TOLERANCE = 2e-2
 
+_Array = NDArray[np.generic]
 # Images, tokens and labels to verify with; graphs are traced with 2 images and 3 labels.
 _SIZES = ((1, 1, 1), (3, 50, 7), (5, 23, 40))
 NUM_IMAGES = 5  # the most of them
@@ -142,11 +141,13 @@ def _compare_encoder(
 
 def _compare_head(head: nn.Module, graphs: Graphs) -> list[Deviation]:
     found = []
-    if isinstance(head, MLDecoder | ZeroShotMLDecoder | CosineHead):
-        found += _compare_maps(head, graphs)
+    if isinstance(head, MLDecoder) and "trained_head_maps" in graphs:
+        found += _compare_maps(head, graphs["trained_head"], graphs["trained_head_maps"])
+    if isinstance(head, ZeroShotMLDecoder | CosineHead) and "open_head_maps" in graphs:
+        found += _compare_maps(head, graphs["open_head"], graphs["open_head_maps"])
     if "trained_head" in graphs:
         found += _compare_trained(head, graphs["trained_head"])
-    if isinstance(head, ZeroShotMLDecoder | CosineHead | Ram):
+    if isinstance(head, OpenHead):
         found += _compare_open(head, graphs)
     return found
 
@@ -163,7 +164,7 @@ def _compare_trained(head: nn.Module, model: onnx.ModelProto) -> list[Deviation]
     return found
 
 
-def _compare_open(head: ZeroShotMLDecoder | CosineHead | Ram, graphs: Graphs) -> list[Deviation]:
+def _compare_open(head: OpenHead, graphs: Graphs) -> list[Deviation]:
     encode, score = open_session(graphs["label_encoder"]), open_session(graphs["open_head"])
     stream, found, config = np.random.default_rng(_SEED), [], head.config
     for batch, count, labels in _SIZES:
@@ -184,33 +185,27 @@ def _compare_open(head: ZeroShotMLDecoder | CosineHead | Ram, graphs: Graphs) ->
 
 
 def _compare_maps(
-    head: MLDecoder | ZeroShotMLDecoder | CosineHead, graphs: Graphs
+    head: MLDecoder | ZeroShotMLDecoder | CosineHead, scorer: onnx.ModelProto, maps: onnx.ModelProto
 ) -> list[Deviation]:
     """Compares the memory that a head returns, and the maps made from it."""
-    name: GraphName = "trained_head" if isinstance(head, MLDecoder) else "open_head"
-    maps: GraphName = "trained_head_maps" if isinstance(head, MLDecoder) else "open_head_maps"
-    if maps not in graphs:
-        return []
-    remember, draw = open_session(graphs[name]), open_session(graphs[maps])
+    remember, draw = open_session(scorer), open_session(maps)
     stream, found = np.random.default_rng(_SEED), []
-    num_tokens, grid = draw.get_inputs()[0].shape[1], tuple(draw.get_outputs()[0].shape[2:])
-    torch_maps = (
-        TrainedMaps(head, grid) if isinstance(head, MLDecoder) else make_open_maps(head, grid)[0]
-    ).to(_find_dtype(head))
+    torch_maps, num_tokens = make_maps(head, tuple(draw.get_outputs()[0].shape[2:]))
+    torch_maps.to(_find_dtype(head))
     for batch, _, count in _SIZES:
         shape = (batch, num_tokens, head.config.encoder_width)
-        tokens = stream.standard_normal(shape, dtype=np.float32)
-        labels: NDArray[np.generic]
+        feeds: dict[str, _Array] = {"tokens": stream.standard_normal(shape, dtype=np.float32)}
         if isinstance(head, MLDecoder):
             labels = stream.integers(0, head.config.num_classes, count)
-            memory = remember.run(["memory"], {"tokens": tokens})[0]
-            drawn = draw.run(["maps"], {"memory": memory, "labels": labels})[0]
+            asked: dict[str, _Array] = {"labels": labels}
         else:
-            labels = stream.standard_normal((count, head.config.query_width), dtype=np.float32)
-            memory = remember.run(["memory"], {"tokens": tokens, "queries": labels})[0]
-            drawn = draw.run(["maps"], {"memory": memory, "queries": labels})[0]
-        expected = head.remember(_to_tensor(tokens, head))
-        wanted = torch_maps(expected, _to_tensor(labels, head))
+            size = (count, head.config.query_width)
+            asked = {"queries": stream.standard_normal(size, dtype=np.float32)}
+            feeds |= asked
+        memory = remember.run(["memory"], feeds)[0]
+        drawn = draw.run(["maps"], {"memory": memory, **asked})[0]
+        expected = head.remember(_to_tensor(feeds["tokens"], head))
+        wanted = torch_maps(expected, *(_to_tensor(each, head) for each in asked.values()))
         found += [
             _deviation(f"memory of tokens {shape}", expected, memory),
             _deviation(f"maps of {count} labels on {batch} images", wanted, drawn),
@@ -230,7 +225,7 @@ def _find_dtype(module: nn.Module) -> torch.dtype:
     return next(module.parameters()).dtype
 
 
-def _to_tensor(array: NDArray[np.generic], module: nn.Module) -> Tensor:
+def _to_tensor(array: _Array, module: nn.Module) -> Tensor:
     tensor = torch.from_numpy(array)
     return tensor.to(_find_dtype(module)) if tensor.is_floating_point() else tensor
 

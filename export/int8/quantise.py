@@ -14,8 +14,6 @@ The choices, with their effect on an EfficientNet-Lite0 (mAP on 800 photos):
   sessions there use slower kernels, and the service fp32.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -60,10 +58,7 @@ class Quantiser:
     """Quantises one graph repeatedly, with ranges that are measured once."""
 
     def __init__(self, model: onnx.ModelProto, samples: Iterable[Feed], folder: Path) -> None:
-        """Prepares an optimised float32 graph; `samples` are inputs, one photo each.
-
-        The folder is for intermediate files.
-        """
+        """Prepares an optimised float32 graph; `samples` are inputs, one photo each."""
         self._prepared, self._folder = folder / "prepared.onnx", folder
         self._samples = _Samples(samples)
         plain = folder / "plain.onnx"
@@ -89,12 +84,11 @@ class Quantiser:
 
     def quantise_only(self, layer: str) -> onnx.ModelProto:
         """Returns the graph with one layer in int8, and its activation."""
-        made = {
-            name for node in self.exact.graph.node if node.name == layer for name in node.output
-        }
+        nodes = self.exact.graph.node
+        made = {name for node in nodes if node.name == layer for name in node.output}
         activations = [
             node.name
-            for node in self.exact.graph.node
+            for node in nodes
             if node.op_type in _ACTIVATIONS and not made.isdisjoint(node.input)
         ]
         return self._quantise(only=[layer, *activations])

@@ -9,8 +9,6 @@ layers. On the default bundle and 500 photos, with 0, 4 and 16 layers in float, 
     growth of the error between the models   22.5  22.5  23.2
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import tempfile
@@ -97,10 +95,7 @@ def rank_layers(
 
 
 def signal_to_noise(expected: FloatArray, actual: FloatArray) -> float:
-    """Returns the ratio of `expected`'s power to that of the difference, in decibels.
-
-    It is -inf if a value is not finite, or if `expected` is 0 and the other is not.
-    """
+    """Returns `expected`'s power over the difference's, in decibels; -inf if it is not finite."""
     signal = float(np.square(expected, dtype=np.float64).sum())
     noise = float(np.square(expected.astype(np.float64) - actual).sum())
     if noise == 0.0:
@@ -110,10 +105,7 @@ def signal_to_noise(expected: FloatArray, actual: FloatArray) -> float:
 
 
 def variation_to_noise(expected: FloatArray, actual: FloatArray) -> float:
-    """Returns the same for logits [n, N] after subtracting each label's expected mean.
-
-    A single photo has no variation: the result is -inf, so that int8 is not the default.
-    """
+    """Returns it for logits [n, N] without each label's expected mean; -inf for a single photo."""
     mean = expected.mean(axis=0)
     return signal_to_noise(expected - mean, actual - mean)
 

@@ -1,7 +1,5 @@
 """An open head and its inputs: text encoder, ready label sets, photos of labels not trained."""
 
-from __future__ import annotations
-
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Collection
@@ -97,10 +95,7 @@ def _read_head(
 def read_unseen(
     path: Path, split: str, trained: Collection[str], reader: PhotoReader
 ) -> LabelledPhotos:
-    """Reads usable photos with targets of the labels that were not trained.
-
-    Raises UnusablePhotosError if there is no such photo or label.
-    """
+    """Reads photos with targets of labels not trained; UnusablePhotosError if there are none."""
     folder = read_labelled_folder(path)
     photos = select_photos(folder, split, folder.label_names, reader)
     names = tuple(name for name in folder.label_names if name not in trained)

@@ -1,11 +1,10 @@
 """Labelled photos, decoded and resized by the service; targets are in the logits' order."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,20 +79,20 @@ class LabelledPhotos:
         for start in rows[::_BATCH_SIZE]:
             yield self.take(rows[start : start + _BATCH_SIZE]).read()
 
-    def take(self, rows: Sequence[int]) -> LabelledPhotos:
+    def take(self, rows: Sequence[int]) -> Self:
         """Returns the photos in these rows."""
         paths = tuple(self.paths[row] for row in rows)
         return replace(self, paths=paths, targets=self.targets[list(rows)])
 
-    def shuffle(self) -> LabelledPhotos:
+    def shuffle(self) -> Self:
         """Returns all photos in a random order, the same each time."""
         return self.take(np.random.default_rng(_SEED).permutation(len(self.paths)).tolist())
 
-    def sample(self, count: int) -> LabelledPhotos:
+    def sample(self, count: int) -> Self:
         """Returns at most `count` of the photos, evenly at random."""
         return self.shuffle().take(range(len(self.paths))[:count])
 
-    def keep_usable(self, most: int | None = None) -> LabelledPhotos:
+    def keep_usable(self, most: int | None = None) -> Self:
         """Decodes all photos, or the first until `most` are usable; returns the usable ones.
 
         Logs the others; raises UnusablePhotosError if no photo is usable.

@@ -3,8 +3,6 @@
 Names are not checked: `read_source` does it for all origins.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -98,7 +96,10 @@ def _read_rows(path: Path, *required: str) -> Iterator[tuple[str, dict[str, str]
 
 def _read_json_labels(path: Path) -> Iterator[Label]:
     """Reads names in order, names by number, or numbers by name; PixAI's have categories."""
-    found, characters = _read_json(path), 0
+    try:
+        found, characters = json.loads(_read_text(path)), 0
+    except (ValueError, RecursionError) as error:
+        raise ExportError(f"{path.name} is not JSON") from error
     general: int | None = None
     match found:
         case {"tags": list(tags)}:
@@ -125,13 +126,6 @@ def _order_names(found: Any) -> tuple[str, ...] | None:  # noqa: ANN401
     names = found.values() if isinstance(found, dict) else found
     is_named = isinstance(found, list | dict) and all(isinstance(name, str) for name in names)
     return read_names(found) if is_named else None
-
-
-def _read_json(path: Path) -> Any:  # noqa: ANN401
-    try:
-        return json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ExportError(f"{path.name} is not JSON") from error
 
 
 def _read_text(path: Path) -> str:

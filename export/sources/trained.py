@@ -1,7 +1,5 @@
 """A checkpoint to export: network, configuration, label names, hash."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +11,7 @@ from pydantic import AfterValidator, StringConstraints, TypeAdapter, ValidationE
 
 from export import ExportError
 from export.sources.tags import TAG_FILES, read_lines, read_share, read_tag_file
-from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from models.checkpoints.checkpoint import read_checkpoint
 from models.checkpoints.clip import read_clip
 from models.checkpoints.description import NO_HINTS, Hints
 from models.checkpoints.files import fetch
@@ -93,30 +91,24 @@ def read_source(
         network, text = towers.network, towers.text
         return Source(network, network.config, (), text.sha256, "unknown", text)
     checkpoint = read_checkpoint(path, hints)
-    if checkpoint.config is None or not isinstance(checkpoint.network, Network):
-        raise UnusableCheckpointError(f"{path.name} has a head without a backbone")
-    labels = _choose_labels(path, checkpoint, label_names)
+    whole, config = checkpoint.take_network()
+    labels: tuple[Label, ...] = ()
+    if config.num_classes is not None:
+        origin, labels = _find_labels(path, checkpoint.label_names, label_names)
+        if len(labels) != config.num_classes:
+            raise UnusableCheckpointError(
+                f"{origin}: {len(labels)} label names for {config.num_classes} logits"
+            )
+        _check_names(tuple(label.name for label in labels), origin)
+    elif label_names is not None:
+        raise UnusableCheckpointError("--label-names does not fit a head for open labels")
     return Source(
-        network=checkpoint.network,
-        config=checkpoint.config,
+        network=whole,
+        config=config,
         labels=_set_thresholds(labels, label_thresholds, category_threshold),
         sha256=checkpoint.sha256,
         training_data=checkpoint.notes.get("training_data", "unknown"),
     )
-
-
-def _choose_labels(path: Path, checkpoint: Checkpoint, given: Path | None) -> tuple[Label, ...]:
-    assert checkpoint.config is not None
-    count = checkpoint.config.num_classes
-    if count is None:
-        if given is not None:
-            raise UnusableCheckpointError("--label-names does not fit a head for open labels")
-        return ()
-    origin, labels = _find_labels(path, checkpoint.label_names, given)
-    if len(labels) != count:
-        raise UnusableCheckpointError(f"{origin}: {len(labels)} label names for {count} logits")
-    _check_names(tuple(label.name for label in labels), origin)
-    return labels
 
 
 def _find_labels(

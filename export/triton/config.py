@@ -3,8 +3,6 @@
 There is no batching delay: as in the service, a free instance runs all requests that wait.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,43 +39,32 @@ def make_step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str])
 
 
 def write_model_config(name: str, source: Tensor, target: Tensor, *, queue: bool) -> str:
-    """Returns the configuration of one ONNX graph, with dynamic batching and a warm-up.
-
-    `queue` limits the queue; set it for the first model of a request only.
-    """
+    """Returns the configuration of a graph; `queue` is for the first model of a request only."""
     policy: Message = {"default_queue_policy": {"max_queue_size": _MAX_QUEUE_SIZE}} if queue else {}
     zeros = {"data_type": source.data_type, "dims": source.sizes, "zero_data": True}
     warmups = [
         {"name": str(size), "batch_size": size, "inputs": {"key": source.name, "value": zeros}}
         for size in (1, MAX_BATCH_SIZE)
     ]
-    return _format(
-        {
-            "name": name,
-            "backend": "onnxruntime",
-            "max_batch_size": MAX_BATCH_SIZE,
-            "input": source.describe(),
-            "output": target.describe(),
-            "dynamic_batching": policy,
-            "model_warmup": [] if -1 in source.sizes else warmups,
-        }
-    )
+    running: Message = {
+        "backend": "onnxruntime",
+        "dynamic_batching": policy,
+        "model_warmup": [] if -1 in source.sizes else warmups,
+    }
+    return _write(name, source, [target], running)
 
 
 def write_ensemble_config(
     name: str, source: Tensor, targets: Sequence[Tensor], steps: Sequence[Message]
 ) -> str:
     """Returns the configuration of an ensemble: one request runs all steps."""
-    return _format(
-        {
-            "name": name,
-            "platform": "ensemble",
-            "max_batch_size": MAX_BATCH_SIZE,
-            "input": source.describe(),
-            "output": [target.describe() for target in targets],
-            "ensemble_scheduling": {"step": steps},
-        }
-    )
+    running = {"platform": "ensemble", "ensemble_scheduling": {"step": steps}}
+    return _write(name, source, targets, running)
+
+
+def _write(name: str, source: Tensor, targets: Sequence[Tensor], running: Message) -> str:
+    ports = {"input": source.describe(), "output": [target.describe() for target in targets]}
+    return _format({"name": name, "max_batch_size": MAX_BATCH_SIZE, **ports, **running})
 
 
 def _format(message: Message, indent: str = "") -> str:

@@ -9,8 +9,6 @@ Calibrations and activations are inside the heads, and the label queries of a se
 its head: Triton cannot register labels at runtime.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

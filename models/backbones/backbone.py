@@ -1,7 +1,5 @@
 """Backbones: timm models with spatial features, and a few more, as images -> tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, cast
@@ -93,10 +91,7 @@ class Backbone(nn.Module):
 
     @torch.inference_mode()
     def count_tokens(self, image_size: tuple[int, int]) -> int:
-        """Returns S for images of (H, W) pixels; sets eval mode.
-
-        Raises BackboneError if images of this size have no single map of features.
-        """
+        """Returns S for images of (H, W) pixels, or raises BackboneError; sets eval mode."""
         image = torch.zeros(1, 3, *image_size, device=next(self.parameters()).device)
         try:
             tokens = self.eval()(image)

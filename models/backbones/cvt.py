@@ -1,7 +1,5 @@
 """CvT, the one backbone of Query2Label that timm does not have, built on transformers' layers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

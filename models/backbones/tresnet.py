@@ -1,7 +1,5 @@
 """The TResNets that timm lacks, of ML-Decoder's authors and of ML-Danbooru, from timm's blocks."""
 
-from __future__ import annotations
-
 import torch
 from timm.layers import ConvNormAct
 from timm.models.tresnet import Bottleneck, TResNet

@@ -1,7 +1,5 @@
 """Networks from checkpoints: ours (safetensors with the configuration inside) and foreign ones."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,6 +32,12 @@ class Checkpoint:
     label_names: tuple[str, ...] | None  # N names, or None if the file has none
     notes: Mapping[str, str]  # on the training, free text by key
     sha256: str  # of the file
+
+    def take_network(self) -> tuple[Network, NetworkConfig]:
+        """Returns the network and its configuration; raises CheckpointError for a head alone."""
+        if self.config is None or not isinstance(self.network, Network):
+            raise CheckpointError("the checkpoint has a head without a backbone")
+        return self.network, self.config
 
 
 def load_checkpoint(path: Path | str, **hints: Any) -> nn.Module:  # noqa: ANN401
@@ -126,10 +130,7 @@ def read_backbone(file: CheckpointFile) -> Content | None:
 def write_checkpoint(
     path: Path, network: Network, label_names: tuple[str, ...], notes: Mapping[str, str]
 ) -> None:
-    """Writes `.safetensors` with the configuration inside.
-
-    `label_names` are in the order of the logits; an empty tuple if they are not known.
-    """
+    """Writes `.safetensors`; `label_names` are in the order of the logits, or empty."""
     metadata = {
         _CONFIG_KEY: network.config.model_dump_json(),
         _NOTES_KEY: json.dumps(dict(notes)),

@@ -1,7 +1,5 @@
 """CLIP and SigLIP in folders of `transformers` and open_clip: both towers and the tokenizer."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Mapping
@@ -56,10 +54,7 @@ class _Stored:
 
 
 def read_clip(checkpoint: Path | str, hints: Hints = NO_HINTS) -> TowerCheckpoint | None:
-    """Reads a folder, or `hf-hub:owner/name`; None if the checkpoint is something else.
-
-    Raises CheckpointError for a folder of another model, and for missing and damaged files.
-    """
+    """Reads a folder, or `hf-hub:owner/name`; None if it is something else than two towers."""
     if is_on_hub(checkpoint):
         name = str(checkpoint).partition(":")[2]
     elif Path(checkpoint).is_dir():
@@ -142,7 +137,7 @@ def _build(name: str, found: Mapping[str, Any], state: State) -> CLIPModel | Sig
     except Exception as error:  # the library raises many types for an odd configuration
         raise CheckpointError(f"{name} has a config.json that is damaged") from error
     fill(model, state)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def _read_preparation(folder: Path, size: int) -> InputConfig:

@@ -1,7 +1,5 @@
 """Checkpoint files, local or on the Hugging Face hub (`hf-hub:owner/name`), hashed when read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -65,9 +63,16 @@ def read_weights(
     checkpoint: Path | str, names: Sequence[str] = WEIGHTS, owner: str | None = None
 ) -> CheckpointFile:
     """Reads a local file, in a repository or its folder the first of `names` that it has."""
-    path, digest = _locate(checkpoint, names, owner), hashlib.sha256()
-    content: Any
+    digest = hashlib.sha256()
     metadata: Mapping[str, str] = {}
+    path: Path | None = Path(checkpoint)
+    if is_repository(checkpoint):
+        path = next(filter(None, (fetch(checkpoint, name) for name in names)), None)
+    else:
+        check_checkpoint(checkpoint)
+    if path is None:
+        raise CheckpointError(f"{owner or checkpoint} has neither {' nor '.join(names[:2])}")
+    content: Any
     if is_repository(checkpoint) and path.name in INDICES:
         content = _read_parts(checkpoint, path.name, digest.update)
     else:
@@ -111,16 +116,6 @@ def write_file(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> No
     staging = path.with_suffix(".tmp")
     staging.write_bytes(safetensors.torch.save(state, dict(metadata)))
     staging.replace(path)
-
-
-def _locate(checkpoint: Path | str, names: Sequence[str], owner: str | None) -> Path:
-    if not is_repository(checkpoint):
-        check_checkpoint(checkpoint)
-        return Path(checkpoint)
-    for name in names:
-        if (path := fetch(checkpoint, name)) is not None:
-            return path
-    raise CheckpointError(f"{owner or checkpoint} has neither {' nor '.join(names[:2])}")
 
 
 def _read_description(checkpoint: Path | str) -> Description:

@@ -1,11 +1,5 @@
-"""Recognises a checkpoint by its first bytes: a wrong one is refused before torch is imported.
+"""Recognises a checkpoint by its first bytes: a wrong one is refused before torch is imported."""
 
-Importing torch and timm takes seconds.
-"""
-
-from __future__ import annotations
-
-import codecs
 import re
 import zipfile
 from pathlib import Path
@@ -85,18 +79,16 @@ def check_checkpoint(checkpoint: Path | str) -> None:
 
 
 def is_safetensors(path: Path) -> bool:
-    """Returns whether a file is safetensors; False if it is torch's.
-
-    Raises CheckpointError if it is neither, or is cut off. Later parts of its content may still be
-    damaged.
-    """
+    """Returns False for a file of torch; raises CheckpointError if it is neither, or is cut off."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)
     except FileNotFoundError as error:
         raise CheckpointError(f"no checkpoint file at {path}") from error
     except IsADirectoryError as error:
-        raise CheckpointError(f"{path} is a {_recognise_folder(path)}") from error
+        found = (what for name, what in _FOLDERS.items() if (path / name).exists())
+        what = next(found, "folder without config.json: give the file of weights in it")
+        raise CheckpointError(f"{path} is a {what}") from error
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
     # 8 bytes of text would be a larger number.
@@ -136,11 +128,6 @@ def _check_zip(path: Path) -> None:
         raise CheckpointError(f"{path.name} is a zip archive that torch.save did not write")
 
 
-def _recognise_folder(path: Path) -> str:
-    found = (what for name, what in _FOLDERS.items() if (path / name).exists())
-    return next(found, "folder without config.json: give the file of weights in it")
-
-
 def _recognise(path: Path, head: bytes) -> str:
     found = [what for offset, start, what in _BYTES if head.startswith(start, offset)]
     found += [what for suffix, what in _SUFFIXES.items() if path.name.endswith(suffix)]
@@ -148,10 +135,4 @@ def _recognise(path: Path, head: bytes) -> str:
         return found[0]
     if head.startswith(_PICKLE):
         return "a pickle that torch.save did not write"
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # may end within a character
-    except UnicodeDecodeError:
-        return "of no known format"
-    if not head:
-        return "empty"
-    return "of no known format" if b"\0" in head else "a text file"
+    return "of no known format" if head else "empty"

@@ -1,7 +1,5 @@
 """Checkpoint files of open heads: a head alone, bound to the encoder whose tokens it reads."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

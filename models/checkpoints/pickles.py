@@ -3,8 +3,6 @@
 Objects of other classes, such as a training script's settings, become `Unread`.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import pickle

@@ -3,8 +3,6 @@
 A step or value that the service would not follow exactly is refused.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -90,16 +88,12 @@ def _combine(steps: Mapping[str, dict[str, Any]]) -> dict[str, object]:
     if "normalize" in steps:
         taken |= {key: steps["normalize"][key] for key in ("mean", "std")}
     if padded is None and scaled["size"] in (sides[0], [sides[0]]):  # the shorter side
-        return taken | _take_crop(sides[0], height if "center_crop" in steps else None, width)
+        if "center_crop" not in steps or not 0 < height == width <= sides[0]:
+            raise ValueError("a resize of the shorter side needs a center_crop to a square")
+        return taken | {"resize_mode": "crop", "crop_pct": crop_share(height, sides[0])}
     if (height, width) != sides:
         raise ValueError("center_crop must have the size of the resize before it")
     return taken if padded is None else taken | _take_padding(padded)
-
-
-def _take_crop(shorter: int, height: int | None, width: int) -> dict[str, object]:
-    if height is None or not 0 < height == width <= shorter:
-        raise ValueError("a resize of the shorter side needs a center_crop to a square")
-    return {"resize_mode": "crop", "crop_pct": crop_share(height, shorter)}
 
 
 def _take_padding(step: Mapping[str, Any]) -> dict[str, object]:

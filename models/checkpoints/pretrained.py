@@ -1,7 +1,5 @@
 """Pretrained backbone weights, from a Python package or from timm's own sources."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Mapping
@@ -68,5 +66,4 @@ def _timm_state(name: str) -> dict[str, Tensor]:
         model = cast("Any", timm.create_model(name, pretrained=True))
     except Exception as error:  # timm raises the errors of every download library
         raise PretrainedError(f"no pretrained weights could be loaded for {name}") from error
-    state: dict[str, Tensor] = model.state_dict()
-    return state
+    return model.state_dict()

@@ -1,7 +1,5 @@
 """COCO's layout: `annotations/instances_<split><year>.json` and one folder of images a split."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path

@@ -6,8 +6,6 @@
 - `wordvec_array.pth`: word vectors [E, N] or [1, E, N], columns in the sorted order of the labels.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -10,8 +10,6 @@
 - Images are in `images/` or in a folder named as the split; a name without suffix is a `.jpg`.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections import defaultdict
@@ -31,10 +29,7 @@ _PRESENT = 0.5
 
 
 def find_files(path: Path) -> dict[Path, tuple[str, str | None]]:
-    """Returns each CSV file that is named after a split, its split and the column that it lacks.
-
-    That is None for a file of pairs.
-    """
+    """Returns CSV files named after a split, their split, and the column that they lack, if any."""
     return {
         file: (split, _find_missing(file))
         for file in sorted(path.glob("*.csv"))

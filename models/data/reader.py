@@ -1,7 +1,5 @@
 """Recognises the layout of a labelled folder by its files, and reads the two simplest ones."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
@@ -20,11 +18,7 @@ _THUMBNAIL_FOLDERS = frozenset({"@eaDir", "@__thumb", "__MACOSX"})
 
 
 def read_labelled_folder(path: Path) -> LabelledFolder:
-    """Reads a data set in any of the layouts.
-
-    Raises:
-        DataError: the layout is unknown, or the index is damaged or inconsistent.
-    """
+    """Reads a data set; raises DataError for an unknown layout, and for a damaged index."""
     try:
         return check_labels(_read(path))
     except KeyError as error:

@@ -1,7 +1,5 @@
 """A labelled folder, independent of its layout on disk: names, photos and targets."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -74,12 +72,7 @@ class LabelledFolder:
 
 
 def check_labels(folder: LabelledFolder) -> LabelledFolder:
-    """Returns the folder.
-
-    Raises:
-        DataError: no photo, a label's name is empty, not text or used twice, or a photo has
-            an unknown label.
-    """
+    """Returns the folder; raises DataError for no photo, and for invalid and unknown labels."""
     if not folder.images:
         raise DataError(f"data set {folder.name} has no photo")
     names: tuple[object, ...] = folder.label_names  # files may hold anything
@@ -130,7 +123,6 @@ def check_labels_of_photos(folder: LabelledFolder, *, single_label: bool = False
             f"data set {folder.name} has no absent label in train: add rows with a confidence "
             "below 0.5, or write labels.json, whose photos lack every label that they do not name"
         )
-
     for image in images + folder.split("val"):
         if single_label and len(set(image.labels)) != 1:
             raise DataError(

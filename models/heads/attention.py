@@ -4,8 +4,6 @@ Unlike in torch's, query, key and value have separate projections, and queries m
 values that depend only on them are computed once, and exporters make them constants.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 
@@ -62,8 +60,7 @@ class Attention(nn.Module):
 
     def project(self, queries: Tensor) -> Tensor:
         """Projects and scales queries [b, Q, D]: the part that needs no image."""
-        projected: Tensor = self.query(queries) * self.head_width**-0.5
-        return projected
+        return self.query(queries) * self.head_width**-0.5
 
     def attend(self, projected: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Continues from `project`: [1 or B, Q, D] and [B, S, M] to [B, Q, D]."""
@@ -86,8 +83,7 @@ class Attention(nn.Module):
     def _gather(self, scores: Tensor, values: Tensor) -> Tensor:
         weights = self.dropout(scores.softmax(dim=-1))
         mixed = weights @ self._split(self.value(values))  # [B, heads, Q, D / heads]
-        gathered: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return gathered
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:
         return split_heads(x, self.num_heads)

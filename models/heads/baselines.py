@@ -1,7 +1,5 @@
 """Heads that ML-Decoder is compared with: average pooling and a plain transformer decoder."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -32,8 +30,7 @@ class Gap(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Maps tokens [B, S, C] or features [B, C, H, W] to logits [B, N]."""
         pooled = self._pool(to_tokens(features))  # [B, C]
-        logits: Tensor = self.linear(self.dropout(self.hidden(self.norm(pooled))))
-        return logits
+        return self.linear(self.dropout(self.hidden(self.norm(pooled))))
 
     def _pool(self, tokens: Tensor) -> Tensor:
         if self.config.pooling == "gem":
@@ -60,5 +57,4 @@ class TransformerDecoder(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Maps tokens [B, S, C] or features [B, C, H, W] to logits [B, N]."""
         tokens = functional.relu(self.embed(to_tokens(features)))  # [B, S, D]
-        logits: Tensor = self.pool(decode(self.decoder, self.queries, tokens, tokens))
-        return logits
+        return self.pool(decode(self.decoder, self.queries, tokens, tokens))

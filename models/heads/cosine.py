@@ -3,8 +3,6 @@
 An image's first token is its embedding; each other token is a patch's part of it, for the maps.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -35,5 +33,4 @@ class CosineHead(OpenHead):
     def recall(self, tokens: Tensor, memory: Tensor, queries: Tensor) -> Tensor:  # noqa: ARG002
         """Scores the first token of the memory."""
         images = functional.normalize(memory[:, 0], dim=-1)
-        logits: Tensor = self.log_scale.exp() * (images @ queries.T) + self.bias
-        return logits
+        return self.log_scale.exp() * (images @ queries.T) + self.bias

@@ -8,8 +8,6 @@ arXiv 2004.10102, 2103.15679. Attention without values misleads: a label that th
 show attends to empty background; see `docs/explain.md`.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -21,7 +19,32 @@ from models.heads.ml_decoder import DecoderLayer, MLDecoder
 from models.heads.zero_shot import ZeroShotMLDecoder
 
 
-class TrainedMaps(nn.Module):
+class _Maps(nn.Module):
+    """Positive contributions, smoothed, as shares of the maximum.
+
+    A token sees far beyond its cell, so a single one often lies next to the object; tokens whose
+    neighbours agree do so less often. Each cell takes a quarter of each neighbour, along rows and
+    columns; a cell at the edge is its own neighbour.
+    """
+
+    rows: Tensor
+    columns: Tensor
+
+    def __init__(self, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.grid = grid
+        self.register_buffer("rows", _smoothing(grid[0]))
+        self.register_buffer("columns", _smoothing(grid[1]))
+
+    def draw(self, contributions: Tensor) -> Tensor:
+        """Maps contributions [B, L, S] to maps [B, L, rows, columns], 0..1."""
+        found = contributions.relu().unflatten(-1, self.grid)
+        smooth = self.rows @ found @ self.columns.T
+        largest = smooth.amax(dim=(-2, -1), keepdim=True)
+        return smooth / largest.clamp_min(torch.finfo(smooth.dtype).tiny)
+
+
+class TrainedMaps(_Maps):
     """Maps of trained labels; copies the weights of a head in eval mode.
 
     Each label attends with the query of its group. The maximum of a map is 1, or 0 if no token
@@ -32,9 +55,8 @@ class TrainedMaps(nn.Module):
     readout: Tensor
 
     def __init__(self, head: MLDecoder, grid: tuple[int, int]) -> None:
-        super().__init__()
+        super().__init__(grid)
         config, layer = head.config, head.layer
-        self.draw = Drawing(grid)
         self.group_size = config.group_size
         self.contributions = Contributions(layer.attention)
         with torch.no_grad():
@@ -46,18 +68,16 @@ class TrainedMaps(nn.Module):
     def forward(self, memory: Tensor, labels: Tensor) -> Tensor:
         """Maps memory [B, S, D] and labels int64 [L], 0..N-1, to maps [B, L, rows, columns]."""
         queries = self.queries[labels // self.group_size]  # [L, D]
-        maps: Tensor = self.draw(self.contributions(memory, queries, self.readout[labels]))
-        return maps
+        return self.draw(self.contributions(memory, queries, self.readout[labels]))
 
 
-class OpenMaps(nn.Module):
+class OpenMaps(_Maps):
     """Maps of open labels: of the decoder's logit, without the votes of `name_votes.py`."""
 
     readout: Tensor
 
     def __init__(self, head: ZeroShotMLDecoder, grid: tuple[int, int]) -> None:
-        super().__init__()
-        self.draw = Drawing(grid)
+        super().__init__(grid)
         self.width = head.config.decoder_width
         self.contributions = Contributions(head.layer.attention)
         with torch.no_grad():
@@ -66,31 +86,25 @@ class OpenMaps(nn.Module):
     def forward(self, memory: Tensor, queries: Tensor) -> Tensor:
         """Maps memory [B, S, D] and label queries [L, K] to maps [B, L, rows, columns]."""
         projected = queries[:, self.width : 2 * self.width]  # [L, D]
-        maps: Tensor = self.draw(self.contributions(memory, projected, self.readout))
-        return maps
+        return self.draw(self.contributions(memory, projected, self.readout))
 
 
-class CosineMaps(nn.Module):
+class CosineMaps(_Maps):
     """Maps of open labels from patches' parts of the image's embedding, which is token 0."""
-
-    def __init__(self, grid: tuple[int, int]) -> None:
-        super().__init__()
-        self.draw = Drawing(grid)
 
     def forward(self, memory: Tensor, queries: Tensor) -> Tensor:
         """Maps memory [B, 1 + S, E] and label queries [L, E] to maps [B, L, rows, columns]."""
-        maps: Tensor = self.draw(queries @ memory[:, 1:].transpose(1, 2))
-        return maps
+        return self.draw(queries @ memory[:, 1:].transpose(1, 2))
 
 
-def make_open_maps(
-    head: ZeroShotMLDecoder | CosineHead, grid: tuple[int, int]
+def make_maps(
+    head: MLDecoder | ZeroShotMLDecoder | CosineHead, grid: tuple[int, int]
 ) -> tuple[nn.Module, int]:
     """Returns the maps of a head and the number of tokens [B, S, C] that they need."""
     cells = math.prod(grid)
     if isinstance(head, CosineHead):
         return CosineMaps(grid), 1 + cells
-    return OpenMaps(head, grid), cells
+    return TrainedMaps(head, grid) if isinstance(head, MLDecoder) else OpenMaps(head, grid), cells
 
 
 class Contributions(nn.Module):
@@ -120,42 +134,14 @@ class Contributions(nn.Module):
         # Multiplies the few labels by the projections instead of all tokens.
         scores = self._multiply(memory, queries, self.key)  # [B, L, heads, S]
         values = self._multiply(memory, readout, self.value)  # [B, L or 1, heads, S]
-        contributions: Tensor = (scores.softmax(dim=-1) * values).sum(dim=2)
-        return contributions
+        return (scores.softmax(dim=-1) * values).sum(dim=2)
 
     def _multiply(self, memory: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
         # [heads, L, D / heads] @ [heads, D / heads, D] -> [heads, L, D]
         parts = labels.unflatten(-1, (self.num_heads, -1)).transpose(0, 1) @ weight
         rows = parts.transpose(0, 1).flatten(0, 1)  # [L * heads, D]
         products: Tensor = rows @ memory.transpose(1, 2)  # [B, L * heads, S]
-        split: Tensor = products.unflatten(1, (-1, self.num_heads))
-        return split
-
-
-class Drawing(nn.Module):
-    """Positive contributions, smoothed, as shares of the maximum.
-
-    A token sees far beyond its cell, so a single one often lies next to the object; tokens whose
-    neighbours agree do so less often. Each cell takes a quarter of each neighbour, along rows and
-    columns; a cell at the edge is its own neighbour.
-    """
-
-    rows: Tensor
-    columns: Tensor
-
-    def __init__(self, grid: tuple[int, int]) -> None:
-        super().__init__()
-        self.grid = grid
-        self.register_buffer("rows", _smoothing(grid[0]))
-        self.register_buffer("columns", _smoothing(grid[1]))
-
-    def forward(self, contributions: Tensor) -> Tensor:
-        """Maps contributions [B, L, S] to maps [B, L, rows, columns], 0..1."""
-        found = contributions.relu().unflatten(-1, self.grid)
-        smooth = self.rows @ found @ self.columns.T
-        largest = smooth.amax(dim=(-2, -1), keepdim=True)
-        maps: Tensor = smooth / largest.clamp_min(torch.finfo(smooth.dtype).tiny)
-        return maps
+        return products.unflatten(1, (-1, self.num_heads))
 
 
 def find_grid(num_tokens: int, height: int, width: int) -> tuple[int, int] | None:
@@ -170,8 +156,7 @@ def find_grid(num_tokens: int, height: int, width: int) -> tuple[int, int] | Non
 def _carry_back(layer: DecoderLayer, weights: Tensor) -> Tensor:
     """Carries weights [n, D] on decoded queries back to the values."""
     gains = layer.norm2.weight * layer.norm3.weight
-    carried: Tensor = (weights * gains) @ layer.attention.out.weight
-    return carried
+    return (weights * gains) @ layer.attention.out.weight
 
 
 def _smoothing(size: int) -> Tensor:

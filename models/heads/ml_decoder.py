@@ -8,8 +8,6 @@ Differences from the authors' code, none of which changes a logit:
 4. Query, key and value projections are separate layers instead of one packed matrix.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,10 +17,7 @@ from models.heads.attention import Attention, to_tokens
 
 
 class MLDecoder(nn.Module):
-    """Embedding, one decoder layer from fixed queries, group pooling.
-
-    The queries are random and need no training (section 3.2).
-    """
+    """Embedding, one decoder layer from fixed, random queries (section 3.2), group pooling."""
 
     queries: Tensor
 
@@ -49,8 +44,7 @@ class MLDecoder(nn.Module):
         if self.training:
             # Dropout on the queries must differ from image to image.
             queries = queries.expand(len(memory), -1, -1)
-        logits: Tensor = self.pool(self.layer(queries, memory))
-        return logits
+        return self.pool(self.layer(queries, memory))
 
 
 class DecoderLayer(nn.Module):
@@ -77,8 +71,7 @@ class DecoderLayer(nn.Module):
         """Normalises queries [b, Q, D]: the part that needs no image."""
         # The authors' layer keeps the residual of the removed self-attention, so a query is
         # doubled before its norm; only the norm's epsilon makes that visible.
-        hidden: Tensor = self.norm1(queries + self.dropout(queries))
-        return hidden
+        return self.norm1(queries + self.dropout(queries))
 
     def decode(self, hidden: Tensor, projected: Tensor, memory: Tensor) -> Tensor:
         """Continues from `prepare` and `attention.project` of it, both [1 or B, Q, D]."""
@@ -87,8 +80,7 @@ class DecoderLayer(nn.Module):
     def _refine(self, hidden: Tensor, attended: Tensor) -> Tensor:
         hidden = self.norm2(hidden + self.dropout(attended))
         inner = self.dropout(functional.relu(self.linear1(hidden)))
-        decoded: Tensor = self.norm3(hidden + self.dropout(self.linear2(inner)))
-        return decoded
+        return self.norm3(hidden + self.dropout(self.linear2(inner)))
 
 
 class GroupLinear(nn.Module):
@@ -110,16 +102,3 @@ class GroupLinear(nn.Module):
         grouped = decoded.transpose(0, 1) @ self.weight
         logits = grouped.transpose(0, 1).flatten(1)  # [B, Q * G]
         return logits[:, : self.num_classes] + self.bias
-
-
-class ScorerWithMemory(nn.Module):
-    """The head for tracing; returns the memory too."""
-
-    def __init__(self, head: MLDecoder) -> None:
-        super().__init__()
-        self.head = head
-
-    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps tokens [B, S, C] to logits [B, N] and memory [B, S, D]."""
-        memory = self.head.remember(tokens)
-        return self.head.recall(memory), memory

@@ -5,8 +5,6 @@ softmax over the names' cosines with the label: ConSE (`evaluate_open.py`) avera
 only the nearest count. Scores are relative to the mean photo, so they can be added to a logit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch
@@ -41,8 +39,7 @@ class NameVotes(nn.Module):
 
     def classify(self, tokens: Tensor) -> Tensor:
         """Maps tokens [B, S, C] to the classifier's logits [B, P]."""
-        logits: Tensor = self.classifier(tokens.mean(dim=1))
-        return logits
+        return self.classifier(tokens.mean(dim=1))
 
     def weigh(self, labels: Tensor) -> Tensor:
         """Maps label embeddings [L, E] of length 1 to votes [L, P], divided by the mean photo's."""

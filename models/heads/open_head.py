@@ -1,7 +1,5 @@
 """Heads for open labels: what export, maps and training share."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models.config import OpenHeadConfig
@@ -33,30 +31,3 @@ class OpenHead(nn.Module):
     def forward(self, features: Tensor, embeddings: Tensor) -> Tensor:
         """Maps features and label embeddings [L, E] to logits [B, L]."""
         return self.score(features, self.encode_labels(embeddings))
-
-
-class LabelEncoder(nn.Module):
-    """`encode_labels` for tracing."""
-
-    def __init__(self, head: OpenHead) -> None:
-        super().__init__()
-        self.head = head
-
-    def forward(self, embeddings: Tensor) -> Tensor:
-        """Maps embeddings [L, E] to label queries [L, K]."""
-        return self.head.encode_labels(embeddings)
-
-
-class LabelScorer(nn.Module):
-    """`score` for tracing."""
-
-    def __init__(self, head: OpenHead, *, with_memory: bool = False) -> None:
-        super().__init__()
-        self.head = head
-        self.with_memory = with_memory
-
-    def forward(self, tokens: Tensor, queries: Tensor) -> tuple[Tensor, ...]:
-        """Maps tokens [B, S, C] and queries [L, K] to logits [B, L] (and memory [B, S, D])."""
-        memory = self.head.remember(tokens)
-        logits = self.head.recall(tokens, memory, queries)
-        return (logits, memory) if self.with_memory else (logits,)

@@ -4,10 +4,9 @@ The layers are DETR's, as in the authors' code: positions are added to queries a
 values; decoder targets start at zero. As in `ml_decoder.py`, steps without an image run at batch 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -17,59 +16,55 @@ from models.heads.attention import Attention, to_tokens
 from models.heads.ml_decoder import GroupLinear
 
 
-def _make_feedforward(config: DecoderConfig) -> nn.Sequential:
-    width, inner = config.decoder_width, config.feedforward_width
-    return nn.Sequential(
-        OrderedDict(
-            linear1=nn.Linear(width, inner),
-            relu=nn.ReLU(),
-            dropout=nn.Dropout(config.dropout),
-            linear2=nn.Linear(inner, width),
-        )
-    )
+class _Layer(nn.Module):
+    """The parts of every layer: residual steps, with norms before or after each."""
 
-
-class EncoderLayer(nn.Module):
-    """Self-attention between the tokens, then a feed-forward layer; norms before or after each."""
-
-    def __init__(self, config: Query2LabelConfig) -> None:
+    def __init__(self, config: DecoderConfig, pre_norm: bool) -> None:
         super().__init__()
-        width = config.decoder_width
-        self.pre_norm = config.pre_norm
+        width, inner = config.decoder_width, config.feedforward_width
+        self.pre_norm = pre_norm
         self.attention = Attention(width, config.num_heads, config.dropout)
-        self.feedforward = _make_feedforward(config)
-        self.norm1 = nn.LayerNorm(width)
+        self.feedforward = nn.Sequential(
+            OrderedDict(
+                linear1=nn.Linear(width, inner),
+                relu=nn.ReLU(),
+                dropout=nn.Dropout(config.dropout),
+                linear2=nn.Linear(inner, width),
+            )
+        )
         self.norm2 = nn.LayerNorm(width)
         self.dropout = nn.Dropout(config.dropout)
 
+    def _add(self, norm: nn.Module, x: Tensor, step: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.pre_norm:
+            return x + self.dropout(step(norm(x)))
+        return norm(x + self.dropout(step(x)))
+
+
+class EncoderLayer(_Layer):
+    """Self-attention between the tokens, then a feed-forward layer."""
+
+    def __init__(self, config: Query2LabelConfig) -> None:
+        super().__init__(config, config.pre_norm)
+        self.norm1 = nn.LayerNorm(config.decoder_width)
+
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Maps tokens [B, S, D] and positions [1, S, D] to tokens [B, S, D]."""
-        if self.pre_norm:
-            normed = self.norm1(tokens)
-            placed = normed + positions
-            tokens = tokens + self.dropout(self.attention(placed, placed, normed))
-            encoded: Tensor = tokens + self.dropout(self.feedforward(self.norm2(tokens)))
-        else:
-            placed = tokens + positions
-            tokens = self.norm1(tokens + self.dropout(self.attention(placed, placed, tokens)))
-            encoded = self.norm2(tokens + self.dropout(self.feedforward(tokens)))
-        return encoded
+        tokens = self._add(
+            self.norm1, tokens, lambda x: self.attention(placed := x + positions, placed, x)
+        )
+        return self._add(self.norm2, tokens, self.feedforward)
 
 
-class QueryLayer(nn.Module):
+class QueryLayer(_Layer):
     """A decoder layer: queries attend to each other (optional), then to the tokens."""
 
     def __init__(self, config: DecoderConfig, self_attention: bool, pre_norm: bool) -> None:
-        super().__init__()
+        super().__init__(config, pre_norm)
         width, heads, rate = config.decoder_width, config.num_heads, config.dropout
-        self.pre_norm = pre_norm
         self.self_attention = Attention(width, heads, rate) if self_attention else None
         self.norm1 = nn.LayerNorm(width) if self_attention else None
-        self.attention = Attention(width, heads, rate)
-        self.feedforward = _make_feedforward(config)
-        self.norm2 = nn.LayerNorm(width)
         self.norm3 = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(rate)
 
     def forward(
         self, target: Tensor, queries: Tensor, keys: Tensor, values: Tensor, *, fixed: bool = False
@@ -78,19 +73,13 @@ class QueryLayer(nn.Module):
 
         Keys are tokens with positions, values tokens, [B, S, D]; `fixed`: the same for all images.
         """
-        if self.self_attention is not None and self.norm1 is not None:
-            normed = self.norm1(target) if self.pre_norm else target
-            placed = normed + queries
-            target = target + self.dropout(self.self_attention(placed, placed, normed))
-            target = target if self.pre_norm else self.norm1(target)
-        normed = self.norm2(target) if self.pre_norm else target
-        target = target + self.dropout(self.attention(normed + queries, keys, values, fixed=fixed))
-        if self.pre_norm:
-            decoded: Tensor = target + self.dropout(self.feedforward(self.norm3(target)))
-        else:
-            target = self.norm2(target)
-            decoded = self.norm3(target + self.dropout(self.feedforward(target)))
-        return decoded
+        attend, norm = self.self_attention, self.norm1
+        if attend is not None and norm is not None:
+            target = self._add(norm, target, lambda x: attend(placed := x + queries, placed, x))
+        target = self._add(
+            self.norm2, target, lambda x: self.attention(x + queries, keys, values, fixed=fixed)
+        )
+        return self._add(self.norm3, target, self.feedforward)
 
 
 class Query2Label(nn.Module):
@@ -123,8 +112,7 @@ class Query2Label(nn.Module):
             tokens = layer(tokens, self.positions)
         tokens = self.encoder_norm(tokens)
         decoded = decode(self.decoder, self.queries, tokens + self.positions, tokens)
-        logits: Tensor = self.pool(self.norm(decoded))
-        return logits
+        return self.pool(self.norm(decoded))
 
 
 def decode(layers: nn.ModuleList, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -4,8 +4,6 @@ Two post-norm layers of cross-attention and feed-forward, written from the maths
 a label's descriptions by their likeness to the photo, so its label queries differ by photo.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -70,8 +68,7 @@ class Ram(OpenHead):
             hidden = self._project(self.weigh(memory[:, 0], queries))  # [B, L, D]
         for layer in self.layers:
             hidden = layer(hidden, memory)
-        logits: Tensor = self.pool(hidden).squeeze(-1)
-        return logits
+        return self.pool(hidden).squeeze(-1)
 
     def weigh(self, image: Tensor, embeddings: Tensor) -> Tensor:
         """Averages descriptions by their likeness to the class tokens [B, T]: [B, L, T]."""
@@ -107,5 +104,4 @@ class TaggingLayer(nn.Module):
         """Maps queries [1 or B, L, D] over tokens [B, S, T] to [B, L, D]."""
         queries = self.norm1(queries + self.dropout(self.attention(queries, tokens, tokens)))
         inner = functional.gelu(self.linear1(queries))
-        decoded: Tensor = self.norm2(queries + self.dropout(self.linear2(inner)))
-        return decoded
+        return self.norm2(queries + self.dropout(self.linear2(inner)))

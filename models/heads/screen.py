@@ -5,8 +5,6 @@ attention. Their first-order expansion at a reference value takes their place: a
 attended value with the label's readout. There are no weights to train.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -191,18 +189,4 @@ def _differentiate(norm: nn.LayerNorm, x: Tensor, gradient: Tensor) -> Tensor:
     normal = centred * inverse
     scaled = gradient * norm.weight
     along = (scaled * normal).mean(dim=-1, keepdim=True)
-    carried: Tensor = (scaled - scaled.mean(dim=-1, keepdim=True) - normal * along) * inverse
-    return carried
-
-
-class LabelEncoderWithKeys(nn.Module):
-    """`encode_labels` and `describe` for tracing."""
-
-    def __init__(self, screen: Screen) -> None:
-        super().__init__()
-        self.screen = screen
-
-    def forward(self, embeddings: Tensor) -> tuple[Tensor, ...]:
-        """Maps embeddings [L, E] to label queries [L, K] and the keys."""
-        queries = self.screen.head.encode_labels(embeddings)
-        return queries, *self.screen.describe(queries).values()
+    return (scaled - scaled.mean(dim=-1, keepdim=True) - normal * along) * inverse

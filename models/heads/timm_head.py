@@ -1,7 +1,5 @@
 """The own head of a timm model: whatever its `forward_head` does."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -11,10 +9,7 @@ from models.timm_model import create_timm, is_channels_last
 
 
 class TimmHead(nn.Module):
-    """Maps tokens of the same model's `forward_features` to logits.
-
-    The number of tokens is fixed: some heads need the map that they were flattened from.
-    """
+    """Maps the tokens of `forward_features`, whose number is fixed, to logits."""
 
     def __init__(self, network: NetworkConfig) -> None:
         super().__init__()
@@ -37,5 +32,4 @@ class TimmHead(nn.Module):
             features = tokens.unflatten(1, self.config.grid)  # [B, H, W, C]
             if not self._channels_last:
                 features = features.permute(0, 3, 1, 2)
-        logits: Tensor = cast("Any", self.model).forward_head(features)
-        return logits
+        return cast("Any", self.model).forward_head(features)

@@ -4,8 +4,6 @@ Text embedding -> linear -> ReLU -> label query; then the decoder layer of `ml_d
 pooling for all labels. Not in the paper: `name_votes.py` adds to each logit outside training.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -60,5 +58,4 @@ class ZeroShotMLDecoder(OpenHead):
         # scores add up to more.
         if self.votes is None or self.training:
             return logits
-        added: Tensor = logits + self.votes(tokens, queries[:, 2 * width :])
-        return added
+        return logits + self.votes(tokens, queries[:, 2 * width :])

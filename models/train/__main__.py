@@ -3,8 +3,6 @@
 Writes `model.safetensors`, `recipe.json`, `metrics.csv` and the state to resume from to RUN.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from pathlib import Path

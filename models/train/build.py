@@ -1,7 +1,5 @@
 """A recipe's network before training: a fresh head, and the weights that `--init` gives."""
 
-from __future__ import annotations
-
 import math
 
 from torch import nn
@@ -85,13 +83,10 @@ def _check_stages(backbone: Backbone, recipe: Recipe) -> None:
 
 
 def start_from(network: Network, init: CheckpointFile) -> str:
-    """Loads a checkpoint's backbone, and its head if both heads are built alike, in place.
+    """Loads a checkpoint's backbone and pixels, and its head if both heads are built alike.
 
-    The network also takes the mean, std and interpolation of the file. The file
-    is any readable checkpoint, or a backbone with or without a classifier.
-
-    Returns:
-        A description of the loaded parts.
+    The file is any readable checkpoint, or a backbone with or without a classifier. Returns a
+    description of the loaded parts.
     """
     name = network.config.backbone
     bare = read_backbone(init)
@@ -99,8 +94,7 @@ def start_from(network: Network, init: CheckpointFile) -> str:
         if bare.described.is_tagger and bare.described.photos is None:
             raise CheckpointError(
                 f"{init.name} is in a folder with {TAGS}, and may take BGR (WD taggers do), which "
-                "training "
-                "does not know: move it to a folder of its own if it takes RGB"
+                "training does not know: move it to a folder of its own if it takes RGB"
             )
         body = network.backbone.body
         own = body.state_dict()
@@ -109,12 +103,10 @@ def start_from(network: Network, init: CheckpointFile) -> str:
         fill(body, add_counters(kept, own))
         return "its backbone" + _take_pixels(network, _read_pixels(network, bare.described))
     start = read_checkpoint(init, Hints(name, prefix_tokens="drop", features="forward_features"))
-    if start.config is None:
-        raise CheckpointError(f"{init.name} has no {name} to start from")
-    assert isinstance(start.network, Network)  # it has a configuration
-    fill(network.backbone, start.network.backbone.state_dict())
-    pixels = _take_pixels(network, start.config.input)
-    head = start.network.head
+    found, config = start.take_network()
+    fill(network.backbone, found.backbone.state_dict())
+    pixels = _take_pixels(network, config.input)
+    head = found.head
     if _describe(head) != _describe(network.head):
         return f"its backbone{pixels}; its head is built differently"
     network.head.load_state_dict(head.state_dict())

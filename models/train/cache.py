@@ -1,7 +1,5 @@
 """Outputs of frozen networks, computed once and cached on disk for several views of each photo."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,33 +31,22 @@ def cache_outputs(
     paths: Sequence[Path],
     workers: int,
 ) -> list[Array]:
-    """Returns outputs for photos in several views, from disk if they are cached.
+    """Returns memory-mapped outputs float16 [views, photos, ...] of `encode`, one for each path.
 
-    If several runs need the same files, one of them fills the files and the others wait.
-
-    Args:
-        encode: images float [B, 3, H, W], on the CPU -> one or more outputs [B, ...].
-        photos: their own transform is not used.
-        views: one transform a view; random ones give another view each time.
-        paths: a `.npy` file for each output; the names must change with everything that the
-            outputs depend on.
-        workers: processes that decode photos.
-
-    Returns:
-        Memory-mapped float16 [views, photos, ...], one for each path.
+    `encode` maps images float [B, 3, H, W] on the CPU to outputs [B, ...]; views replace the
+    photos' own transform. The paths, `.npy`, must change with everything that the outputs depend
+    on. If several runs need the same files, one of them fills the files and the others wait.
     """
     if not _exist(paths):
         lock = FileLock(paths[-1].with_suffix(".lock"))
         try:
-            lock.acquire(blocking=False)
+            held = lock.acquire(blocking=False)
         except Timeout:
             tqdm.write(f"waiting for another run to fill {paths[-1].name}", file=sys.stderr)
-            lock.acquire()
-        try:
+            held = lock.acquire()
+        with held:
             if not _exist(paths):
                 _fill(encode, photos, views, paths, workers)
-        finally:
-            lock.release()
         # A run that still waits for the deleted lock finds the files complete.
         Path(lock.lock_file).unlink(missing_ok=True)
     return [np.load(path, mmap_mode="r") for path in paths]

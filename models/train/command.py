@@ -1,7 +1,5 @@
 """Shared by `python -m models.train` and `python -m models.train_open`: flags and folders."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 from dataclasses import dataclass

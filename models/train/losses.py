@@ -3,8 +3,6 @@
 Targets are 1, 0 or -1 (unknown); an unknown label gives neither loss nor gradient.
 """
 
-from __future__ import annotations
-
 import inspect
 import random
 from collections.abc import Callable
@@ -71,22 +69,16 @@ def make_mix(recipe: Recipe, num_classes: int) -> Mix:
 
     def mix_pairs(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         even = len(inputs) // 2 * 2  # timm mixes a batch with its own reverse
-        mixed: tuple[Tensor, Tensor] = blend(inputs[:even].clone(), targets[:even].argmax(dim=1))
-        return mixed
+        return blend(inputs[:even].clone(), targets[:even].argmax(dim=1))
 
     return mix_pairs
 
 
 def mix(inputs: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Mixes each example with another of its batch (mixup, arXiv 1710.09412).
+    """Mixes inputs [B, ...] in a batch (mixup, arXiv 1710.09412); alpha 0 changes nothing.
 
-    The mixed targets are the union of both label sets: a half-transparent object is still there,
-    and the asymmetric loss needs 0/1 targets.
-
-    Args:
-        inputs: float [B, ...].
-        targets: 1, 0 or -1 (unknown), float [B, N].
-        alpha: of the Beta distribution; 0 changes nothing.
+    The mixed targets [B, N] are the union of both label sets: a half-transparent object is still
+    there, and the asymmetric loss needs 0/1 targets.
     """
     if alpha == 0:
         return inputs, targets

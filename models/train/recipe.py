@@ -1,7 +1,5 @@
 """Recipes: every choice of a training run, in frozen records read from TOML and flags."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path

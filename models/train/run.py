@@ -3,14 +3,12 @@
 `task.py` and `train_open/task.py` define the tasks; this module runs their steps.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import random
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -67,23 +65,14 @@ class RunFolder:
         self.path, self.identity = path, identity
         self.state = self._read_state()  # None for a new run
 
-    def log(self, row: Mapping[str, str]) -> None:
-        """Adds an epoch's row to `metrics.csv`, atomically; drops rows from that epoch on.
-
-        A run that was killed between its row and its state repeats that epoch.
-        """
-        path, staging = self.path / "metrics.csv", self.path / "metrics.tmp"
-        earlier: list[Mapping[str, str]] = []
-        if path.exists():
-            with path.open(newline="") as file:
-                rows = csv.DictReader(file)
-                earlier = [old for old in rows if int(old["epoch"]) < int(row["epoch"])]
+    def log(self, rows: Sequence[Mapping[str, str]]) -> None:
+        """Writes `metrics.csv`, atomically: a row an epoch, with the columns of the last one."""
+        staging = self.path / "metrics.tmp"
         with staging.open("w", newline="") as file:
-            # Older versions of the program had other columns.
-            writer = csv.DictWriter(file, row.keys(), restval="", extrasaction="ignore")
+            writer = csv.DictWriter(file, rows[-1].keys(), restval="", extrasaction="ignore")
             writer.writeheader()
-            writer.writerows([*earlier, row])
-        staging.replace(path)
+            writer.writerows(rows)
+        staging.replace(self.path / "metrics.csv")
 
     def write_state(self, state: dict[str, Any]) -> None:
         """Writes `state.pt`, atomically."""
@@ -97,7 +86,7 @@ class RunFolder:
             return None
         try:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-            begun, _ = dict(state["identity"]), state["network"]
+            begun, *_ = dict(state["identity"]), state["network"], state["rows"]
         except Exception as error:  # torch.load raises many types for damaged bytes
             raise RecipeError(f"{path} is damaged or too old: give another --out") from error
         for field, wanted in self.identity.items():
@@ -127,6 +116,7 @@ class Run(Generic[BatchT]):
             )
         self.task, self.recipe, self.folder, self.accelerator = task, recipe, folder, accelerator
         self.epoch = 0
+        self.rows: list[dict[str, str]] = []  # of `metrics.csv`
         # The last step of an epoch may accumulate fewer batches.
         self.steps = math.ceil(task.num_batches / accelerator.gradient_accumulation_steps)
         self.ema = ModelEmaV3(task.network, decay=recipe.ema_decay, use_warmup=recipe.ema_warmup)
@@ -144,10 +134,7 @@ class Run(Generic[BatchT]):
             self._resume(folder.state)
 
     def fit(self) -> dict[str, float]:
-        """Runs the epochs that are left, then loads the averaged weights into the task's network.
-
-        Returns the averaged network's figures.
-        """
+        """Runs the epochs that are left, loads the averaged weights and returns their figures."""
         is_main = self.accelerator.is_main_process
         if is_main:
             recipe = self.recipe.model_dump_json(indent=2)
@@ -160,7 +147,8 @@ class Run(Generic[BatchT]):
             if is_main:
                 numbers = {name: f"{value:.5g}" for name, value in (losses | figures).items()}
                 rate = f"{self.schedule.get_last_lr()[0]:.3g}"
-                self.folder.log({"epoch": str(self.epoch), **numbers, "lr": rate})
+                self.rows.append({"epoch": str(self.epoch), **numbers, "lr": rate})
+                self.folder.log(self.rows)
                 self._save()
         if figures is None:
             figures = self.task.measure(self.ema.module)
@@ -170,13 +158,13 @@ class Run(Generic[BatchT]):
     def _save(self) -> None:
         parts = self._parts.items()
         states = {name: {} if part is None else part.state_dict() for name, part in parts}
-        self.folder.write_state({**states, "epoch": self.epoch})
+        self.folder.write_state({**states, "epoch": self.epoch, "rows": self.rows})
 
     def _resume(self, state: Mapping[str, Any]) -> None:
         for name, part in self._parts.items():
             if part is not None and state.get(name):
                 part.load_state_dict(state[name])
-        self.epoch = state["epoch"]
+        self.epoch, self.rows = state["epoch"], state["rows"]
 
     def _train_epoch(self) -> dict[str, float]:
         """Returns the mean of each loss."""

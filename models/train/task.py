@@ -1,7 +1,5 @@
 """The task of labelled photos: a network's trained part, its data, its loss and its mAP."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -77,8 +75,7 @@ class TrainedPart(nn.Sequential):
     def forward(self, features: Tensor, *embeddings: Tensor) -> Tensor:
         """Maps features (and embeddings) to logits."""
         stages, head = self
-        logits: Tensor = head(stages(features), *embeddings)
-        return logits
+        return head(stages(features), *embeddings)
 
 
 @dataclass(frozen=True, eq=False)

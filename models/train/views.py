@@ -4,15 +4,13 @@ Pictures are flattened as `service/images/decode.py` does it: transparent parts 
 16-bit samples keep their high byte.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -51,7 +49,7 @@ class Photos(Dataset[tuple[Tensor, Tensor]]):
     transform: Transform
 
     @classmethod
-    def of_split(cls, folder: LabelledFolder, split: str, transform: Transform) -> Photos:
+    def of_split(cls, folder: LabelledFolder, split: str, transform: Transform) -> Self:
         """Returns the photos of one split; raises DataError if it is empty or a file is missing."""
         images = folder.split(split)
         check_photos(images)

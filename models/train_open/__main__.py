@@ -4,8 +4,6 @@ Writes `open.safetensors`, `recipe.json`, `metrics.csv` and the state to resume 
 labelled folder needs caption_concepts; the checkpoint's encoder stays as it is.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Collection
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Losses of an open head, except timm's asymmetric one: sums over labels, means over photos."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -66,5 +64,4 @@ def choose_columns(probabilities: Tensor, count: int) -> Tensor:
     total = probabilities.shape[1]
     likely = probabilities.amax(dim=0).topk(min(count // 2, total)).indices
     others = torch.randperm(total, device=probabilities.device)[: count - len(likely)]
-    chosen: Tensor = torch.cat([likely, others]).unique()
-    return chosen
+    return torch.cat([likely, others]).unique()

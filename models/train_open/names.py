@@ -1,7 +1,5 @@
 """Names of an open run: labels, concepts from captions, and names held out of the training."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The recipe of an open head's training, and the views of photos that it asks for."""
 
-from __future__ import annotations
-
 from typing import Self
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """The task of an open head: cached tokens, names' embeddings, and the losses that train it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

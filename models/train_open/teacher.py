@@ -4,24 +4,19 @@ The teacher is the untouched pretrained backbone with its own ImageNet classifie
 into the open head, and it is the classifier of ConSE, the baseline.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from timm import get_pretrained_cfg
 from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
 from models.backbones.backbone import Backbone
 from models.checkpoints.checkpoint import read_checkpoint
-from models.checkpoints.description import CheckpointError
 from models.checkpoints.pretrained import PretrainedError, fill_backbone, read_pretrained
 from models.config import InputConfig
-from models.network import Network
 from models.text import TextEncoder
-from models.timm_model import create_timm
+from models.timm_model import classifier_names, create_timm
 
 _IMAGENET_CLASSES = 1000
 _TOLERANCE = 1e-2  # of the logits' deviation
@@ -37,8 +32,7 @@ class Teacher:
 
     def classify(self, tokens: Tensor) -> Tensor:
         """Maps the teacher's own tokens float [B, S, C] to logits [B, P]."""
-        logits: Tensor = self.classifier(tokens.mean(dim=1))
-        return logits
+        return self.classifier(tokens.mean(dim=1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,20 +50,17 @@ class Sources:
 def read_sources(checkpoint: Path, text: TextEncoder) -> Sources:
     """Reads a checkpoint's encoder and builds the teacher of the same architecture."""
     found = read_checkpoint(checkpoint)
-    if found.config is None or not isinstance(found.network, Network):
-        raise CheckpointError(f"{checkpoint.name} is a head without an encoder")
-    prepared = found.config.input
-    teacher = load_teacher(found.config.backbone, (prepared.height, prepared.width))
-    encoder, head = found.network.backbone, found.network.head
-    return Sources(encoder, prepared, head, found.label_names or (), teacher, text)
+    network, config = found.take_network()
+    teacher = load_teacher(config.backbone, (config.input.height, config.input.width))
+    names = found.label_names or ()
+    return Sources(network.backbone, config.input, network.head, names, teacher, text)
 
 
 def load_teacher(name: str, image_size: tuple[int, int]) -> Teacher:
     """Builds a backbone with ImageNet weights and the linear classifier that came with them."""
     state = read_pretrained(name)
     backbone = Backbone(name, image_size)
-    config = get_pretrained_cfg(name)
-    key = "" if config is None else str(config.classifier)
+    key = next(iter(classifier_names(name)), "")
     weight, bias = state.get(f"{key}.weight"), state.get(f"{key}.bias")
     if weight is None or bias is None or weight.shape != (_IMAGENET_CLASSES, backbone.width):
         raise PretrainedError(f"{name} has no linear classifier of ImageNet's names")
@@ -108,9 +99,8 @@ def read_imagenet_names() -> tuple[str, ...]:
 def share_stages(student: Backbone, teacher: Backbone) -> tuple[nn.Module, nn.Module, nn.Module]:
     """Cuts a backbone and its fine-tuned copy after the leading stages that are equal.
 
-    Returns:
-        (images -> features, features -> the student's tokens, features -> the teacher's); the
-        features are the images if no stage is equal.
+    Returns (images -> features, features -> the student's tokens, features -> the teacher's); the
+    features are the images if no stage is equal.
     """
     count = next(
         stages

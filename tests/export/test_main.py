@@ -185,7 +185,7 @@ def test_export_refuses_a_text_file_before_torch_is_imported(tmp_path: Path) -> 
     )
     assert found.returncode == 2
     (line,) = found.stderr.splitlines()
-    assert line.startswith("error: notes.pth is a text file; ")
+    assert line.startswith("error: notes.pth is of no known format; ")
 
 
 @pytest.mark.parametrize("add_head", [add_ml_decoder_head, lambda model: model])

@@ -1,7 +1,5 @@
 """Backbones inside foreign checkpoints: recognised by their tensors, renamed to timm's names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 

@@ -1,10 +1,7 @@
 """A backbone beneath an ML-Decoder head or a classifier: TResNet, or a named timm model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import timm
@@ -15,8 +12,14 @@ from models.backbones.backbone import Backbone, input_config
 from models.backbones.tresnet import TRESNET_D, TRESNET_V2_XL
 from models.checkpoints.description import CheckpointError, Description, Hints, State
 from models.checkpoints.layouts import backbones
-from models.checkpoints.layouts.state import log_left_out, refuse_others, take
-from models.config import Features, InputConfig, ModelArgument
+from models.checkpoints.layouts.state import (
+    COUNTERS,
+    find_prefixes,
+    log_left_out,
+    refuse_others,
+    take,
+)
+from models.config import Features, InputConfig
 from models.timm_model import classifier_names
 
 OFFICIAL_TRESNET_MARK = "body.conv1.0.weight"
@@ -25,31 +28,18 @@ OFFICIAL_TRESNET_MARK = "body.conv1.0.weight"
 _TRESNET_SIZE = 448
 _TRESNET_SIZES = {TRESNET_V2_XL: 640}
 _TRESNET_MARK = "body.conv1.conv.weight"
-_COUNTERS = "num_batches_tracked"  # of batch norms; not used by the network
 _STATISTICS = "running_mean"
-
-
-@dataclass(frozen=True, eq=False)
-class Body:
-    """A backbone in a file."""
-
-    state: State  # under timm's names
-    backbone: str
-    input: InputConfig
-    features: Features = "forward_features"
-    norm_pooled: bool = False
-    model_args: Mapping[str, ModelArgument] = field(default_factory=dict)
 
 
 def read_body(
     state: State, hints: Hints, described: Description, width: int, place: str = ""
-) -> Body:
-    """Reads a backbone; raises CheckpointError or BackboneError.
+) -> tuple[State, dict[str, Any]]:
+    """Reads a backbone under timm's names, and its fields of `NetworkConfig`.
 
-    `width` is that of the tokens that the head takes. `place` is the prefix of the head's tensors
-    in the file.
+    `width` is that of the tokens that the head takes, `place` the prefix of the head's tensors in
+    the file. Raises CheckpointError or BackboneError.
     """
-    state = _take_body(_take_body(state, OFFICIAL_TRESNET_MARK), _TRESNET_MARK)
+    state = take_body(take_body(state, OFFICIAL_TRESNET_MARK), _TRESNET_MARK)
     official = OFFICIAL_TRESNET_MARK in state
     if official:
         state = backbones.rename_tresnet(state)
@@ -59,7 +49,9 @@ def read_body(
     if official or (_TRESNET_MARK in state and not of_timm):
         return _read_tresnet(state, hints, described)
     if name is None or (hints.backbone is None and not of_timm):
-        fitting = backbones.recognise(strip(state, ("conv1.weight",)), backbones.RESNETS)
+        prefix = next(iter(find_prefixes(state, "conv1.weight")), "")
+        inside = take(state, prefix)
+        fitting = backbones.recognise(inside, backbones.RESNETS)
         example = "" if fitting is None else f", for example {fitting}, whose tensors fit"
         raise CheckpointError(
             f"the file does not name its backbone: give --backbone (a timm name{example})"
@@ -74,8 +66,8 @@ def read_body(
         norm_pooled=norm_pooled,
         model_args=described.model_args,
     )
-    own = [key for key in backbone.body.state_dict() if not key.endswith(_COUNTERS)]
-    state = strip(_take_body(state, own[0], own[-1]), (own[0],))
+    own = [key for key in backbone.body.state_dict() if not key.endswith(COUNTERS)]
+    state = take_body(state, own[0], own)
     body = _fit(state, backbone, spec)
     log_left_out(state.keys() - body.keys(), "the backbone's own classifier")
     if hints.features is None and body.keys() <= state.keys():
@@ -91,7 +83,13 @@ def read_body(
             "show whether its head was trained on them: give --prefix-tokens keep (as the "
             "authors' add_ml_decoder_head) or drop"
         )
-    return Body(body, name, spec, features, norm_pooled, described.model_args)
+    return body, {
+        "backbone": name,
+        "input": spec,
+        "features": features,
+        "norm_pooled": norm_pooled,
+        "model_args": described.model_args,
+    }
 
 
 def find_name(hints: Hints, described: Description) -> str | None:
@@ -102,32 +100,23 @@ def find_name(hints: Hints, described: Description) -> str | None:
     return names[0] if names else None
 
 
-def _take_body(state: State, *marks: str) -> State:
-    """Takes a backbone, which has these tensors, from any prefix; returns `state` without one.
+def take_body(state: State, mark: str, names: Collection[str] = ()) -> State:
+    """Takes a backbone from any prefix; returns `state` if it has no tensor `mark`.
 
-    Raises CheckpointError if there are tensors next to it.
+    Of several prefixes of `mark`, the backbone's has most of `names`, or is the shortest. Raises
+    CheckpointError if there are tensors next to it.
     """
-    prefixes = [key.removesuffix(marks[0]) for key in state if f".{key}".endswith(f".{marks[0]}")]
-    found = [prefix for prefix in prefixes if all(f"{prefix}{mark}" in state for mark in marks)]
-    if not found:
+    prefixes = find_prefixes(state, mark)
+    if not prefixes:
         return state
-    prefix = min(found, key=len)
+    prefix = max(prefixes, key=lambda each: sum(f"{each}{name}" in state for name in names))
     refuse_others(key for key in state if not key.startswith(prefix))
     return take(state, prefix)
 
 
-def strip(state: State, marks: Collection[str]) -> State:
-    """Takes a backbone, which has one of these tensors, out of an attribute as `self.backbone`."""
-    inside = state
-    while not any(mark in inside for mark in marks):
-        roots = {key.partition(".")[0] for key in inside}
-        if len(roots) != 1:
-            return state
-        inside = take(inside, f"{roots.pop()}.")
-    return inside
-
-
-def _read_tresnet(state: State, hints: Hints, described: Description) -> Body:
+def _read_tresnet(
+    state: State, hints: Hints, described: Description
+) -> tuple[State, dict[str, Any]]:
     name = backbones.recognise(state, backbones.TRESNETS)
     if name is None:
         _refuse_fused("TResNet", [_STATISTICS], state)
@@ -138,7 +127,7 @@ def _read_tresnet(state: State, hints: Hints, described: Description) -> Body:
             "authors use 448, 512 and 640)"
         )
     size = _TRESNET_SIZES.get(name, _TRESNET_SIZE)
-    return Body(state, name, prepare(name, hints, described, (size, size)))
+    return state, {"backbone": name, "input": prepare(name, hints, described, (size, size))}
 
 
 def prepare(
@@ -184,10 +173,7 @@ def _fit(state: State, backbone: Backbone, spec: InputConfig) -> State:
 def check_tensors(
     name: str, own: Mapping[str, Tensor], found: Mapping[str, Tensor], spec: InputConfig
 ) -> None:
-    """Raises CheckpointError unless a file's names and shapes are those of a model's tensors.
-
-    Counters of batch norms do not matter.
-    """
+    """Raises CheckpointError unless names and shapes are a model's; counters do not matter."""
     missing, extra = _compare(own, found)
     _refuse_fused(name, missing, found)
     wrong = [f"no {key}" for key in missing[:1]] + [f"a {key}" for key in extra[:1]]
@@ -208,7 +194,7 @@ def _compare(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[li
     """Returns the names that only the model has, and those that only the file has."""
     pairs = ((own, found), (found, own))
     missing, extra = (
-        sorted(k for k in a.keys() - b.keys() if not k.endswith(_COUNTERS)) for a, b in pairs
+        sorted(k for k in a.keys() - b.keys() if not k.endswith(COUNTERS)) for a, b in pairs
     )
     return missing, extra
 

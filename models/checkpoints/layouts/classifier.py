@@ -1,7 +1,5 @@
 """Classifiers without a decoder: timm's, and the authors' TResNets of ASL (arXiv 2009.14119)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -13,24 +11,23 @@ from torch import Tensor
 from models.backbones.backbone import count_prefix_tokens, flatten_features
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
 from models.checkpoints.layouts.body import check_tensors, prepare, read_body
-from models.checkpoints.layouts.state import refuse_others
+from models.checkpoints.layouts.state import LEAVES, refuse_others
 from models.config import GapConfig, NetworkConfig, TimmHeadConfig
 from models.heads.baselines import Gap
 from models.network import Network
 from models.timm_model import classifier_names, create_timm, is_channels_last
 
-_LEAVES = ("weight", "bias")
 _TOLERANCE = 1e-4  # of logits
 
 
 def read_asl(state: State, hints: Hints, described: Description) -> Weights | None:
     """Translates a classifier of ASL's authors; returns None if it has no linear layer."""
     head = {k.removeprefix("head.").removeprefix("fc."): v for k, v in state.items()}
-    linear = {leaf: head[leaf] for leaf in _LEAVES if leaf in head}
+    linear = {leaf: head[leaf] for leaf in LEAVES if leaf in head}
     if "embedding_generator.0.weight" in head:
         # No activation between ASL's two linear layers, so they are merged.
         under, top = (
-            {leaf: head[f"{layer}.{leaf}"].double() for leaf in _LEAVES}
+            {leaf: head[f"{layer}.{leaf}"].double() for leaf in LEAVES}
             for layer in ("embedding_generator.0", "FC")
         )
         weight, bias = top["weight"] @ under["weight"], top["weight"] @ under["bias"] + top["bias"]
@@ -40,10 +37,10 @@ def read_asl(state: State, hints: Hints, described: Description) -> Weights | No
     body = {key: tensor for key, tensor in state.items() if key.startswith("body.")}
     refuse_others(key for key in state.keys() - body.keys() if not key.startswith("head."))
     classes, width = linear["weight"].shape
-    found = read_body(body, hints, described, width)
+    body, facts = read_body(body, hints, described, width)
     config = GapConfig(num_classes=classes, encoder_width=width)
     ours = Weights(_to_linear(linear), config, described.label_names)
-    return ours.put_on(found.state, backbone=found.backbone, input=found.input)
+    return ours.put_on(body, **facts)
 
 
 def read_timm(name: str, state: State, hints: Hints, described: Description) -> Weights:

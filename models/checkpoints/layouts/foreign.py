@@ -1,7 +1,5 @@
 """Table of layouts that are not supported: patterns, a name and a remedy for the error."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

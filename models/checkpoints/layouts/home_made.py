@@ -4,8 +4,6 @@ The latter are a timm model under any name and a linear layer. A file does not s
 unless it has GeM's power, it is timm's own.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import replace
@@ -17,16 +15,13 @@ from timm.layers import SelectAdaptivePool2d
 from timm.models import ResNet
 
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
-from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, find_name, strip
+from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, find_name, take_body
 from models.checkpoints.layouts.classifier import read_asl, read_timm
-from models.checkpoints.layouts.state import take
+from models.checkpoints.layouts.state import COUNTERS, LEAVES, find_prefixes, take
 from models.config import GapConfig, NetworkConfig
 from models.timm_model import classifier_names, create_timm
 
 logger = logging.getLogger(__name__)
-
-_COUNTERS = "num_batches_tracked"
-_LEAVES = ("weight", "bias")
 
 
 def read_home_made(state: State, hints: Hints, described: Description) -> Weights | None:
@@ -34,9 +29,8 @@ def read_home_made(state: State, hints: Hints, described: Description) -> Weight
 
     Returns None if the name of its backbone is missing, or not one of timm's.
     """
-    asl = strip(state, (OFFICIAL_TRESNET_MARK,))
-    if OFFICIAL_TRESNET_MARK in asl:
-        return read_asl(asl, hints, described)
+    if find_prefixes(state, OFFICIAL_TRESNET_MARK):
+        return read_asl(take_body(state, OFFICIAL_TRESNET_MARK), hints, described)
     name = find_name(hints, described)
     if name is None or not timm.is_model(name) or not classifier_names(name):
         if hints.backbone is not None and not timm.is_model(hints.backbone):
@@ -49,8 +43,7 @@ def read_home_made(state: State, hints: Hints, described: Description) -> Weight
         )
     found = _find_body(state, model)
     if found is None:
-        marks = [f"{layer}.weight" for layer in layers]
-        return read_timm(name, strip(state, marks), hints, described)
+        return read_timm(name, take_body(state, f"{layers[0]}.weight"), hints, described)
     prefix, body, rest = found
     classifier = {key: v for key, v in whole.state_dict().items() if key not in model.state_dict()}
     if rest.keys() == {f"{prefix}{key}" for key in classifier}:
@@ -60,7 +53,7 @@ def read_home_made(state: State, hints: Hints, described: Description) -> Weight
     if not head:
         raise CheckpointError(f"the file has {name} without a classifier, and no head")
     layer = _find_linear(head, model)
-    ours = {f"{layers[0]}.{leaf}": head[f"{layer}.{leaf}"] for leaf in _LEAVES}
+    ours = {f"{layers[0]}.{leaf}": head[f"{layer}.{leaf}"] for leaf in LEAVES}
     if classifier.keys() != ours.keys():
         raise CheckpointError(f"{name} classifies by more than the one linear layer of the file")
     linear = {key: v.reshape(len(v), *classifier[key].shape[1:]) for key, v in ours.items()}
@@ -80,7 +73,7 @@ def _find_body(state: State, model: Any) -> tuple[str, State, State] | None:  # 
     they are there twice.
     """
     own = model.state_dict()
-    wanted = [key for key in own if not key.endswith(_COUNTERS)]
+    wanted = [key for key in own if not key.endswith(COUNTERS)]
     keys = [*own, *(key for key, _ in model.named_buffers())]  # older timm stored computed ones
     namings = [{key: key for key in keys}]
     if isinstance(model, ResNet):  # as nn.Sequential(*model.children()) names them
@@ -90,10 +83,8 @@ def _find_body(state: State, model: Any) -> tuple[str, State, State] | None:  # 
     found = [
         (prefix, names)
         for names in namings
-        for key in state
-        if key.endswith(anchor := names[wanted[0]])
-        and (prefix := key.removesuffix(anchor))[-1:] in ("", ".")
-        and all(f"{prefix}{names[each]}" in state for each in wanted)
+        for prefix in find_prefixes(state, names[wanted[0]])
+        if all(f"{prefix}{names[each]}" in state for each in wanted)
     ]
     if not found:
         return None
@@ -111,7 +102,7 @@ def _find_body(state: State, model: Any) -> tuple[str, State, State] | None:  # 
 def _find_linear(rest: State, model: Any) -> str:  # noqa: ANN401
     """Returns the name of the only linear layer; raises CheckpointError if there is more."""
     layer = next((k for k, v in rest.items() if v.dim() > 1), "").removesuffix(".weight")
-    if rest.keys() != {f"{layer}.{leaf}" for leaf in _LEAVES}:
+    if rest.keys() != {f"{layer}.{leaf}" for leaf in LEAVES}:
         raise CheckpointError(
             f"the file has {' and '.join(sorted(rest)[:4])} besides its backbone: only one linear "
             "layer with a bias is read. The activation between two is not in the file, and one "

@@ -1,7 +1,5 @@
 """The authors' ML-Decoder head, also in timm's copy: full, group and zero-shot."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """CLIP and SigLIP of open_clip, with a ViT as image tower: renamed to those of `transformers`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -65,10 +63,7 @@ _PACKED = re.compile(r"(.*\.\d+)\.attn\.(?:in_proj_|qkv\.)(weight|bias)$")
 
 
 def describe_model(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the `config.json` of `transformers` for the content of an `open_clip_config.json`.
-
-    Raises CheckpointError for another kind of tower.
-    """
+    """Returns the `config.json` of `transformers` for an `open_clip_config.json`."""
     model: dict[str, Any] = dict(found.get("model_cfg") or {})
     vision, text = dict(model.get("vision_cfg") or {}), dict(model.get("text_cfg") or {})
     for part, options in (("model_cfg", model), ("vision_cfg", vision), ("text_cfg", text)):

@@ -1,7 +1,5 @@
 """The authors' Query2Label (SlongLiu/query2labels): its head, alone or on one of its backbones."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 
@@ -96,11 +94,13 @@ def _to_config(state: State, grid: tuple[int, int], hints: Hints) -> Query2Label
     num_classes, width = state["queries"].shape
     # Only a network with norms in front has a norm after the encoder.
     pre_norm = "encoder_norm.weight" in state if hints.pre_norm is None else hints.pre_norm
-    encoders = {key.split(".")[1] for key in state if key.startswith("encoder.")}
+    encoders, decoders = (
+        {key.split(".")[1] for key in state if key.startswith(stack)}
+        for stack in ("encoder.", "decoder.")
+    )
     if pre_norm and not encoders:  # the norm is stored and not used
         state.pop("encoder_norm.weight", None)
         state.pop("encoder_norm.bias", None)
-    depth = 1 + max(int(key.split(".")[1]) for key in state if key.startswith("decoder."))
     return Query2LabelConfig(
         num_classes=num_classes,
         encoder_width=state["embed.weight"].shape[1] if "embed.weight" in state else width,
@@ -110,7 +110,7 @@ def _to_config(state: State, grid: tuple[int, int], hints: Hints) -> Query2Label
         grid=grid,
         num_encoder_layers=len(encoders),
         self_attention=tuple(
-            f"decoder.{i}.self_attention.query.weight" in state for i in range(depth)
+            f"decoder.{i}.self_attention.query.weight" in state for i in range(len(decoders))
         ),
         input_projection="embed.weight" in state,
         pre_norm=pre_norm,

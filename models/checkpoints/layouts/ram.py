@@ -1,7 +1,5 @@
 """The authors' RAM and RAM++ (xinyu1205/recognize-anything): on Swin, or their head alone."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

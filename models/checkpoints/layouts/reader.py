@@ -1,9 +1,4 @@
-"""Recognises a foreign checkpoint's layout and translates it.
-
-ML-Decoder on TResNet and timm's backbones, Query2Label, RAM, RAM++ and their heads; classifiers.
-"""
-
-from __future__ import annotations
+"""Recognises a foreign checkpoint's layout and translates it."""
 
 import re
 
@@ -58,10 +53,7 @@ def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
 
 
 def read_bare_backbone(content: object, given: Description) -> Content | None:
-    """Reads a backbone, its tensors under timm's names; None if the file has a known head too.
-
-    A classifier of the backbone's own stays among the tensors.
-    """
+    """Reads a backbone and its own classifier under timm's names; None if there is a known head."""
     found = unwrap(content)
     state = found.state
     if any(_HEAD.fullmatch(key) for key in state):
@@ -100,13 +92,5 @@ def _read_ml_decoder(
     inside = [key for key in body if around and key.startswith(around)]
     if len(inside) < len(body):  # else it is a prefix of everything
         refuse_others(inside)
-    found = read_body(body, hints, described, config.encoder_width, place)
-    return head.put_on(
-        found.state,
-        backbone=found.backbone,
-        input=found.input,
-        prefix_tokens=hints.prefix_tokens or "drop",
-        features=found.features,
-        norm_pooled=found.norm_pooled,
-        model_args=found.model_args,
-    )
+    body, facts = read_body(body, hints, described, config.encoder_width, place)
+    return head.put_on(body, prefix_tokens=hints.prefix_tokens or "drop", **facts)

@@ -1,7 +1,5 @@
 """Unwraps the tensors of a foreign file, reads its description and renames tensors."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import re
@@ -32,8 +30,10 @@ _PREFIXES = re.compile(  # of data-parallel, compiled and sharded networks
 )
 # Options of timm's training script -> arguments of its models.
 _OPTIONS = {"gp": "global_pool", "bn_eps": "bn_eps"}
+LEAVES = ("weight", "bias")
+COUNTERS = "num_batches_tracked"  # of batch norms; not used by the network
 # Averages of torch and ema_pytorch count in tensors of their own.
-_COUNTERS = {"n_averaged", "initted", "step"}
+_STEPS = {"n_averaged", "initted", "step"}
 # Names of a loss's weights and of a metric's state; no model of timm has them.
 _LOSS = re.compile(
     r"(.*\.)?((\w*_)?(loss(es)?|criteri(on|a))(_\w+)?|pos_weight|class_weights?)(\..+)?"
@@ -64,7 +64,7 @@ def unwrap(content: object) -> Content:
     inner = _find_tensors(content)
     for root in _AVERAGED:  # a module that has the averaged network in an attribute
         inner = _strip(take(inner, f"{root}.")) or inner
-    inner = {key: value for key, value in inner.items() if key not in _COUNTERS}
+    inner = {key: value for key, value in inner.items() if key not in _STEPS}
     if not inner or not all(isinstance(value, Tensor) for value in inner.values()):
         _refuse(inner)
     return Content(inner, _read_description(content))
@@ -124,10 +124,7 @@ def _find_tensors(content: Mapping[object, object]) -> dict[str, Any]:
 
 
 def _refuse_other_averages(content: Mapping[object, object]) -> None:
-    """Raises CheckpointError for averaged weights that `_AVERAGED` does not have.
-
-    They may be in the state of one of Lightning's callbacks.
-    """
+    """Refuses averaged weights that `_AVERAGED` does not have, also of Lightning's callbacks."""
     callbacks = content.get("callbacks")
     for place in (content, callbacks if isinstance(callbacks, Mapping) else {}):
         for name, value in place.items():
@@ -207,6 +204,11 @@ def take(state: Mapping[str, Tensor], prefix: str) -> State:
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
+def find_prefixes(state: Iterable[str], name: str) -> list[str]:
+    """Returns the prefixes under which a file has a tensor, the shortest first."""
+    return sorted((k.removesuffix(name) for k in state if f".{k}".endswith(f".{name}")), key=len)
+
+
 def rename(state: Mapping[str, Tensor], names: Iterable[tuple[str, str]]) -> State:
     """Applies regular expressions and their replacements to each name, in their order."""
     renamed: State = {}
@@ -231,19 +233,19 @@ def unpack_attention(packed: Mapping[str, Tensor]) -> State:
     tensors, and for others, such as `bias_k`, which change the result.
     """
     apart = any(key.startswith("in_proj_container.") for key in packed)
-    state: State = {}
-    read: set[str] = set()
-    for leaf in ("weight", "bias"):
+    left, state = dict(packed), dict[str, Tensor]()
+    for leaf in LEAVES:
         packs = [f"in_proj_container.{part}_proj.{leaf}" for part in "qkv"]
         packs, out = (packs, f"proj.{leaf}") if apart else ([f"in_proj_{leaf}"], f"out_proj.{leaf}")
-        for theirs in (*packs, out):
-            if theirs not in packed:
-                raise CheckpointError(f"the checkpoint lacks the attention's {theirs}")
-        read |= {*packs, out}
-        thirds = [packed[theirs] for theirs in packs] if apart else packed[packs[0]].chunk(3)
-        for part, tensor in zip(("query", "key", "value"), thirds, strict=True):
-            state[f"{part}.{leaf}"] = tensor.clone()
-        state[f"out.{leaf}"] = packed[out]
-    if others := sorted(packed.keys() - read):
-        raise CheckpointError(f"the checkpoint's attention has {others[0]}, which is not supported")
+        try:
+            found = [left.pop(theirs) for theirs in packs]
+            state[f"out.{leaf}"] = left.pop(out)
+        except KeyError as error:
+            raise CheckpointError(
+                f"the checkpoint lacks the attention's {error.args[0]}"
+            ) from error
+        thirds = zip(("query", "key", "value"), found if apart else found[0].chunk(3), strict=True)
+        state |= {f"{part}.{leaf}": tensor.clone() for part, tensor in thirds}
+    if left:
+        raise CheckpointError(f"the checkpoint's attention has {min(left)}, which is not supported")
     return state

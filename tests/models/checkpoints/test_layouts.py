@@ -90,6 +90,14 @@ def test_query2label_with_another_layer_is_refused_by_its_name(tmp_path: Path) -
         load_checkpoint(tmp_path / "head.pkl")
 
 
+def test_number_of_a_query2label_layer_takes_no_memory(tmp_path: Path) -> None:
+    head = make_official_head(512, (2, 3))
+    numbered = {k.replace("decoder.layers.1.", f"decoder.layers.{10**10}."): head[k] for k in head}
+    torch.save(numbered, tmp_path / "head.pkl")
+    with pytest.raises(CheckpointError, match=r"lacks decoder\.1\."):
+        load_checkpoint(tmp_path / "head.pkl")
+
+
 @pytest.mark.parametrize("name", [*TRESNETS, *CVTS])
 def test_every_backbone_is_recognised_by_its_tensors(name: str) -> None:
     with torch.device("meta"):

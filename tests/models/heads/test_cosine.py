@@ -6,7 +6,7 @@ from torch import Tensor
 
 from models.config import CosineConfig
 from models.heads.cosine import CosineHead
-from models.heads.maps import CosineMaps, make_open_maps
+from models.heads.maps import CosineMaps, make_maps
 
 GRID = (2, 3)
 
@@ -42,7 +42,7 @@ def test_map_peaks_at_the_patch_that_adds_most_to_the_label(head: CosineHead) ->
     tokens[0, 0, :2] = 1.0
     tokens[0, 1 + 4, 0] = 1.0  # second row, second column
     tokens[0, 1 + 0, 1] = 1.0
-    maps, count = make_open_maps(head, GRID)
+    maps, count = make_maps(head, GRID)
     assert count == 7
     drawn = maps(head.remember(tokens), head.encode_labels(torch.eye(5)[:3]))[0]
     assert [divmod(int(each.argmax()), 3) for each in drawn[:2]] == [(1, 1), (0, 0)]
