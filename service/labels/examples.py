@@ -3,7 +3,7 @@
 With f the photo's embedding, x the whitened f, w the mean x of the examples and z = w . x in
 deviations from other photos, the logit is
 
-    text + 0.1 d (z - 4) - 0.02 d' z'
+    text + 0.1 d (z - 5) - 0.02 d' z'
 
 d is the separation: the mean z of each example under the w of the others. d' and z' are those of
 the photos that do not show the label. Without a text, the first part is 0.08 d (z - 7) - 2.5. Each
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from service.errors import InvalidLabelSet
 from service.labels.background import Background, Vector
 
-_WEIGHT, _CENTRE = 0.1, 4.0
+_WEIGHT, _CENTRE = 0.1, 5.0
 _BARE_WEIGHT, _BARE_CENTRE, _BARE_LOGIT = 0.08, 7.0, -2.5
 _NEGATIVE_WEIGHT = 0.02
 _LONE_SEPARATION = 3.0
