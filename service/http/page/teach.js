@@ -106,7 +106,7 @@ function describe({ label, label_set: set, examples, separation, threshold }, re
   const { positive, negative } = examples;
   return (
     `“${label}” in ${set.name} has learnt from ${positive} of it and ${negative} without it` +
-    (repeated > 0 ? ` (${repeated} sent again count once)` : "") +
+    (repeated > 0 ? ` (${repeated} left out: the same as another, or nearly so)` : "") +
     `. Separation: ${separation.meaning}. The threshold is ${threshold.toFixed(2)}; these photos score:`
   );
 }
