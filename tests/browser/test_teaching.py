@@ -74,7 +74,7 @@ def test_label_is_taught_and_scored_on_the_next_photo(visit: Visit, photos: list
     expect(row.locator(".spoken")).to_contain_text("learnt from photos")
 
     teach(page, "desk", "our mug", photos[1:5], photos[5:])
-    expect_learnt(page, "5 of it and 2 without it (1 sent again count once)")
+    expect_learnt(page, "5 of it and 2 without it (1 left out: the same as another, or nearly so)")
     expect(page.locator("#teach-advice")).to_be_empty()
 
 
@@ -91,6 +91,25 @@ def test_refused_photos_stay_to_be_sent_again(visit: Visit, photos: list[Path], 
     page.get_by_role("button", name="Teach").click()
     expect_learnt(page, "1 of it and 2 without it")
     assert read_labels(visit, "/desk")["labels"][0]["name"] == "our mug"
+
+
+def test_photos_over_the_limit_of_a_body_go_in_several_requests(
+    visit: Visit, photos: list[Path]
+) -> None:
+    for path in photos[:3]:
+        path.write_bytes(path.read_bytes() + bytes(9_000_000))
+    page = visit.open()
+    teach(page, "desk", "our mug", photos[:3], photos[3:4])
+    expect_learnt(page, "3 of it and 1 without it")
+    expect(page.locator("#teach-scores")).to_contain_text(", 3.png")
+
+
+def test_unusable_photo_is_named(visit: Visit, photos: list[Path]) -> None:
+    page = visit.open()
+    photos[2].write_bytes(b"no image")
+    teach(page, "desk", "our mug", photos[:4], [])
+    expect(page.locator("#teach-status")).to_contain_text("Photo 3 of 4 `positive` photos (2.png)")
+    expect(page.locator("#teach-counts")).to_have_text("To send: 4 of it, 0 without it")
 
 
 def test_page_says_what_is_missing_before_it_sends(visit: Visit, photos: list[Path]) -> None:
