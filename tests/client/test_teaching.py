@@ -89,9 +89,7 @@ def test_many_photos_go_in_several_requests(
     bodies = [service.bodies.get() for _ in paths]
     assert sum(body.count(b'name="positive"') for body in bodies) == count
     assert max(map(len, bodies)) <= max(20 * 2**20, size + 1000)
-    counts = lesson.examples
-    assert (counts.positive, counts.added, counts.repeated) == (5, 5 * requests, requests)
-    assert len(lesson.positive) == requests
+    assert (lesson.examples.positive, lesson.examples.repeated) == (5, 1)
 
 
 def test_lost_responses_are_repeated(
