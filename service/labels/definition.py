@@ -14,24 +14,12 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import (
-    Field,
-    StrictBool,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, StrictBool, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from service.bundle.card import Calibration, EmbeddingSpace, Record, write_prompt
 from service.engine.heads import Embeddings
-from service.errors import (
-    InvalidLabelSet,
-    NoOpenHead,
-    OtherEmbeddings,
-    TextNotEncodable,
-    quote,
-)
+from service.errors import InvalidLabelSet, NoOpenHead, OtherEmbeddings, TextNotEncodable, quote
 from service.fields import LabelSetName, LabelText, NoBool, PromptText
 from service.labels.examples import Lesson
 
