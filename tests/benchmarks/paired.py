@@ -20,14 +20,7 @@ import numpy as np
 import typer
 
 from tests.benchmarks.load import Load, describe_loads, measure_load, measure_quietly
-from tests.benchmarks.servers import (
-    PHOTO,
-    Running,
-    Server,
-    compare_in_turns,
-    list_ours,
-    list_peers,
-)
+from tests.benchmarks.servers import PHOTO, Running, Server, compare_in_turns, list_ours, list_peers
 
 
 def main(  # noqa: PLR0913 - a parameter for each flag

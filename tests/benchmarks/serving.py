@@ -93,8 +93,7 @@ def main(  # noqa: PLR0913 - a parameter for each flag
     *,
     bundle: Path = BUNDLE,
     precision: Annotated[
-        str,
-        typer.Option(help="With commas between, or openvino:bf16; the first is the limit's."),
+        str, typer.Option(help="With commas between, or openvino:bf16; the first is the limit's.")
     ] = "int8,fp32",
     photo: Path = PHOTO,
     peers: Annotated[Path | None, typer.Option(help="Folder with a bench.py.")] = None,
