@@ -3,8 +3,6 @@
 The functions are the methods of `Client` and `AsyncClient`, with their signatures and docstrings.
 """
 
-from __future__ import annotations
-
 import base64
 import errno
 import os

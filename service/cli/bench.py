@@ -4,8 +4,6 @@ Each client sends its next photo after the answer to its last. On the service's 
 compete with it for the CPU.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

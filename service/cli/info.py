@@ -1,7 +1,5 @@
 """`ml-decoder info`: a bundle's model card and labels, as tables or JSON."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """`ml-decoder labels learn`: labels from a folder with a subfolder of photos for each."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Flags that commands share: one for each setting and one for each field of a question."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """`ml-decoder predict`: labels on stdout, and with `--explain` pictures in files."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import io

@@ -1,7 +1,5 @@
 """Which devices work in this environment, and in which precision a bundle runs on them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -10,8 +10,6 @@ changes of the machine's speed cancel out. All servers run from the first turn t
 but for one. Triton ends when it is paused under load: use `serving.py`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated

@@ -7,8 +7,6 @@ round measures each server once, in changing order, and the limit before and aft
 load, since machines change their speed by the minute. Prints medians.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections import defaultdict

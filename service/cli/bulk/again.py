@@ -1,7 +1,5 @@
 """`bulk --from`: answers from the embeddings of an earlier run, for labels that need no more."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 

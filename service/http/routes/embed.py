@@ -1,7 +1,5 @@
 """`/embed` and `/v1/embeddings`: embeddings of photos, and of texts that share their space."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
