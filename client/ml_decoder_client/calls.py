@@ -185,8 +185,8 @@ def learn_label(
     """Teaches a label from photos that show it, and photos that do not; adds label and set.
 
     More photos add up, and a photo counts once however often it is sent. `replace` forgets the
-    earlier ones. More than 200 photos or 20 MiB go in several requests; the result is the last
-    response, with the counts and scores of its own photos beside the label's totals.
+    earlier ones. More than 200 photos or 20 MiB go in several requests, each of which is kept; the
+    result is the last response, whose `added`, `repeated` and scores are of its own photos.
     """
     path = f"{_set_path(label_set)}/examples"
     params = {"label": label, **({"replace": "true"} if replace else {})}

@@ -1,6 +1,5 @@
 """Labels from photos, and embeddings: both clients against a real server and a fake one."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ml_decoder_client import ServiceProblem, calls, connection
+from ml_decoder_client import ServiceProblem, calls
 from tests.client.conftest import Fake
 from tests.support.photos import make_photo
 
@@ -21,7 +20,6 @@ LESSON = {
     **{"threshold": 0.5, "calibrated": False, "advice": None},
     **{"positive": [{"score": 0.5}], "negative": []},
 }
-GONE = json.dumps({"title": "The label has no examples", "code": "no_examples"}).encode()
 
 
 @pytest.fixture
@@ -87,14 +85,3 @@ def test_many_photos_go_in_several_requests(
     assert sum(body.count(b'name="positive"') for body in bodies) == count
     assert max(map(len, bodies)) <= max(20 * 2**20, size + 1000)
     assert (lesson.examples.positive, lesson.examples.repeated) == (5, 1)
-
-
-def test_lost_responses_are_repeated(
-    kind: Any, fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "_FIRST_WAIT_SECONDS", 0.01)
-    service, url = fake
-    service.answers, service.body = [(0, {}), (404, {})], GONE
-    with kind(url) as client:
-        assert client.forget_examples("mine", "our mug") is None
-    assert len(service.requests) == 2
