@@ -8,8 +8,6 @@ written). The options and the checkpoint's first bytes are checked before torch 
 takes seconds.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

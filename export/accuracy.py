@@ -1,7 +1,5 @@
 """Accuracy of a bundle's graphs on labelled photos, with the service's pixels and scores."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """An export from top to bottom: checkpoint, graphs, verification, precisions, accuracy, bundle."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -3,8 +3,6 @@
 They are those of a checkpoint, computed by ONNX Runtime on the service's own pixels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One network in several precisions, all made of verified fp32 graphs."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Collection

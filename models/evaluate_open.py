@@ -54,7 +54,9 @@ def _evaluate(given: argparse.Namespace) -> None:
     sources = read_sources(given.checkpoint, read_text_encoder(given.text_encoder))
     scores = evaluate_open(opened, sources, folder, given.split)
     if given.each:
-        print("\n".join(_list_labels(folder.label_names, scores)))
+        print(f"{'label':20} {'head':>7} {'ConSE':>7} {'chance':>7} positives")
+        for name, *figures, positives in zip(folder.label_names, *scores, strict=True):
+            print(f"{name:20} {_format(figures)} {int(positives):9}")
     print("\n".join(_list_groups(folder.label_names, scores, opened, given.min_positives)))
 
 
@@ -93,12 +95,6 @@ def score_conse(logits: Tensor, names: Tensor, labels: Tensor) -> Tensor:
     names [P, E] and of labels [L, E], of length 1, to cosines [B, L].
     """
     return functional.normalize(logits.softmax(dim=-1) @ names, dim=-1) @ labels.T
-
-
-def _list_labels(names: tuple[str, ...], scores: OpenScores) -> Iterator[str]:
-    yield f"{'label':20} {'head':>7} {'ConSE':>7} {'chance':>7} positives"
-    for name, *figures, positives in zip(names, *scores, strict=True):
-        yield f"{name:20} {_format(figures)} {int(positives):9}"
 
 
 def _list_groups(

@@ -4,8 +4,6 @@ Scores are fitted by log loss, as in Platt scaling. A scale and a shift keep the
 of each label, so that average precisions do not change.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

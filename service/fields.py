@@ -115,9 +115,7 @@ def validate(model: type[ModelT], values: dict[str, Any], where: str) -> ModelT:
 
 
 def list_values(
-    pydantic_errors: Iterable[Any],
-    where: str | None = None,
-    model: type[BaseModel] | None = None,
+    pydantic_errors: Iterable[Any], where: str | None = None, model: type[BaseModel] | None = None
 ) -> list[InvalidValue]:
     """Returns the first ten of pydantic's error dictionaries as values that a client may see.
 

@@ -52,9 +52,7 @@ class Question(BaseModel):
         examples=[[]],
     )
     exclude: Names[LabelName] | None = Field(
-        default=None,
-        description=f"Leave these labels out; repeatable. {_COMMAS}",
-        examples=[[]],
+        default=None, description=f"Leave these labels out; repeatable. {_COMMAS}", examples=[[]]
     )
     category: Names[LabelName] | None = Field(
         default=None,

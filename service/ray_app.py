@@ -1,7 +1,5 @@
 """The app on Ray Serve, one replica a process; settings come from the replicas' environment."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from fastapi import FastAPI

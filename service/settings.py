@@ -1,7 +1,5 @@
 """Every setting of the service, from keyword arguments or else `ML_DECODER_*` variables."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """When each stage of a request ran: one set of times for metrics and traces."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol

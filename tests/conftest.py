@@ -1,7 +1,5 @@
 """Fixtures for every test: tiny bundles, PostgreSQL, asyncio."""
 
-from __future__ import annotations
-
 import gc
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """The service's answers as frozen dataclasses, each field in `docs/api.md`, and its errors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

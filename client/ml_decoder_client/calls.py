@@ -3,17 +3,14 @@
 The functions are the methods of `Client` and `AsyncClient`, with their signatures and docstrings.
 """
 
-from __future__ import annotations
-
 import base64
-import dataclasses
 import errno
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import Any, Generic, Literal, TypedDict, Unpack
+from typing import Any, Generic, Literal, Self, TypedDict, Unpack
 from urllib.parse import quote
 
 import httpx2
@@ -78,6 +75,10 @@ class Call(Generic[ResultT]):
     read: Callable[[httpx2.Response], ResultT]  # of a success
     options: dict[str, Any] = field(default_factory=dict)  # of `httpx2.Client.build_request`
     extra_seconds: float = 0.0  # added to the client's timeout
+
+    def __iter__(self) -> Iterator[Self]:
+        """Yields itself: some methods send several calls."""
+        yield self
 
     def read_result(self, response: httpx2.Response, *, maybe_done: bool) -> ResultT:
         """Returns the result; `maybe_done`: whether an earlier attempt may have succeeded."""
@@ -170,7 +171,7 @@ def calibrate_label(
     if precision_target is not None:
         params["precision_target"] = precision_target
     files = list(_read_groups(positive=positive, negative=negative))
-    return _send_photos(f"{_set_path(name)}/calibrate", _read(LabelCalibration), params, files)
+    return _send_photos(f"{_set_path(name)}/calibrate", LabelCalibration, params, files)
 
 
 def learn_label(
@@ -184,34 +185,20 @@ def learn_label(
     """Teaches a label from photos that show it, and photos that do not; adds label and set.
 
     More photos add up, and a photo counts once however often it is sent. `replace` forgets the
-    earlier ones. More than 200 photos or 20 MiB go in several requests, of which each is kept; the
-    result adds them up, with each photo's score after its own request.
+    earlier ones. More than 200 photos or 20 MiB go in several requests, each of which is kept; the
+    result is the last response, whose `added`, `repeated` and scores are of its own photos.
     """
     path = f"{_set_path(label_set)}/examples"
     params = {"label": label, **({"replace": "true"} if replace else {})}
-    read, files, size = _read(Lesson), list[_FormFile](), 0
+    files, size = list[_FormFile](), 0
     for file in _read_groups(positive=positive, negative=negative):
         added = _PART_BYTES + len(file[1][1])
         if files and (len(files) == _MAX_EXAMPLES or size + added > _MAX_BODY_BYTES):
-            yield _send_photos(path, read, params, files)
+            yield _send_photos(path, Lesson, params, files)
             params, files, size = {"label": label}, [], 0
         files.append(file)
         size += added
-    yield _send_photos(path, read, params, files)
-
-
-def add_lessons(lessons: Sequence[Lesson]) -> Lesson:
-    """Returns the last lesson with the counts and scores of all."""
-    last = lessons[-1]
-    added, repeated = (
-        sum(getattr(each.examples, name) for each in lessons) for name in ("added", "repeated")
-    )
-    return dataclasses.replace(
-        last,
-        examples=dataclasses.replace(last.examples, added=added, repeated=repeated),
-        positive=[score for each in lessons for score in each.positive],
-        negative=[score for each in lessons for score in each.negative],
-    )
+    yield _send_photos(path, Lesson, params, files)
 
 
 def forget_examples(label_set: str, label: str) -> Call[None]:
@@ -251,13 +238,10 @@ def _read_groups(**groups: Iterable[Photo]) -> Iterator[_FormFile]:
 
 
 def _send_photos(
-    path: str,
-    read: Callable[[httpx2.Response], ResultT],
-    params: Mapping[str, Any],
-    files: Sequence[_FormFile],
+    path: str, kind: type[ResultT], params: Mapping[str, Any], files: Sequence[_FormFile]
 ) -> Call[ResultT]:
     options = {"params": params, "files": files}
-    return Call("POST", path, read, options, _SECONDS_PER_PHOTO * len(files))
+    return Call("POST", path, _read(kind), options, _SECONDS_PER_PHOTO * len(files))
 
 
 def _read(kind: type[ResultT]) -> Callable[[httpx2.Response], ResultT]:

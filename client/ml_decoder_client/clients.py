@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 import httpx2
 
 from ml_decoder_client import calls
-from ml_decoder_client.answers import Answer, ClientError, Lesson
+from ml_decoder_client.answers import Answer, ClientError
 from ml_decoder_client.calls import Call, Photo, Question
 from ml_decoder_client.connection import Attempts, Connection, Outcome
 from ml_decoder_client.reading import ResultT
@@ -26,11 +26,15 @@ MethodT = TypeVar("MethodT", bound=Callable[..., object])
 P = ParamSpec("P")
 
 
-def _blocking(call: Callable[P, Call[ResultT]]) -> Callable[Concatenate[Client, P], ResultT]:
-    """Returns the method of `Client` that sends a call."""
+def _blocking(
+    call: Callable[P, Iterable[Call[ResultT]]],
+) -> Callable[Concatenate[Client, P], ResultT]:
+    """Returns the method of `Client` that sends a call, or several, and returns the last result."""
 
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
-        return self._send(call(*args, **kwargs))
+        for part in call(*args, **kwargs):
+            result = self._send(part)
+        return result
 
     return _present(method, call)
 
@@ -48,27 +52,16 @@ def _awaited(
     return _present(method, call)
 
 
-def _teaching(
-    call: Callable[P, Iterator[Call[Lesson]]],
-) -> Callable[Concatenate[Client, P], Lesson]:
-    """Returns the method of `Client` that sends several calls, one after the other."""
+def _awaited_in_turn(
+    call: Callable[P, Iterator[Call[ResultT]]],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, ResultT]]:
+    """Returns the method of `AsyncClient` that sends calls, each prepared after the one before."""
 
-    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Lesson:
-        return calls.add_lessons([self._send(part) for part in call(*args, **kwargs)])
-
-    return _present(method, call)
-
-
-def _awaited_teaching(
-    call: Callable[P, Iterator[Call[Lesson]]],
-) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, Lesson]]:
-    """Returns the method of `AsyncClient` that does the same."""
-
-    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Lesson:
-        parts, lessons = call(*args, **kwargs), list[Lesson]()
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        parts = call(*args, **kwargs)
         while part := await asyncio.to_thread(next, parts, None):
-            lessons.append(await self._send(part))
-        return calls.add_lessons(lessons)
+            result = await self._send(part)
+        return result
 
     return _present(method, call)
 
@@ -109,7 +102,7 @@ class Client(Connection):
     replace_label_set = _blocking(calls.replace_label_set)
     change_thresholds = _blocking(calls.change_thresholds)
     calibrate_label = _blocking(calls.calibrate_label)
-    learn_label = _teaching(calls.learn_label)
+    learn_label = _blocking(calls.learn_label)
     forget_examples = _blocking(calls.forget_examples)
     embed = _blocking(calls.embed)
     delete_label_set = _blocking(calls.delete_label_set)
@@ -182,7 +175,7 @@ class AsyncClient(Connection):
     replace_label_set = _awaited(calls.replace_label_set)
     change_thresholds = _awaited(calls.change_thresholds)
     calibrate_label = _awaited(calls.calibrate_label, reads_files=True)
-    learn_label = _awaited_teaching(calls.learn_label)
+    learn_label = _awaited_in_turn(calls.learn_label)
     forget_examples = _awaited(calls.forget_examples)
     embed = _awaited(calls.embed, reads_files=True)
     delete_label_set = _awaited(calls.delete_label_set)

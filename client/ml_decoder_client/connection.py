@@ -1,7 +1,5 @@
 """The common base of both clients: checked arguments, retries and errors."""
 
-from __future__ import annotations
-
 import random
 import re
 from datetime import UTC, datetime
@@ -89,7 +87,7 @@ class Connection:
         timeout = httpx2.Timeout(self._timeout_seconds, read=read, pool=None)
         return self._http.build_request(call.method, call.path, timeout=timeout, **call.options)
 
-    def _finish(self, call: Call[ResultT], outcome: Outcome, attempts: Attempts) -> ResultT:
+    def _finish(self, call: Call[ResultT], outcome: Outcome, attempts: "Attempts") -> ResultT:
         if isinstance(outcome, httpx2.RequestError):
             raise _explain(outcome, self._http.base_url) from outcome
         return call.read_result(outcome, maybe_done=attempts.maybe_done)

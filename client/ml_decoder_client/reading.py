@@ -1,7 +1,5 @@
 """Reads parsed JSON into frozen dataclasses by their annotations; unknown fields are ignored."""
 
-from __future__ import annotations
-
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType

@@ -3,8 +3,6 @@
 It is measured with the fp32 encoder, whose embeddings are nearly those of the other precisions.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

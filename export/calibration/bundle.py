@@ -1,7 +1,5 @@
 """Calibrates a finished bundle again, or gives it a background; its graphs stay the same bytes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 

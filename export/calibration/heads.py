@@ -3,8 +3,6 @@
 Thresholds are chosen on the scores that will be served: calibrated ones, except with `raw_scores`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 They are computed with the served graphs and text embeddings: 8 bits move scores a little.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Fits the screen of an open head to photos and nouns, and measures its recall on others."""
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import replace

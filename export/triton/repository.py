@@ -22,7 +22,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from export import ExportError
@@ -87,7 +86,11 @@ def check_places(folder: Path, bundle: Path, name: str, label_sets: Iterable[str
     """
     models = [name, *(f"{name}_{part}" for part in ("encoder", "trained"))]
     models += [f"{name}_set_{each}" for each in label_sets]
-    owners = _find_owners(folder, name)
+    owners: dict[str, str] = {}  # the ensemble of each model of other ensembles, and of these
+    for config in folder.glob(f"*/{CONFIG_FILE}"):
+        ensemble, steps = config.parent.name, _STEP.findall(config.read_text(errors="replace"))
+        if steps and ensemble != name:
+            owners |= dict.fromkeys([ensemble, *steps], ensemble)
     problems = []
     for place in (folder / model for model in models):
         if bundle.resolve().is_relative_to(place.resolve()):
@@ -104,23 +107,14 @@ def check_places(folder: Path, bundle: Path, name: str, label_sets: Iterable[str
         raise ExportError("; ".join(problems))
 
 
-def _find_owners(folder: Path, name: str) -> dict[str, str]:
-    """Returns the ensemble of each model of ensembles with other names, these included."""
-    owners: dict[str, str] = {}
-    for config in folder.glob(f"*/{CONFIG_FILE}"):
-        ensemble, text = config.parent.name, config.read_text(errors="replace")
-        steps = _STEP.findall(text)
-        if steps and ensemble != name:
-            owners |= dict.fromkeys([ensemble, *steps], ensemble)
-    return owners
-
-
 def _write_models(
     folder: Path, bundle: Bundle, encoder: onnx.ModelProto, heads: Sequence[_Head]
 ) -> None:
     name, contract = bundle.card.name, bundle.card.input
     images = Tensor("images", "TYPE_UINT8", (contract.height, contract.width, 3))
-    tokens = Tensor("tokens", "TYPE_FP32", _read_sizes(encoder.graph.output[0]))
+    sizes = encoder.graph.output[0].type.tensor_type.shape.dim[1:]  # without the batch axis
+    shape = tuple(size.dim_value if size.HasField("dim_value") else -1 for size in sizes)
+    tokens = Tensor("tokens", "TYPE_FP32", shape)
     config = write_model_config(f"{name}_encoder", images, tokens, queue=True)
     _write_model(folder / f"{name}_encoder", config, encoder)
     steps = [make_step(f"{name}_encoder", {"images": "images"}, {"tokens": "tokens"})]
@@ -167,7 +161,11 @@ def _take_label_sets(bundle: Bundle, precision: Precision) -> list[_Head]:
                 continue
             graph = read_graphs(bundle, ("open_head",), precision)["open_head"]
             vectors = _encode(definition, encoders)
-            _fix_queries(graph, vectors.queries[places])
+            inputs = [value for value in graph.graph.input if value.name != "queries"]
+            del graph.graph.input[:]
+            graph.graph.input.extend(inputs)
+            queries = numpy_helper.from_array(vectors.queries[places], "queries")
+            graph.graph.initializer.append(queries)
             labels = encoders.make_set(definition, vectors, bundle.card.version, "bundle")
             names = tuple(labels.names[place] for place in places)
             pairs = None if labels.calibration is None else labels.calibration[:, places]
@@ -199,14 +197,6 @@ def _encode(definition: Definition, encoders: LabelEncoders) -> LabelVectors:
         raise ExportError(f"label set {definition.name} cannot be encoded") from error
 
 
-def _fix_queries(graph: onnx.ModelProto, queries: NDArray[np.float32]) -> None:
-    """Makes the input `queries` [L, K] a constant."""
-    left = [value for value in graph.graph.input if value.name != "queries"]
-    del graph.graph.input[:]
-    graph.graph.input.extend(left)
-    graph.graph.initializer.append(numpy_helper.from_array(queries, "queries"))
-
-
 def _score(graph: onnx.ModelProto, labels: LabelSet) -> onnx.ModelProto:
     """Ends a head's graph in the `scores` [B, L] of a set, 0..1, instead of `logits`."""
     last = "logits"
@@ -230,9 +220,3 @@ def _score(graph: onnx.ModelProto, labels: LabelSet) -> onnx.ModelProto:
     )
     onnx.checker.check_model(graph)
     return graph
-
-
-def _read_sizes(value: onnx.ValueInfoProto) -> tuple[int, ...]:
-    """Returns the sizes after the batch axis; -1 for a dynamic one."""
-    sizes = value.type.tensor_type.shape.dim[1:]
-    return tuple(size.dim_value if size.HasField("dim_value") else -1 for size in sizes)

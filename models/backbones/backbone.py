@@ -13,13 +13,7 @@ from torch import Tensor, nn
 
 from models.backbones import tresnet
 from models.backbones.cvt import CVTS, Cvt
-from models.config import (
-    Features,
-    InputConfig,
-    ModelArgument,
-    PrefixTokens,
-    TimmHeadConfig,
-)
+from models.config import Features, InputConfig, ModelArgument, PrefixTokens, TimmHeadConfig
 from models.heads.attention import to_tokens
 from models.timm_model import BackboneError, create_timm, is_channels_last, pretrained_cfg
 

@@ -131,10 +131,7 @@ def write_checkpoint(
     path: Path, network: Network, label_names: tuple[str, ...], notes: Mapping[str, str]
 ) -> None:
     """Writes `.safetensors`; `label_names` are in the order of the logits, or empty."""
-    metadata = {
-        _CONFIG_KEY: network.config.model_dump_json(),
-        _NOTES_KEY: json.dumps(dict(notes)),
-    }
+    metadata = {_CONFIG_KEY: network.config.model_dump_json(), _NOTES_KEY: json.dumps(dict(notes))}
     if label_names:
         metadata[_LABELS_KEY] = json.dumps(label_names)
     write_file(path, network, metadata)

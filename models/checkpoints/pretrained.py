@@ -39,7 +39,14 @@ def fill_backbone(backbone: Backbone, state: Mapping[str, Tensor]) -> None:
 
 def read_pretrained(name: str) -> dict[str, Tensor]:
     """Returns a timm model's ImageNet weights and classifier, under timm's keys."""
-    return _packaged_state(name) or _timm_state(name)
+    if (packaged := _packaged_state(name)) is not None:
+        return packaged
+    logging.set_verbosity_error()  # the hub would log each of its retries
+    try:
+        model = cast("Any", timm.create_model(name, pretrained=True))
+    except Exception as error:  # timm raises the errors of every download library
+        raise PretrainedError(f"no pretrained weights could be loaded for {name}") from error
+    return model.state_dict()
 
 
 def _packaged_state(name: str) -> dict[str, Tensor] | None:
@@ -58,12 +65,3 @@ def _packaged_state(name: str) -> dict[str, Tensor] | None:
     if len(keys) != len(tensors):
         raise PretrainedError(f"package {package} has no weights for {name}")
     return dict(zip(keys, tensors.values(), strict=True))
-
-
-def _timm_state(name: str) -> dict[str, Tensor]:
-    logging.set_verbosity_error()  # the hub would log each of its retries
-    try:
-        model = cast("Any", timm.create_model(name, pretrained=True))
-    except Exception as error:  # timm raises the errors of every download library
-        raise PretrainedError(f"no pretrained weights could be loaded for {name}") from error
-    return model.state_dict()

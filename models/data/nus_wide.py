@@ -29,7 +29,8 @@ def read_nus_wide(path: Path) -> LabelledFolder:
     with (path / INDEX).open(newline="", encoding="utf-8-sig") as file:
         rows = [row for row in csv.reader(file) if row][1:]
     images = [
-        LabelledImage(path / image, split, _read_labels(labels)) for image, labels, split in rows
+        LabelledImage(path / image, split, tuple(filter(None, labels.strip("[]").split(", "))))
+        for image, labels, split in rows
     ]
     images += [
         LabelledImage(image.path, "test", image.labels) for image in images if image.split == "val"
@@ -45,10 +46,6 @@ def read_nus_wide(path: Path) -> LabelledFolder:
         )
     vectors = WordVectors(_read_vectors(path / _VECTORS, len(names)), seen, unseen)
     return LabelledFolder(path.name, names, tuple(images), word_vectors=vectors)
-
-
-def _read_labels(text: str) -> tuple[str, ...]:
-    return tuple(label for label in text.strip("[]").split(", ") if label)
 
 
 def _read_vectors(path: Path, count: int) -> NDArray[np.float32]:

@@ -54,10 +54,15 @@ def read_pairs(path: Path) -> LabelledFolder:
     for file, (split, missing) in files.items():
         if split not in pairs.values():
             raise DataError(f"{file.name} has no column {missing}")
-    descriptions = _read_descriptions(path)
+    descriptions: dict[str, str] = {}
+    for file in sorted(path.glob("class-descriptions*.csv")):
+        with file.open(newline="", encoding="utf-8-sig") as lines:
+            descriptions.update({row[0]: row[1] for row in csv.reader(lines) if len(row) > 1})
     known: defaultdict[tuple[str, Path], dict[str, _Range]] = defaultdict(dict)
     for file, split in pairs.items():
-        folder = _image_folder(path, file, split)
+        name = file.stem.partition("-")[0].partition("_")[0]
+        named = (path / name, path / split)
+        folder = next((each for each in named if each.is_dir()), path / "images")
         for image, label, confidence in _read_rows(file):
             photo = folder / (image if Path(image).suffix else f"{image}.jpg")
             labels, name = known[split, photo], descriptions.get(label, label)
@@ -99,17 +104,3 @@ def _decide(low: float, high: float) -> bool | None:
         return low >= _PRESENT
     above, below = high - _PRESENT, _PRESENT - low
     return None if math.isclose(above, below) else above > below
-
-
-def _read_descriptions(path: Path) -> dict[str, str]:
-    names = {}
-    for file in sorted(path.glob("class-descriptions*.csv")):
-        with file.open(newline="", encoding="utf-8-sig") as lines:
-            names.update({row[0]: row[1] for row in csv.reader(lines) if len(row) > 1})
-    return names
-
-
-def _image_folder(path: Path, file: Path, split: str) -> Path:
-    name = file.stem.partition("-")[0].partition("_")[0]
-    named = (path / name, path / split)
-    return next((folder for folder in named if folder.is_dir()), path / "images")

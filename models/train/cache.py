@@ -25,11 +25,7 @@ _PREFETCHED_BATCHES = 8  # for each worker
 
 
 def cache_outputs(
-    encode: Encode,
-    photos: Photos,
-    views: Sequence[Transform],
-    paths: Sequence[Path],
-    workers: int,
+    encode: Encode, photos: Photos, views: Sequence[Transform], paths: Sequence[Path], workers: int
 ) -> list[Array]:
     """Returns memory-mapped outputs float16 [views, photos, ...] of `encode`, one for each path.
 
@@ -58,11 +54,7 @@ def _exist(paths: Sequence[Path]) -> bool:
 
 @torch.inference_mode()
 def _fill(
-    encode: Encode,
-    photos: Photos,
-    views: Sequence[Transform],
-    paths: Sequence[Path],
-    workers: int,
+    encode: Encode, photos: Photos, views: Sequence[Transform], paths: Sequence[Path], workers: int
 ) -> None:
     staging = [path.with_suffix(".part") for path in paths]
     arrays: list[Array] = []

@@ -21,12 +21,7 @@ from models.train.command import RunContext
 from models.train.losses import augment_queries, make_loss, make_mix
 from models.train.recipe import Recipe, RecipeError
 from models.train.run import Task, group_parameters
-from models.train.views import (
-    Photos,
-    describe_files,
-    evaluation_transform,
-    training_transform,
-)
+from models.train.views import Photos, describe_files, evaluation_transform, training_transform
 
 Batch = tuple[Tensor, Tensor]
 

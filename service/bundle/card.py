@@ -1,7 +1,5 @@
 """The model card and the labels of a bundle, as frozen records."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import operator

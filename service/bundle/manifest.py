@@ -1,7 +1,5 @@
 """The manifest of a bundle, `manifest.json`, and the names of its files and graphs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

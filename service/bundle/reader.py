@@ -1,7 +1,5 @@
 """Reads a bundle and verifies all of its files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

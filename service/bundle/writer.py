@@ -1,7 +1,5 @@
 """Writes an export as a bundle, completely or not at all; replaces only another bundle."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Entry of `ml-decoder` and `python -m service.cli`."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

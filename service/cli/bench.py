@@ -4,8 +4,6 @@ Each client sends its next photo after the answer to its last. On the service's 
 compete with it for the CPU.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
@@ -79,8 +77,12 @@ async def _measure_load(
                 try:
                     await client.predict(photo, **question)
                     latencies_ms.append((time.perf_counter() - sent) * 1000)
-                except ClientError as error:
-                    errors[_name(error)] += 1
+                except ServiceProblem as problem:
+                    errors[problem.code or str(problem.status)] += 1
+                except UnreadableAnswer:
+                    errors["unreadable"] += 1
+                except ClientError:
+                    errors["unreachable"] += 1
 
         await asyncio.gather(*map(send, range(clients)))
         elapsed = time.perf_counter() - started
@@ -96,9 +98,3 @@ async def _measure_load(
         **quantiles,
         "errors": errors,
     }
-
-
-def _name(error: ClientError) -> str:
-    if isinstance(error, ServiceProblem):
-        return error.code or str(error.status)
-    return "unreadable" if isinstance(error, UnreadableAnswer) else "unreachable"

@@ -4,8 +4,6 @@ A folder has `labels.json` ({name, label_names, images: {file: {split, labels}}}
 Photos go through the service's own pipeline, so that the scores are those of the service.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing

@@ -50,10 +50,7 @@ _EPILOG = """Exit codes: 0 done, 1 a photo failed, 2 invalid use or cannot start
 --install-completion makes the shell complete commands and flags."""
 
 app = typer.Typer(
-    name="ml-decoder",
-    epilog=_EPILOG,
-    invoke_without_command=True,
-    pretty_exceptions_enable=False,
+    name="ml-decoder", epilog=_EPILOG, invoke_without_command=True, pretty_exceptions_enable=False
 )
 
 

@@ -1,7 +1,5 @@
 """`ml-decoder info`: a bundle's model card and labels, as tables or JSON."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -10,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from service.bundle.card import Device, HeadCalibration, Label, ModelCard, OpenHead, TrainedHead
+from service.bundle.card import Device, HeadCalibration, Label, OpenHead, TrainedHead
 from service.bundle.reader import Bundle
 from service.cli.console import show_pairs
 
@@ -35,7 +33,8 @@ def describe_bundle(bundle: Bundle) -> dict[str, Any]:
 
 def show_bundle(bundle: Bundle) -> None:
     """Shows a bundle's model card and labels as tables."""
-    calibrations = _list_calibrations(bundle.card)
+    heads = {"trained labels": bundle.card.trained_head, "open labels": bundle.card.open_head}
+    calibrations = {name: head.calibration for name, head in heads.items() if head is not None}
     metrics = {
         f"{each.name} {each.precision}": f"{each.value:.2f} ({each.dataset}, {each.images} images)"
         for each in bundle.card.metrics
@@ -85,11 +84,6 @@ def _describe_head(head: TrainedHead | OpenHead | None) -> str:
     return f"{head.kind}, {head.activation}, {least}"
 
 
-def _list_calibrations(card: ModelCard) -> dict[str, HeadCalibration | None]:
-    heads = {"trained labels": card.trained_head, "open labels": card.open_head}
-    return {name: head.calibration for name, head in heads.items() if head is not None}
-
-
 def _describe_scores(calibration: HeadCalibration | None) -> str:
     if calibration is None:
         return "as the checkpoint gives them, not calibrated"
@@ -118,16 +112,13 @@ def _show_labels(labels: Sequence[Label]) -> None:
     table = Table("label", *["category"] * bool(counts), *shares)
     for label in labels[:_MAX_ROWS]:
         category = [Text(label.category or "-")] * bool(counts)
-        table.add_row(Text(label.name), *category, *_format_shares(label))
+        values = (label.threshold, label.precision, label.recall)
+        texts = ("-" if value is None else f"{value:.3f}" for value in values)
+        positives = "-" if label.positives is None else str(label.positives)
+        table.add_row(Text(label.name), *category, *texts, positives)
     Console().print(table)
     if len(labels) > _MAX_ROWS:
         Console().print(Text(f"{len(labels) - _MAX_ROWS:,} more labels: --json has all", "dim"))
-
-
-def _format_shares(label: Label) -> tuple[str, ...]:
-    shares = (label.threshold, label.precision, label.recall)
-    texts = tuple("-" if share is None else f"{share:.3f}" for share in shares)
-    return (*texts, "-" if label.positives is None else str(label.positives))
 
 
 def _show_bins(name: str, calibration: HeadCalibration) -> None:

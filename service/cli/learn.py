@@ -1,7 +1,5 @@
 """`ml-decoder labels learn`: labels from a folder with a subfolder of photos for each."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Sequence
@@ -46,10 +44,9 @@ async def learn_folder(
     async with run_pipeline(settings) as pipeline:
         pipeline.catalogue.teachable(name)  # before the photos, which may take minutes
         for label, paths in found.items():
-            examples, unusable = await _embed(pipeline, paths)
+            taught, unusable = await _learn(pipeline, name, label, paths, replace=replace)
             left_out += unusable
-            if examples:
-                taught = await _learn(pipeline, name, label, examples, replace=replace)
+            if taught is not None:
                 _show(answer_lesson(taught, label), as_json=as_json)
     for photo in left_out:
         show_failure(photo)
@@ -79,10 +76,11 @@ def find_examples(folder: Path) -> tuple[dict[str, list[Path]], list[Path]]:
     return found, [folder / name for name in names if "/" not in name]
 
 
-async def _embed(
-    pipeline: Pipeline, paths: Sequence[Path]
-) -> tuple[list[Example], list[PhotoResult]]:
-    background = pipeline.catalogue.background
+async def _learn(
+    pipeline: Pipeline, name: str, label: str, paths: Sequence[Path], *, replace: bool
+) -> tuple[Taught | None, list[PhotoResult]]:
+    """Returns what a label learnt, None without a usable photo, and the unusable photos."""
+    sets, background = pipeline.catalogue.teachable(name), pipeline.catalogue.background
     assert background is not None, "`teachable` has checked it"
 
     async def embed(photo: bytes) -> Example:
@@ -95,20 +93,15 @@ async def _embed(
         found = [each async for each in results]
     rows = zip(paths, found, strict=True)
     unusable = [PhotoResult(path, None, failure) for path, (_, failure) in rows if failure]
-    return [example for example, _ in found if example], unusable
-
-
-async def _learn(
-    pipeline: Pipeline, name: str, label: str, examples: Sequence[Example], *, replace: bool
-) -> Taught:
-    sets = pipeline.catalogue.teachable(name)
+    examples = [example for example, _ in found if example]
+    if not examples:
+        return None, unusable
     prepared, added = await sets.prepare_label(name, label), 0
     for start in range(0, len(examples), _EXAMPLES_PER_WRITE):
-        some = examples[start : start + _EXAMPLES_PER_WRITE]
-        forget = replace and start == 0
+        some, forget = examples[start : start + _EXAMPLES_PER_WRITE], replace and start == 0
         learnt = await sets.learn(name, label, prepared, some, (), replace=forget)
         added += learnt.added
-    return Taught(learnt.labels, learnt.created, added, len(examples) - added, [], [])
+    return Taught(learnt.labels, learnt.created, added, len(examples) - added, [], []), unusable
 
 
 def _show(found: LessonAnswer, *, as_json: bool) -> None:

@@ -1,22 +1,16 @@
 """Flags that commands share: one for each setting and one for each field of a question."""
 
-from __future__ import annotations
-
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from service.errors import StartError, quote
 from service.settings import Settings
-
-if TYPE_CHECKING:
-    from service.question import Question
 
 # They have a flag for a file too: other users of the machine can read arguments.
 _SECRETS = ("predict_keys", "admin_keys")
@@ -24,8 +18,7 @@ _Texts = list[str] | None
 _QUESTION_FLAGS: dict[str, Any] = {
     "top_k": Annotated[str | None, typer.Option(metavar="INT", help="Most labels per photo.")],
     "threshold": Annotated[
-        str | None,
-        typer.Option(metavar="SCORE", help="Minimum score from 0 to 1, or calibrated."),
+        str | None, typer.Option(metavar="SCORE", help="Minimum score from 0 to 1, or calibrated.")
     ],
     "include": Annotated[_Texts, typer.Option(help="Only this label; repeatable.")],
     "exclude": Annotated[_Texts, typer.Option(help="Not this label; repeatable.")],
@@ -62,8 +55,12 @@ def add_flags(
     def with_flags(**values: object) -> None:
         given = {name: values.pop(name) for name in (*chosen, *files)}
         if "question" in command.__annotations__:
-            asked = {name: values.pop(name) for name in _QUESTION_FLAGS}
-            values["question"] = _make_question(asked)
+            from service.fields import validate
+            from service.question import Question
+
+            flags = ((name, values.pop(name)) for name in _QUESTION_FLAGS)
+            asked = {name: value for name, value in flags if value not in (None, [])}
+            values["question"] = validate(Question, asked, "command line")
         command(settings=_read_settings(given), **values)
 
     # typer reads the flags from the signature.
@@ -119,14 +116,6 @@ ExcludedPaths = Annotated[
 ]
 
 
-def _make_question(asked: Mapping[str, Any]) -> Question:
-    from service.fields import validate
-    from service.question import Question
-
-    given = {name: value for name, value in asked.items() if value not in (None, [])}
-    return validate(Question, given, "command line")
-
-
 def _read_settings(given: dict[str, Any]) -> Settings:
     empty = [name for name, text in given.items() if text == ""]
     if empty:  # an unset variable of a shell; an empty host would mean every interface
@@ -154,10 +143,11 @@ def _make_parameter(name: str, annotation: Any) -> inspect.Parameter:  # noqa: A
 def _make_setting_flag(name: str) -> Any:  # noqa: ANN401 - a type
     # Text: `Settings` converts and checks it, as it does with variables.
     info = Settings.model_fields[name]
+    kind: Any = info.annotation
     option = typer.Option(
         name_flag(name),
         help=f"{info.description} Variable: {name_variable(name)}.",
-        metavar=_describe_type(info),
+        metavar="NAME" if get_args(kind) else getattr(kind, "__name__", "text").upper(),
         show_default=False,
         rich_help_panel="Settings",
     )
@@ -168,8 +158,3 @@ def _make_file_flag(name: str) -> Any:  # noqa: ANN401 - a type
     about = f"File of {name_flag(name.removesuffix('_file'))}, one key a line."
     option = typer.Option(name_flag(name), help=about, metavar="FILE", rich_help_panel="Settings")
     return Annotated[str | None, option]
-
-
-def _describe_type(info: FieldInfo) -> str:
-    annotation: Any = info.annotation
-    return getattr(annotation, "__name__", "text").upper() if not get_args(annotation) else "NAME"

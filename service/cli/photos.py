@@ -1,7 +1,5 @@
 """Photos on disk through the service's pipeline, without a server."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager

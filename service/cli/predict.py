@@ -1,7 +1,5 @@
 """`ml-decoder predict`: labels on stdout, and with `--explain` pictures in files."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import io
@@ -74,7 +72,11 @@ async def predict_photos(
                     report(done, len(photos))
                     complete = complete and photo.failure is None
     if written:
-        sys.stderr.write(f"{_describe_written(written)}\n")
+        shown = [str(folder) for folder in sorted(written)[:_FOLDERS_SHOWN]]
+        if others := len(written) - len(shown):
+            shown.append(f"{others} more folders")
+        maps = "map" if written.total() == 1 else "maps"
+        sys.stderr.write(f"{written.total()} {maps} written to {', '.join(shown)}\n")
     return complete
 
 
@@ -167,15 +169,6 @@ def choose_folders(
         raise StartError(f"--out {out}: {error.strerror}") from error
     base = os.path.commonpath([os.path.abspath(root) for root in roots])
     return {photo: out / os.path.relpath(photo.parent, base) for photo in photos}
-
-
-def _describe_written(written: Counter[Path]) -> str:
-    """Returns one line: `5 maps written to photos, photos/sea`."""
-    shown = [str(folder) for folder in sorted(written)[:_FOLDERS_SHOWN]]
-    if others := len(written) - len(shown):
-        shown.append(f"{others} more folders")
-    maps = "map" if written.total() == 1 else "maps"
-    return f"{written.total()} {maps} written to {', '.join(shown)}"
 
 
 def _write_overlays(photo: PhotoResult, folder: Path) -> PhotoResult:

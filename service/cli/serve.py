@@ -54,9 +54,7 @@ def serve_model(
 
 
 def _serve(
-    settings: Settings,
-    open_graphs: Callable[[Settings], Graphs],
-    worker: Worker | None = None,
+    settings: Settings, open_graphs: Callable[[Settings], Graphs], worker: Worker | None = None
 ) -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="open") as opener:
         opening = opener.submit(open_graphs, settings)

@@ -1,7 +1,5 @@
 """Which devices work in this environment, and in which precision a bundle runs on them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -23,10 +21,7 @@ _CPU = "CPUExecutionProvider"
 _OPENVINO = "OpenVINOExecutionProvider"
 # An exhaustive search of convolution algorithms takes seconds for every batch size.
 # An arena that doubles keeps twice the memory of the largest batch.
-_CUDA_OPTIONS = {
-    "cudnn_conv_algo_search": "HEURISTIC",
-    "arena_extend_strategy": "kSameAsRequested",
-}
+_CUDA_OPTIONS = {"cudnn_conv_algo_search": "HEURISTIC", "arena_extend_strategy": "kSameAsRequested"}
 # Best first: operators that a provider cannot run go to the next.
 PROVIDERS: dict[Device, tuple[tuple[str, dict[str, str]], ...]] = {
     "cpu": ((_CPU, {}),),

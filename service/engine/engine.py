@@ -1,7 +1,5 @@
 """Runs a bundle's image graphs on one device: images uint8 [B, H, W, 3] -> logits."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Collection, Sequence

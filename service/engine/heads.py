@@ -1,7 +1,5 @@
 """Types of the engine's inputs and outputs; no ONNX Runtime, so that commands start fast."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias

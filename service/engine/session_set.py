@@ -5,8 +5,6 @@ once for each distinct query matrix. The screened head takes its place for `Scre
 head runs for `NoHead`.
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence

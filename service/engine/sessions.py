@@ -1,7 +1,5 @@
 """One graph of a bundle, opened in ONNX Runtime on the requested device and checked."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Fakes on the CPU test this; it has not run on a GPU yet.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Formats are recognised by content. The first frame counts, transparency becomes 
 samples keep their high byte. Every failure is an `ImageError`.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import mmap

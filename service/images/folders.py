@@ -3,8 +3,6 @@
 Imports no ONNX Runtime.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

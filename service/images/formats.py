@@ -3,8 +3,6 @@
 HEIC and AVIF need the extra `heif`. Pillow never decodes a format that is not in `FORMATS`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from itertools import chain

@@ -4,8 +4,6 @@ A picture may be made of others, as the tiles of a phone's photo are. Decoders d
 as often as it is referenced: 2 kB took 8 s, and 10 kB would take minutes.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import struct

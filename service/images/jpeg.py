@@ -5,8 +5,6 @@ by 0.5 of 255 in the mean over real photos; by 2.2 if the photo is large and dec
 size. Two of Pillow's own filters differ by 2.7.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import re

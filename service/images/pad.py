@@ -1,7 +1,5 @@
 """Padding: a photo in the middle of a square of one colour, as taggers are trained."""
 
-from __future__ import annotations
-
 import math
 
 from PIL import Image

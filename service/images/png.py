@@ -3,8 +3,6 @@
 The transparent colour is read here, because Pillow compares samples after it has scaled them.
 """
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

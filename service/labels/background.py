@@ -3,8 +3,6 @@
 A bundle has it as `background.npz`, with the arrays of `Background`.
 """
 
-from __future__ import annotations
-
 import io
 import lzma
 import zipfile

@@ -1,7 +1,5 @@
 """The catalogue: which label sets a process has, and which of them a request gets."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -46,7 +44,9 @@ _BARE_SPACE = "examples"
 logger = logging.getLogger(__name__)
 
 
-def open_catalogue(settings: Settings, bundle: Bundle, encoders: LabelEncoders | None) -> Catalogue:
+def open_catalogue(
+    settings: Settings, bundle: Bundle, encoders: LabelEncoders | None
+) -> "Catalogue":
     """Reads the label sets of bundle and folder, and prepares the store.
 
     The catalogue closes `encoders`. Raises `BundleError` for an invalid set of the bundle, and

@@ -3,8 +3,6 @@
 Nothing here depends on a model, except `check_fit`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -14,24 +12,12 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import (
-    Field,
-    StrictBool,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, StrictBool, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from service.bundle.card import Calibration, EmbeddingSpace, Record, write_prompt
 from service.engine.heads import Embeddings
-from service.errors import (
-    InvalidLabelSet,
-    NoOpenHead,
-    OtherEmbeddings,
-    TextNotEncodable,
-    quote,
-)
+from service.errors import InvalidLabelSet, NoOpenHead, OtherEmbeddings, TextNotEncodable, quote
 from service.fields import LabelSetName, LabelText, NoBool, PromptText
 from service.labels.examples import Lesson
 
@@ -83,7 +69,7 @@ class OpenLabel(Record):
         return value
 
     @model_validator(mode="after")
-    def _take_one_source(self) -> OpenLabel:
+    def _take_one_source(self) -> "OpenLabel":
         if self.prompt is not None and self.embedding is not None:
             raise PydanticCustomError(
                 "two_sources", "A label takes a prompt or an embedding, not both"
@@ -165,7 +151,7 @@ class Definition:
         digest.update(np.ascontiguousarray(self.embeddings, "<f4").tobytes())
         return digest.hexdigest()
 
-    def cut(self, count: int) -> Definition:
+    def cut(self, count: int) -> "Definition":
         """Returns the set with its first `count` labels only, and all lessons."""
         given = tuple(place for place in self.given if place < count)
         return replace(

@@ -4,8 +4,6 @@ The graphs run on one thread, next to the event loop. Texts are encoded a few at
 long and short lists take turns, and a cancelled caller stops its own work.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -11,8 +11,6 @@ is linear in f. The numbers were fitted on labels of caltech101 and coco80; a fi
 depends on d gains nothing.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,7 +71,7 @@ class Examples:
         """The mean whitened embedding of at least one photo, float32 [D]."""
         return self.total / np.float32(self.count)
 
-    def add(self, examples: Sequence[Example]) -> Examples:
+    def add(self, examples: Sequence[Example]) -> "Examples":
         """Returns the sums with more photos, without those that are the same or nearly so."""
         total, squares = self.total.astype(np.float64), self.squares
         digests, sketches = list(self.digests), list(self.sketches)
@@ -114,7 +112,7 @@ class Lesson:
         """The number of different photos of both kinds."""
         return self.positive.count + self.negative.count
 
-    def add(self, positive: Sequence[Example] = (), negative: Sequence[Example] = ()) -> Lesson:
+    def add(self, positive: Sequence[Example] = (), negative: Sequence[Example] = ()) -> "Lesson":
         """Returns the lesson with more photos.
 
         Raises `InvalidLabelSet` for a file that would be a positive and a negative example.

@@ -29,13 +29,7 @@ from pydantic import TypeAdapter, ValidationError
 from service.bundle.card import Calibration, format_first_error
 from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
-from service.errors import (
-    BundleError,
-    InvalidLabelSet,
-    LabelSetError,
-    StartError,
-    quote,
-)
+from service.errors import BundleError, InvalidLabelSet, LabelSetError, StartError, quote
 from service.fields import LabelSetName, LabelText, PromptText
 from service.labels.definition import (
     Definition,

@@ -304,10 +304,7 @@ def add_lessons(
             raise InvalidLabelSet(f"The examples of {name} are of another width than the model's")
         measured.append(
             known.get(lesson)
-            or (
-                *lesson.direct(background, has_text=has_text),
-                lesson.positive.separate(background),
-            )
+            or (*lesson.direct(background, has_text=has_text), lesson.positive.separate(background))
         )
     places, kept = zip(*found, strict=True)
     vectors, shifts, separations = zip(*measured, strict=True)

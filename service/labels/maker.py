@@ -1,7 +1,5 @@
 """Makes label sets of definitions, for a bundle that knows texts, photos or both."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Collection, Mapping

@@ -74,11 +74,7 @@ class RegisteredSets:
     """Snapshots of the store's sets; use it from one event loop."""
 
     def __init__(
-        self,
-        store: LabelStore,
-        maker: SetMaker,
-        poll_seconds: float,
-        fixed: Iterable[str],
+        self, store: LabelStore, maker: SetMaker, poll_seconds: float, fixed: Iterable[str]
     ) -> None:
         """Loads nothing before `start`; `fixed` are names of sets outside the store.
 

@@ -5,8 +5,6 @@ v . f. For 48 labels of coco80 with up to 5 examples, its peak is in a box in 0.
 with the text alone; with v . f alone in 0.27.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Sequence

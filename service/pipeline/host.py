@@ -3,8 +3,6 @@
 It opens in the background, so that `/livez` and `/readyz` answer at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 It imports neither label store nor web framework: `serve` opens the graphs while it imports those.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 bytes -> decode -> queue -> batch on the engine -> scores -> labels, maps -> prediction
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time
@@ -69,7 +67,7 @@ _MAX_CPU_RUN_SECONDS = 600.0
 State = Literal["loading", "ready", "draining", "failed"]
 
 
-def open_pipeline(settings: Settings, graphs: Graphs | None = None) -> Pipeline:
+def open_pipeline(settings: Settings, graphs: Graphs | None = None) -> "Pipeline":
     """Opens graphs, if not given, and label sets; raises `BundleError` or `StartError`."""
     return Pipeline(settings, graphs or open_graphs(settings))
 

@@ -1,7 +1,5 @@
 """The answer for one photo, with the time of each stage, and both as JSON values."""
 
-from __future__ import annotations
-
 import base64
 import time
 from collections.abc import Iterable, Sequence

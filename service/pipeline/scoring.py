@@ -4,8 +4,6 @@
 compete, answers with its best label.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat

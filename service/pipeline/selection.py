@@ -1,7 +1,5 @@
 """Chooses the labels that may be in an answer, from snapshots of the label sets asked for."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

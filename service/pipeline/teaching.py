@@ -1,7 +1,5 @@
 """A label learns from photos: they are encoded once, in the pipeline's batches, and not kept."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import Sequence

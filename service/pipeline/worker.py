@@ -1,7 +1,5 @@
 """The work on one batch, in a worker thread: decode the remaining photos, run the engine."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A process without free file descriptors resets new connections, those of probes 
 idle connections are closed first, and some more connections are accepted for health.
 """
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import logging

@@ -1,7 +1,5 @@
 """The ports of a service: opened, shared by worker processes, and why one cannot be opened."""
 
-from __future__ import annotations
-
 import errno
 import ipaddress
 import logging

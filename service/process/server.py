@@ -4,8 +4,6 @@ On SIGTERM it listens while it drains, so that `/readyz` and new predictions get
 closes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import gc

@@ -7,8 +7,6 @@ connection.
 ASGI server receives, also before their bodies are read.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

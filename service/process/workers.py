@@ -5,8 +5,6 @@ lost GPU; it restarts a worker for ever whose bundle is damaged, and cannot say 
 a second before it replaces one, which then imports for another.
 """
 
-from __future__ import annotations
-
 import logging
 import mmap
 import multiprocessing

@@ -1,7 +1,5 @@
 """Batches items: a free worker takes those that wait; by default a lone item never waits."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

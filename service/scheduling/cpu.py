@@ -1,7 +1,5 @@
 """CPU cores: how many the process may use, one for each worker, and shares of several processes."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

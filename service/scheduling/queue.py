@@ -1,7 +1,5 @@
 """The bounded queue between the event loop, which adds items, and the workers that take batches."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading

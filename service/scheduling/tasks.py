@@ -1,7 +1,5 @@
 """Concurrency: coroutines in order or all together, and functions in side threads."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterable

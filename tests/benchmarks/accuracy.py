@@ -4,8 +4,6 @@ python -m tests.benchmarks.accuracy map --data FOLDER [--open --except FOLDER] [
 python -m tests.benchmarks.accuracy pointing --help
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import defaultdict

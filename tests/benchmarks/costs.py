@@ -3,8 +3,6 @@
 python -m tests.benchmarks.costs model|soak --help
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

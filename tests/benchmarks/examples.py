@@ -3,8 +3,6 @@
 python -m tests.benchmarks.examples --data FOLDER [--split test --except FOLDER] [--counts 1,2,5]
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

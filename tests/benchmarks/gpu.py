@@ -7,8 +7,6 @@ bare loop over the same sessions, whose copies go through the CPU's memory; and 
 difference to the CPU's scores. Exits with 1 if that is too large, with 2 without a GPU.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from functools import partial

@@ -8,8 +8,6 @@ depends on how near labels are to each other. `--names` is a text file of others
 turns, relative to one label's in the same turn.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from itertools import islice, product

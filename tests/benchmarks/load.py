@@ -3,8 +3,6 @@
 Slices of load that other processes disturbed are repeated.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import statistics

@@ -7,8 +7,6 @@ pauses; ten probes of this process measure latencies. Server and load have one h
 each (`taskset`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

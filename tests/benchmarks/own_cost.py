@@ -7,8 +7,6 @@ Each checkout runs its own server (`own_cost.py serve`), with a model and a deco
 nothing. Differences of 5 % show here; with a model the noise of 10 % hides them.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections.abc import Mapping, Sequence

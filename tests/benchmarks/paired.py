@@ -10,8 +10,6 @@ changes of the machine's speed cancel out. All servers run from the first turn t
 but for one. Triton ends when it is paused under load: use `serving.py`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -20,14 +18,7 @@ import numpy as np
 import typer
 
 from tests.benchmarks.load import Load, describe_loads, measure_load, measure_quietly
-from tests.benchmarks.servers import (
-    PHOTO,
-    Running,
-    Server,
-    compare_in_turns,
-    list_ours,
-    list_peers,
-)
+from tests.benchmarks.servers import PHOTO, Running, Server, compare_in_turns, list_ours, list_peers
 
 
 def main(  # noqa: PLR0913 - a parameter for each flag

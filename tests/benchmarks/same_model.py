@@ -6,8 +6,6 @@ EfficientNet-Lite0 at 224 x 224 in fp32 with an ML-Decoder of 80 labels and quer
 feed-forward width of 2048. The weights are random, which costs as much as trained ones.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 A folder of peers has a `bench.py` that lists them and a virtual environment for each.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import importlib.util

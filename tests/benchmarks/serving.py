@@ -7,8 +7,6 @@ round measures each server once, in changing order, and the limit before and aft
 load, since machines change their speed by the minute. Prints medians.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections import defaultdict
@@ -93,8 +91,7 @@ def main(  # noqa: PLR0913 - a parameter for each flag
     *,
     bundle: Path = BUNDLE,
     precision: Annotated[
-        str,
-        typer.Option(help="With commas between, or openvino:bf16; the first is the limit's."),
+        str, typer.Option(help="With commas between, or openvino:bf16; the first is the limit's.")
     ] = "int8,fp32",
     photo: Path = PHOTO,
     peers: Annotated[Path | None, typer.Option(help="Folder with a bench.py.")] = None,

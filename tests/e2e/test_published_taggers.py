@@ -68,11 +68,7 @@ def read_reference(case: Path) -> tuple[list[str], NDArray[np.float32]]:
     ],
 )
 def test_tagger_answers_as_its_authors_code(
-    script: str,
-    checkpoint: str,
-    options: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    script: str, checkpoint: str, options: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rebuild(tmp_path, *script.split())
     case, bundle = tmp_path / checkpoint.split("/")[0], tmp_path / "tagger"

@@ -6,8 +6,6 @@ Bytes are those of head and body. Processor seconds and memory are the server's,
 memory is the peak above that of the idle server, and what is left of it 1 second later.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import math

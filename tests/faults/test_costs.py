@@ -101,9 +101,7 @@ def test_blank_file_of_a_million_pixels_a_byte_is_refused(client: httpx.Client) 
     assert send_image(client, make_dense_webp(700, 700)).status_code == 200
 
 
-def test_small_photo_is_answered_before_a_calibration_with_large_ones(
-    client: httpx.Client,
-) -> None:
+def test_small_photo_is_answered_before_a_calibration_with_large_ones(client: httpx.Client) -> None:
     large = encode_picture(Image.new("1", (SIDE, 2000)), "PNG")
     with ThreadPoolExecutor(1) as clients:
         slow = clients.submit(calibrate, client, [large] * 12)

@@ -11,11 +11,7 @@ import httpx2 as httpx
 import pytest
 
 from tests.e2e.server_process import ServerProcess
-from tests.support.odd_files import (
-    make_chunk,
-    make_damaged_pngs,
-    put_into_png,
-)
+from tests.support.odd_files import make_chunk, make_damaged_pngs, put_into_png
 from tests.support.photos import make_photo
 from tests.support.serving import assert_problem, send_image, send_images
 

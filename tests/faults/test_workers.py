@@ -231,11 +231,7 @@ def test_broken_model_ends_its_worker_only(faulty: FaultyProcess) -> None:
 
 def test_photo_that_crashed_a_worker_cannot_end_another(faulty: FaultyProcess) -> None:
     crash = make_fault("CRASH")
-    with (
-        ends_worker_1(faulty),
-        connect_to(faulty, 1) as first,
-        connect_to(faulty, 2) as second,
-    ):
+    with ends_worker_1(faulty), connect_to(faulty, 1) as first, connect_to(faulty, 2) as second:
         with pytest.raises(httpx.TransportError):
             send_image(first, crash)
         refused = send_image(second, crash)

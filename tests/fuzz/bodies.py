@@ -4,8 +4,6 @@ Prints the count of each status; exits with 1 after a server error, or if a good
 the end.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import json

@@ -4,8 +4,6 @@
 searches for bytes that reach new code; libFuzzer's flags apply. Failing bytes go to `crash-*`.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import warnings

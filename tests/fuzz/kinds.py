@@ -4,8 +4,6 @@
 `heif` should be. Files that end a process go to `--out`. The exit code is 1 if there are any.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import signal

@@ -1,7 +1,5 @@
 """Seeds of a fuzzer: small files of every supported kind, and mutations."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Photos of coloured squares, and what the tests of every training share."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A sentence encoder of test size on disk: a BERT with random weights and a word tokenizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

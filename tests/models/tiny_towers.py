@@ -1,7 +1,5 @@
 """CLIP and SigLIP of test size, in the folders that `transformers` writes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

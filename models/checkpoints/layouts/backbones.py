@@ -13,10 +13,7 @@ from models.checkpoints.layouts.state import rename
 from models.config import InputConfig
 
 # The three of ML-Decoder's authors, ML-Danbooru's, then Query2Label's older two.
-TRESNETS = (
-    *("tresnet_m", "tresnet_v2_l", TRESNET_V2_XL, TRESNET_D),
-    *("tresnet_l", "tresnet_xl"),
-)
+TRESNETS = (*("tresnet_m", "tresnet_v2_l", TRESNET_V2_XL, TRESNET_D), *("tresnet_l", "tresnet_xl"))
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101")
 SWINS = tuple(
     f"swin_{size}_patch4_{window}"

@@ -10,13 +10,7 @@ from models.backbones.cvt import CVTS
 from models.backbones.cvt import STRIDE as CVT_STRIDE
 from models.checkpoints.description import CheckpointError, Hints, State, Weights
 from models.checkpoints.layouts import backbones
-from models.checkpoints.layouts.state import (
-    refuse_others,
-    rename,
-    require,
-    take,
-    unpack_attention,
-)
+from models.checkpoints.layouts.state import refuse_others, rename, require, take, unpack_attention
 from models.config import Query2LabelConfig
 
 MARK = "fc.W"  # in every Query2Label head

@@ -173,14 +173,13 @@ def _strip(tensors: Mapping[Any, Any]) -> dict[str, Any]:
 
 def leave_out_training(state: State) -> State:
     """Leaves out, and logs, the tensors of losses and metrics next to a network."""
-    kept = {key: tensor for key, tensor in state.items() if not _is_training(key, tensor)}
+    kept = {}
+    for key, tensor in state.items():
+        is_layer = tensor.is_floating_point() and tensor.dim() > 1  # not the counts of a metric
+        if not (_LOSS.fullmatch(key) or (_METRIC.fullmatch(key) and not is_layer)):
+            kept[key] = tensor
     log_left_out(state.keys() - kept.keys(), "a loss or a metric, not of the network")
     return kept
-
-
-def _is_training(key: str, tensor: Tensor) -> bool:
-    is_layer = tensor.is_floating_point() and tensor.dim() > 1  # not the counts of a metric
-    return bool(_LOSS.fullmatch(key) or (_METRIC.fullmatch(key) and not is_layer))
 
 
 def log_left_out(keys: Collection[str], reason: str) -> None:

@@ -1,7 +1,5 @@
 """`bulk --from`: answers from the embeddings of an earlier run, for labels that need no more."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 
@@ -38,12 +36,8 @@ def prepare_again(
             "--embeddings on the photos again"
         )
     fit = ("zero_shot", "examples") if pipeline.bundle.card.has_two_towers else ("examples",)
-    others = [
-        part.labels.names[position]
-        for part in selection.parts
-        if part.labels.source not in fit
-        for position in part.chosen
-    ]
+    parts = [part for part in selection.parts if part.labels.source not in fit]
+    others = [part.labels.names[place] for part in parts for place in part.chosen]
     if others:
         shown = ", ".join(map(quote, others[:_LABELS_SHOWN]))
         raise StartError(
@@ -62,9 +56,8 @@ async def _answer(
         scored = iter(pipeline.engine.score(np.stack(usable), selection.heads) if usable else ())
         records = rows.drop_columns(["embedding"]).to_pylist()
         for record, embedding in zip(records, embeddings, strict=True):
-            if embedding is None:
-                yield record
-                continue
-            labels = score_labels(next(scored).logits, selection, embedding)
-            found = Prediction(record["width"], record["height"], labels, _NO_TIMES)
-            yield make_record(record["photo"], found)
+            if embedding is not None:
+                labels = score_labels(next(scored).logits, selection, embedding)
+                found = Prediction(record["width"], record["height"], labels, _NO_TIMES)
+                record = make_record(record["photo"], found)
+            yield record

@@ -96,7 +96,10 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     if as_json:
         write_json(asdict(totals))
     else:
-        _show_totals(totals)
+        before = f" ({totals.failed_before} of them failed)" if totals.failed_before else ""
+        unread = f", {totals.unread} not read: run it again for them" if totals.unread else ""
+        done = f"{totals.tagged} tagged, {totals.failed} failed, {totals.skipped} done before"
+        sys.stdout.write(f"{done}{before}{unread}\n")
     if totals.failed or totals.unread or totals.failed_before:
         raise typer.Exit(EXIT_SOME_FAILED)
 
@@ -104,12 +107,3 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
 def _require(package: str, extra: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise StartError(f"bulk needs {package}: pip install -e '.[{extra}]' in the checkout")
-
-
-def _show_totals(totals: Totals) -> None:
-    before = f" ({totals.failed_before} of them failed)" if totals.failed_before else ""
-    unread = f", {totals.unread} not read: run it again for them" if totals.unread else ""
-    sys.stdout.write(
-        f"{totals.tagged} tagged, {totals.failed} failed, {totals.skipped} done before{before}"
-        f"{unread}\n"
-    )

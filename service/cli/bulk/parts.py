@@ -5,8 +5,6 @@ its photos: one that is computed twice replaces itself. `_bulk.json` keeps the q
 folder never mixes answers to different questions.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import io

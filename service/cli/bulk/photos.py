@@ -1,7 +1,5 @@
 """Photos of a bulk run: a folder or a list of files, on disk or in an object store."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import posixpath

@@ -4,8 +4,6 @@ Workers read photos and write parts themselves, so photos and results must be re
 node. If a worker dies, Ray computes its part again, and the part replaces itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator

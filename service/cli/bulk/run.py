@@ -1,7 +1,5 @@
 """A bulk run in one process: photos through the service's own pipeline into Parquet parts."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import logging
@@ -67,7 +65,7 @@ class Totals:
         """Photos that this run has processed."""
         return self.tagged + self.failed + self.unread
 
-    def add(self, part: Totals) -> None:
+    def add(self, part: "Totals") -> None:
         """Adds the totals of a part."""
         for figure in fields(self):
             total = getattr(self, figure.name) + getattr(part, figure.name)

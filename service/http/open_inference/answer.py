@@ -4,8 +4,6 @@
 BYTES [B, n] of `score:column:label`, best first.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from typing import Any, Literal

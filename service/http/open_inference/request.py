@@ -3,8 +3,6 @@
 It has one input: `image` (BYTES, files of photos) or `pixels` (UINT8).
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from dataclasses import dataclass

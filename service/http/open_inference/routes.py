@@ -1,7 +1,5 @@
 """The routes of `/v2`, for the model and version of the bundle; `model_alias` is a second name."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The body of a request, read within limits, and the client's disconnect."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Self, TypeVar

@@ -3,8 +3,6 @@
 `pydantic_core.from_json` accepts repeated members and blocks all other threads while it runs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Both take the same parameters, checked alike; a parameter in both must have the same value.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The body of a prediction: multipart, one bare image, or JSON with base64."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re

@@ -5,8 +5,6 @@ that was checked, redirects included. Errors say nothing of the target: they wou
 a network that they cannot reach.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import re

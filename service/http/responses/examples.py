@@ -1,7 +1,5 @@
 """Answers about a label's photos: the threshold that fits them, and what it learns from them."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.errors import LabelSetChanged

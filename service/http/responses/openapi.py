@@ -1,7 +1,5 @@
 """Parts of the OpenAPI document that FastAPI cannot see: bodies, parameters and errors."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus

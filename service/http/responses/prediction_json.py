@@ -3,8 +3,6 @@
 Validating our own values as `PredictAnswer` would take as long as the rest of an answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from collections.abc import Sequence

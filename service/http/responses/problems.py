@@ -1,7 +1,5 @@
 """Answers errors with RFC 9457 problems; below `/v2`, in the Open Inference Protocol's shape."""
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import asdict

@@ -3,8 +3,6 @@
 Models of predictions only document what `prediction_json.py` writes.
 """
 
-from __future__ import annotations
-
 import operator
 from bisect import bisect
 from typing import Annotated, Literal

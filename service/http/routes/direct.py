@@ -3,8 +3,6 @@
 FastAPI documents their routes, and answers 405.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from fastapi import Request

@@ -1,7 +1,5 @@
 """`/embed` and `/v1/embeddings`: embeddings of photos, and of texts that share their space."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
@@ -13,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from pydantic_core import to_json
 
 from service import errors
-from service.errors import InvalidParameters, InvalidValue, ServiceError
+from service.errors import ServiceError
 from service.fields import MAX_PROMPT_CHARACTERS, replace_errors, validate
 from service.http.requests.body import JSON, cancel_on_disconnect
 from service.http.requests.json import read_json_object
@@ -67,7 +65,6 @@ class OpenAIRequest(BaseModel):
     )
     model: str | None = Field(default=None, description="The served model or null.")
     encoding_format: _Encoding = "float"
-    dimensions: int | None = Field(default=None, description="The embedding's width or null.")
     user: str | None = Field(default=None, description="Ignored.")
 
 
@@ -126,10 +123,11 @@ async def embed(
         raise errors.MissingField(shape.image_field)
     work = _embed(pipeline, upload.images, texts)
     photos, rows = await cancel_on_disconnect(request, work)
+    widths = (len(each) for each in (*photos, *rows) if isinstance(each, np.ndarray))
     answer = {
         "model": NameAndVersion.model_validate(pipeline.bundle.card),
         "encoder": pipeline.bundle.encoder_fingerprint,
-        "width": _measure([*photos, *rows]),
+        "width": next(widths, None),
         "images": _describe(photos, encoding),
         "texts": _describe(rows, encoding),
     }
@@ -164,9 +162,6 @@ async def embed_for_openai(request: Request, host: Host) -> Response:
         if isinstance(each, ServiceError):
             each.detail = f"Input {place} of {len(found)}: {each.detail or each.title}"
             raise each
-    if asked.dimensions not in (None, width := _measure(found)):
-        reason = f"The embeddings have {width} values: leave it out"
-        raise InvalidParameters([InvalidValue("body", "dimensions", reason)])
     items = enumerate(_describe(found, asked.encoding_format))
     data = [{"object": "embedding", "index": index, **item} for index, item in items]
     usage = {"prompt_tokens": 0, "total_tokens": 0}
@@ -197,10 +192,6 @@ async def _embed(
             return errors.without_frames(error)
 
     return await run_together(embed_or_fail(image) for image in images), rows
-
-
-def _measure(found: Sequence[_Found]) -> int | None:
-    return next((len(each) for each in found if isinstance(each, np.ndarray)), None)
 
 
 def _describe(found: Sequence[_Found], encoding: _Encoding) -> list[dict[str, Any]]:

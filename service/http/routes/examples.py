@@ -1,7 +1,5 @@
 """Photos that show a label, and photos that do not: it learns from them, or gets a threshold."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import aclosing
 from http import HTTPStatus

@@ -1,7 +1,5 @@
 """`/labels`: registers label sets, which `/predict` uses by name. 201 and 200 mean durable."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from http import HTTPStatus

@@ -4,8 +4,6 @@ Files come from this host only, Swagger UI's from the package `fastapi_offline`.
 Below a root path a `<base>` names it, because proxies show the page at `/tags` as well as `/tags/`.
 """
 
-from __future__ import annotations
-
 import html
 from functools import cache, lru_cache
 from pathlib import Path

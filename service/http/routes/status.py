@@ -1,7 +1,5 @@
 """Routes of health, the model card and metrics."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette

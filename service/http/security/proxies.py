@@ -1,7 +1,5 @@
 """Proxies in front: their `X-Forwarded-*` headers, and the path below which they publish us."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -209,10 +209,7 @@ def test_class_folders_are_read_as_single_label_without_hidden_files_and_thumbna
         ("image,label,confidence\na,b,much\n", "damaged"),
         ("image,label\na\nb\n", "a label without a name: None"),
         ("image,label\na,\n", "a label without a name: ''"),
-        (
-            'image,label\na,"cat\n' + "b,dog\n" * 30_000,
-            "damaged: field larger than field limit",
-        ),
+        ('image,label\na,"cat\n' + "b,dog\n" * 30_000, "damaged: field larger than field limit"),
     ],
 )
 def test_pairs_are_refused_when_a_column_or_value_is_missing(

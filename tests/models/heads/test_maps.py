@@ -1,7 +1,5 @@
 """Maps' laws: contributions by the attention's own numbers, one label's map is its own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

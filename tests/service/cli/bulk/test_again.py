@@ -76,16 +76,11 @@ def read_rows(folder: str) -> list[dict[str, Any]]:
     return sorted(pq.read_table(folder).to_pylist(), key=lambda row: str(row["photo"]))
 
 
-def test_embeddings_are_a_column_of_lists_of_float32(job: BulkJob) -> None:
+def test_answers_without_photos_are_those_of_the_photos(job: BulkJob, tmp_path: Path) -> None:
     table = pq.read_table(job.photos)
     assert table.schema.field("embedding").type == pa.list_(pa.float32())
-    found = {row["photo"]: row["embedding"] for row in table.to_pylist()}
-    assert found.pop("bad.jpg") is None
-    lengths = np.linalg.norm(list(found.values()), axis=1)
-    np.testing.assert_allclose(lengths, np.ones(5), atol=1e-6)
-
-
-def test_answers_without_photos_are_those_of_the_photos(job: BulkJob, tmp_path: Path) -> None:
+    vectors = table["embedding"].drop_null().to_pylist()
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), np.ones(5), atol=1e-6)
     photos = replace(job, photos=str(tmp_path / "photos"), out=str(tmp_path / "fresh"), again=False)
     run(photos)
     shutil.rmtree(tmp_path / "photos")
@@ -129,30 +124,24 @@ def test_sets_of_examples_alone_need_no_photos(job: BulkJob, tmp_path: Path) -> 
         run(again)
 
 
-def test_embeddings_of_another_encoder_are_refused(job: BulkJob, tmp_path: Path) -> None:
+def test_jobs_that_need_the_photos_are_refused(
+    job: BulkJob, open_bundle: Bundle, tmp_path: Path
+) -> None:
+    def refuse(reason: str, bundle: Path = job.settings.bundle, **changes: Any) -> None:
+        settings = job.settings.model_copy(update={"bundle": bundle})
+        with pytest.raises(StartError, match=reason):
+            run(replace(job, settings=settings, **changes))
+
     other = write_towers(tmp_path / "other", encoder=tiny_encoder(7))
-    settings = job.settings.model_copy(update={"bundle": other.path})
-    assert_refused(replace(job, settings=settings), "embeddings of another encoder")
-    assert run(job).tagged == 5
-
-
-def test_labels_that_need_the_photos_are_named(job: BulkJob, open_bundle: Bundle) -> None:
-    settings = job.settings.model_copy(update={"bundle": open_bundle.path})
+    refuse("embeddings of another encoder", other.path)
     question = Question(label_set=["everyday", "trained"], exclude=["dog"])
-    names = (
-        "cannot answer 7 label.s. that need the photos: 'chair', 'table', 'lamp', 'cat', 'car', ..."
+    names = "'chair', 'table', 'lamp', 'cat', 'car', ..."
+    refuse(
+        f"cannot answer 7 label.s. that need the photos: {names}",
+        open_bundle.path,
+        question=question,
     )
-    assert_refused(replace(job, settings=settings, question=question), names)
-
-
-def test_folder_without_embeddings_is_refused(job: BulkJob, tmp_path: Path) -> None:
-    run(job)
-    for folder in (job.out, tmp_path / "photos"):
-        job = replace(job, photos=str(folder), out=str(tmp_path / "more"))
-        assert_refused(job, "has no embeddings: run bulk --embeddings on the photos")
-
-
-def assert_refused(job: BulkJob, reason: str) -> None:
-    with pytest.raises(StartError, match=reason):
-        run(job)
     assert not Path(job.out).exists()
+    assert run(job).tagged == 5
+    for folder in (job.out, str(tmp_path / "photos")):
+        refuse("has no embeddings: run bulk --embeddings on the photos", photos=folder)
