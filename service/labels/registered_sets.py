@@ -34,6 +34,7 @@ from service.labels.examples import Example, Lesson, read_lesson
 from service.labels.label_set import LabelSet
 from service.labels.maker import SetMaker
 from service.labels.store.store import (
+    PRESENT,
     LabelStore,
     SetVersion,
     StoreEntry,
@@ -217,6 +218,7 @@ class RegisteredSets:
 
         Raises `TextNotEncodable` for a new label in a set of embeddings without a text encoder.
         """
+        await self.refresh()  # else a set that another process deleted would be made without texts
         known, encoders = self.by_name.get(name), self._maker.encoders
         names = {} if known is None else known.positions
         count = len(names) + (label not in names)
@@ -248,6 +250,8 @@ class RegisteredSets:
 
         Arguments and errors as of `LabelStore.learn`.
         """
+        if if_version is None and prepared.embedding is None and prepared.queries is not None:
+            if_version = PRESENT  # the set has the label, unless it is deleted meanwhile
         learnt = await self._call(
             self._store.learn,
             *(name, label, positive, negative),

@@ -555,6 +555,18 @@ async def test_processes_that_teach_at_the_same_time_lose_nothing(
         await sets.stop()
 
 
+async def test_label_of_a_set_that_another_process_deleted_is_learnt_with_its_text(
+    sets: RegisteredSets, store: FlakyStore
+) -> None:
+    await learn(sets, "cat")
+    store.delete("pets")
+    assert (await learn(sets, "cat")).labels.source == "zero_shot"
+    prepared = await sets.prepare_label("pets", "cat")
+    store.delete("pets")
+    with pytest.raises(LabelSetChanged):
+        await sets.learn("pets", "cat", prepared, make_examples(1), ())
+
+
 async def test_follower_loads_lessons_alone_and_projects_new_labels_only(
     sets: RegisteredSets, path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
