@@ -18,6 +18,7 @@ from service.engine.heads import Embeddings, QueryArray
 from service.errors import (
     Draining,
     InvalidLabelSet,
+    LabelSetChanged,
     LabelSetNotFound,
     ServiceError,
     StartError,
@@ -248,7 +249,8 @@ class RegisteredSets:
     ) -> Learnt:
         """Adds at least one example to a label, or to a new one; when this returns, it is durable.
 
-        Arguments and errors as of `LabelStore.learn`.
+        Arguments and errors as of `LabelStore.learn`. Raises `LabelSetChanged` too if another
+        client made the label forget at once.
         """
         if if_version is None and prepared.embedding is None and prepared.queries is not None:
             if_version = PRESENT  # the set has the label, unless it is deleted meanwhile
@@ -261,7 +263,10 @@ class RegisteredSets:
             if_version=if_version,
         )
         self._appended = learnt.entry
-        return Learnt(await self._find_latest(name), learnt.created, learnt.added)
+        labels = await self._find_latest(name)
+        if label not in labels.lessons:
+            raise LabelSetChanged(name, labels.version)
+        return Learnt(labels, learnt.created, learnt.added)
 
     async def forget(self, name: str, label: str, if_version: int | None = None) -> LabelSet:
         """Deletes the examples of a label; its text stays. Errors as of `LabelStore.forget`."""

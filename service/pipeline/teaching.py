@@ -48,6 +48,7 @@ async def teach_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
 
     A set or label that is missing is made. Raises as `Catalogue.teachable`, `RegisteredSets.learn`
     and `Pipeline.predict`; one unusable photo fails all, and nothing is written.
+    The caller admits it.
     """
     sets, background = pipeline.catalogue.teachable(name), pipeline.catalogue.background
     assert background is not None, "`teachable` has checked it"

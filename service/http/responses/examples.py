@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.errors import LabelSetChanged
 from service.http.responses.schemas import (
     ImageFailure,
     NameAndVersion,
@@ -77,11 +76,10 @@ class LessonAnswer(_Answer):
 
 
 def answer_lesson(taught: Taught, label: str) -> LessonAnswer:
-    """Returns what a label has learnt; `LabelSetChanged` if another client made it forget."""
+    """Returns what a label has learnt."""
     labels, learnt = taught.labels, taught.labels.learnt
-    place = labels.positions.get(label, -1)
-    if learnt is None or place not in learnt.positions:
-        raise LabelSetChanged(labels.name, labels.version)
+    place = labels.positions[label]
+    assert learnt is not None, "the label has learnt"
     now = describe_examples(learnt, int(learnt.positions.searchsorted(place)))
     counts = {"positive": now.positive, "negative": now.negative}
     return LessonAnswer(

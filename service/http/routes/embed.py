@@ -124,8 +124,9 @@ async def embed(
     texts = validate(EmbedFields, upload.fields, "body").texts
     if not (upload.images or texts):
         raise errors.MissingField(shape.image_field)
-    work = _embed(pipeline, upload.images, texts)
-    photos, rows = await cancel_on_disconnect(request, work)
+    with pipeline.admit():
+        work = _embed(pipeline, upload.images, texts)
+        photos, rows = await cancel_on_disconnect(request, work)
     answer = {
         "model": NameAndVersion.model_validate(pipeline.bundle.card),
         "encoder": pipeline.bundle.encoder_fingerprint,
@@ -157,8 +158,10 @@ async def embed_for_openai(request: Request, host: Host) -> Response:
     if len(images) > limit:
         raise errors.TooManyImages(limit)
     CALLER.get().count_photos(len(images))
-    work = _embed(pipeline, images, [each for each in asked.input if not DATA_URL.match(each)])
-    photos, rows = map(iter, await cancel_on_disconnect(request, work))
+    texts = [each for each in asked.input if not DATA_URL.match(each)]
+    with pipeline.admit():
+        work = _embed(pipeline, images, texts)
+        photos, rows = map(iter, await cancel_on_disconnect(request, work))
     found = [next(photos if DATA_URL.match(each) else rows) for each in asked.input]
     for place, each in enumerate(found, start=1):
         if isinstance(each, ServiceError):
@@ -184,9 +187,8 @@ async def _embed(
         if encoders is None or not pipeline.bundle.card.has_two_towers:
             raise errors.NoSharedSpace
         try:
-            with pipeline.admit():
-                async with asyncio.timeout_at(deadline):
-                    rows = [*await encoders.encode_texts(texts)]
+            async with asyncio.timeout_at(deadline):
+                rows = [*await encoders.encode_texts(texts)]
         except TimeoutError as error:
             raise errors.DeadlineExceeded("deadline exceeded while encoding texts") from error
 

@@ -55,6 +55,7 @@ _CHANGE_PROBLEMS = (
     errors.NoBackground,
     errors.ScoresCompete,
     errors.LabelSetChanged,
+    errors.LabelSetNotFound,
 )
 
 Label = Annotated[LabelText, Query(description="Name of the label.")]
@@ -115,7 +116,7 @@ async def add_examples(
     dependencies=WRITING,
     responses={
         HTTPStatus.OK.value: TAG,
-        **document_problems(*_CHANGE_PROBLEMS, errors.LabelSetNotFound, errors.NoExamples),
+        **document_problems(*_CHANGE_PROBLEMS, errors.NoExamples),
     },
     openapi_extra=ON_CHANGING,
 )
