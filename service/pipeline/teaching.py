@@ -86,9 +86,7 @@ async def teach_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
     )
     question = Question(label_set=[name], include=[label], top_k=1)
     selection = select_labels([learnt.labels], question)
-    scores = await asyncio.to_thread(  # with 10,000 learnt labels it takes 5 ms a photo
-        lambda: [score_labels([logits], selection, f)[0].score for logits, f, _ in found]
-    )
+    scores = [score_labels([logits], selection, f)[0].score for logits, f, _ in found]
     counts = learnt.added, len(found) - learnt.added
     return Taught(learnt.labels, learnt.created, *counts, scores[:middle], scores[middle:])
 
