@@ -428,8 +428,8 @@ class NoBackground(LabelSetError):
 class ScoresCompete(LabelSetError):
     status, code, title = 409, "scores_compete", "The scores of these labels compete (softmax)"
     detail = (
-        "Labels learn from photos on calibrated scores: ml-decoder labels calibrate {} --photos "
-        "FOLDER, or export the bundle with --open-photos."
+        "Labels learn from photos on calibrated scores: register {} and run ml-decoder labels "
+        "calibrate on it, or export the bundle with --open-photos."
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from service.engine.heads import LogitsArray, NoHead, ScreenedLogits, SomeQueries
 from service.errors import ImageError
-from service.labels.background import Vector
+from service.labels.background import Background, Vector
 from service.labels.examples import Example
 from service.labels.label_set import LabelSet
 from service.pipeline.pipeline import Pipeline
@@ -67,9 +67,7 @@ async def teach_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
             raise
         logits, embedding = result.logits[0], result.embedding  # the pixels are not kept
         assert embedding is not None
-        row = embedding[np.newaxis]
-        digest = await asyncio.to_thread(lambda: hashlib.sha256(photo).digest())
-        return logits, embedding, Example(digest, background.whiten(row)[0])
+        return logits, embedding, await make_example(photo, embedding, background)
 
     works = (
         read(photo, f"Photo {number} of {len(photos)} `{kind}` photos")
@@ -89,6 +87,12 @@ async def teach_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
     scores = [score_labels([logits], selection, f)[0].score for logits, f, _ in found]
     counts = learnt.added, len(found) - learnt.added
     return Taught(learnt.labels, learnt.created, *counts, scores[:middle], scores[middle:])
+
+
+async def make_example(photo: bytes, embedding: Vector, background: Background) -> Example:
+    """Returns what a label learns of a photo with this embedding [D]."""
+    digest = await asyncio.to_thread(lambda: hashlib.sha256(photo).digest())
+    return Example(digest, background.whiten(embedding[np.newaxis])[0])
 
 
 async def embed_photo(pipeline: Pipeline, photo: bytes, deadline: float) -> Vector:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from service.http.responses.schemas import (
     ImageFailure,
@@ -16,17 +16,13 @@ _MIN_POSITIVE = 5
 _ADVICE = "A threshold needs at least 5 photos that show the label, and some that do not."
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(from_attributes=True)
-
-
-class PhotoScore(_Answer):
+class PhotoScore(BaseModel):
     """The score of the label on one photo."""
 
     score: float = Field(ge=0, le=1, examples=[0.93])
 
 
-class OperatingPointAnswer(_Answer):
+class OperatingPointAnswer(BaseModel):
     """Precision and recall of a threshold on the photos."""
 
     threshold: float = Field(ge=0, le=1, examples=[0.61])
@@ -36,7 +32,7 @@ class OperatingPointAnswer(_Answer):
     recall: float = Field(ge=0, le=1, examples=[0.75])
 
 
-class CalibrationAnswer(_Answer):
+class CalibrationAnswer(BaseModel):
     """Answer of `/labels/{name}/calibrate`."""
 
     label_set: NameAndVersion
@@ -52,7 +48,7 @@ class CalibrationAnswer(_Answer):
     negative: list[PhotoScore | ImageFailure] = Field(description="In the order of the photos.")
 
 
-class ExampleCounts(_Answer):
+class ExampleCounts(BaseModel):
     """The different photos that a label has learnt from, and those of this request."""
 
     positive: int
@@ -61,7 +57,7 @@ class ExampleCounts(_Answer):
     repeated: int = Field(description="The same photo as another, or nearly the same.")
 
 
-class LessonAnswer(_Answer):
+class LessonAnswer(BaseModel):
     """Answer of `POST /labels/{name}/examples`: the label now, and how the photos score now."""
 
     label_set: NameAndVersion

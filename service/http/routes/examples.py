@@ -183,7 +183,7 @@ async def calibrate_label(
         label_set=NameAndVersion.model_validate(labels),
         label=label,
         current=current,
-        best=best and OperatingPointAnswer.model_validate(best),
+        best=best and OperatingPointAnswer.model_validate(best, from_attributes=True),
         positive=scored[: len(positive)],
         negative=scored[len(positive) :],
     )
