@@ -426,8 +426,8 @@ class NoBackground(LabelSetError):
 class ScoresCompete(LabelSetError):
     status, code, title = 409, "scores_compete", "The scores of these labels compete (softmax)"
     detail = (
-        "Labels learn from photos on calibrated scores: ml-decoder labels calibrate {} --photos "
-        "FOLDER, or export the bundle with --open-photos."
+        "Labels learn from photos on calibrated scores: ml-decoder export --bundle BUNDLE "
+        "--open-photos FOLDER --out BUNDLE, then start the service again."
     )
 
 
@@ -438,7 +438,10 @@ class NoExamples(LabelSetError):
 
 class NoSharedSpace(ServiceError):
     status, code, title = 409, "no_shared_space", "This model has embeddings of photos only"
-    detail = "Texts and photos share a space in CLIP and SigLIP."
+    detail = (
+        "Texts and photos share a space in CLIP and SigLIP; /v1/embeddings takes photos as "
+        "data:image/jpeg;base64,..."
+    )
 
 
 class LabelSetNotFound(LabelSetError):

@@ -6,6 +6,7 @@ A service on the same store sees changes within its `label_poll_seconds`.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace as replace_fields
 from pathlib import Path
@@ -164,7 +165,10 @@ def export_set(
     from service.labels.files import pack_label_set
 
     async def pack(catalogue: Catalogue) -> bytes:
-        definition, embeddings = await catalogue.writable(name).read_definition(name)
+        sets = catalogue.writable(name)
+        definition, embeddings, others = await sets.read_definition(name)
+        for label in others:
+            sys.stderr.write(f"left out: the examples of {label} are of another model\n")
         if definition.given and catalogue.encoders is not None:  # texts are encoded again
             space = catalogue.encoders.head.embedding_space.fingerprint
             definition = replace_fields(definition, embedding_space=space)
@@ -172,7 +176,11 @@ def export_set(
 
     if file.suffix != ".npz":
         raise StartError(f"{file}: the name must end in .npz")
-    file.write_bytes(_run(settings, pack))
+    content = _run(settings, pack)
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise StartError(f"{file}: {error.strerror or 'cannot be written'}") from error
 
 
 def import_set(
@@ -183,6 +191,8 @@ def import_set(
     as_json: AsJson = False,
 ) -> None:
     """Register the set of a file that `labels export` wrote, with what it has learnt."""
+    if file.suffix != ".npz":
+        raise StartError(f"{file}: the name must end in .npz; labels add reads other files")
     add(settings=settings, name=file.stem, file=file, replace=replace, as_json=as_json)
 
 

@@ -1,12 +1,10 @@
 """`ml-decoder labels learn`: labels from a folder with a subfolder of photos for each."""
 
-import hashlib
 import sys
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.text import Text
@@ -20,7 +18,7 @@ from service.http.responses.examples import LessonAnswer, answer_lesson
 from service.images.folders import describe_left_out, explain_none, list_photos
 from service.labels.examples import Example
 from service.pipeline.pipeline import Pipeline
-from service.pipeline.teaching import Taught, embed_photo
+from service.pipeline.teaching import Taught, embed_photo, make_example
 from service.question import Question
 from service.scheduling.tasks import run_in_order
 from service.settings import Settings
@@ -85,8 +83,7 @@ async def _learn(
 
     async def embed(photo: bytes) -> Example:
         embedding = await embed_photo(pipeline, photo, pipeline.make_deadline())
-        whitened = background.whiten(embedding[np.newaxis])[0]
-        return Example(hashlib.sha256(photo).digest(), whitened)
+        return await make_example(photo, embedding, background)
 
     works = (try_photo(path, embed) for path in paths)
     async with aclosing(run_in_order(works, pipeline.concurrency)) as results:

@@ -259,7 +259,7 @@ class Catalogue:
             head = self.encoders.head if self.encoders and self.encoders.encodes_text else None
             competes = head is not None and head.activation == "softmax" and not head.calibration
         if competes:
-            raise ScoresCompete(name)
+            raise ScoresCompete
         return sets
 
     async def refresh(self) -> None:

@@ -19,7 +19,7 @@ from service.bundle.card import (
 )
 from service.engine.heads import Keys, LabelVectors, QueryArray, ScreenedQueries
 from service.errors import InvalidLabelSet, quote
-from service.labels.background import Background, Vector, Vectors
+from service.labels.background import Background, Vectors
 from service.labels.definition import Definition
 from service.labels.examples import Lesson
 from service.question import Threshold
@@ -59,10 +59,6 @@ class LearntLabels:
     shifts: NDArray[np.float64]
     lessons: tuple[Lesson, ...]
     separations: NDArray[np.float64]
-
-    def score(self, embedding: Vector) -> NDArray[np.float64]:
-        """Returns what is added to the calibrated logits of the labels, [M], for f [D]."""
-        return self.vectors @ embedding + self.shifts
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from service.engine.heads import Embeddings, QueryArray
 from service.errors import (
     Draining,
     InvalidLabelSet,
+    LabelSetChanged,
     LabelSetNotFound,
     ServiceError,
     StartError,
@@ -34,6 +35,7 @@ from service.labels.examples import Example, Lesson, read_lesson
 from service.labels.label_set import LabelSet
 from service.labels.maker import SetMaker
 from service.labels.store.store import (
+    PRESENT,
     LabelStore,
     SetVersion,
     StoreEntry,
@@ -213,6 +215,7 @@ class RegisteredSets:
 
         Raises `TextNotEncodable` for a new label in a set of embeddings without a text encoder.
         """
+        await self.refresh()  # else a set that another process deleted would be made without texts
         known, encoders = self.by_name.get(name), self._maker.encoders
         names = {} if known is None else known.positions
         count = len(names) + (label not in names)
@@ -242,8 +245,11 @@ class RegisteredSets:
     ) -> Learnt:
         """Adds at least one example to a label, or to a new one; when this returns, it is durable.
 
-        Arguments and errors as of `LabelStore.learn`.
+        Arguments and errors as of `LabelStore.learn`. Raises `LabelSetChanged` too if another
+        client made the label forget at once.
         """
+        if if_version is None and prepared.embedding is None and prepared.queries is not None:
+            if_version = PRESENT  # the set has the label, unless it is deleted meanwhile
         learnt = await self._call(
             self._store.learn,
             *(name, label, positive, negative),
@@ -253,15 +259,21 @@ class RegisteredSets:
             if_version=if_version,
         )
         self._appended = learnt.entry
-        return Learnt(await self._find_latest(name), learnt.created, learnt.added)
+        labels = await self._find_latest(name)
+        if label not in labels.lessons:
+            raise LabelSetChanged(name, labels.version)
+        return Learnt(labels, learnt.created, learnt.added)
 
     async def forget(self, name: str, label: str, if_version: int | None = None) -> LabelSet:
         """Deletes the examples of a label; its text stays. Errors as of `LabelStore.forget`."""
         await self._call(self._store.forget, name, label, if_version)
         return await self._find_latest(name)
 
-    async def read_definition(self, name: str) -> tuple[Definition, Embeddings]:
-        """Returns a set with its lessons of this encoder, and the embeddings of all labels."""
+    async def read_definition(self, name: str) -> tuple[Definition, Embeddings, list[str]]:
+        """Returns a set with its lessons of this encoder, and the embeddings of all labels.
+
+        The list has the labels that learnt with other encoders only.
+        """
         entry = await self._call(self._store.read, name)
         if entry is None:
             raise LabelSetNotFound(name)
@@ -271,7 +283,9 @@ class RegisteredSets:
         # Another process may have appended a label meanwhile.
         lessons = {label: found[label] for label in entry.definition.names if label in found}
         used = encoder if lessons else None
-        return replace_fields(entry.definition, lessons=lessons, encoder=used), entry.embeddings
+        others = sorted({row.label for row in rows} - found.keys())
+        definition = replace_fields(entry.definition, lessons=lessons, encoder=used)
+        return definition, entry.embeddings, others
 
     async def delete(self, name: str, if_version: int | None = None) -> None:
         """Deletes a set; requests that have pinned its snapshot keep it."""

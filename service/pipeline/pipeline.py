@@ -222,9 +222,10 @@ class Pipeline:
     async def embed(self, photo: bytes, heads: tuple[Head, ...], deadline: float) -> Result:
         """Runs the encoder and these heads for one photo; the result has its embedding.
 
-        Raises as `predict`.
+        Raises as `predict`. `admit` is up to the caller: draining waits for all photos of a request
+        of several.
         """
-        with self.admit(), self.note(photo):
+        with self.note(photo):
             done, _ = await self._run(photo, heads, deadline, explained=False, embedded=True)
             return done.result
 

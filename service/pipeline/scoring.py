@@ -162,9 +162,11 @@ def _score_logits(
         values = values * calibration[0] + calibration[1]
     # Without a text, a label that has learnt nothing has the score 0.
     added = np.full(len(labels.names), -np.inf if labels.source == "examples" else 0.0)
-    if labels.learnt is not None:
+    if (learnt := labels.learnt) is not None:
         assert embedding is not None
-        added[labels.learnt.positions] = labels.learnt.score(embedding)
+        is_few = 2 * len(chosen) <= len(learnt.positions)
+        rows = np.isin(learnt.positions, chosen) if is_few else slice(None)
+        added[learnt.positions[rows]] = learnt.vectors[rows] @ embedding + learnt.shifts[rows]
     return compute_scores(values + (added if is_whole else added[chosen]), labels.activation)
 
 

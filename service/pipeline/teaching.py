@@ -10,7 +10,7 @@ import numpy as np
 
 from service.engine.heads import LogitsArray, NoHead, ScreenedLogits, SomeQueries
 from service.errors import ImageError
-from service.labels.background import Vector
+from service.labels.background import Background, Vector
 from service.labels.examples import Example
 from service.labels.label_set import LabelSet
 from service.pipeline.pipeline import Pipeline
@@ -46,6 +46,7 @@ async def teach_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
 
     A set or label that is missing is made. Raises as `Catalogue.teachable`, `RegisteredSets.learn`
     and `Pipeline.predict`; one unusable photo fails all, and nothing is written.
+    The caller admits it.
     """
     sets, background = pipeline.catalogue.teachable(name), pipeline.catalogue.background
     assert background is not None, "`teachable` has checked it"
@@ -64,9 +65,7 @@ async def teach_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
             raise
         logits, embedding = result.logits[0], result.embedding  # the pixels are not kept
         assert embedding is not None
-        row = embedding[np.newaxis]
-        digest = await asyncio.to_thread(lambda: hashlib.sha256(photo).digest())
-        return logits, embedding, Example(digest, background.whiten(row)[0])
+        return logits, embedding, await make_example(photo, embedding, background)
 
     works = (
         read(photo, f"Photo {number} of {len(photos)} `{kind}` photos")
@@ -83,11 +82,15 @@ async def teach_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
     )
     question = Question(label_set=[name], include=[label], top_k=1)
     selection = select_labels([learnt.labels], question)
-    scores = await asyncio.to_thread(  # with 10,000 learnt labels it takes 5 ms a photo
-        lambda: [score_labels([logits], selection, f)[0].score for logits, f, _ in found]
-    )
+    scores = [score_labels([logits], selection, f)[0].score for logits, f, _ in found]
     counts = learnt.added, len(found) - learnt.added
     return Taught(learnt.labels, learnt.created, *counts, scores[:middle], scores[middle:])
+
+
+async def make_example(photo: bytes, embedding: Vector, background: Background) -> Example:
+    """Returns what a label learns of a photo with this embedding [D]."""
+    digest = await asyncio.to_thread(lambda: hashlib.sha256(photo).digest())
+    return Example(digest, background.whiten(embedding[np.newaxis])[0])
 
 
 async def embed_photo(pipeline: Pipeline, photo: bytes, deadline: float) -> Vector:

@@ -37,14 +37,17 @@ def read_parameters(request: Request) -> Question:
 
 
 async def refuse_unknown_names(request: Request) -> None:
-    """Raises InvalidParameters for a name in the query string that the route does not declare."""
+    """Raises InvalidParameters for a name in the query string that is unknown or repeated."""
     if not request.scope["query_string"]:
         return
     known = [field.alias for field in request.scope["route"].dependant.query_params]
     for name in request.query_params:
+        reason = "It is given more than once"
         if name not in known:
             reason = f"This name is {describe_unknown(name, known)}"
-            raise InvalidParameters([InvalidValue("query", name, reason)])
+        elif len(request.query_params.getlist(name)) == 1:
+            continue
+        raise InvalidParameters([InvalidValue("query", name, reason)])
 
 
 KNOWN_NAMES = Depends(refuse_unknown_names)

@@ -240,16 +240,14 @@ def _read_json(fields: dict[str, Any], shape: UploadShape) -> Upload:
 
 def _take_images(fields: dict[str, Any], shape: UploadShape) -> list[bytes | str]:
     name = shape.image_field
-    if name not in fields:
-        if _TEXTS_FIELD in shape.fields:
-            return []
-        raise errors.MissingField(name)
-    value = fields.pop(name)
-    images = value if shape.batch else [value]
+    images: Any = []
+    if name in fields:
+        value = fields.pop(name)
+        images = value if shape.batch else [value]
     if not (isinstance(images, list) and all(isinstance(image, str) for image in images)):
         kind = "a list of base64 texts" if shape.batch else "a base64 text"
         raise MalformedBody(f"Field '{name}' must be {kind}")
-    if not images:
+    if not images and _TEXTS_FIELD not in shape.fields:
         raise errors.MissingField(name)
     if len(images) > shape.max_images:
         raise errors.TooManyImages(shape.max_images)

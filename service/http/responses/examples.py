@@ -1,8 +1,7 @@
 """Answers about a label's photos: the threshold that fits them, and what it learns from them."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from service.errors import LabelSetChanged
 from service.http.responses.schemas import (
     ImageFailure,
     NameAndVersion,
@@ -15,17 +14,13 @@ _MIN_POSITIVE = 5
 _ADVICE = "A threshold needs at least 5 photos that show the label, and some that do not."
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(from_attributes=True)
-
-
-class PhotoScore(_Answer):
+class PhotoScore(BaseModel):
     """The score of the label on one photo."""
 
     score: float = Field(ge=0, le=1, examples=[0.93])
 
 
-class OperatingPointAnswer(_Answer):
+class OperatingPointAnswer(BaseModel):
     """Precision and recall of a threshold on the photos."""
 
     threshold: float = Field(ge=0, le=1, examples=[0.61])
@@ -35,7 +30,7 @@ class OperatingPointAnswer(_Answer):
     recall: float = Field(ge=0, le=1, examples=[0.75])
 
 
-class CalibrationAnswer(_Answer):
+class CalibrationAnswer(BaseModel):
     """Answer of `/labels/{name}/calibrate`."""
 
     label_set: NameAndVersion
@@ -51,7 +46,7 @@ class CalibrationAnswer(_Answer):
     negative: list[PhotoScore | ImageFailure] = Field(description="In the order of the photos.")
 
 
-class ExampleCounts(_Answer):
+class ExampleCounts(BaseModel):
     """The different photos that a label has learnt from, and those of this request."""
 
     positive: int
@@ -60,7 +55,7 @@ class ExampleCounts(_Answer):
     repeated: int = Field(description="The same photo as another, or nearly the same.")
 
 
-class LessonAnswer(_Answer):
+class LessonAnswer(BaseModel):
     """Answer of `POST /labels/{name}/examples`: the label now, and how the photos score now."""
 
     label_set: NameAndVersion
@@ -75,11 +70,10 @@ class LessonAnswer(_Answer):
 
 
 def answer_lesson(taught: Taught, label: str) -> LessonAnswer:
-    """Returns what a label has learnt; `LabelSetChanged` if another client made it forget."""
+    """Returns what a label has learnt."""
     labels, learnt = taught.labels, taught.labels.learnt
-    place = labels.positions.get(label, -1)
-    if learnt is None or place not in learnt.positions:
-        raise LabelSetChanged(labels.name, labels.version)
+    place = labels.positions[label]
+    assert learnt is not None, "the label has learnt"
     now = describe_examples(learnt, int(learnt.positions.searchsorted(place)))
     counts = {"positive": now.positive, "negative": now.negative}
     return LessonAnswer(

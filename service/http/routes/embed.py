@@ -7,12 +7,19 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 from numpy.typing import NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
-from pydantic_core import to_json
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+)
+from pydantic_core import PydanticCustomError, to_json
 
 from service import errors
 from service.errors import ServiceError
-from service.fields import MAX_PROMPT_CHARACTERS, replace_errors, validate
+from service.fields import MAX_PROMPT_CHARACTERS, validate
 from service.http.requests.body import JSON, cancel_on_disconnect
 from service.http.requests.json import read_json_object
 from service.http.requests.parameters import KNOWN_NAMES, Host
@@ -36,11 +43,21 @@ from service.scheduling.tasks import CALLER, run_together
 MAX_TEXTS = 64
 
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
-_Input = Annotated[
-    str,
-    StringConstraints(pattern=f"^(?s:.{{1,{MAX_PROMPT_CHARACTERS}}}|(?i:{DATA_URL.pattern}).*)$"),
-    replace_errors("input", f"Text should have 1 to {MAX_PROMPT_CHARACTERS} characters"),
-]
+
+
+def _check_input(value: str) -> str:
+    if DATA_URL.match(value) or (
+        0 < len(value) <= MAX_PROMPT_CHARACTERS and not value.lower().startswith("data:")
+    ):
+        return value
+    raise PydanticCustomError(
+        "input",
+        f"Should be a text of 1 to {MAX_PROMPT_CHARACTERS} characters, or an image as "
+        "data:image/jpeg;base64,...",
+    )
+
+
+_Input = Annotated[str, AfterValidator(_check_input)]
 _AtMost = Field(max_length=MAX_TEXTS, fail_fast=True)
 _AsList = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 _Encoding = Literal["float", "base64"]
@@ -121,8 +138,9 @@ async def embed(
     texts = validate(EmbedFields, upload.fields, "body").texts
     if not (upload.images or texts):
         raise errors.MissingField(shape.image_field)
-    work = _embed(pipeline, upload.images, texts)
-    photos, rows = await cancel_on_disconnect(request, work)
+    with pipeline.admit():
+        work = _embed(pipeline, upload.images, texts)
+        photos, rows = await cancel_on_disconnect(request, work)
     widths = (len(each) for each in (*photos, *rows) if isinstance(each, np.ndarray))
     answer = {
         "model": NameAndVersion.model_validate(pipeline.bundle.card),
@@ -155,8 +173,10 @@ async def embed_for_openai(request: Request, host: Host) -> Response:
     if len(images) > limit:
         raise errors.TooManyImages(limit)
     CALLER.get().count_photos(len(images))
-    work = _embed(pipeline, images, [each for each in asked.input if not DATA_URL.match(each)])
-    photos, rows = map(iter, await cancel_on_disconnect(request, work))
+    texts = [each for each in asked.input if not DATA_URL.match(each)]
+    with pipeline.admit():
+        work = _embed(pipeline, images, texts)
+        photos, rows = map(iter, await cancel_on_disconnect(request, work))
     found = [next(photos if DATA_URL.match(each) else rows) for each in asked.input]
     for place, each in enumerate(found, start=1):
         if isinstance(each, ServiceError):
@@ -179,9 +199,8 @@ async def _embed(
         if encoders is None or not pipeline.bundle.card.has_two_towers:
             raise errors.NoSharedSpace
         try:
-            with pipeline.admit():
-                async with asyncio.timeout_at(deadline):
-                    rows = [*await encoders.encode_texts(texts)]
+            async with asyncio.timeout_at(deadline):
+                rows = [*await encoders.encode_texts(texts)]
         except TimeoutError as error:
             raise errors.DeadlineExceeded("deadline exceeded while encoding texts") from error
 

@@ -53,6 +53,7 @@ _CHANGE_PROBLEMS = (
     errors.NoBackground,
     errors.ScoresCompete,
     errors.LabelSetChanged,
+    errors.LabelSetNotFound,
 )
 
 Label = Annotated[LabelText, Query(description="Name of the label.")]
@@ -113,7 +114,7 @@ async def add_examples(
     dependencies=WRITING,
     responses={
         HTTPStatus.OK.value: TAG,
-        **document_problems(*_CHANGE_PROBLEMS, errors.LabelSetNotFound, errors.NoExamples),
+        **document_problems(*_CHANGE_PROBLEMS, errors.NoExamples),
     },
     openapi_extra=ON_CHANGING,
 )
@@ -180,7 +181,7 @@ async def calibrate_label(
         label_set=NameAndVersion.model_validate(labels),
         label=label,
         current=current,
-        best=best and OperatingPointAnswer.model_validate(best),
+        best=best and OperatingPointAnswer.model_validate(best, from_attributes=True),
         positive=scored[: len(positive)],
         negative=scored[len(positive) :],
     )

@@ -370,7 +370,9 @@ async def test_uncalibrated_softmax_teaches_no_labels_until_the_set_is_calibrate
     head = catalogue.encoders.head.model_copy(update={"activation": "softmax"})
     catalogue.encoders.head = head
     async with run(catalogue):
-        with pytest.raises(ScoresCompete, match="labels calibrate 'pets'"):
+        with pytest.raises(
+            ScoresCompete, match="register 'pets' and run ml-decoder labels calibrate"
+        ):
             catalogue.teachable("pets")
         await register(catalogue, PETS)
         with pytest.raises(ScoresCompete):

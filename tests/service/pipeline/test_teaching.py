@@ -92,3 +92,14 @@ async def test_labels_that_are_taught_at_the_same_time_lose_nothing(pipeline: Pi
     lessons = pipeline.catalogue.find("mine").lessons
     assert lessons.keys() == {"mug", "cup"}
     assert sum(each.count for each in lessons.values()) == sum(each.added for each in taught)
+
+
+async def test_draining_waits_until_an_admitted_request_has_learnt(bundle: Bundle) -> None:
+    async def teach_admitted() -> Taught:
+        with pipeline.admit():
+            return await teach(pipeline, *PHOTOS[:3])
+
+    async with running(bundle) as pipeline:
+        work = asyncio.create_task(teach_admitted())
+        await asyncio.sleep(0)
+    assert (await work).added == 5

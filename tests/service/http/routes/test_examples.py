@@ -105,6 +105,7 @@ BOTH = [("positive", PHOTOS[1]), ("negative", PHOTOS[1])]
         ("trained/examples?label=x", {"files": GOOD}, 409, "label_set_read_only"),
         ("mine/examples", {"files": GOOD}, 422, "invalid_parameters"),
         ("mine/examples?label=mug&text=x", {"files": GOOD}, 422, "invalid_parameters"),
+        ("mine/examples?label=mug&label=cup", {"files": GOOD}, 422, "invalid_parameters"),
         ("mine/examples?label=m", {"files": {"label": (None, "m")}}, 422, "unknown_field"),
         ("mine/examples?label=m", {"content": b"--x--", "headers": FORM}, 422, "missing_field"),
         ("mine/examples?label=m", {"json": {}}, 415, "unsupported_media_type"),
