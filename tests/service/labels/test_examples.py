@@ -114,8 +114,8 @@ def test_lesson_is_read_as_it_was_written(background: Background) -> None:
         content = lesson.to_bytes()
         found = read_lesson(content)
         assert found.to_bytes() == content
-        assert (found.positive.digests, found.negative.count) == (
-            lesson.positive.digests,
+        assert (found.positive.digests.tolist(), found.negative.count) == (
+            lesson.positive.digests.tolist(),
             lesson.negative.count,
         )
         assert_equal(found.add(PHOTOS), lesson.add(PHOTOS), background)
