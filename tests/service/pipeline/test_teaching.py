@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,16 +11,17 @@ import pytest
 from service.bundle.card import BackgroundPhotos
 from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft
-from service.errors import EmptyImage, InvalidImage
+from service.errors import BundleError, EmptyImage, InvalidImage
 from service.labels.background import MIN_PHOTOS
-from service.pipeline.pipeline import Pipeline
+from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.teaching import Taught, embed_photo, teach_label
 from service.question import Question
-from tests.service.pipeline.conftest import running
+from tests.service.pipeline.conftest import make_settings, running
 from tests.support.label_store import make_photos
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import (
     TINY_LABELS,
+    WIDTH,
     open_draft,
     tiny_card,
     tiny_graphs,
@@ -92,3 +94,11 @@ async def test_labels_that_are_taught_at_the_same_time_lose_nothing(pipeline: Pi
     lessons = pipeline.catalogue.find("mine").lessons
     assert lessons.keys() == {"mug", "cup"}
     assert sum(each.count for each in lessons.values()) == sum(each.added for each in taught)
+
+
+async def test_background_of_another_width_is_refused_at_the_start(tmp_path: Path) -> None:
+    background = make_photos(width=WIDTH + 1).background
+    assert background is not None
+    bundle = write_draft(tmp_path, replace(open_draft(), background=background.to_bytes()))
+    with pytest.raises(BundleError, match=f"width {WIDTH + 1}, the encoder of {WIDTH}"):
+        open_pipeline(make_settings(bundle))
