@@ -136,13 +136,16 @@ class Lesson:
                     )
         return Lesson(self.positive.add(positive), self.negative.add(negative))
 
-    def direct(self, background: Background, *, has_text: bool) -> tuple[Vector, float]:
-        """Returns v [D] and b: v . f + b is added to the label's calibrated logit, 0 without."""
+    def direct(self, background: Background, *, has_text: bool) -> tuple[Vector, float, float]:
+        """Returns v [D], b and the separation of the positive photos.
+
+        v . f + b is added to the label's calibrated logit, 0 without a text.
+        """
         vector = np.zeros(background.width, np.float32)
-        shift = 0.0
+        shift, separation = 0.0, self.positive.separate(background)
         if self.positive.count:
             weight, centre = (_WEIGHT, _CENTRE) if has_text else (_BARE_WEIGHT, _BARE_CENTRE)
-            weight *= self.positive.separate(background)
+            weight *= separation
             direction, offset = background.project(self.positive.mean)
             vector += np.float32(weight) * direction
             shift += weight * (offset - centre)
@@ -151,7 +154,7 @@ class Lesson:
             direction, offset = background.project(self.negative.mean)
             vector -= np.float32(weight) * direction
             shift -= weight * offset
-        return vector, shift if has_text else shift + _BARE_LOGIT
+        return vector, shift if has_text else shift + _BARE_LOGIT, separation
 
     def to_bytes(self) -> bytes:
         """Returns the lesson as the label store and files have it."""

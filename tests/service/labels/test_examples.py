@@ -32,11 +32,11 @@ def learn(*portions: Sequence[Example]) -> Lesson:
 def assert_equal(lesson: Lesson, other: Lesson, background: Background) -> None:
     assert lesson.count == other.count
     for has_text in (True, False):
-        (vector, shift), (expected, right) = (
+        (vector, *numbers), (expected, *right) = (
             each.direct(background, has_text=has_text) for each in (lesson, other)
         )
         np.testing.assert_allclose(vector, expected, atol=1e-4 * np.abs(expected).max())
-        assert shift == pytest.approx(right, rel=1e-4)
+        assert numbers == pytest.approx(right, rel=1e-4)
 
 
 @pytest.mark.parametrize(
