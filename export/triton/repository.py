@@ -31,7 +31,7 @@ from service.bundle.card import Activation, Precision
 from service.bundle.reader import Bundle
 from service.engine.heads import LabelVectors
 from service.errors import ServiceError
-from service.labels.definition import Definition
+from service.labels.definition import Definition, check_fit
 from service.labels.encoders import LabelEncoders, open_label_encoders
 from service.labels.files import read_bundle_sets
 from service.labels.label_set import LabelSet, make_trained_set
@@ -191,7 +191,7 @@ def _encode(definition: Definition, encoders: LabelEncoders) -> LabelVectors:
         return await encoders.project(await encoders.embed(definition))
 
     try:
-        encoders.check(definition)
+        check_fit(definition, encoders.head.embedding_space, encodes_text=encoders.encodes_text)
         return asyncio.run(encode())
     except ServiceError as error:
         raise ExportError(f"label set {definition.name} cannot be encoded") from error

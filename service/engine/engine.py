@@ -62,6 +62,9 @@ class Engine:
         shared = replace(config, threads=1, parallel_runs=config.threads) if on_cpu else config
         self._shared = open_session_set(bundle, shared)
         self._all_threads = self._shared
+        width = self._shared.encoder.get_outputs()[0].shape[-1]
+        self.width = width if isinstance(width, int) else None
+        """Of tokens and embeddings, D; None if the graph does not say it."""
         if self.workers > 1:
             self._all_threads = open_session_set(bundle, replace(config, spinning=True))
         self._by_size: dict[int, SessionSet] = {}

@@ -27,11 +27,12 @@ _COMPONENTS = 64  # 1,000 are no better
 # Weight of the mean variance of all directions; 0.8 has a lower precision at the same recall.
 _SHRINKAGE = 0.9
 
-# Raised by numpy and zipfile on a damaged, encrypted or pickled file.
-_UNREADABLE = (
+UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
     *(ValueError, TypeError, OSError, EOFError, RuntimeError, MemoryError),
 )
+"""Raised by numpy and zipfile on a damaged, encrypted or pickled `.npz`, or one that claims more
+bytes than the machine has."""
 
 
 class Background:
@@ -64,6 +65,7 @@ class Background:
                 and len(held_out) > 1
                 and rest.shape == ()
                 and rest > 0
+                and (variances >= 0).all()
                 and all(np.isfinite(array).all() for array in self.arrays.values())
             )
         except (KeyError, ValueError, TypeError, IndexError) as error:
@@ -113,7 +115,7 @@ def read_background(content: bytes) -> Background:
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             return Background(dict(arrays))
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise BundleError("background.npz cannot be read") from error
 
 

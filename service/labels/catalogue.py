@@ -1,9 +1,11 @@
 """The catalogue: which label sets a process has, and which of them a request gets."""
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from service.bundle.card import OpenHead
 from service.bundle.reader import Bundle
 from service.errors import (
     InvalidLabelSet,
@@ -56,7 +58,7 @@ def open_catalogue(
     fixed = [FixedSet(found, card.version, "bundle") for found in read_bundle_sets(bundle)]
     if settings.label_sets is not None:
         found_sets = read_label_set_folder(settings.label_sets)
-        fixed += [FixedSet(found, found.digest[:12], "folder") for found in found_sets]
+        fixed += [FixedSet(found, _make_version(found), "folder") for found in found_sets]
     names = (name.strip() for name in (settings.default_label_set or "").split(","))
     trained = None
     if card.trained_head is not None:
@@ -67,16 +69,17 @@ def open_catalogue(
         trained,
         fixed,
         SetMaker(encoders, PhotoSpace(bundle.lesson_fingerprint, background)),
-        _open_store(settings, bundle),
+        _open_store(settings, card.open_head, background),
         default_sets=tuple(dict.fromkeys(name for name in names if name)),
         max_candidates=settings.max_candidate_labels,
         poll_seconds=settings.label_poll_seconds,
     )
 
 
-def _open_store(settings: Settings, bundle: Bundle) -> LabelStore | None:
-    head = bundle.card.open_head
-    if head is None and bundle.card.background is None:
+def _open_store(
+    settings: Settings, head: OpenHead | None, background: Background | None
+) -> LabelStore | None:
+    if head is None and background is None:
         return None
     try:
         database = open_database(settings.label_store)
@@ -89,6 +92,13 @@ def _open_store(settings: Settings, bundle: Bundle) -> LabelStore | None:
     limits = Limits(settings.max_label_sets, settings.max_labels, settings.max_labels_per_set)
     space = _BARE_SPACE if head is None else head.embedding_space.fingerprint
     return LabelStore(database, space, limits)
+
+
+def _make_version(definition: Definition) -> str:
+    lessons = [name.encode() + each.to_bytes() for name, each in definition.lessons.items()]
+    if not lessons:
+        return definition.digest[:12]
+    return hashlib.sha256(b"".join((definition.digest.encode(), *lessons))).hexdigest()[:12]
 
 
 class FixedSet(NamedTuple):
@@ -252,13 +262,11 @@ class Catalogue:
         """
         if self.background is None:
             raise NoBackground
-        sets, known = self.writable(name), self.get(name)
-        if known is not None:
-            competes = known.activation == "softmax"
-        else:
-            head = self.encoders.head if self.encoders and self.encoders.encodes_text else None
-            competes = head is not None and head.activation == "softmax" and not head.calibration
-        if competes:
+        sets, known, texts = self.writable(name), self.get(name), self.encoders
+        activation = known and known.activation
+        if known is None and texts and texts.encodes_text and not texts.head.calibration:
+            activation = texts.head.activation
+        if activation == "softmax":
             raise ScoresCompete
         return sets
 

@@ -32,7 +32,7 @@ from service.errors import (
     TextNotEncodable,
     quote,
 )
-from service.labels.definition import Definition, check_fit
+from service.labels.definition import Definition
 from service.labels.label_set import LabelSet, Origin, make_open_set
 
 TEXTS_PER_TURN = 32
@@ -157,10 +157,6 @@ class LabelEncoders:
         self._queue_size = queue_size
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encode")
-
-    def check(self, definition: Definition) -> Definition:
-        """Returns a set as it fits the bundle; raises the `LabelSetError` of `check_fit`."""
-        return check_fit(definition, self.head.embedding_space, encodes_text=self.encodes_text)
 
     async def embed(self, definition: Definition) -> Embeddings:
         """Returns the embeddings [L, E] of a checked set: those given, and those of the texts.

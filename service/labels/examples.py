@@ -30,12 +30,16 @@ _LONE_SEPARATION = 3.0
 _MOST_SEPARATION = 8.0
 
 # Signs of random projections. Two whitened embeddings with a cosine of 0.95 differ in 26 of them on
-# average, with a cosine of 0.8 in 52.
+# average. Of copies of 180 photos of caltech101, 34 finds 97 % of those brighter or cropped by 2 %,
+# 91 % at 3/4 of the size, 84 % of JPEG quality 50 or cropped by 5 %, 32 % at half the size; with
+# 26, 86, 76, 55 and 11 %. The closest of 600 pairs of photos of the same class differ in 43.
 _SKETCH_BITS = 256
-_MOST_DIFFERENT_BITS = 26
-_DIGEST_BYTES = 32
+_MOST_DIFFERENT_BITS = 34
+_MARK_BYTES = 32
+_MOST_TOTAL = 1e12  # squares of larger ones may overflow
 _HEADER = struct.Struct("<4sIIIdd")
 _MAGIC = b"EX1\0"
+_DAMAGED = "The examples of a label are damaged: teach it again with `replace=true`"
 
 
 class Example(NamedTuple):
@@ -52,14 +56,14 @@ class Examples:
     Attributes:
         total: sum of the whitened embeddings, float32 [D].
         squares: sum of their squared lengths.
-        digests: SHA-256 of each file.
-        sketches: 256 signs of random projections of each, 32 bytes.
+        digests: SHA-256 of each file, uint8 [n, 32].
+        sketches: 256 signs of random projections of each, uint8 [n, 32].
     """
 
     total: Vector
-    squares: float = 0.0
-    digests: tuple[bytes, ...] = ()
-    sketches: tuple[bytes, ...] = ()
+    squares: float
+    digests: NDArray[np.uint8]
+    sketches: NDArray[np.uint8]
 
     @property
     def count(self) -> int:
@@ -74,16 +78,18 @@ class Examples:
     def add(self, examples: Sequence[Example]) -> "Examples":
         """Returns the sums with more photos, without those that are the same or nearly so."""
         total, squares = self.total.astype(np.float64), self.squares
-        digests, sketches = list(self.digests), list(self.sketches)
+        digests, sketches = self.digests, self.sketches
         for digest, embedding in examples:
-            sketch = _make_sketch(embedding)
-            if digest in digests or any(_is_near(sketch, other) for other in sketches):
+            mark = np.frombuffer(digest, np.uint8)
+            sketch = np.packbits(embedding @ _make_projections(len(embedding)) > 0)
+            different = np.bitwise_count(sketches ^ sketch).sum(axis=1)
+            is_near = (different <= _MOST_DIFFERENT_BITS).any()
+            if is_near or (digests == mark).all(axis=1).any():
                 continue
             total += embedding
             squares += float(embedding @ embedding)
-            digests.append(digest)
-            sketches.append(sketch)
-        return Examples(total.astype(np.float32), squares, tuple(digests), tuple(sketches))
+            digests, sketches = np.vstack((digests, mark)), np.vstack((sketches, sketch))
+        return Examples(total.astype(np.float32), squares, digests, sketches)
 
     def separate(self, background: Background) -> float:
         """Returns the separation, 0 to 8: the mean z of each photo under the mean of the others."""
@@ -117,8 +123,8 @@ class Lesson:
 
         Raises `InvalidLabelSet` for a file that would be a positive and a negative example.
         """
-        both = {each.digest for each in positive} | set(self.positive.digests)
-        both &= {each.digest for each in negative} | set(self.negative.digests)
+        both = {each.digest for each in positive} | {*map(bytes, self.positive.digests)}
+        both &= {each.digest for each in negative} | {*map(bytes, self.negative.digests)}
         for kind, examples in (("positive", positive), ("negative", negative)):
             for place, example in enumerate(examples, start=1):
                 if example.digest in both:
@@ -128,13 +134,16 @@ class Lesson:
                     )
         return Lesson(self.positive.add(positive), self.negative.add(negative))
 
-    def direct(self, background: Background, *, has_text: bool) -> tuple[Vector, float]:
-        """Returns v [D] and b: v . f + b is added to the label's calibrated logit, 0 without."""
+    def direct(self, background: Background, *, has_text: bool) -> tuple[Vector, float, float]:
+        """Returns v [D], b and the separation of the positive photos.
+
+        v . f + b is added to the label's calibrated logit, 0 without a text.
+        """
         vector = np.zeros(background.width, np.float32)
-        shift = 0.0
+        shift, separation = 0.0, self.positive.separate(background)
         if self.positive.count:
             weight, centre = (_WEIGHT, _CENTRE) if has_text else (_BARE_WEIGHT, _BARE_CENTRE)
-            weight *= self.positive.separate(background)
+            weight *= separation
             direction, offset = background.project(self.positive.mean)
             vector += np.float32(weight) * direction
             shift += weight * (offset - centre)
@@ -143,18 +152,16 @@ class Lesson:
             direction, offset = background.project(self.negative.mean)
             vector -= np.float32(weight) * direction
             shift -= weight * offset
-        return vector, shift if has_text else shift + _BARE_LOGIT
+        return vector, shift if has_text else shift + _BARE_LOGIT, separation
 
     def to_bytes(self) -> bytes:
         """Returns the lesson as the label store and files have it."""
         parts = [self.positive, self.negative]
-        header = _HEADER.pack(
-            _MAGIC, len(self.positive.total), *(each.count for each in parts),
-            *(each.squares for each in parts),
-        )  # fmt: skip
-        arrays = [np.asarray(each.total, "<f4").tobytes() for each in parts]
-        rows = [b"".join((*each.digests, *each.sketches)) for each in parts]
-        return b"".join((header, *arrays, *rows))
+        counts, squares = [each.count for each in parts], [each.squares for each in parts]
+        header = _HEADER.pack(_MAGIC, len(self.positive.total), *counts, *squares)
+        totals = [each.total.astype("<f4") for each in parts]
+        marks = [array for each in parts for array in (each.digests, each.sketches)]
+        return b"".join((header, *(array.tobytes() for array in (*totals, *marks))))
 
 
 @cache
@@ -163,39 +170,24 @@ def _make_projections(width: int) -> NDArray[np.float32]:
     return generator.standard_normal((width, _SKETCH_BITS), np.float32)
 
 
-def _make_sketch(embedding: Vector) -> bytes:
-    return np.packbits(embedding @ _make_projections(len(embedding)) > 0).tobytes()
-
-
-def _is_near(sketch: bytes, other: bytes) -> bool:
-    different = int.from_bytes(sketch) ^ int.from_bytes(other)
-    return different.bit_count() <= _MOST_DIFFERENT_BITS
-
-
 def make_lesson(width: int) -> Lesson:
     """Returns the lesson of a label that has no examples yet, for embeddings [D] of this width."""
-    nothing = Examples(np.zeros(width, np.float32))
+    marks = np.zeros((0, _MARK_BYTES), np.uint8)
+    nothing = Examples(np.zeros(width, np.float32), 0.0, marks, marks)
     return Lesson(nothing, nothing)
 
 
 def read_lesson(content: bytes) -> Lesson:
     """Reads what `to_bytes` returned; raises `InvalidLabelSet` if it is damaged."""
     try:
-        magic, width, *numbers = _HEADER.unpack_from(content)
-        counts, squares = numbers[:2], numbers[2:]
-        size = _HEADER.size + 8 * width + 2 * _DIGEST_BYTES * sum(counts)
+        magic, width, *counts, first, second = _HEADER.unpack_from(content)
         totals = np.frombuffer(content, "<f4", 2 * width, _HEADER.size).reshape(2, width)
+        marks = np.frombuffer(content, np.uint8, offset=_HEADER.size + totals.nbytes)
+        parts = np.split(marks.reshape(-1, _MARK_BYTES), np.repeat(counts, 2).cumsum())
     except (struct.error, ValueError) as error:
-        raise InvalidLabelSet("The examples of a label are damaged") from error
-    if magic != _MAGIC or size != len(content) or not np.isfinite((*squares, *totals.flat)).all():
-        raise InvalidLabelSet("The examples of a label are damaged")
-    start = _HEADER.size + 8 * width
-    rows = [content[i : i + _DIGEST_BYTES] for i in range(start, size, _DIGEST_BYTES)]
-    middle = 2 * counts[0]
-    parts = []
-    for total, square, mine in zip(totals, squares, (rows[:middle], rows[middle:]), strict=True):
-        half = len(mine) // 2
-        parts.append(
-            Examples(total.astype(np.float32), square, tuple(mine[:half]), tuple(mine[half:]))
-        )
-    return Lesson(*parts)
+        raise InvalidLabelSet(_DAMAGED) from error
+    is_finite = (np.abs((first, second, *totals.flat)) < _MOST_TOTAL).all()
+    if magic != _MAGIC or 2 * sum(counts) * _MARK_BYTES != len(marks) or not is_finite:
+        raise InvalidLabelSet(_DAMAGED)
+    positive, negative = totals.astype(np.float32)
+    return Lesson(Examples(positive, first, *parts[:2]), Examples(negative, second, *parts[2:4]))

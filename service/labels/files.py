@@ -14,10 +14,8 @@
 import csv
 import io
 import json
-import lzma
 import math
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +29,7 @@ from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
 from service.errors import BundleError, InvalidLabelSet, LabelSetError, StartError, quote
 from service.fields import LabelSetName, LabelText, PromptText
+from service.labels.background import UNREADABLE
 from service.labels.definition import (
     Definition,
     LabelSetRecord,
@@ -52,12 +51,6 @@ _NPZ_LESSONS = ("learnt", "lessons", "lesson_sizes", "encoder")
 _NPZ_OPTIONAL = (
     *("prompts", "thresholds", "embedding_space", "calibration", "given"),
     *_NPZ_LESSONS,
-)
-# Raised by zipfile and numpy on a damaged, encrypted or pickled file, or one that claims more bytes
-# than the machine has.
-_UNREADABLE = (
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
-    *(ValueError, EOFError, OSError, RuntimeError, MemoryError),
 )
 
 _set_name = TypeAdapter[str](LabelSetName)
@@ -364,5 +357,5 @@ def _read_arrays(content: bytes) -> dict[str, NDArray[Any]]:
             }
     except InvalidLabelSet:
         raise
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise InvalidLabelSet("The file must be a readable .npz without pickles") from error

@@ -298,10 +298,7 @@ def add_lessons(
         if len(lesson.positive.total) != background.width:
             name = quote(labels.names[place])
             raise InvalidLabelSet(f"The examples of {name} are of another width than the model's")
-        measured.append(
-            known.get(lesson)
-            or (*lesson.direct(background, has_text=has_text), lesson.positive.separate(background))
-        )
+        measured.append(known.get(lesson) or lesson.direct(background, has_text=has_text))
     places, kept = zip(*found, strict=True)
     vectors, shifts, separations = zip(*measured, strict=True)
     learnt = LearntLabels(

@@ -29,6 +29,7 @@ from service.errors import (
     TextNotEncodable,
     UnknownLabel,
     VersionNotReached,
+    quote,
 )
 from service.labels.definition import Definition
 from service.labels.examples import Example, Lesson, read_lesson
@@ -37,6 +38,7 @@ from service.labels.maker import SetMaker
 from service.labels.store.store import (
     PRESENT,
     LabelStore,
+    LessonRow,
     SetVersion,
     StoreEntry,
     StoreState,
@@ -279,7 +281,7 @@ class RegisteredSets:
             raise LabelSetNotFound(name)
         encoder = self._maker.photos.encoder
         rows = await self._call(self._store.read_lessons, name, encoder)
-        found = {row.label: read_lesson(row.lesson) for row in rows if row.lesson}
+        found = _read_lessons(name, encoder, rows, {})
         # Another process may have appended a label meanwhile.
         lessons = {label: found[label] for label in entry.definition.names if label in found}
         used = encoder if lessons else None
@@ -361,8 +363,9 @@ class RegisteredSets:
                     entry = await self._call(self._store.read, name)
                 if entry is None:
                     return None  # deleted meanwhile; the next poll differs
+                # The entry's own may be older, if this process appended a label, or newer.
                 labels = await self._maker.make(
-                    entry.definition, entry.embeddings, str(entry.version), "store", known
+                    entry.definition, entry.embeddings, str(version.version), "store", known
                 )
             elif _is_current(known, version):  # a restored store may have other lessons
                 labels = known
@@ -382,14 +385,9 @@ class RegisteredSets:
             old, after = known.lessons, int(known.version)
         encoder = self._maker.photos.encoder
         rows = await self._call(self._store.read_lessons, labels.name, encoder, after)
-        own = [row for row in rows if row.encoder == encoder]
-        if any(row.lesson is None and row.label not in old for row in own):
+        if any(r.encoder == encoder and r.lesson is None and r.label not in old for r in rows):
             rows = await self._call(self._store.read_lessons, labels.name, encoder)
-            own = [row for row in rows if row.encoder == encoder]
-        lessons = {
-            row.label: old[row.label] if row.lesson is None else read_lesson(row.lesson)
-            for row in own
-        }
+        lessons = _read_lessons(labels.name, encoder, rows, old)
         return await self._maker.teach(labels, lessons, {row.label for row in rows})
 
     async def _reencode_others(self) -> None:
@@ -469,6 +467,20 @@ class RegisteredSets:
         finally:
             done.cancel()  # if the caller was cancelled before the call began
         return done.result()
+
+
+def _read_lessons(
+    name: str, encoder: str, rows: Iterable[LessonRow], old: Mapping[str, Lesson]
+) -> dict[str, Lesson]:
+    """Returns the lessons of this encoder, without damaged ones: their labels have their text."""
+    found = {}
+    for row in rows:
+        if row.encoder == encoder:
+            try:
+                found[row.label] = read_lesson(row.lesson) if row.lesson else old[row.label]
+            except InvalidLabelSet as error:
+                logger.error("label set %s: %s: %s", name, quote(row.label), error.reason)
+    return found
 
 
 def _is_current(known: LabelSet | None, latest: SetVersion) -> bool:

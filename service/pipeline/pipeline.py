@@ -14,6 +14,7 @@ from service.bundle.card import CPU_DEVICES
 from service.engine.engine import Engine
 from service.engine.heads import Head
 from service.errors import (
+    BundleError,
     DeadlineExceeded,
     Draining,
     ImageError,
@@ -83,6 +84,11 @@ class Pipeline:
         self.settings = settings
         self.bundle, self.engine = bundle, engine = graphs.bundle, graphs.engine
         self.catalogue = open_catalogue(settings, bundle, graphs.encoders)
+        background = self.catalogue.background
+        if background is not None and engine.width not in (None, background.width):
+            raise BundleError(
+                f"background.npz is of width {background.width}, the encoder of {engine.width}"
+            )
         self.explainer = Explainer(bundle)
         self.observers: list[Observer] = []
         self.note: Callable[[object], AbstractContextManager[None]] = lambda _photo: _NOTHING

@@ -76,7 +76,7 @@ def make_photos(width: int = WIDTH, encoder: str = "e" * 64) -> PhotoSpace:
 
 
 def make_examples(
-    count: int, seed: int = 0, *, width: int = WIDTH, spread: float = 2.0
+    count: int, seed: int = 0, *, width: int = WIDTH, spread: float = 3.0
 ) -> list[Example]:
     """Returns different examples of one kind: whitened embeddings around a random one."""
     random = np.random.default_rng(seed)

@@ -7,7 +7,7 @@ the row of a large set is megabytes. All methods block.
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from typing import Any, NamedTuple
@@ -155,7 +155,7 @@ class LabelStore:
         self._space = space
         self._limits = limits
         self._prepared = False
-        self._has_lessons = True
+        self._has_lessons = True  # old stores that cannot be changed have no table of them
 
     def read_state(self) -> StoreState:
         """Returns the current state."""
@@ -213,6 +213,7 @@ class LabelStore:
         """Checks, as `write` does, that a set of `count` labels can be written."""
         with self._connect() as connection:
             self._database.check_writable(connection)
+            self._demand_lessons()
             self._check_limits(connection, name, count)
 
     def check(self, definition: Definition, *, replace: bool, if_version: int | None) -> int | None:
@@ -253,6 +254,7 @@ class LabelStore:
                 return WriteResult(same, previous)
             self._put(connection, definition, embeddings, previous + 1)
             if definition.lessons:
+                self._demand_lessons()
                 where = (definition.encoder or "", definition.name)
                 connection.execute(sa.delete(_LESSONS).where(_match_lessons(*where)))
                 for label, lesson in definition.lessons.items():
@@ -285,7 +287,7 @@ class LabelStore:
             check_version(name, self._find(connection, name), if_version)
             query = sa.select(_SETS.c.labels).where(self._match(name))
             labels, entry = connection.execute(query).scalar_one_or_none(), None
-            if labels is None or label not in json.loads(labels)["names"]:
+            if label not in _read_names(labels):
                 old = self._read(connection, name, self._space)
                 entry = _append(old, name, label, embedding, version)
                 self._put(connection, entry.definition, entry.embeddings, version)
@@ -305,6 +307,7 @@ class LabelStore:
         Raises `NoExamples`, `LabelSetNotFound` or `LabelSetChanged`.
         """
         with self._connect(writing=True) as connection:
+            self._demand_lessons()
             version = self._lock(connection) + 1
             found = self._find(connection, name)
             check_version(name, found, if_version)
@@ -328,7 +331,8 @@ class LabelStore:
             if found is None:
                 raise LabelSetNotFound(name)
             connection.execute(sa.delete(_SETS).where(_SETS.c.name == name))
-            connection.execute(sa.delete(_LESSONS).where(_match_lessons(None, name)))
+            if self._has_lessons:
+                connection.execute(sa.delete(_LESSONS).where(_match_lessons(None, name)))
             connection.execute(sa.update(_STATE).values(revision=previous + 1))
             return WriteResult(previous + 1, previous)
 
@@ -343,7 +347,7 @@ class LabelStore:
     @contextmanager
     def _connect(self, *, writing: bool = False) -> Iterator[sa.Connection]:
         try:
-            if not self._prepared:
+            if not (self._prepared and self._has_lessons):  # another process may make the table
                 with self._database.connect(writing=True) as connection:
                     self._has_lessons = _make_tables(connection, self._database)
                 self._prepared = True
@@ -352,6 +356,13 @@ class LabelStore:
         except StoreUnavailable:
             self._prepared = False  # it may come back as another, empty database
             raise
+
+    def _demand_lessons(self) -> None:
+        if not self._has_lessons:
+            raise StoreReadOnly(
+                f"label_store: there is no table {_LESSONS.name}: start the service once with a "
+                "user of the database that may create tables"
+            )
 
     def _match(self, name: str) -> sa.ColumnElement[bool]:
         return sa.and_(_SETS.c.space == self._space, _SETS.c.name == name)
@@ -382,15 +393,19 @@ class LabelStore:
         embeddings: Embeddings,
         version: int,
     ) -> None:
-        """Writes a set's row and deletes lessons of labels that it lacks."""
+        """Writes a set's row and deletes lessons of labels that it had."""
         name = definition.name
         self._check_limits(connection, name, len(definition.names))
-        spaces = connection.execute(sa.select(_SETS.c.space).where(_SETS.c.name == name))
-        # Lessons of an unknown set are left from a service of a version without lessons.
-        kept = frozenset(definition.names if spaces.first() else ())
-        rows = sa.select(_LESSONS.c.label).where(_LESSONS.c.set_name == name).distinct()
-        for label in set(connection.execute(rows).scalars()) - kept:
-            connection.execute(sa.delete(_LESSONS).where(_match_lessons(None, name, label)))
+        if self._has_lessons:
+            query = sa.select(_SETS.c.space, _SETS.c.labels).where(_SETS.c.name == name)
+            rows = {row.space: row.labels for row in connection.execute(query)}
+            learnt = sa.select(_LESSONS.c.label).where(_match_lessons(None, name)).distinct()
+            removed = {*connection.execute(learnt).scalars()}
+            # Lessons of an unknown set are left from a service of a version without lessons.
+            if rows:
+                removed &= _read_names(rows.get(self._space)).difference(definition.names)
+            for label in removed:
+                connection.execute(sa.delete(_LESSONS).where(_match_lessons(None, name, label)))
         connection.execute(sa.delete(_SETS).where(self._match(name)))
         row = _encode_row(definition, embeddings)
         connection.execute(sa.insert(_SETS).values(space=self._space, version=version, **row))
@@ -439,6 +454,13 @@ def _find_same(
     return None
 
 
+def _read_names(labels: str | None) -> frozenset[str]:
+    """Returns the names of a row's labels, none of a damaged row."""
+    with suppress(ValueError, KeyError, TypeError):
+        return frozenset(json.loads(labels or "{}")["names"])
+    return frozenset()
+
+
 def _append(
     entry: StoreEntry | None, name: str, label: str, embedding: Embeddings | None, version: int
 ) -> StoreEntry:
@@ -474,15 +496,18 @@ def _put_lesson(
 
 
 def _make_tables(connection: sa.Connection, database: Database) -> bool:
-    """Returns whether there is a table of lessons: old stores that are read-only have none."""
+    """Returns whether there is a table of lessons: old stores that cannot be changed have none."""
+    may_create = True
     if connection.dialect.name == "postgresql":
         # Processes that start together would make the tables twice.
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
-    try:
+        query = sa.select(sa.func.has_schema_privilege(sa.func.current_schema(), "CREATE"))
+        may_create = connection.execute(query).scalar_one()
+    with suppress(StoreReadOnly):
         database.check_writable(connection)
-        _metadata.create_all(connection)
-    except StoreReadOnly:
-        _metadata.create_all(connection, tables=[_STATE, _SETS])
+        if may_create:
+            _LESSONS.create(connection, checkfirst=True)
+    _metadata.create_all(connection, tables=[_STATE, _SETS])
     version = connection.execute(sa.select(_STATE.c.schema_version)).scalar_one_or_none()
     if version is None:
         first = {"id": 1, "schema_version": SCHEMA_VERSION, "revision": 0}

@@ -26,7 +26,7 @@ from service.errors import (
     UnknownLabelSet,
     VersionNotReached,
 )
-from service.labels.catalogue import Catalogue, FixedSet, open_catalogue
+from service.labels.catalogue import Catalogue, FixedSet, _make_version, open_catalogue
 from service.labels.definition import Definition
 from service.labels.encoders import open_label_encoders
 from service.labels.examples import make_lesson
@@ -370,9 +370,7 @@ async def test_uncalibrated_softmax_teaches_no_labels_until_the_set_is_calibrate
     head = catalogue.encoders.head.model_copy(update={"activation": "softmax"})
     catalogue.encoders.head = head
     async with run(catalogue):
-        with pytest.raises(
-            ScoresCompete, match="register 'pets' and run ml-decoder labels calibrate"
-        ):
+        with pytest.raises(ScoresCompete, match="--open-photos"):
             catalogue.teachable("pets")
         await register(catalogue, PETS)
         with pytest.raises(ScoresCompete):
@@ -415,3 +413,10 @@ async def test_store_of_a_model_without_open_head_needs_a_background(
                 prepared = await sets.prepare_label("pets", "cat")
                 await sets.learn("pets", "cat", prepared, make_examples(2), ())
                 assert catalogue.find("pets").source == "examples"
+
+
+def test_version_of_a_fixed_set_changes_with_its_examples() -> None:
+    lessons = [make_lesson(WIDTH).add(make_examples(2, seed)) for seed in range(2)]
+    versions = [_make_version(define("pets", "cat", lessons={"cat": each})) for each in lessons]
+    bare = define("pets", "cat")
+    assert (_make_version(bare), len({*versions, _make_version(bare)})) == (bare.digest[:12], 3)

@@ -660,6 +660,36 @@ async def test_lessons_of_another_encoder_are_foreign_and_forgotten_too(
     await other.stop()
 
 
+async def test_damaged_lesson_leaves_the_set_and_the_labels_text(
+    sets: RegisteredSets, path: Path, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    await learn(sets, "cat")
+    await learn(sets, "dog", seed=1)
+    run_sql(path, "UPDATE learnt_labels SET lesson = x'00' WHERE label = 'cat'")
+    async with start(FlakyStore(str(path))) as follower:
+        pets = follower.by_name["pets"]
+        assert (count_examples(pets), pets.foreign) == ({"dog": 2}, {"cat"})
+        assert "examples of a label are damaged" in caplog.text
+        again = await learn(follower, "cat", replace=True)
+        assert count_examples(again.labels) == {"cat": 2, "dog": 2}
+
+
+async def test_version_is_the_stores_if_another_process_wrote_after_a_label_was_appended(
+    sets: RegisteredSets, path: Path, start: Start
+) -> None:
+    async with start(FlakyStore(str(path))) as other:
+        await learn(sets, "cat")
+        prepared = await sets.prepare_label("pets", "dog")
+        refresh, sets.refresh = sets.refresh, lambda: refresh_later()  # type: ignore[method-assign]
+
+        async def refresh_later() -> None:
+            await learn(other, "cat", seed=1)
+            await refresh()
+
+        learnt = await sets.learn("pets", "dog", prepared, make_examples(2), ())
+        assert learnt.labels.version == other.by_name["pets"].version
+
+
 async def test_set_without_texts_learns_and_is_written_if_all_labels_have_learnt() -> None:
     sets = RegisteredSets(FlakyStore("memory", space="examples"), SetMaker(None, PHOTOS), 60.0, ())
     await sets.start()

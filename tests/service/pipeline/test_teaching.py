@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,16 +11,17 @@ import pytest
 from service.bundle.card import BackgroundPhotos
 from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft
-from service.errors import EmptyImage, InvalidImage
+from service.errors import BundleError, EmptyImage, InvalidImage
 from service.labels.background import MIN_PHOTOS
-from service.pipeline.pipeline import Pipeline
+from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.teaching import Taught, embed_photo, teach_label
 from service.question import Question
-from tests.service.pipeline.conftest import running
+from tests.service.pipeline.conftest import make_settings, running
 from tests.support.label_store import make_photos
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import (
     TINY_LABELS,
+    WIDTH,
     open_draft,
     tiny_card,
     tiny_graphs,
@@ -103,3 +105,11 @@ async def test_draining_waits_until_an_admitted_request_has_learnt(bundle: Bundl
         work = asyncio.create_task(teach_admitted())
         await asyncio.sleep(0)
     assert (await work).added == 5
+
+
+async def test_background_of_another_width_is_refused_at_the_start(tmp_path: Path) -> None:
+    background = make_photos(width=WIDTH + 1).background
+    assert background is not None
+    bundle = write_draft(tmp_path, replace(open_draft(), background=background.to_bytes()))
+    with pytest.raises(BundleError, match=f"width {WIDTH + 1}, the encoder of {WIDTH}"):
+        open_pipeline(make_settings(bundle))

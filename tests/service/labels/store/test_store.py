@@ -343,11 +343,45 @@ def test_set_of_another_space_keeps_its_lessons_and_a_new_set_has_none(
         put(other, "pets", "cat", "dog")
         for label in ("cat", "dog"):
             learn(other, label, encoder="f")
-        put(file_store, "pets", "cat")
-        assert [row.label for row in file_store.read_lessons("pets", "e")] == ["cat"]
+        put(file_store, "pets", "cat", "yak")
+        for label in ("cat", "yak"):
+            learn(file_store, label)
+        assert {row.label for row in other.read_lessons("pets", "f")} == {"cat", "dog", "yak"}
+        put(file_store, "pets", "yak")  # `cat` is deleted, `dog` was never here
+        assert {row.label for row in other.read_lessons("pets", "f")} == {"dog", "yak"}
     run_sql(path, "DELETE FROM label_sets")  # by a service that knows no lessons
     put(file_store, "pets", "cat")
     assert file_store.read_lessons("pets", "e") == ()
+
+
+def test_old_store_whose_user_may_not_create_tables_takes_sets_and_no_lessons(
+    postgres: Postgres,
+) -> None:
+    location = postgres.make_database()
+    with closing(open_store(location)) as owner:
+        put(owner, "pets", "cat")
+        run_in_database(owner, "DROP TABLE learnt_labels")
+        run_in_database(owner, "DROP ROLE IF EXISTS guest")
+        run_in_database(owner, "CREATE ROLE guest LOGIN")
+        run_in_database(owner, "GRANT ALL ON label_store, label_sets TO guest")
+        with owner._database.connect() as connection:
+            schema = connection.exec_driver_sql("SELECT current_schema()").scalar_one()
+        run_in_database(owner, f"GRANT USAGE ON SCHEMA {schema} TO guest")
+        guest_location = location.replace("postgres@", "guest@")
+        with closing(open_store(guest_location)) as guest:
+            put(guest, "pets", "cat", "dog")
+            put(guest, "plants", "fern")
+            guest.delete("plants")
+            for refused in (
+                lambda: guest.check_room("pets", 3),
+                lambda: guest.forget("pets", "cat"),
+            ):
+                with pytest.raises(errors.StoreReadOnly, match="no table learnt_labels"):
+                    refused()
+            with closing(open_store(location)) as upgraded:
+                learn(upgraded, "cat")
+            run_in_database(owner, "GRANT ALL ON learnt_labels TO guest")
+            assert read_counts(guest) == {"cat": 2}, "the table is found when it is there"
 
 
 def test_full_disk_leaves_no_half_of_a_lesson(file_store: LabelStore) -> None:
