@@ -198,6 +198,8 @@ def learn_label(
             params, files, size = {"label": label}, [], 0
         files.append(file)
         size += added
+    if not files:
+        raise ValueError("learn_label needs at least one photo, positive or negative")
     yield _send_photos(path, Lesson, params, files)
 
 

@@ -37,6 +37,8 @@ _SKETCH_BITS = 256
 _MOST_DIFFERENT_BITS = 34
 _MARK_BYTES = 32
 _MOST_TOTAL = 1e12  # squares of larger ones may overflow
+# Each has 64 bytes in the store, and more teach nothing new.
+_MOST_EXAMPLES = 10_000
 _HEADER = struct.Struct("<4sIIIdd")
 _MAGIC = b"EX1\0"
 _DAMAGED = "The examples of a label are damaged: teach it again with `replace=true`"
@@ -76,7 +78,10 @@ class Examples:
         return self.total / np.float32(self.count)
 
     def add(self, examples: Sequence[Example]) -> "Examples":
-        """Returns the sums with more photos, without those that are the same or nearly so."""
+        """Returns the sums with more photos, without those that are the same or nearly so.
+
+        Raises `InvalidLabelSet` above 10,000.
+        """
         total, squares = self.total.astype(np.float64), self.squares
         digests, sketches = self.digests, self.sketches
         for digest, embedding in examples:
@@ -89,6 +94,11 @@ class Examples:
             total += embedding
             squares += float(embedding @ embedding)
             digests, sketches = np.vstack((digests, mark)), np.vstack((sketches, sketch))
+        if len(digests) > _MOST_EXAMPLES:
+            raise InvalidLabelSet(
+                f"A label takes at most {_MOST_EXAMPLES} photos of each kind: start it anew with "
+                "`replace=true`"
+            )
         return Examples(total.astype(np.float32), squares, digests, sketches)
 
     def separate(self, background: Background) -> float:

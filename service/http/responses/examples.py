@@ -12,6 +12,8 @@ from service.pipeline.teaching import Taught
 
 _MIN_POSITIVE = 5
 _ADVICE = "A threshold needs at least 5 photos that show the label, and some that do not."
+# Below a separation of 1 the examples change next to nothing.
+_WEAK_ADVICE = "The photos have little in common: send more, or cut out the thing that they show."
 
 
 class PhotoScore(BaseModel):
@@ -76,6 +78,9 @@ def answer_lesson(taught: Taught, label: str) -> LessonAnswer:
     assert learnt is not None, "the label has learnt"
     now = describe_examples(learnt, int(learnt.positions.searchsorted(place)))
     counts = {"positive": now.positive, "negative": now.negative}
+    advice = None if now.negative and now.positive >= _MIN_POSITIVE else _ADVICE
+    if now.positive and now.separation.value < 1:
+        advice = _WEAK_ADVICE
     return LessonAnswer(
         label_set=NameAndVersion.model_validate(labels),
         label=label,
@@ -85,5 +90,5 @@ def answer_lesson(taught: Taught, label: str) -> LessonAnswer:
         calibrated=labels.calibrated[place],
         positive=[PhotoScore(score=score) for score in taught.positive],
         negative=[PhotoScore(score=score) for score in taught.negative],
-        advice=None if now.negative and now.positive >= _MIN_POSITIVE else _ADVICE,
+        advice=advice,
     )

@@ -53,13 +53,13 @@ def test_label_and_set_are_made_and_more_photos_add_up(client: TestClient) -> No
     answer = first.json()
     assert first.headers["etag"] == f'"{answer["label_set"]["version"]}"'
     assert answer["examples"] == {"positive": 2, "negative": 0, "added": 2, "repeated": 0}
-    assert "at least 5" in answer["advice"]
+    assert "have little in common" in answer["advice"]  # the tiny model sees no likeness
 
     second = teach(client, [PHOTOS[0], *PHOTOS[2:6]], PHOTOS[6:8])
     answer = second.json()
     assert (second.status_code, len(answer["positive"]), len(answer["negative"])) == (200, 5, 2)
     assert answer["examples"] == {"positive": 6, "negative": 2, "added": 6, "repeated": 1}
-    assert (answer["advice"], answer["calibrated"]) == (None, False)
+    assert ("at least 5" in answer["advice"], answer["calibrated"]) == (False, False)
     shown = read_set(client)["labels"][0]["examples"]
     assert shown.pop("separation") == answer["separation"]
     assert shown == {"positive": 6, "negative": 2, "this_model": True}
