@@ -85,6 +85,7 @@ def _bind_all(host: str, port: int, *, listen: bool = True) -> list[socket.socke
     """
     sockets: list[socket.socket] = []
     failure: OSError | None = None
+    given = port
     with ExitStack() as opened:  # closes them if one fails
         for name in ("::", "0.0.0.0") if host == "::" else (host,):
             found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -93,6 +94,8 @@ def _bind_all(host: str, port: int, *, listen: bool = True) -> list[socket.socke
                     own = opened.enter_context(_make_socket(family))
                     own.bind((address, port, *rest))
                 except OSError as error:
+                    if error.errno == errno.EADDRINUSE and not given:
+                        return _bind_all(host, 0, listen=listen)  # in use for one family only
                     if error.errno not in _NOT_HERE:
                         raise
                     failure = error
