@@ -412,7 +412,7 @@ class OtherEmbeddings(LabelSetError):
 
 class NoOpenHead(LabelSetError):
     status, code, title = 409, "no_open_head", "This model knows its trained labels only"
-    detail = "Other labels need a bundle with an open head."
+    detail = "Other labels need a bundle with an open head, or photos from which they learn."
 
 
 class NoBackground(LabelSetError):

@@ -39,7 +39,10 @@ def test_unsupported_image_lists_the_supported_types() -> None:
         (errors.OtherEmbeddings("a", "b\n{}"), r"embedding_space is 'a'; the model's is 'b\n{}'."),
         (errors.MalformedBody("no {}"), "no {}."),
         (errors.LabelSetReadOnly("x" * 99), f"'{'x' * 80}': choose another name."),
-        (errors.NoOpenHead(), "Other labels need a bundle with an open head."),
+        (
+            errors.NoOpenHead(),
+            "Other labels need a bundle with an open head, or photos from which they learn.",
+        ),
     ],
 )
 def test_detail_has_the_values_in_quotes(error: ServiceError, detail: str) -> None:
