@@ -324,6 +324,19 @@ def test_lesson_raises_the_version_of_its_set_and_leaves_its_row(store: LabelSto
     assert (read_counts(store), find_versions(store)) == ({}, {"pets": first + 3})
 
 
+def test_forgotten_lesson_is_not_in_the_file(path: Path, file_store: LabelStore) -> None:
+    put(file_store, "pets", "cat")
+    learn(file_store, "cat")
+    (row,) = file_store.read_lessons("pets", "e")
+    assert row.lesson is not None
+    content = row.lesson[40:100]
+    assert content in path.read_bytes()
+    with file_store._database.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA secure_delete").scalar_one() == 1
+    file_store.forget("pets", "cat")
+    assert not any(content in each.read_bytes() for each in path.parent.glob(f"{path.name}*"))
+
+
 def test_label_of_a_set_that_changed_meanwhile_is_not_appended_without_its_text(
     store: LabelStore,
 ) -> None:
