@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from contextlib import aclosing
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -20,7 +19,7 @@ from service.labels.examples import Example
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.teaching import Taught, embed_photo, make_example
 from service.question import Question
-from service.scheduling.tasks import run_in_order
+from service.scheduling.tasks import collect_in_order
 from service.settings import Settings
 
 # The store compares new examples with all earlier ones while others wait: 0.1 s for 200 and 1,000.
@@ -86,8 +85,7 @@ async def _learn(
         return await make_example(photo, embedding, background)
 
     works = (try_photo(path, embed) for path in paths)
-    async with aclosing(run_in_order(works, pipeline.concurrency)) as results:
-        found = [each async for each in results]
+    found = await collect_in_order(works, pipeline.concurrency)
     rows = zip(paths, found, strict=True)
     unusable = [PhotoResult(path, None, failure) for path, (_, failure) in rows if failure]
     examples = [example for example, _ in found if example]

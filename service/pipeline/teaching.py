@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,7 @@ from service.pipeline.pipeline import Pipeline
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
-from service.scheduling.tasks import run_in_order
+from service.scheduling.tasks import collect_in_order
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,7 @@ async def teach_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
         for kind, photos in (("positive", positive), ("negative", negative))
         for number, photo in enumerate(photos, start=1)
     )
-    async with aclosing(run_in_order(works, pipeline.concurrency)) as results:
-        found = [each async for each in results]
+    found = await collect_in_order(works, pipeline.concurrency)
     examples, middle = [example for _, _, example in found], len(positive)
     learnt = await sets.learn(
         *(name, label, prepared, examples[:middle], examples[middle:]),

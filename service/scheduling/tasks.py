@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,14 @@ async def run_in_order(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def collect_in_order(
+    works: Iterable[Coroutine[Any, Any, ResultT]], at_once: int
+) -> list[ResultT]:
+    """Returns the results of `run_in_order`; the first error cancels the rest."""
+    async with aclosing(run_in_order(works, at_once)) as results:
+        return [each async for each in results]
 
 
 async def run_together(works: Iterable[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:

@@ -1,7 +1,6 @@
 """Photos that show a label, and photos that do not: it learns from them, or gets a threshold."""
 
 from collections.abc import Sequence
-from contextlib import aclosing
 from http import HTTPStatus
 from typing import Annotated
 
@@ -44,7 +43,7 @@ from service.pipeline.pipeline import Pipeline
 from service.pipeline.selection import Selection
 from service.pipeline.teaching import teach_label
 from service.question import Question
-from service.scheduling.tasks import run_in_order
+from service.scheduling.tasks import collect_in_order
 
 _FORM_PROBLEMS = (*PHOTO_PROBLEMS, errors.BodyError, errors.MissingField, errors.UnknownField)
 _CHANGE_PROBLEMS = (
@@ -192,8 +191,7 @@ async def _score(
 ) -> list[PhotoScore | ImageFailure]:
     deadline = pipeline.make_deadline()
     works = (label_or_fail(pipeline, photo, selection, deadline) for photo in photos)
-    async with aclosing(run_in_order(works, pipeline.concurrency)) as results:
-        return [
-            each if isinstance(each, ImageFailure) else PhotoScore(score=each.labels[0].score)
-            async for each in results
-        ]
+    return [
+        each if isinstance(each, ImageFailure) else PhotoScore(score=each.labels[0].score)
+        for each in await collect_in_order(works, pipeline.concurrency)
+    ]
