@@ -22,9 +22,9 @@ from service.http.responses.examples import (
 )
 from service.http.responses.openapi import (
     TAG,
-    TAG_AND_PLACE,
     document_examples,
     document_problems,
+    document_write,
 )
 from service.http.responses.schemas import ImageFailure, LabelSetAnswer, NameAndVersion
 from service.http.routes.labels import (
@@ -66,12 +66,7 @@ router = APIRouter(prefix="/labels", tags=["labels"])
     response_model=LessonAnswer,
     dependencies=WRITING,
     responses={
-        HTTPStatus.OK.value: TAG,
-        HTTPStatus.CREATED.value: {
-            "model": LessonAnswer,
-            "description": "There was no such set.",
-            **TAG_AND_PLACE,
-        },
+        **document_write(LessonAnswer),
         **document_problems(
             *_CHANGE_PROBLEMS,
             *_FORM_PROBLEMS,

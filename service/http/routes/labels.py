@@ -20,6 +20,7 @@ from service.http.responses.openapi import (
     document_conditions,
     document_json,
     document_problems,
+    document_write,
 )
 from service.http.responses.schemas import LabelSetAnswer, LabelSetsAnswer, answer_label_set
 from service.http.security.keys import ACCESS_PROBLEMS, ADMINISTRATE, PREDICT
@@ -156,12 +157,7 @@ async def read_label_set(request: Request, host: Host, name: Name) -> Response:
     response_model=LabelSetAnswer,
     dependencies=WRITING,
     responses={
-        HTTPStatus.OK.value: TAG,
-        HTTPStatus.CREATED.value: {
-            "model": LabelSetAnswer,
-            "description": "There was no such set.",
-            **TAG_AND_PLACE,
-        },
+        **document_write(LabelSetAnswer),
         **document_problems(*WRITE_PROBLEMS, *_SET_PROBLEMS, errors.LabelSetChanged),
     },
     openapi_extra={
