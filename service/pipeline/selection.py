@@ -145,8 +145,7 @@ def _choose_head(labels: LabelSet, chosen: NDArray[np.intp], question: Question)
             threshold = "calibrated"
         else:
             wanted = max(wanted, question.top_k)
-    if labels.learnt is not None:  # the screen keeps them all
-        wanted += len(labels.learnt.positions)
+    wanted += labels.num_learnt  # the screen keeps them all
     if (
         labels.keys is None
         or len(chosen) < max(_MIN_SCREENED, _MOST_WANTED * wanted)

@@ -2,6 +2,7 @@
 
 from pydantic import BaseModel, Field
 
+from service.calibration import MIN_POSITIVES
 from service.http.responses.schemas import (
     ImageFailure,
     NameAndVersion,
@@ -10,8 +11,9 @@ from service.http.responses.schemas import (
 )
 from service.pipeline.teaching import Taught
 
-_MIN_POSITIVE = 5
-_ADVICE = "A threshold needs at least 5 photos that show the label, and some that do not."
+_ADVICE = (
+    f"A threshold needs at least {MIN_POSITIVES} photos that show the label, and some that do not."
+)
 # Below a separation of 1 the examples change next to nothing.
 _WEAK_ADVICE = "The photos have little in common: send more, or cut out the thing that they show."
 
@@ -78,7 +80,7 @@ def answer_lesson(taught: Taught, label: str) -> LessonAnswer:
     assert learnt is not None, "the label has learnt"
     now = describe_examples(learnt, int(learnt.positions.searchsorted(place)))
     counts = {"positive": now.positive, "negative": now.negative}
-    advice = None if now.negative and now.positive >= _MIN_POSITIVE else _ADVICE
+    advice = None if now.negative and now.positive >= MIN_POSITIVES else _ADVICE
     if now.positive and now.separation.value < 1:
         advice = _WEAK_ADVICE
     return LessonAnswer(
