@@ -189,7 +189,7 @@ class LabelStore:
         Raises `InvalidLabelSet` if its row is damaged.
         """
         with self._connect() as connection:
-            return self._read(connection, name, space or self._space)
+            return self._read(connection, name, space)
 
     def read_lessons(
         self, name: str, encoder: str, after: int | None = None
@@ -288,7 +288,7 @@ class LabelStore:
             query = sa.select(_SETS.c.labels).where(self._match(name))
             labels, entry = connection.execute(query).scalar_one_or_none(), None
             if label not in _read_names(labels):
-                old = self._read(connection, name, self._space)
+                old = self._read(connection, name)
                 entry = _append(old, name, label, embedding, version)
                 self._put(connection, entry.definition, entry.embeddings, version)
             query = sa.select(_LESSONS.c.lesson).where(_match_lessons(*key))
@@ -364,8 +364,8 @@ class LabelStore:
                 "user of the database that may create tables"
             )
 
-    def _match(self, name: str) -> sa.ColumnElement[bool]:
-        return sa.and_(_SETS.c.space == self._space, _SETS.c.name == name)
+    def _match(self, name: str, space: str | None = None) -> sa.ColumnElement[bool]:
+        return sa.and_(_SETS.c.space == (space or self._space), _SETS.c.name == name)
 
     def _read_state(self, connection: sa.Connection) -> StoreState:
         revision: int = connection.execute(sa.select(_STATE.c.revision)).scalar_one()
@@ -380,10 +380,11 @@ class LabelStore:
     def _version(self) -> sa.ColumnElement[int]:
         return _VERSION if self._has_lessons else _SETS.c.version
 
-    def _read(self, connection: sa.Connection, name: str, space: str) -> StoreEntry | None:
-        query = sa.select(_SETS, self._version.label("latest"))
-        chosen = sa.and_(_SETS.c.space == space, _SETS.c.name == name)
-        row = connection.execute(query.where(chosen)).one_or_none()
+    def _read(
+        self, connection: sa.Connection, name: str, space: str | None = None
+    ) -> StoreEntry | None:
+        query = sa.select(_SETS, self._version.label("latest")).where(self._match(name, space))
+        row = connection.execute(query).one_or_none()
         return None if row is None else _decode_row(row)
 
     def _put(
