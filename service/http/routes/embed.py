@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import compress
+from operator import not_
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -169,15 +171,16 @@ async def embed_for_openai(request: Request, host: Host) -> Response:
     name = pipeline.bundle.card.name
     if asked.model not in (None, name):
         raise errors.UnknownModel("Model", str(asked.model), [name])
-    images = [each for each in asked.input if DATA_URL.match(each)]
+    is_image = [DATA_URL.match(each) is not None for each in asked.input]
+    images = [*compress(asked.input, is_image)]
     if len(images) > limit:
         raise errors.TooManyImages(limit)
     CALLER.get().count_photos(len(images))
-    texts = [each for each in asked.input if not DATA_URL.match(each)]
+    texts = [*compress(asked.input, map(not_, is_image))]
     with pipeline.admit():
         work = _embed(pipeline, images, texts)
         photos, rows = map(iter, await cancel_on_disconnect(request, work))
-    found = [next(photos if DATA_URL.match(each) else rows) for each in asked.input]
+    found = [next(photos if each else rows) for each in is_image]
     for place, each in enumerate(found, start=1):
         if isinstance(each, ServiceError):
             each.detail = f"Input {place} of {len(found)}: {each.detail or each.title}"
