@@ -22,7 +22,7 @@ from service.engine.heads import (
 )
 from service.engine.session_set import SessionSet, open_encoder, open_session_set
 from service.engine.sessions import SessionConfig, first_line
-from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
+from service.errors import BundleError, InferenceFailed, OutOfMemory, ServiceBroken, StartError
 from service.images.decode import PixelArray
 
 logger = logging.getLogger(__name__)
@@ -46,8 +46,10 @@ class Engine:
     convolution caches the plan of one size only.
 
     `workers` is the useful number of parallel runs; runs of more than `small_batch_size` images
-    save little time per image.
+    save little time per image. `image_shape` is (H, W, 3).
     """
+
+    available = True
 
     def __init__(self, bundle: Bundle, config: SessionConfig, max_batch_size: int) -> None:
         self.device = config.device
@@ -59,6 +61,7 @@ class Engine:
         self.small_batch_size = min(smallest, self.max_batch_size)
         self.workers = config.threads if on_cpu else 1
         self._card = bundle.card
+        self.image_shape = (bundle.card.input.height, bundle.card.input.width, 3)
         shared = replace(config, threads=1, parallel_runs=config.threads) if on_cpu else config
         self._shared = open_session_set(bundle, shared)
         self._all_threads = self._shared
@@ -120,6 +123,14 @@ class Engine:
         """Runs one black image; raises `InferenceFailed` if the device does not work."""
         self.run(self._make_black(1), [self._list_trained_heads()])
 
+    def check(self) -> None:
+        """Raises `ServiceBroken` if the engine cannot run at all, as after the loss of a GPU."""
+        try:
+            self.try_out()
+        except InferenceFailed as error:
+            if not isinstance(error, OutOfMemory):
+                raise ServiceBroken("the engine fails on every batch") from error
+
     def warm_up(self, make_labels: Callable[[int], LabelVectors] | None = None) -> None:
         """Runs every batch size once; `make_labels` gives vectors of some open labels.
 
@@ -160,8 +171,7 @@ class Engine:
         return [] if self._card.trained_head is None else [None]
 
     def _make_black(self, count: int) -> PixelArray:
-        contract = self._card.input
-        return np.zeros((count, contract.height, contract.width, 3), np.uint8)
+        return np.zeros((count, *self.image_shape), np.uint8)
 
     @property
     def _batch_sizes(self) -> list[int]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from service.bundle.card import OpenHead
 from service.bundle.reader import Bundle
+from service.engine.shared_arrays import SharedArrays
 from service.errors import (
     InvalidLabelSet,
     LabelSetError,
@@ -47,12 +48,16 @@ logger = logging.getLogger(__name__)
 
 
 def open_catalogue(
-    settings: Settings, bundle: Bundle, encoders: LabelEncoders | None
+    settings: Settings,
+    bundle: Bundle,
+    encoders: LabelEncoders | None,
+    arrays: SharedArrays | None = None,
 ) -> "Catalogue":
     """Reads the label sets of bundle and folder, and prepares the store.
 
-    The catalogue closes `encoders`. Raises `BundleError` for an invalid set of the bundle, and
-    `StartError` if the folder or the store cannot be used as configured.
+    The catalogue closes `encoders`; `arrays` are those of several processes. Raises `BundleError`
+    for an invalid set of the bundle, and `StartError` if the folder or the store cannot be used as
+    configured.
     """
     card = bundle.card
     fixed = [FixedSet(found, card.version, "bundle") for found in read_bundle_sets(bundle)]
@@ -68,7 +73,7 @@ def open_catalogue(
     return Catalogue(
         trained,
         fixed,
-        SetMaker(encoders, PhotoSpace(bundle.lesson_fingerprint, background)),
+        SetMaker(encoders, PhotoSpace(bundle.lesson_fingerprint, background), arrays),
         _open_store(settings, card.open_head, background),
         default_sets=tuple(dict.fromkeys(name for name in names if name)),
         max_candidates=settings.max_candidate_labels,

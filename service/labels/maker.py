@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from service.engine.heads import Embeddings, LabelVectors
+from service.engine.shared_arrays import SharedArrays
 from service.labels.background import Background
 from service.labels.definition import Definition, check_embeddings, check_fit
 from service.labels.encoders import LabelEncoders, append_vectors
@@ -27,9 +28,15 @@ class PhotoSpace(NamedTuple):
 class SetMaker:
     """Makes label sets; use it from one event loop. Without an open head, `encoders` is None."""
 
-    def __init__(self, encoders: LabelEncoders | None, photos: PhotoSpace) -> None:
+    def __init__(
+        self,
+        encoders: LabelEncoders | None,
+        photos: PhotoSpace,
+        arrays: SharedArrays | None = None,
+    ) -> None:
         self.encoders = encoders
         self.photos = photos
+        self._arrays = arrays
 
     @property
     def encodes_text(self) -> bool:
@@ -70,7 +77,12 @@ class SetMaker:
             new = embeddings[count:]
             check_embeddings(new, encoders.head.embedding_space.width)
             projected = await encoders.project(new)
-            vectors = projected if vectors is None else append_vectors(vectors, projected)
+            if vectors is not None:
+                vectors = append_vectors(vectors, projected)
+            elif self._arrays is None:
+                vectors = projected
+            else:
+                vectors = await asyncio.to_thread(_share, projected, self._arrays)
         assert vectors is not None  # a set has labels
         return encoders.make_set(definition, vectors, version, origin)
 
@@ -91,3 +103,8 @@ class SetMaker:
         if not lessons and not foreign and labels.learnt is None and not labels.foreign:
             return labels
         return await asyncio.to_thread(add_lessons, labels, lessons, foreign, background)
+
+
+def _share(vectors: LabelVectors, arrays: SharedArrays) -> LabelVectors:
+    keys = vectors.keys and {name: arrays.share(rows) for name, rows in vectors.keys.items()}
+    return LabelVectors(arrays.share(vectors.queries), keys)

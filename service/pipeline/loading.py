@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from service.bundle.reader import Bundle, load_bundle
 from service.engine.engine import Engine, open_engine
+from service.engine.remote import RemoteEngine
+from service.engine.shared_arrays import SharedArrays
 from service.labels.encoders import LabelEncoders, open_label_encoders
 from service.scheduling.cpu import count_cores
 from service.settings import Settings
@@ -26,11 +28,15 @@ _MAPPED_BYTES = 8 * 2**20
 
 @dataclass(frozen=True)
 class Graphs:
-    """The open graphs of a bundle: a warm engine, and encoders if it has an open head."""
+    """The open graphs of a bundle: a warm engine, and encoders if it has an open head.
+
+    `arrays` are shared with other processes, if there are some.
+    """
 
     bundle: Bundle
-    engine: Engine
+    engine: Engine | RemoteEngine
     encoders: LabelEncoders | None
+    arrays: SharedArrays | None = None
 
 
 def open_graphs(settings: Settings) -> Graphs:
@@ -52,6 +58,13 @@ def open_graphs(settings: Settings) -> Graphs:
         encoders = opening.result()
     engine.warm_up(None if encoders is None else encoders.make_blank)
     return Graphs(bundle, engine, encoders)
+
+
+def open_remote_graphs(settings: Settings, engine: RemoteEngine, arrays: SharedArrays) -> Graphs:
+    """Opens the encoders for an engine in another process; raises as `open_graphs`."""
+    _return_large_blocks()
+    bundle = load_bundle(settings.bundle)
+    return Graphs(bundle, engine, open_encoders(settings, bundle), arrays)
 
 
 def open_encoders(settings: Settings, bundle: Bundle) -> LabelEncoders | None:

@@ -13,6 +13,7 @@ from typing import Literal
 from service.bundle.card import CPU_DEVICES
 from service.engine.engine import Engine
 from service.engine.heads import Head
+from service.engine.remote import RemoteEngine
 from service.errors import (
     BundleError,
     DeadlineExceeded,
@@ -83,7 +84,7 @@ class Pipeline:
     def __init__(self, settings: Settings, graphs: Graphs) -> None:
         self.settings = settings
         self.bundle, self.engine = bundle, engine = graphs.bundle, graphs.engine
-        self.catalogue = open_catalogue(settings, bundle, graphs.encoders)
+        self.catalogue = open_catalogue(settings, bundle, graphs.encoders, graphs.arrays)
         background = self.catalogue.background
         if background is not None and engine.width not in (None, background.width):
             raise BundleError(
@@ -107,7 +108,7 @@ class Pipeline:
             inference.run,
             self.queue,
             cores=list_cores(engine.workers, pin=engine.device == "cpu"),
-            max_run_seconds=_bound_run(engine, settings),
+            max_run_seconds=bound_run(engine, settings),
         )
         self._phase: State = "loading"
         self._admitted = 0
@@ -116,9 +117,11 @@ class Pipeline:
 
     @property
     def state(self) -> State:
-        """The phase of the pipeline's life; `failed` is final."""
+        """The phase of the pipeline's life; `failed` is final, a lost engine process is not."""
         if self._phase == "ready" and not self._batcher.healthy:
             return "failed"
+        if self._phase == "ready" and not self.engine.available:
+            return "loading"
         return self._phase
 
     @property
@@ -307,6 +310,7 @@ def limit_pixels(file_bytes: int) -> int:
     return _MIN_PIXELS_READ + _MAX_PIXELS_PER_BYTE * file_bytes
 
 
-def _bound_run(engine: Engine, settings: Settings) -> float:
+def bound_run(engine: Engine | RemoteEngine, settings: Settings) -> float:
+    """Returns the seconds after which a run of an engine counts as hung."""
     longest = _MAX_CPU_RUN_SECONDS if engine.device in CPU_DEVICES else _MAX_RUN_SECONDS
     return max(longest, 2 * settings.deadline_ms / 1000)

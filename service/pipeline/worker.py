@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from service.bundle.card import InputContract
 from service.engine.engine import Engine
 from service.engine.heads import Head, LogitsArray, ScreenedLogits
-from service.errors import ImageError, InferenceFailed, OutOfMemory, ServiceBroken, without_frames
+from service.engine.remote import RemoteEngine
+from service.errors import ImageError, InferenceFailed, OutOfMemory, without_frames
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import Jpeg
 from service.scheduling.batcher import IsOnlyRun
@@ -43,7 +44,7 @@ class Result:
 class Inference:
     """Runs batches; `run` may be called in several threads; `observers` get every batch."""
 
-    engine: Engine
+    engine: Engine | RemoteEngine
     contract: InputContract
     max_pixels: int
     observers: Sequence[Observer] = ()
@@ -88,7 +89,7 @@ class Inference:
             )
         except InferenceFailed as failure:
             if not isinstance(failure, OutOfMemory):
-                self._check_engine()
+                self.engine.check()
             raise
         seconds = time.perf_counter() - started
         for observer in self.observers:
@@ -100,11 +101,3 @@ class Inference:
             )
             for (_, image, decoding), row in zip(photos, rows, strict=True)
         ]
-
-    def _check_engine(self) -> None:
-        """Raises `ServiceBroken` if the engine cannot run at all, as after the loss of a GPU."""
-        try:
-            self.engine.try_out()
-        except InferenceFailed as error:
-            if not isinstance(error, OutOfMemory):
-                raise ServiceBroken("the engine fails on every batch") from error

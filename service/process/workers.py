@@ -32,13 +32,15 @@ _LONGEST_PAUSE_SECONDS = 30.0
 _READY = "ready"
 # The message of the supervisor.
 _STOP = "stop"
+# Bytes of the shared state: whether all of the start have been ready, whether the service stops.
+_COMPLETE, _STOPPING = 0, 1
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker's own side; `number` is from 1.
+    """A worker's own side; `number` is from 1, and those of engine processes follow.
 
     The first worker of a start listens while it loads, for probes. All others listen when they are
     ready, so that no request meets one that loads.
@@ -46,14 +48,19 @@ class Worker:
 
     number: int
     listens_at_once: bool
+    supervisor: int  # its process
     ports: Ports
     link: Connection
     suspects: Suspects
-    complete: mmap.mmap  # shared: 1 once all workers of the start have been ready
+    state: mmap.mmap  # shared by all
 
     def are_all_ready(self) -> bool:
         """Returns whether all workers of the start have been ready, at once in all workers."""
-        return self.complete[0] == 1
+        return self.state[_COMPLETE] == 1
+
+    def is_stopping(self) -> bool:
+        """Returns whether the service stops, or its supervisor was killed."""
+        return self.state[_STOPPING] == 1 or os.getppid() != self.supervisor
 
     def report_ready(self) -> None:
         """Notes that predictions are answered."""
@@ -78,9 +85,11 @@ class Worker:
 
 @dataclass(eq=False)
 class _Slot:
-    """One of `count` workers: its process, or when its replacement starts."""
+    """One of the workers and engines: its process, or when its replacement starts."""
 
     number: int
+    run: Callable[[Worker], None]
+    is_engine: bool = False
     process: ForkProcess = field(init=False)
     ready: bool = False
     reason: str = ""
@@ -89,24 +98,39 @@ class _Slot:
 
 
 class Supervisor:
-    """Runs `serve` in `count` forked processes.
+    """Runs `serve` in `count` forked processes, and `run_engine` in `engines` more.
 
     Forked, because a replacement then needs no imports (1.2 seconds) and shares their memory. So
     this process must have no threads.
 
     A worker that was ready is replaced at once; the photos of one that crashed are refused for 10
     seconds. A failure before all have been ready is a failed start. Later, a replacement that fails
-    is tried again after 1, 2, 4 and up to 30 seconds, as long as another worker is ready.
+    is tried again after 1, 2, 4 and up to 30 seconds, as long as another of its kind is ready.
+
+    With `count_fitting`, worker 1 starts alone. Once it is ready, this returns how many may run.
     """
 
-    def __init__(self, count: int, ports: Ports, serve: Callable[[Worker], None]) -> None:
+    def __init__(  # noqa: PLR0913 - two kinds of processes
+        self,
+        count: int,
+        ports: Ports,
+        serve: Callable[[Worker], None],
+        *,
+        engines: int = 0,
+        run_engine: Callable[[Worker], None] = lambda _worker: None,
+        count_fitting: Callable[[], int] | None = None,
+    ) -> None:
         self._ports = ports
-        self._serve = serve
-        self._slots = [_Slot(number) for number in range(1, count + 1)]
+        self._slots = [_Slot(number, serve) for number in range(1, count + 1)]
+        self._slots += [
+            _Slot(number, run_engine, is_engine=True)
+            for number in range(count + 1, count + engines + 1)
+        ]
+        self._count_fitting = count_fitting
         # Those with a process, by the supervisor's end of the link, which ends with the process.
         self._running: dict[Connection, _Slot] = {}
-        self._complete = mmap.mmap(-1, 1)
-        self._suspects = Suspects(count)
+        self._state = mmap.mmap(-1, 2)
+        self._suspects = Suspects(len(self._slots))
         self._stops = 0
 
     def run(self) -> None:
@@ -117,6 +141,8 @@ class Supervisor:
         with _catch_signals() as signals:
             try:
                 while not self._stops or self._running:
+                    if self._stops and all(slot.is_engine for slot in self._running.values()):
+                        self._kill_all()  # no worker needs them any more
                     self._wait(signals, self._start_missing())
             finally:
                 self._kill_all()
@@ -130,7 +156,7 @@ class Supervisor:
         if self._stops:
             return None
         pauses = []
-        for slot in self._slots:
+        for slot in self._slots[: 1 if self._count_fitting else None]:
             if slot not in self._running.values():
                 pause = slot.start_at - time.monotonic()
                 if pause > 0:
@@ -142,10 +168,11 @@ class Supervisor:
     def _start(self, slot: _Slot) -> None:
         link, theirs = multiprocessing.Pipe()
         slot.ready, slot.reason = False, ""
-        at_once = slot.number == 1 and not self._complete[0]
-        worker = Worker(slot.number, at_once, self._ports, theirs, self._suspects, self._complete)
+        at_once = slot.number == 1 and not self._state[_COMPLETE]
+        shared = self._ports, theirs, self._suspects, self._state
+        worker = Worker(slot.number, at_once, os.getpid(), *shared)
         slot.process = multiprocessing.get_context("fork").Process(
-            target=self._run_worker, args=(worker, link), name=f"worker {slot.number}"
+            target=self._run_worker, args=(slot, worker, link), name=f"worker {slot.number}"
         )
         # A signal between the fork and the worker's own handlers would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -155,19 +182,21 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         theirs.close()
         self._running[link] = slot
-        logger.info("worker started", extra={"worker": slot.number, "pid": slot.process.pid})
+        started = "engine started" if slot.is_engine else "worker started"
+        logger.info(started, extra={"worker": slot.number, "pid": slot.process.pid})
 
-    def _run_worker(self, worker: Worker, link: Connection) -> None:
+    def _run_worker(self, slot: _Slot, worker: Worker, link: Connection) -> None:
         for each in (link, *self._running):
             each.close()  # else no worker would notice the supervisor's end
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes
+        # systemd and terminals send signals to all processes. An engine is needed until all drained.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if slot.is_engine else signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         name_worker(worker.number)
         worker.suspects.watch(worker.number)
         try:
-            self._serve(worker)
+            slot.run(worker)
             return
         except (StartError, BundleError, ServiceBroken) as error:
             reason = str(error)
@@ -191,9 +220,11 @@ class Supervisor:
 
     def _stop(self) -> None:
         self._stops += 1
-        for link in self._running:
+        self._state[_STOPPING] = 1
+        for link, slot in self._running.items():
             with suppress(OSError):
-                link.send(_STOP)
+                if not slot.is_engine:
+                    link.send(_STOP)
         if self._stops >= _KILLING_STOP:
             self._kill_all()
 
@@ -202,8 +233,11 @@ class Supervisor:
             slot.reason = message
             return
         slot.ready, slot.failed_starts = True, 0
-        if not self._complete[0] and all(each.ready for each in self._slots):
-            self._complete[0] = 1
+        if self._count_fitting is not None:
+            self._slots = self._slots[: self._count_fitting()]
+            self._count_fitting = None
+        if not self._state[_COMPLETE] and all(each.ready for each in self._slots):
+            self._state[_COMPLETE] = 1
             self._ports.log_serving()
 
     def _reap(self, slot: _Slot) -> None:
@@ -211,18 +245,19 @@ class Supervisor:
         code = slot.process.exitcode or 0
         was_ready, slot.ready = slot.ready, False
         stack, refused = self._suspects.end(slot.number)
-        if self._stops and code in (0, -signal.SIGTERM):
+        if self._stops and (slot.is_engine or code in (0, -signal.SIGTERM)):
             return
         reason = slot.reason or _describe(code)
-        if not (self._complete[0] or was_ready or self._stops):
+        if not (self._state[_COMPLETE] or was_ready or self._stops):
             raise StartError(slot.reason or f"worker {slot.number} cannot start: {reason}")
+        ended = "engine ended" if slot.is_engine else "worker ended"
         fields = {"worker": slot.number, "reason": reason}
         if stack:
             fields |= {"refused_photos": refused, "stack": stack}
-        logger.error("worker ended", extra=fields)
+        logger.error(ended, extra=fields)
         if was_ready or self._stops:
             return
-        if not any(each.ready for each in self._slots):
+        if not any(each.ready for each in self._slots if each.is_engine == slot.is_engine):
             raise ServiceBroken(f"no worker can start: {reason}")
         pause = min(2.0**slot.failed_starts, _LONGEST_PAUSE_SECONDS)
         slot.failed_starts += 1

@@ -17,6 +17,7 @@ from service.errors import (
     InferenceFailed,
     NotReady,
     ServiceBroken,
+    UnavailableError,
     without_frames,
 )
 from service.scheduling.cpu import ANY_CORE, Core
@@ -175,9 +176,10 @@ class Batcher(Generic[ItemT, ResultT]):
         except ServiceBroken:
             raise  # ends this worker
         except Exception as error:
-            logger.exception("a batch of %d failed", len(batch))
-            if not isinstance(error, InferenceFailed):
-                error = InferenceFailed("the run raised an error")
+            if not isinstance(error, UnavailableError):
+                logger.exception("a batch of %d failed", len(batch))
+                if not isinstance(error, InferenceFailed):
+                    error = InferenceFailed("the run raised an error")
             report = partial(fail_items, batch, without_frames(error))
         else:
             seconds = time.perf_counter() - started

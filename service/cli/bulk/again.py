@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 
 from service.cli.bulk.parts import ENCODER, PartFolder, Record, make_record, open_embedded
+from service.engine.engine import Engine
 from service.errors import StartError, quote
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction, Timings
@@ -50,10 +51,12 @@ def prepare_again(
 async def _answer(
     pipeline: Pipeline, selection: Selection, earlier: PartFolder, names: Sequence[str]
 ) -> AsyncGenerator[Record]:
+    engine = pipeline.engine
+    assert isinstance(engine, Engine)
     for rows in earlier.read_embedded(names, _ROWS_PER_RUN):
         embeddings = rows.column("embedding").to_numpy(zero_copy_only=False)
         usable = [each for each in embeddings if each is not None]
-        scored = iter(pipeline.engine.score(np.stack(usable), selection.heads) if usable else ())
+        scored = iter(engine.score(np.stack(usable), selection.heads) if usable else ())
         records = rows.drop_columns(["embedding"]).to_pylist()
         for record, embedding in zip(records, embeddings, strict=True):
             if embedding is not None:

@@ -1,0 +1,203 @@
+"""An engine in another process, as `Engine` is in this one: `engine_server.py` is its other side.
+
+A run has a connection to itself: pixels go through memory that both processes map, heads and
+results through a Unix socket, as pickles. So the socket must be in a folder of this user's own.
+"""
+
+import logging
+import mmap
+import os
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.bundle.card import Device, RunPrecision
+from service.engine.heads import Head, HeadResults, ScreenedQueries, SomeQueries
+from service.engine.shared_arrays import ArrayReader, SharedArrays
+from service.errors import NotReady, StartError
+from service.images.decode import PixelArray
+
+_RETRY_SECONDS = 0.05
+# One batch is decoded or answered while another is on the engine.
+_PARALLEL_RUNS = 2
+
+logger = logging.getLogger(__name__)
+
+
+class EngineFacts(NamedTuple):
+    """What an engine is, as its attributes of the same names; its first message."""
+
+    device: Device
+    provider: str
+    precision: RunPrecision
+    max_batch_size: int
+    small_batch_size: int
+    width: int | None
+    image_shape: tuple[int, int, int]
+
+
+class Request(NamedTuple):
+    """One batch; its pixels are the first `size` images of the connection's memory."""
+
+    size: int
+    heads: Sequence[bytes]  # from `pack_head`
+    asked: Sequence[Sequence[int]]  # for each image, which of the heads
+    explained: Collection[int]
+    embedded: Collection[int]
+
+
+@dataclass(frozen=True)
+class _Published:
+    """Stands for an array in a message."""
+
+    link: Path
+
+
+def pack_head(head: Head, arrays: SharedArrays) -> bytes:
+    """Returns a head as bytes; matrices of label sets stay in their files."""
+
+    def publish(array: NDArray[Any]) -> object:
+        # As on a GPU: candidate labels, which can be written to, are used once.
+        link = None if array.flags.writeable else arrays.publish(array)
+        return array if link is None else _Published(link)
+
+    packed: Any = head
+    if isinstance(head, np.ndarray):
+        packed = publish(head)
+    elif isinstance(head, SomeQueries | ScreenedQueries):
+        packed = replace(packed, queries=publish(head.queries))
+    if isinstance(head, ScreenedQueries):
+        packed = replace(packed, keys={name: publish(rows) for name, rows in head.keys.items()})
+    return pickle.dumps(packed, pickle.HIGHEST_PROTOCOL)
+
+
+def unpack_head(content: bytes, arrays: ArrayReader) -> Head:
+    """Returns the head; raises OSError if a label set's process has ended meanwhile."""
+
+    def read(array: object) -> object:
+        return arrays.read(array.link) if isinstance(array, _Published) else array
+
+    packed: Any = pickle.loads(content)  # noqa: S301 - from a process of this service
+    if isinstance(packed, SomeQueries | ScreenedQueries):
+        packed = replace(packed, queries=read(packed.queries))
+    if isinstance(packed, ScreenedQueries):
+        packed = replace(packed, keys={name: read(rows) for name, rows in packed.keys.items()})
+    head: Head = read(packed)  # type: ignore[assignment]
+    return head
+
+
+class _Channel:
+    """A connection for one run at a time."""
+
+    def __init__(self, address: Path) -> None:
+        """Raises OSError or EOFError if no engine listens."""
+        with socket.socket(socket.AF_UNIX) as opened:
+            opened.connect(str(address))
+            self.connection = Connection(opened.detach())
+        self.facts: EngineFacts = self.connection.recv()
+        shape = (self.facts.max_batch_size, *self.facts.image_shape)
+        file = os.memfd_create("pixels")
+        try:
+            os.ftruncate(file, int(np.prod(shape)))
+            memory = mmap.mmap(file, 0)
+            send_handle(self.connection, file, None)
+        finally:
+            os.close(file)
+        self.pixels = np.frombuffer(memory, np.uint8).reshape(shape)
+
+
+class RemoteEngine:
+    """The engine of another process; thread-safe. Its attributes are those of `Engine`.
+
+    `available` is false while the process is replaced; runs then raise `NotReady`. Opening waits
+    for the engine, and raises `StartError` once `is_stopping` returns true.
+    """
+
+    workers = _PARALLEL_RUNS
+
+    def __init__(
+        self, address: Path, arrays: SharedArrays, is_stopping: Callable[[], bool]
+    ) -> None:
+        self._address, self._arrays, self._is_stopping = address, arrays, is_stopping
+        self._idle: list[_Channel] = []
+        self._adopt(self._connect())
+        threading.Thread(target=self._watch, name="engine-link", daemon=True).start()
+
+    def _connect(self) -> _Channel:
+        while not self._is_stopping():
+            with suppress(OSError, EOFError):
+                return _Channel(self._address)
+            time.sleep(_RETRY_SECONDS)
+        raise StartError("the service was stopped before its engine was ready")
+
+    def _adopt(self, channel: _Channel) -> None:
+        facts = channel.facts
+        self.device, self.provider, self.precision = facts.device, facts.provider, facts.precision
+        self.max_batch_size, self.width = facts.max_batch_size, facts.width
+        self.small_batch_size = facts.small_batch_size
+        self._link, self.available = channel, True
+
+    def _watch(self) -> None:
+        """Notices the engine's end, and its replacement."""
+        with suppress(StartError):
+            while True:
+                with suppress(OSError, EOFError):
+                    self._link.connection.recv()  # no message comes
+                self.available = False
+                logger.warning("the engine process ended; waiting for its replacement")
+                self._adopt(self._connect())
+
+    def run(
+        self,
+        images: PixelArray,
+        asked: Sequence[Sequence[Head]],
+        *,
+        alone: bool = False,  # noqa: ARG002 - the engine knows what other processes run
+        explained: Collection[int] = (),
+        embedded: Collection[int] = (),
+    ) -> list[HeadResults]:
+        """Runs one batch, perhaps together with those of other processes; see `Engine.run`.
+
+        Raises `NotReady` too, if the engine's process ends.
+        """
+        heads = {id(head): head for wanted in asked for head in wanted}
+        places = {key: place for place, key in enumerate(heads)}
+        request = Request(
+            len(images),
+            [pack_head(head, self._arrays) for head in heads.values()],
+            [[places[id(head)] for head in wanted] for wanted in asked],
+            explained,
+            embedded,
+        )
+        try:
+            channel = self._take()
+            channel.pixels[: len(images)] = images
+            channel.connection.send(request)
+            found: list[HeadResults] | Exception = channel.connection.recv()
+        except (OSError, EOFError) as error:
+            raise NotReady("the engine process ended") from error
+        self._idle.append(channel)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _take(self) -> _Channel:
+        while self._idle:
+            channel = self._idle.pop()
+            if not channel.connection.poll():  # else it has ended
+                return channel
+        return _Channel(self._address)
+
+    def check(self) -> None:
+        """Does nothing: the engine's own process checks it after a failure, and ends."""

@@ -1,0 +1,147 @@
+"""Read-only arrays in files that several processes map: the memory has each content once.
+
+A file is named by its content. Each process that uses it has a hard link of its own, so its last
+user removes it, even if others were killed.
+"""
+
+import hashlib
+import itertools
+import logging
+import os
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from threading import Lock
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Of smaller arrays a copy costs less than a file descriptor for as long as they live.
+_MIN_BYTES = 2**20
+
+_numbers = itertools.count()
+
+ArrayT = TypeVar("ArrayT", bound=NDArray[np.generic])
+
+logger = logging.getLogger(__name__)
+
+
+class SharedArrays:
+    """The arrays of one process in a folder; thread-safe. `owner` is the process's number there.
+
+    An earlier process of the same number must have ended: its links are removed.
+    """
+
+    def __init__(self, folder: Path, owner: int) -> None:
+        self._folder, self._owner = folder, owner
+        for left in folder.glob(f"{owner}-*"):
+            self._remove(left)
+        self._links: dict[int, Path] = {}  # by id of the array
+        self._mapped: weakref.WeakValueDictionary[str, NDArray[np.generic]]
+        self._mapped = weakref.WeakValueDictionary()  # by name of the content
+        self._lock = Lock()
+
+    def share(self, array: ArrayT) -> ArrayT:
+        """Returns an array of the same content that all processes have in the same memory.
+
+        A small array is returned as it is, and also a large one if the folder is full.
+        """
+        if array.nbytes < _MIN_BYTES:
+            return array
+        with self._lock:
+            name = _name(array)
+            found = self._mapped.get(name)
+            if found is None:
+                link = self._link(name, array)
+                if link is None:
+                    return array
+                found = self._mapped[name] = _map(link)
+                self._keep(found, link)
+            return found  # type: ignore[return-value]
+
+    def publish(self, array: NDArray[np.generic]) -> Path | None:
+        """Returns the file of an array that lives on unchanged; None if the folder is full."""
+        with self._lock:
+            link = self._links.get(id(array))
+            if link is None:
+                link = self._link(_name(array), array)
+                if link is not None:
+                    self._keep(array, link)
+            return link
+
+    def _keep(self, array: NDArray[np.generic], link: Path) -> None:
+        self._links[id(array)] = link
+        weakref.finalize(array, self._forget, id(array)).atexit = False
+
+    def _forget(self, number: int) -> None:
+        # Without the lock: an array may be freed within it.
+        self._remove(self._links.pop(number))
+
+    def _link(self, name: str, array: NDArray[np.generic]) -> Path | None:
+        content, link = self._folder / name, self._folder / f"{self._owner}-{next(_numbers)}-{name}"
+        try:
+            while not _add_link(content, link):
+                with NamedTemporaryFile(dir=self._folder) as file:
+                    np.save(file, array)
+                    file.flush()
+                    _add_link(Path(file.name), content)
+        except OSError as error:
+            logger.warning("labels are not shared between processes: %s", error)
+            return None
+        return link
+
+    def _remove(self, link: Path) -> None:
+        content = self._folder / link.name.split("-", 2)[2]
+        with suppress(OSError):
+            link.unlink()
+            if content.stat().st_nlink == 1:
+                content.unlink()
+
+
+class ArrayReader:
+    """Reads arrays that other processes have published; thread-safe."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[Path, NDArray[np.generic]]] = {}
+        self._lock = Lock()
+
+    def read(self, link: Path) -> NDArray[np.generic]:
+        """Returns the array of a link, read-only, the same one for all links of a content.
+
+        Raises OSError if its process has removed it.
+        """
+        name = link.name.split("-", 2)[2]
+        with self._lock:
+            if name not in self._read:
+                array = _map(link)
+                # Without those that no process uses any more.
+                self._read = {n: kept for n, kept in self._read.items() if kept[0].exists()}
+                self._read[name] = link.with_name(name), array
+            return self._read[name][1]
+
+
+def _name(array: NDArray[np.generic]) -> str:
+    digest = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
+    digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _add_link(old: Path, new: Path) -> bool:
+    """Returns whether there was a file to link; an existing one of the same name is as good."""
+    try:
+        os.link(old, new)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _map(path: Path) -> NDArray[np.generic]:
+    found: NDArray[np.generic] = np.load(path, mmap_mode="r")
+    if found.nbytes < _MIN_BYTES:
+        found = np.array(found)
+        found.flags.writeable = False
+    return found.view(np.ndarray)
