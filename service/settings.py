@@ -74,14 +74,23 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535)
     """TCP port to listen on; 0 = a free one (default 8000)."""
 
-    workers: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = 1
-    """Processes of `ml-decoder serve` that share the port and the cores; auto = one for each 16
-    cores, or 1 for a GPU; more than 1 needs Linux (default 1)."""
+    workers: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = "auto"
+    """Processes of `ml-decoder serve` that share the port and the cores; auto = one for each three
+    cores on a CPU, one for each two on a GPU, fewer if memory is short; more than 1 needs Linux
+    (default auto)."""
+
+    shared_engine: bool = False
+    """Whether one process for each GPU runs the model for all workers, instead of each worker
+    having it in its own memory, true or false (default false)."""
 
     device: Literal["auto", Device] = "auto"
     """Device of the model: cpu, openvino (the CPU with OpenVINO's kernels; needs the extra
     openvino), cuda, tensorrt (needs TensorRT 10 and the extra gpu), or auto = cuda if it works,
     else cpu. A device that you name and that does not work stops the start (default auto)."""
+
+    cuda_options: str | None = None
+    """Options of ONNX Runtime's CUDA provider, separated by commas, such as
+    prefer_nhwc=1,cudnn_conv_use_max_workspace=0 (default none)."""
 
     root_path: str | None = None
     """Path below which a proxy publishes the service, such as /tags. The proxy may remove it from
