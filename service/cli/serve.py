@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,7 +47,7 @@ def serve_model(
                 *(flag, flag),
             )
     workers = _count_workers(settings)
-    if workers == 1:
+    if workers == 1 and not settings.shared_engine:
         _serve(settings, open_graphs)
     else:
         with _share_state(settings) as (shared, folders):
@@ -79,8 +80,11 @@ def _supervise(
     open_graphs: Callable[[Settings], Graphs],
 ) -> None:
     gc.disable()
-    from service.pipeline import pipeline  # noqa: F401 - before the fork, so that workers share it
+    # Before the fork, so that workers share it.
+    from service.engine.shared_arrays import SharedArrays
+    from service.pipeline.loading import open_remote_graphs
     from service.process import server  # noqa: F401
+    from service.process.engine_process import run_engine
     from service.process.ports import Ports
     from service.process.workers import Supervisor
 
@@ -88,21 +92,39 @@ def _supervise(
     gc.enable()
     ports = Ports(settings, shared=True)
     shares = divide_cores(workers)
-    supervisor = os.getpid()
+
+    shared_folder, engines = Path(folders[-1]), int(settings.shared_engine)
+
+    def find_socket(number: int) -> Path:
+        return shared_folder / f"engine-{(number - 1) % engines}"
 
     def serve(worker: Worker) -> None:
+        def open_shared(settings: Settings) -> Graphs:
+            arrays = SharedArrays(shared_folder, worker.number)
+            if not engines:
+                return replace(open_graphs(settings), arrays=arrays)
+            address = find_socket(worker.number)
+            return open_remote_graphs(settings, address, arrays, worker.is_stopping)
+
         share = shares[worker.number - 1]
         share.pin()
         threads = {
             "intra_op_threads": settings.intra_op_threads or share.count,
             "decode_threads": settings.decode_threads or share.count,
         }
-        _serve(settings.model_copy(update=threads), open_graphs, worker)
-        if os.getppid() != supervisor:  # it was killed, before it removed them
+        _serve(settings.model_copy(update=threads), open_shared, worker)
+        clean_up(worker)
+
+    def serve_engine(worker: Worker) -> None:
+        run_engine(settings, open_graphs, find_socket(worker.number - workers), worker)
+        clean_up(worker)
+
+    def clean_up(worker: Worker) -> None:
+        if worker.is_orphan():  # the supervisor was killed, before it removed them
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    Supervisor(workers, ports, serve).run()
+    Supervisor(workers, ports, serve, engines=engines, run_engine=serve_engine).run()
 
 
 def _count_workers(settings: Settings) -> int:

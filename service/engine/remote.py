@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,16 +85,16 @@ def pack_head(head: Head, arrays: SharedArrays) -> bytes:
 def unpack_head(content: bytes, arrays: ArrayReader) -> Head:
     """Returns the head; raises OSError if a label set's process has ended meanwhile."""
 
-    def read(array: object) -> object:
-        return arrays.read(array.link) if isinstance(array, _Published) else array
+    def read(array: object) -> NDArray[Any]:
+        found = arrays.read(array.link) if isinstance(array, _Published) else array
+        return cast("NDArray[Any]", found)
 
-    packed: Any = pickle.loads(content)  # noqa: S301 - from a process of this service
+    packed: Any = pickle.loads(content)  # from a process of this service
     if isinstance(packed, SomeQueries | ScreenedQueries):
         packed = replace(packed, queries=read(packed.queries))
     if isinstance(packed, ScreenedQueries):
         packed = replace(packed, keys={name: read(rows) for name, rows in packed.keys.items()})
-    head: Head = read(packed)  # type: ignore[assignment]
-    return head
+    return read(packed)
 
 
 class _Channel:

@@ -5,8 +5,10 @@ It imports neither label store nor web framework: `serve` opens the graphs while
 
 import ctypes
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from service.bundle.reader import Bundle, load_bundle
 from service.engine.engine import Engine, open_engine
@@ -60,11 +62,17 @@ def open_graphs(settings: Settings) -> Graphs:
     return Graphs(bundle, engine, encoders)
 
 
-def open_remote_graphs(settings: Settings, engine: RemoteEngine, arrays: SharedArrays) -> Graphs:
-    """Opens the encoders for an engine in another process; raises as `open_graphs`."""
+def open_remote_graphs(
+    settings: Settings, address: Path, arrays: SharedArrays, is_stopping: Callable[[], bool]
+) -> Graphs:
+    """Opens the encoders for an engine in another process, and waits for it.
+
+    Raises as `open_graphs`, and `StartError` once `is_stopping` returns true.
+    """
     _return_large_blocks()
     bundle = load_bundle(settings.bundle)
-    return Graphs(bundle, engine, open_encoders(settings, bundle), arrays)
+    encoders = open_encoders(settings, bundle)
+    return Graphs(bundle, RemoteEngine(address, arrays, is_stopping), encoders, arrays)
 
 
 def open_encoders(settings: Settings, bundle: Bundle) -> LabelEncoders | None:

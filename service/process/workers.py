@@ -58,9 +58,13 @@ class Worker:
         """Returns whether all workers of the start have been ready, at once in all workers."""
         return self.state[_COMPLETE] == 1
 
+    def is_orphan(self) -> bool:
+        """Returns whether the supervisor was killed."""
+        return os.getppid() != self.supervisor
+
     def is_stopping(self) -> bool:
         """Returns whether the service stops, or its supervisor was killed."""
-        return self.state[_STOPPING] == 1 or os.getppid() != self.supervisor
+        return self.state[_STOPPING] == 1 or self.is_orphan()
 
     def report_ready(self) -> None:
         """Notes that predictions are answered."""
@@ -189,7 +193,7 @@ class Supervisor:
         for each in (link, *self._running):
             each.close()  # else no worker would notice the supervisor's end
         signal.set_wakeup_fd(-1)
-        # systemd and terminals send signals to all processes. An engine is needed until all drained.
+        # systemd and terminals send signals to all; an engine is needed until workers drained.
         signal.signal(signal.SIGTERM, signal.SIG_IGN if slot.is_engine else signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
