@@ -80,6 +80,7 @@ class EngineServer:
             address.unlink(missing_ok=True)  # of a process that was killed
             self._listener.bind(str(address))
         except OSError as error:
+            self._listener.close()
             raise StartError(f"the engine cannot listen at {address}: {error}") from error
         self._listener.listen()
         self._selector = selectors.DefaultSelector()
