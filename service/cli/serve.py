@@ -18,11 +18,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from service.engine.devices import may_use_gpu
 from service.errors import BundleError, StartError
 from service.http.telemetry.logs import configure_logs
 from service.pipeline.loading import Graphs, open_graphs
-from service.scheduling.cpu import count_processes, divide_cores
+from service.process.plan import Plan, plan_workers
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -45,12 +44,12 @@ def serve_model(
                 "--%s-keys: other users of this machine can read arguments: use --%s-keys-file",
                 *(flag, flag),
             )
-    workers = _count_workers(settings)
-    if workers == 1:
-        _serve(settings, open_graphs)
+    plan = plan_workers(settings)
+    if plan.workers == 1:
+        _serve(plan.adapt_settings(1, settings), open_graphs)
     else:
         with _share_state(settings) as (shared, folders):
-            _supervise(workers, shared, folders, open_graphs)
+            _supervise(plan, shared, folders, open_graphs)
 
 
 def _serve(
@@ -73,7 +72,7 @@ def _serve(
 
 
 def _supervise(
-    workers: int,
+    plan: Plan,
     settings: Settings,
     folders: Sequence[str],
     open_graphs: Callable[[Settings], Graphs],
@@ -87,31 +86,18 @@ def _supervise(
     gc.freeze()
     gc.enable()
     ports = Ports(settings, shared=True)
-    shares = divide_cores(workers)
     supervisor = os.getpid()
 
     def serve(worker: Worker) -> None:
-        share = shares[worker.number - 1]
-        share.pin()
-        threads = {
-            "intra_op_threads": settings.intra_op_threads or share.count,
-            "decode_threads": settings.decode_threads or share.count,
-        }
-        _serve(settings.model_copy(update=threads), open_graphs, worker)
+        plan.shares[worker.number - 1].pin()
+        if gpu := plan.find_gpu(worker.number):
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid
+        _serve(plan.adapt_settings(worker.number, settings), open_graphs, worker)
         if os.getppid() != supervisor:  # it was killed, before it removed them
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    Supervisor(workers, ports, serve).run()
-
-
-def _count_workers(settings: Settings) -> int:
-    if settings.workers == "auto":
-        alone = sys.platform != "linux" or may_use_gpu(settings.device)
-        return 1 if alone else count_processes()
-    if settings.workers > 1 and sys.platform != "linux":
-        raise StartError(f"workers must be 1 on this system; it is {settings.workers}")
-    return settings.workers
+    Supervisor(plan.workers, ports, serve).run()
 
 
 @contextmanager

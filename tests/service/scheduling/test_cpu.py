@@ -1,4 +1,4 @@
-"""Cores of the workers, quotas of control groups, and the policy of the threads."""
+"""Cores of the workers, limits of control groups, and the policy of the threads."""
 
 import math
 import os
@@ -14,10 +14,10 @@ from service.scheduling.cpu import (
     ANY_CORE,
     Core,
     CoreShare,
-    count_processes,
     divide_cores,
     list_cores,
     read_cpu_quota,
+    read_memory_limit,
     set_thread_scheduling,
 )
 from tests.support.threads import needs_policies
@@ -136,6 +136,28 @@ def test_quota_is_infinite_without_control_groups(mount: Path) -> None:
     assert read_cpu_quota() == math.inf
 
 
+@pytest.mark.parametrize(
+    ("limits", "megabytes"),
+    [
+        ({}, 800),
+        ({"a/b/memory.max": "max", "a/memory.max": "300000000", "memory.max": "500000000"}, 300),
+        ({"a/memory.max": "9000000000"}, 800),
+        ({"memory/a/b/memory.limit_in_bytes": "200000000", "a/memory.max": "300000000"}, 200),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712", "other/memory.max": "1"}, 800),
+    ],
+)
+def test_memory_limit_is_the_least_of_the_parents_and_the_machine(
+    monkeypatch: pytest.MonkeyPatch, mount: Path, limits: dict[str, str], megabytes: int
+) -> None:
+    sizes = {"SC_PAGE_SIZE": 4000, "SC_PHYS_PAGES": 200_000}
+    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
+    enter_group(mount, "4:memory:/a/b", "0::/a/b")
+    for file, text in limits.items():
+        (mount / file).parent.mkdir(parents=True, exist_ok=True)
+        (mount / file).write_text(f"{text}\n")
+    assert read_memory_limit() == megabytes * 1_000_000
+
+
 @pytest.fixture
 def keep_switch_interval() -> Iterator[None]:
     before = sys.getswitchinterval()
@@ -187,17 +209,6 @@ def set_cores(
     monkeypatch.setattr(cpu, "_locate", lambda n: (n % half // each, n % half, n))
 
 
-@pytest.mark.parametrize(
-    ("cores", "quota", "processes"),
-    [(1, math.inf, 1), (16, math.inf, 1), (17, math.inf, 2), (96, math.inf, 6), (64, 16, 1)],
-)
-def test_cores_need_a_process_for_each_16(
-    monkeypatch: pytest.MonkeyPatch, cores: int, quota: float, processes: int
-) -> None:
-    set_cores(monkeypatch, cores, quota)
-    assert count_processes() == processes
-
-
 def test_shares_are_disjoint_and_keep_siblings_and_packages_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -210,13 +221,14 @@ def test_shares_are_disjoint_and_keep_siblings_and_packages_together(
     assert sorted(n for share in shares for n in share.numbers) == list(range(16))
 
 
-def test_shares_under_a_quota_or_of_too_few_cores_are_numbers_only(
+def test_shares_under_a_quota_of_too_few_cores_or_without_pins_are_numbers_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_cores(monkeypatch, 64, quota=10)
     assert divide_cores(4) == [CoreShare(3), CoreShare(3), CoreShare(2), CoreShare(2)]
     set_cores(monkeypatch, 2)
     assert divide_cores(3) == [CoreShare(1)] * 3
+    assert divide_cores(2, pin=False) == [CoreShare(1)] * 2
 
 
 def test_share_keeps_the_thread_to_its_cores(allowed: set[int]) -> None:
