@@ -85,77 +85,63 @@ def test_container_quota_limits_the_cores(
 
 @pytest.fixture
 def mount(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder of the groups; this process starts in the topmost ones."""
-    monkeypatch.setattr(cpu, "_CGROUPS", tmp_path / "groups")
+    """The folder of the groups, of which this process is in /a/b."""
+    monkeypatch.setattr(cpu, "_CGROUPS", tmp_path)
     monkeypatch.setattr(cpu, "_OWN_CGROUPS", tmp_path / "own")
-    enter_group(tmp_path / "groups", "0::/")
-    return tmp_path / "groups"
+    lines = ("4:memory:/a/b", "2:cpuacct,cpu:/a/b", "1:name=systemd:/docker/0f3a", "0::/a/b")
+    (tmp_path / "own").write_text("".join(f"{line}\n" for line in lines))
+    return tmp_path
 
 
-def enter_group(mount: Path, *lines: str) -> None:
-    (mount.parent / "own").write_text("".join(f"{line}\n" for line in lines))
+def write_limits(mount: Path, limits: dict[str, str]) -> None:
+    for file, text in limits.items():
+        (mount / file).parent.mkdir(parents=True, exist_ok=True)
+        (mount / file).write_text(f"{text}\n")
 
 
-def limit_v2(group: Path, text: str) -> None:
-    group.mkdir(parents=True, exist_ok=True)
-    (group / "cpu.max").write_text(f"{text}\n")
+TEN_CORES = {"cpu.max": "1000000 100000"}
+V1 = {f"cpu{group}/cpu.cfs_period_us": "100000" for group in ("", "/a/b")}
 
 
-def limit_v1(group: Path, quota_us: int) -> None:
-    group.mkdir(parents=True, exist_ok=True)
-    (group / "cpu.cfs_quota_us").write_text(f"{quota_us}\n")
-    (group / "cpu.cfs_period_us").write_text("100000\n")
-
-
-@pytest.mark.parametrize("text", ["max 100000", "junk", ""])
-def test_quota_of_v2_may_be_unlimited(mount: Path, text: str) -> None:
-    limit_v2(mount, text)
-    assert read_cpu_quota() == math.inf
-
-
-@pytest.mark.parametrize(("quota_us", "cores"), [(-1, math.inf), (250_000, 2.5)])
-@pytest.mark.parametrize("group", ["cpu", "cpu/app.service"])
-def test_quota_of_v1_is_read(mount: Path, group: str, quota_us: int, cores: float) -> None:
-    limit_v1(mount / "cpu", -1)
-    limit_v1(mount / group, quota_us)
-    enter_group(mount, "2:cpuacct,cpu:/app.service", "1:name=systemd:/docker/0f3a", "0::/")
+@pytest.mark.parametrize(
+    ("limits", "cores"),
+    [
+        *(({}, math.inf), ({"cpu.max": "max 100000"}, math.inf), ({"cpu.max": "junk"}, math.inf)),
+        (TEN_CORES | {"a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, 1.5),
+        (TEN_CORES | {"a/other/cpu.max": "100000 100000"}, 10),
+        (V1 | {"cpu/cpu.cfs_quota_us": "-1", "cpu/a/b/cpu.cfs_quota_us": "-1"}, math.inf),
+        (V1 | {"cpu/cpu.cfs_quota_us": "-1", "cpu/a/b/cpu.cfs_quota_us": "250000"}, 2.5),
+        (TEN_CORES | V1 | {"cpu/cpu.cfs_quota_us": "250000"}, 2.5),
+    ],
+)
+def test_cpu_quota_is_the_least_of_the_groups(
+    mount: Path, limits: dict[str, str], cores: float
+) -> None:
+    write_limits(mount, limits)
     assert read_cpu_quota() == cores
-
-
-def test_smallest_quota_of_the_parents_counts(mount: Path) -> None:
-    limit_v2(mount / "a.slice", "300000 100000")
-    limit_v2(mount / "a.slice/b.slice", "150000 100000")
-    limit_v2(mount / "a.slice/b.slice/c.service", "max 100000")
-    limit_v2(mount / "a.slice/other.service", "100000 100000")
-    enter_group(mount, "0::/a.slice/b.slice/c.service")
-    assert read_cpu_quota() == 1.5
-
-
-def test_quota_is_infinite_without_control_groups(mount: Path) -> None:
-    (mount.parent / "own").unlink()
-    assert read_cpu_quota() == math.inf
 
 
 @pytest.mark.parametrize(
     ("limits", "megabytes"),
     [
-        ({}, 800),
+        *(({}, 800), ({"a/memory.max": "9000000000"}, 800), ({"other/memory.max": "1"}, 800)),
         ({"a/b/memory.max": "max", "a/memory.max": "300000000", "memory.max": "500000000"}, 300),
-        ({"a/memory.max": "9000000000"}, 800),
         ({"memory/a/b/memory.limit_in_bytes": "200000000", "a/memory.max": "300000000"}, 200),
-        ({"memory/memory.limit_in_bytes": "9223372036854771712", "other/memory.max": "1"}, 800),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712"}, 800),
     ],
 )
-def test_memory_limit_is_the_least_of_the_parents_and_the_machine(
+def test_memory_limit_is_the_least_of_the_groups_and_the_machine(
     monkeypatch: pytest.MonkeyPatch, mount: Path, limits: dict[str, str], megabytes: int
 ) -> None:
     sizes = {"SC_PAGE_SIZE": 4000, "SC_PHYS_PAGES": 200_000}
     monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
-    enter_group(mount, "4:memory:/a/b", "0::/a/b")
-    for file, text in limits.items():
-        (mount / file).parent.mkdir(parents=True, exist_ok=True)
-        (mount / file).write_text(f"{text}\n")
+    write_limits(mount, limits)
     assert read_memory_limit() == megabytes * 1_000_000
+
+
+def test_quota_is_infinite_without_control_groups(mount: Path) -> None:
+    (mount / "own").unlink()
+    assert read_cpu_quota() == math.inf
 
 
 @pytest.fixture

@@ -9,42 +9,37 @@ import pytest
 from service.errors import StartError
 from service.scheduling.gpus import Gpu, count_fitting, list_gpus
 
+# The third is divided; its handles, as those of all, are the UUIDs.
+GPUS = {"GPU-a1": [], "GPU-b2": [], "GPU-c3": ["MIG-d4", "MIG-e5"]}
 
-class FakeNvml(ModuleType):
-    """Three GPUs; the last is divided, with instances in two of four places. Handles are UUIDs."""
 
-    class NVMLError(Exception):
-        """What the module raises."""
+class NvmlError(Exception):
+    """An error of the fake module."""
 
-    def __init__(self, *, driver: bool = True) -> None:
-        super().__init__("pynvml")
-        self._driver, self._opened = driver, 0
-        self._instances = {"GPU-c3": ["MIG-d4", "MIG-e5"]}
 
-    def nvmlInit(self) -> None:  # noqa: N802
-        if not self._driver:
-            raise self.NVMLError("NVML Shared Library Not Found")
-        self._opened += 1
+def find_instance(gpu: str, place: int) -> str:
+    if place % 2:
+        raise NvmlError("Not Found")
+    return GPUS[gpu][place // 2]
 
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self._opened -= 1
 
-    def __getattr__(self, name: str) -> Any:
-        assert self._opened == 1
-        return {
-            "nvmlDeviceGetCount": lambda: 3,
-            "nvmlDeviceGetHandleByIndex": ["GPU-a1", "GPU-b2", "GPU-c3"].__getitem__,
-            "nvmlDeviceGetHandleByUUID": str,
-            "nvmlDeviceGetUUID": str,
-            "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: 4 if gpu in self._instances else 0,
-            "nvmlDeviceGetMigDeviceHandleByIndex": self._find_instance,
-            "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(free=7_000 + (gpu == "MIG-d4")),
-        }[name]
-
-    def _find_instance(self, gpu: str, place: int) -> str:
-        if place % 2:
-            raise self.NVMLError("Not Found")
-        return self._instances[gpu][place // 2]
+def use_nvml(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Installs a fake `pynvml`."""
+    module = ModuleType("pynvml")
+    module.__dict__.update(
+        NVMLError=NvmlError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: len(GPUS),
+        nvmlDeviceGetHandleByIndex=[*GPUS].__getitem__,
+        nvmlDeviceGetHandleByUUID=str,
+        nvmlDeviceGetUUID=str,
+        nvmlDeviceGetMaxMigDeviceCount=lambda gpu: 2 * len(GPUS[gpu]),
+        nvmlDeviceGetMigDeviceHandleByIndex=find_instance,
+        nvmlDeviceGetMemoryInfo=lambda gpu: SimpleNamespace(free=int(gpu[-1])),
+    )
+    module.__dict__.update(changes)
+    monkeypatch.setitem(sys.modules, "pynvml", module)
 
 
 @pytest.mark.parametrize(
@@ -58,27 +53,28 @@ class FakeNvml(ModuleType):
 def test_gpus_are_those_that_cuda_may_use(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, uuids: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [gpu.uuid for gpu in list_gpus()] == uuids.split()
+    use_nvml(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    gpus = list_gpus()
+    assert gpus == [Gpu(uuid) for uuid in uuids.split()]
+    assert [gpu.free_bytes() for gpu in gpus] == [int(uuid[-1]) for uuid in uuids.split()]
 
 
-def test_free_memory_is_asked_of_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    assert [Gpu(uuid).free_bytes() for uuid in ("GPU-a1", "MIG-d4")] == [7_000, 7_001]
-
-
-@pytest.mark.parametrize(
-    ("nvml", "reason"), [(None, "extra `gpu`"), (FakeNvml(driver=False), "Library Not Found")]
-)
+@pytest.mark.parametrize("missing", [True, False], ids=["package", "driver"])
 def test_no_gpus_are_listed_without_nvml(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, nvml: Any, reason: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: bool
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    def fail() -> None:
+        raise NvmlError("Library Not Found")
+
+    use_nvml(monkeypatch, nvmlInit=fail)
+    if missing:
+        monkeypatch.setitem(sys.modules, "pynvml", None)
     assert list_gpus() == []
-    assert [reason in record.message for record in caplog.records] == [True]
+    reason = "install the extra `gpu`" if missing else "Library Not Found"
+    assert [reason in message for message in caplog.messages] == [True]
     with pytest.raises(StartError, match=reason):
         Gpu("GPU-a1").free_bytes()
 
