@@ -57,7 +57,7 @@ class Plan:
             "decode_threads": settings.decode_threads or decoders,
             # One that is too small in all stays so, and is refused.
             "max_held_bytes": max(held, min(settings.max_held_bytes, settings.max_body_bytes)),
-            "max_decoding_pixels": max(settings.max_decoding_pixels // self.workers, 1),
+            "max_decoding_pixels": settings.max_decoding_pixels // self.workers,
         }
         return settings.model_copy(update=own)
 
@@ -86,11 +86,11 @@ def _count_workers(settings: Settings, gpus: int, *, on_gpu: bool) -> int:
     # Without NVML it is not known whether a GPU has memory for a second model.
     if sys.platform != "linux" or (on_gpu and not gpus and not settings.shared_engine):
         return 1
-    wanted = count_cores() // (_CORES_PER_GPU_WORKER if on_gpu else _CORES_PER_CPU_WORKER)
-    wanted = max(wanted, gpus, 1)
+    cores = _CORES_PER_GPU_WORKER if on_gpu else _CORES_PER_CPU_WORKER
+    wanted = max(count_cores() // cores, gpus, 1)
     if wanted == 1:
         return 1
-    limit, each = read_memory_limit(), _estimate_memory(settings, on_gpu=on_gpu)
+    limit, each = read_memory_limit(), _estimate_memory(settings, "cuda" if on_gpu else "cpu")
     fitting = max(1, (limit - settings.max_held_bytes) // each)
     if fitting < wanted:
         logger.info(
@@ -100,15 +100,14 @@ def _count_workers(settings: Settings, gpus: int, *, on_gpu: bool) -> int:
     return min(wanted, fitting)
 
 
-def _estimate_memory(settings: Settings, *, on_gpu: bool) -> int:
-    """Returns the most bytes that a worker takes, its largest photo included."""
+def _estimate_memory(settings: Settings, device: Device) -> int:
+    """Returns the most bytes that a worker takes; `device` is what `auto` means."""
     total = _WORKER_BYTES + settings.max_pixels * _BYTES_PER_PIXEL
     if settings.shared_engine:
         return total
     with suppress(StartError, BundleError):  # the worker reports it
         bundle = Bundle(settings.bundle, read_manifest(settings.bundle), labels=())
         check_graphs(bundle.path, bundle.manifest)
-        device: Device = "cuda" if on_gpu else "cpu"
         if settings.device != "auto":
             device = settings.device
         precision = choose_precision(bundle, device, settings.precision)

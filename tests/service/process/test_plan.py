@@ -90,8 +90,8 @@ def test_limits_of_the_service_are_divided(monkeypatch: pytest.MonkeyPatch) -> N
     plan = make_plan(monkeypatch, {}, workers=4)
     for pixels, held, body, wanted in (
         (64_000_000, 1024, 20, (16_000_000, 256)),
-        (3, 900, 600, (1, 600)),
-        (3, 900, 1000, (1, 900)),  # invalid
+        (3, 900, 600, (0, 600)),
+        (3, 900, 1000, (0, 900)),  # invalid
     ):
         limits = {"max_held_bytes": held, "max_body_bytes": body, "max_decoding_pixels": pixels}
         own = plan.adapt_settings(4, Settings(**limits))
