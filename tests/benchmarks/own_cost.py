@@ -67,8 +67,7 @@ def _list_free(checkout: Path) -> Server:
     command = (find_python(checkout), *start, "--port", "{port}", "--label-store", "memory",
                "--device", "cpu", "--log-level", "warning", "--bundle", str(BUNDLE))  # fmt: skip
     request = replace(make_multipart(PHOTO.read_bytes()), path="/predict?label_set=trained")
-    variables = {"PYTHONPATH": str(checkout), "ML_DECODER_WORKERS": "1"}
-    return Server(str(checkout), command, request, variables, checkout)
+    return Server(str(checkout), command, request, {"PYTHONPATH": str(checkout)}, checkout)
 
 
 def _show(title: str, costs: list[float], first: list[float]) -> None:
