@@ -155,28 +155,28 @@ class Settings(BaseSettings):
     """Milliseconds after which an unanswered request is dropped (default 30000)."""
 
     intra_op_threads: int = Field(default=0, ge=0, le=1024)
-    """CPU threads that run the model; 0 = one for each core (default 0)."""
+    """CPU threads that run the model; 0 = one for each core of the worker (default 0)."""
 
     decode_threads: int = Field(default=0, ge=0, le=1024)
     """CPU threads that decode images outside the workers: all images on a GPU, large or unusual
-    ones on a CPU; 0 = one for each core. One more decodes images of up to 12 Mi pixels only
-    (default 0)."""
+    ones on a CPU; 0 = one for each core of the worker, for a GPU 4 to 8. One more decodes images
+    of up to 12 Mi pixels only (default 0)."""
 
     max_body_bytes: int = Field(default=20 * MIB, ge=1)
     """Most bytes in the body of a request (default 20971520 = 20 MiB)."""
 
     max_held_bytes: int = Field(default=1024 * MIB, ge=1)
     """Most bytes of request bodies, fetched images and long answers in memory, all requests
-    together. More are refused at once. Must be at least max_body_bytes (default 1073741824 = 1
-    GiB)."""
+    together; workers divide it. More are refused at once. Must be at least max_body_bytes (default
+    1073741824 = 1 GiB)."""
 
     max_pixels: int = Field(default=50_000_000, ge=1, le=178_000_000)  # Pillow's own limit
     """Most pixels (width x height) in an image (default 50000000)."""
 
     max_decoding_pixels: int = Field(default=64_000_000, ge=1)
     """Most pixels of images of more than 12 Mi pixels (12582912) that are decoded at the same time,
-    of JPEGs a quarter; the others wait. A pixel takes up to 25 bytes. One image is always decoded
-    (default 64000000)."""
+    of JPEGs a quarter; the others wait. Workers divide it. A pixel takes up to 25 bytes. A worker
+    always decodes one image (default 64000000)."""
 
     predict_keys: SecretStr | None = None
     """Keys that permit predictions, separated by commas, or @FILE with one key a line (default

@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from service.engine.devices import may_use_gpu
 from service.errors import BundleError, StartError
 from service.http.telemetry.logs import configure_logs
 from service.pipeline.loading import Graphs, open_graphs
-from service.scheduling.cpu import count_processes, divide_cores
-from service.settings import Settings
+from service.process.plan import Plan, plan_workers
+from service.scheduling.gpus import count_fitting
+from service.settings import MIB, Settings
 
 if TYPE_CHECKING:
     from service.process.workers import Worker
@@ -46,12 +47,12 @@ def serve_model(
                 "--%s-keys: other users of this machine can read arguments: use --%s-keys-file",
                 *(flag, flag),
             )
-    workers = _count_workers(settings)
-    if workers == 1 and not settings.shared_engine:
-        _serve(settings, open_graphs)
+    plan = plan_workers(settings)
+    if plan.workers == 1 and not plan.engines:
+        _serve(plan.adapt_settings(1, settings), open_graphs)
     else:
         with _share_state(settings) as (shared, folders):
-            _supervise(workers, shared, folders, open_graphs)
+            _supervise(_Processes(plan, shared, folders, open_graphs))
 
 
 def _serve(
@@ -73,67 +74,93 @@ def _serve(
         run_server(settings, lambda settings: open_pipeline(settings, opening.result()), worker)
 
 
-def _supervise(
-    workers: int,
-    settings: Settings,
-    folders: Sequence[str],
-    open_graphs: Callable[[Settings], Graphs],
-) -> None:
+@dataclass(frozen=True)
+class _Processes:
+    """What the processes of a service run after the fork; they share `folders`."""
+
+    plan: Plan
+    settings: Settings
+    folders: Sequence[str]
+    open_graphs: Callable[[Settings], Graphs]
+
+    def serve(self, worker: Worker) -> None:
+        """Runs a worker, with its own engine or with that of an engine process."""
+        from service.engine.shared_arrays import SharedArrays
+        from service.pipeline.loading import open_remote_graphs
+
+        plan = self.plan
+        plan.shares[worker.number - 1].pin()
+        if not plan.engines:
+            self._choose_gpu(worker.number)
+
+        def open_shared(settings: Settings) -> Graphs:
+            arrays = SharedArrays(Path(self.folders[-1]), worker.number)
+            if not plan.engines:
+                return replace(self.open_graphs(settings), arrays=arrays)
+            address = self._find_socket((worker.number - 1) % plan.engines)
+            return open_remote_graphs(settings, address, arrays, worker.is_stopping)
+
+        _serve(plan.adapt_settings(worker.number, self.settings), open_shared, worker)
+        self._clean_up(worker)
+
+    def run_engine(self, worker: Worker) -> None:
+        """Runs an engine process; their numbers follow the workers'."""
+        from service.process.engine_process import run_engine
+
+        number = worker.number - self.plan.workers
+        self._choose_gpu(number)
+        run_engine(self.settings, self.open_graphs, self._find_socket(number - 1), worker)
+        self._clean_up(worker)
+
+    def _find_socket(self, place: int) -> Path:
+        return Path(self.folders[-1]) / f"engine-{place}"
+
+    def _choose_gpu(self, number: int) -> None:
+        if gpu := self.plan.find_gpu(number):
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid  # before ONNX Runtime loads CUDA
+
+    def _clean_up(self, worker: Worker) -> None:
+        if worker.is_orphan():  # the supervisor was killed, before it removed them
+            for folder in self.folders:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _supervise(processes: _Processes) -> None:
     gc.disable()
-    # Before the fork, so that workers share it.
-    from service.engine.shared_arrays import SharedArrays
-    from service.pipeline.loading import open_remote_graphs
-    from service.process import server  # noqa: F401
-    from service.process.engine_process import run_engine
+    # Before the fork, so that all processes share it.
+    from service.process import engine_process, server  # noqa: F401
     from service.process.ports import Ports
     from service.process.workers import Supervisor
 
     gc.freeze()
     gc.enable()
-    ports = Ports(settings, shared=True)
-    shares = divide_cores(workers)
-
-    shared_folder, engines = Path(folders[-1]), int(settings.shared_engine)
-
-    def find_socket(number: int) -> Path:
-        return shared_folder / f"engine-{(number - 1) % engines}"
-
-    def serve(worker: Worker) -> None:
-        def open_shared(settings: Settings) -> Graphs:
-            arrays = SharedArrays(shared_folder, worker.number)
-            if not engines:
-                return replace(open_graphs(settings), arrays=arrays)
-            address = find_socket(worker.number)
-            return open_remote_graphs(settings, address, arrays, worker.is_stopping)
-
-        share = shares[worker.number - 1]
-        share.pin()
-        threads = {
-            "intra_op_threads": settings.intra_op_threads or share.count,
-            "decode_threads": settings.decode_threads or share.count,
-        }
-        _serve(settings.model_copy(update=threads), open_shared, worker)
-        clean_up(worker)
-
-    def serve_engine(worker: Worker) -> None:
-        run_engine(settings, open_graphs, find_socket(worker.number - workers), worker)
-        clean_up(worker)
-
-    def clean_up(worker: Worker) -> None:
-        if worker.is_orphan():  # the supervisor was killed, before it removed them
-            for folder in folders:
-                shutil.rmtree(folder, ignore_errors=True)
-
-    Supervisor(workers, ports, serve, engines=engines, run_engine=serve_engine).run()
+    plan = processes.plan
+    Supervisor(
+        plan.workers,
+        Ports(processes.settings, shared=True),
+        processes.serve,
+        engines=plan.engines,
+        run_engine=processes.run_engine,
+        count_fitting=_measure_gpu(plan) if processes.settings.workers == "auto" else None,
+    ).run()
 
 
-def _count_workers(settings: Settings) -> int:
-    if settings.workers == "auto":
-        alone = sys.platform != "linux" or may_use_gpu(settings.device)
-        return 1 if alone else count_processes()
-    if settings.workers > 1 and sys.platform != "linux":
-        raise StartError(f"workers must be 1 on this system; it is {settings.workers}")
-    return settings.workers
+def _measure_gpu(plan: Plan) -> Callable[[], int] | None:
+    """Returns what counts, once worker 1 is ready, how many fit on the GPUs; None if all do."""
+    if plan.engines or not plan.gpus:
+        return None
+    gpu, places = plan.gpus[0], len(plan.gpus)
+    before = gpu.free_bytes()
+
+    def count() -> int:
+        after = gpu.free_bytes()
+        most = math.ceil(plan.workers / places)
+        workers = min(plan.workers, places * count_fitting(before, after, most))
+        fields = {"workers": workers, "planned": plan.workers, "gpu_mib": (before - after) // MIB}
+        logger.info("counted workers that fit on the GPU", extra=fields)
+        return workers
+
+    return count
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""CPU cores: how many the process may use, one for each worker, and shares of several processes."""
+"""CPU cores and memory that this process may use; cores of its workers, shares of processes."""
 
 import math
 import os
@@ -14,10 +14,6 @@ _OWN_CGROUPS = Path("/proc/self/cgroup")
 # A worker that has run its batch waits at most this long for the GIL. With Python's own 5 ms, a
 # flood of requests, whose refusals keep the event loop busy, cost a fifth of the predictions.
 _SWITCH_SECONDS = 0.0002
-
-# A process answers 3,500 requests a second at most, because its own Python takes 0.26 to 0.31 ms
-# of each. 15 to 20 fast cores do as many in int8.
-CORES_PER_PROCESS = 16
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
@@ -77,11 +73,6 @@ def count_cores() -> int:
     return max(1, int(min(allowed, read_cpu_quota())))
 
 
-def count_processes() -> int:
-    """Returns how many processes these cores need: one for each `CORES_PER_PROCESS` begun."""
-    return math.ceil(count_cores() / CORES_PER_PROCESS)
-
-
 @dataclass(frozen=True)
 class CoreShare:
     """The cores of one of several processes: a number, and which; none means any."""
@@ -95,17 +86,17 @@ class CoreShare:
             _move_thread(self.numbers)
 
 
-def divide_cores(processes: int) -> list[CoreShare]:
+def divide_cores(processes: int, *, pin: bool = True) -> list[CoreShare]:
     """Divides the cores among processes; cores of one package stay together.
 
-    With a container's quota below the number of cores, or with more processes than cores, a share
-    has a number only: the kernel knows which cores are free.
+    With `pin` false, a container's quota below the number of cores, or more processes than cores, a
+    share has a number only: the kernel knows which cores are free.
     """
     count = count_cores()
     each, more = divmod(count, processes)
     sizes = [max(1, each + (place < more)) for place in range(processes)]
     numbers = sorted(_list_numbers(), key=_locate)
-    if count < max(len(numbers), processes):
+    if not pin or count < max(len(numbers), processes):
         return [CoreShare(size) for size in sizes]
     ends = [sum(sizes[: place + 1]) for place in range(processes)]
     return [
@@ -128,12 +119,18 @@ def _locate(number: int) -> tuple[int, int, int]:
 
 def read_cpu_quota() -> float:
     """Returns the CPU quota of the control groups (v2 and v1), in cores; infinite if unlimited."""
-    return min(_read_group(group) for group in _list_groups())
+    return min(_read_quota(group) for group in _list_groups("cpu"))
 
 
-def _list_groups() -> set[Path]:
+def read_memory_limit() -> int:
+    """Returns the machine's memory in bytes, or the limit of the control groups if it is less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(min(machine, *(_read_memory(group) for group in _list_groups("memory"))))
+
+
+def _list_groups(controller: str) -> set[Path]:
     # Many do not exist: in a container /proc has the host's paths, and the mount the container's.
-    v1 = _CGROUPS / "cpu"
+    v1 = _CGROUPS / controller
     groups = {_CGROUPS, v1}
     try:
         lines = _OWN_CGROUPS.read_text().splitlines()
@@ -141,14 +138,14 @@ def _list_groups() -> set[Path]:
         return groups
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if not controllers or "cpu" in controllers.split(","):
+        if not controllers or controller in controllers.split(","):
             relative = Path(path.lstrip("/"))
             top = v1 if controllers else _CGROUPS
             groups.update(top / each for each in (relative, *relative.parents))
     return groups
 
 
-def _read_group(group: Path) -> float:
+def _read_quota(group: Path) -> float:
     try:
         try:
             quota, period = (group / "cpu.max").read_text().split()
@@ -158,6 +155,13 @@ def _read_group(group: Path) -> float:
     except (OSError, ValueError):  # v2 says "max" if there is no quota
         return math.inf
     return cores if cores > 0 else math.inf  # v1 says -1
+
+
+def _read_memory(group: Path) -> float:
+    for name in ("memory.max", "memory.limit_in_bytes"):  # v2 and v1
+        with suppress(OSError, ValueError):  # v2 says "max", v1 the largest number
+            return int((group / name).read_text())
+    return math.inf
 
 
 def set_thread_scheduling() -> None:

@@ -37,7 +37,7 @@ def serve_command(bundle: Bundle, *flags: str) -> tuple[str, ...]:
 
 
 class ServerProcess:
-    """Runs the command line and collects its stderr."""
+    """Runs the command line, as one process unless it says otherwise, and collects its stderr."""
 
     program: tuple[str, ...] = ("-c", _START)
 
@@ -46,7 +46,7 @@ class ServerProcess:
         self._process = subprocess.Popen(
             [sys.executable, *self.program, *arguments],
             cwd=ROOT,
-            env={**environment, "PYTHONPATH": str(ROOT), **variables},
+            env={**environment, "PYTHONPATH": str(ROOT), "ML_DECODER_WORKERS": "1", **variables},
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -20,7 +20,7 @@ IN_BF16 = pytest.param(
 
 @pytest.fixture(scope="module", params=[(), IN_BF16], ids=["default", "bf16"])
 def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
-    """A client of `ml-decoder serve` with all defaults except port, device and precision."""
+    """A client of `ml-decoder serve`: defaults except port, workers, device and precision."""
     command = ("serve", "--port", "0", *request.param)
     with ServerProcess(*command) as server, server.open_client() as client:
         yield client

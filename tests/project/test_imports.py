@@ -19,7 +19,7 @@ PARTS = ("ml_decoder_client", "service", "export", "models")
 _PACKAGES = """
     PIL cv2 simplejpeg fastapi fastapi_offline httptools httpcore2 numpy onnxruntime
     onnxruntime_ep_openvino opentelemetry pillow_heif prometheus_client pyarrow pydantic
-    pydantic_core pydantic_settings multipart pythonjsonlogger ray rich sqlalchemy starlette
+    pydantic_core pydantic_settings pynvml multipart pythonjsonlogger ray rich sqlalchemy starlette
     tokenizers typer uvicorn
 """
 SERVICE_PACKAGES = set(_PACKAGES.split())

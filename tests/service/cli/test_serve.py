@@ -5,9 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import onnxruntime as ort
 import pytest
 
 import service.pipeline.pipeline
@@ -53,7 +51,7 @@ def test_server_gets_the_graphs_that_were_opened_during_imports(
 
     monkeypatch.setattr(server, "run_server", run_server)
     monkeypatch.setattr(service.pipeline.pipeline, "open_pipeline", build)
-    settings = Settings(label_store="memory")
+    settings = Settings(label_store="memory", workers=1, intra_op_threads=3, decode_threads=2)
     serve_model(settings, open_it)
     assert got == [pipeline, pipeline, True]
     assert opened == [settings]
@@ -65,32 +63,7 @@ def test_error_of_opening_the_graphs_reaches_the_server(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(server, "run_server", lambda settings, wait, _: wait(settings))
     with pytest.raises(StartError, match="no such device"):
-        serve_model(Settings(label_store="memory"), fail)
-
-
-@pytest.mark.parametrize(
-    ("workers", "device", "gpu", "count"),
-    [
-        *((1, "cpu", False, 1), (3, "cpu", False, 3), (2, "cuda", True, 2)),
-        *(("auto", "cpu", False, 4), ("auto", "cpu", True, 4), ("auto", "openvino", True, 4)),
-        *(("auto", "auto", False, 4), ("auto", "auto", True, 1), ("auto", "cuda", True, 1)),
-    ],
-)
-def test_auto_counts_workers_by_cores_and_is_one_for_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, workers: Any, device: Any, gpu: bool, count: int
-) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(serving, "count_processes", lambda: 4)
-    providers = ["CUDAExecutionProvider"] * gpu + ["CPUExecutionProvider"]
-    monkeypatch.setattr(ort, "get_available_providers", lambda: providers)
-    assert serving._count_workers(Settings(workers=workers, device=device)) == count
-
-
-def test_several_workers_need_linux(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert serving._count_workers(Settings(workers="auto")) == 1
-    with pytest.raises(StartError, match="workers must be 1 on this system; it is 2"):
-        serving._count_workers(Settings(workers=2))
+        serve_model(Settings(label_store="memory", workers=1), fail)
 
 
 def test_workers_share_a_label_store_instead_of_memory_and_a_folder_of_metrics(

@@ -1,4 +1,4 @@
-"""Cores of the workers, quotas of control groups, and the policy of the threads."""
+"""Cores of the workers, limits of control groups, and the policy of the threads."""
 
 import math
 import os
@@ -14,10 +14,10 @@ from service.scheduling.cpu import (
     ANY_CORE,
     Core,
     CoreShare,
-    count_processes,
     divide_cores,
     list_cores,
     read_cpu_quota,
+    read_memory_limit,
     set_thread_scheduling,
 )
 from tests.support.threads import needs_policies
@@ -85,54 +85,62 @@ def test_container_quota_limits_the_cores(
 
 @pytest.fixture
 def mount(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder of the groups; this process starts in the topmost ones."""
-    monkeypatch.setattr(cpu, "_CGROUPS", tmp_path / "groups")
+    """The folder of the groups, of which this process is in /a/b."""
+    monkeypatch.setattr(cpu, "_CGROUPS", tmp_path)
     monkeypatch.setattr(cpu, "_OWN_CGROUPS", tmp_path / "own")
-    enter_group(tmp_path / "groups", "0::/")
-    return tmp_path / "groups"
+    lines = ("4:memory:/a/b", "2:cpuacct,cpu:/a/b", "1:name=systemd:/docker/0f3a", "0::/a/b")
+    (tmp_path / "own").write_text("".join(f"{line}\n" for line in lines))
+    return tmp_path
 
 
-def enter_group(mount: Path, *lines: str) -> None:
-    (mount.parent / "own").write_text("".join(f"{line}\n" for line in lines))
+def write_limits(mount: Path, limits: dict[str, str]) -> None:
+    for file, text in limits.items():
+        (mount / file).parent.mkdir(parents=True, exist_ok=True)
+        (mount / file).write_text(f"{text}\n")
 
 
-def limit_v2(group: Path, text: str) -> None:
-    group.mkdir(parents=True, exist_ok=True)
-    (group / "cpu.max").write_text(f"{text}\n")
+TEN_CORES = {"cpu.max": "1000000 100000"}
+V1 = {f"cpu{group}/cpu.cfs_period_us": "100000" for group in ("", "/a/b")}
 
 
-def limit_v1(group: Path, quota_us: int) -> None:
-    group.mkdir(parents=True, exist_ok=True)
-    (group / "cpu.cfs_quota_us").write_text(f"{quota_us}\n")
-    (group / "cpu.cfs_period_us").write_text("100000\n")
-
-
-@pytest.mark.parametrize("text", ["max 100000", "junk", ""])
-def test_quota_of_v2_may_be_unlimited(mount: Path, text: str) -> None:
-    limit_v2(mount, text)
-    assert read_cpu_quota() == math.inf
-
-
-@pytest.mark.parametrize(("quota_us", "cores"), [(-1, math.inf), (250_000, 2.5)])
-@pytest.mark.parametrize("group", ["cpu", "cpu/app.service"])
-def test_quota_of_v1_is_read(mount: Path, group: str, quota_us: int, cores: float) -> None:
-    limit_v1(mount / "cpu", -1)
-    limit_v1(mount / group, quota_us)
-    enter_group(mount, "2:cpuacct,cpu:/app.service", "1:name=systemd:/docker/0f3a", "0::/")
+@pytest.mark.parametrize(
+    ("limits", "cores"),
+    [
+        *(({}, math.inf), ({"cpu.max": "max 100000"}, math.inf), ({"cpu.max": "junk"}, math.inf)),
+        (TEN_CORES | {"a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, 1.5),
+        (TEN_CORES | {"a/other/cpu.max": "100000 100000"}, 10),
+        (V1 | {"cpu/cpu.cfs_quota_us": "-1", "cpu/a/b/cpu.cfs_quota_us": "-1"}, math.inf),
+        (V1 | {"cpu/cpu.cfs_quota_us": "-1", "cpu/a/b/cpu.cfs_quota_us": "250000"}, 2.5),
+        (TEN_CORES | V1 | {"cpu/cpu.cfs_quota_us": "250000"}, 2.5),
+    ],
+)
+def test_cpu_quota_is_the_least_of_the_groups(
+    mount: Path, limits: dict[str, str], cores: float
+) -> None:
+    write_limits(mount, limits)
     assert read_cpu_quota() == cores
 
 
-def test_smallest_quota_of_the_parents_counts(mount: Path) -> None:
-    limit_v2(mount / "a.slice", "300000 100000")
-    limit_v2(mount / "a.slice/b.slice", "150000 100000")
-    limit_v2(mount / "a.slice/b.slice/c.service", "max 100000")
-    limit_v2(mount / "a.slice/other.service", "100000 100000")
-    enter_group(mount, "0::/a.slice/b.slice/c.service")
-    assert read_cpu_quota() == 1.5
+@pytest.mark.parametrize(
+    ("limits", "megabytes"),
+    [
+        *(({}, 800), ({"a/memory.max": "9000000000"}, 800), ({"other/memory.max": "1"}, 800)),
+        ({"a/b/memory.max": "max", "a/memory.max": "300000000", "memory.max": "500000000"}, 300),
+        ({"memory/a/b/memory.limit_in_bytes": "200000000", "a/memory.max": "300000000"}, 200),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712"}, 800),
+    ],
+)
+def test_memory_limit_is_the_least_of_the_groups_and_the_machine(
+    monkeypatch: pytest.MonkeyPatch, mount: Path, limits: dict[str, str], megabytes: int
+) -> None:
+    sizes = {"SC_PAGE_SIZE": 4000, "SC_PHYS_PAGES": 200_000}
+    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
+    write_limits(mount, limits)
+    assert read_memory_limit() == megabytes * 1_000_000
 
 
 def test_quota_is_infinite_without_control_groups(mount: Path) -> None:
-    (mount.parent / "own").unlink()
+    (mount / "own").unlink()
     assert read_cpu_quota() == math.inf
 
 
@@ -187,17 +195,6 @@ def set_cores(
     monkeypatch.setattr(cpu, "_locate", lambda n: (n % half // each, n % half, n))
 
 
-@pytest.mark.parametrize(
-    ("cores", "quota", "processes"),
-    [(1, math.inf, 1), (16, math.inf, 1), (17, math.inf, 2), (96, math.inf, 6), (64, 16, 1)],
-)
-def test_cores_need_a_process_for_each_16(
-    monkeypatch: pytest.MonkeyPatch, cores: int, quota: float, processes: int
-) -> None:
-    set_cores(monkeypatch, cores, quota)
-    assert count_processes() == processes
-
-
 def test_shares_are_disjoint_and_keep_siblings_and_packages_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -210,13 +207,14 @@ def test_shares_are_disjoint_and_keep_siblings_and_packages_together(
     assert sorted(n for share in shares for n in share.numbers) == list(range(16))
 
 
-def test_shares_under_a_quota_or_of_too_few_cores_are_numbers_only(
+def test_shares_under_a_quota_of_too_few_cores_or_without_pins_are_numbers_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_cores(monkeypatch, 64, quota=10)
     assert divide_cores(4) == [CoreShare(3), CoreShare(3), CoreShare(2), CoreShare(2)]
     set_cores(monkeypatch, 2)
     assert divide_cores(3) == [CoreShare(1)] * 3
+    assert divide_cores(2, pin=False) == [CoreShare(1)] * 2
 
 
 def test_share_keeps_the_thread_to_its_cores(allowed: set[int]) -> None:

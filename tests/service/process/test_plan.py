@@ -1,0 +1,122 @@
+"""Plans of processes: by cores, quota, memory, device and GPUs."""
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+import pytest
+
+from service.bundle.manifest import MANIFEST_FILE
+from service.engine import devices
+from service.errors import StartError
+from service.process import plan as planning
+from service.process.plan import Plan, plan_workers
+from service.scheduling import cpu
+from service.scheduling.gpus import Gpu
+from service.settings import MIB, Settings
+
+GIB = 1024 * MIB
+MACHINE = {"system": "linux", "cores": 16, "quota": math.inf, "memory": 64 * GIB}
+MACHINE |= {"cuda": False, "nvml": True, "gpus": ""}
+CARD = {"cuda": True, "gpus": "a"}
+CARDS = {"cuda": True, "gpus": "ab"}
+UNKNOWN = {"cuda": True, "nvml": False}
+
+
+def make_plan(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], **settings: Any) -> Plan:
+    """Plans for a changed `MACHINE`; its GPUs have names of one letter."""
+    machine = MACHINE | changes
+    cores = set(range(machine["cores"]))
+    providers = ["CUDAExecutionProvider"] * machine["cuda"] + ["CPUExecutionProvider"]
+    monkeypatch.setattr(sys, "platform", machine["system"])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores, raising=False)
+    monkeypatch.setattr(cpu, "read_cpu_quota", lambda: machine["quota"])
+    monkeypatch.setattr(planning, "read_memory_limit", lambda: machine["memory"])
+    monkeypatch.setattr(ort, "get_available_providers", lambda: providers)
+    monkeypatch.setattr(planning, "list_gpus", lambda: [*map(Gpu, machine["gpus"])])
+    monkeypatch.setattr(planning, "find_spec", lambda _: machine["nvml"] or None)
+    return plan_workers(Settings(**settings))
+
+
+@pytest.mark.parametrize(
+    ("machine", "settings", "wanted"),  # workers, engines, pinned; threads and GPU of the last
+    [
+        ({"cores": 2}, {}, (1, 0, True, 2, 2, "")),
+        ({"cores": 6}, {}, (2, 0, True, 3, 3, "")),
+        ({}, {}, (5, 0, True, 3, 3, "")),
+        ({}, {"device": "openvino", "intra_op_threads": 2}, (5, 0, True, 2, 3, "")),
+        ({"cores": 2}, {"workers": 3, "decode_threads": 2}, (3, 0, False, 1, 2, "")),
+        ({"quota": 6.5}, {}, (2, 0, False, 3, 3, "")),
+        ({"quota": 0.5}, {}, (1, 0, False, 1, 1, "")),
+        ({"memory": 4 * GIB}, {}, (2, 0, True, 8, 8, "")),
+        ({"memory": 4 * GIB}, {"workers": 4}, (4, 0, True, 4, 4, "")),
+        ({"memory": GIB // 2}, {}, (1, 0, True, 16, 16, "")),
+        ({"system": "darwin"}, {}, (1, 0, True, 16, 16, "")),
+        ({"cores": 8}, {"shared_engine": True}, (2, 1, False, 4, 4, "")),
+        ({}, {"bundle": "/no/bundle"}, (5, 0, True, 3, 3, "")),
+        (CARD, {}, (8, 0, False, 2, 4, "a")),
+        (CARD, {"device": "cpu"}, (5, 0, True, 3, 3, "")),
+        (CARD, {"workers": 1}, (1, 0, False, 16, 8, "a")),
+        (CARD | {"cores": 3}, {}, (1, 0, False, 3, 3, "a")),
+        (CARD | {"memory": 4 * GIB}, {}, (2, 0, False, 8, 8, "a")),
+        (CARD, {"shared_engine": True}, (8, 1, False, 2, 2, "a")),
+        (CARDS, {"workers": 3}, (3, 0, False, 5, 5, "a")),
+        (CARDS | {"cores": 2}, {}, (2, 0, False, 1, 2, "b")),
+        (CARDS, {"shared_engine": True}, (8, 2, False, 2, 2, "b")),
+        (CARDS, {"shared_engine": True, "workers": 1}, (1, 1, False, 16, 8, "a")),
+        ({"cuda": True}, {}, (5, 0, True, 3, 3, "")),
+        ({"cuda": True}, {"device": "cuda"}, (1, 0, False, 16, 8, "")),
+        (UNKNOWN, {}, (1, 0, False, 16, 8, "")),
+        (UNKNOWN, {"device": "tensorrt", "workers": 2}, (2, 0, False, 8, 8, "")),
+        (UNKNOWN, {"shared_engine": True}, (8, 1, False, 2, 2, "")),
+    ],
+)
+def test_plan(
+    monkeypatch: pytest.MonkeyPatch, machine: dict[str, Any], settings: dict[str, Any], wanted: Any
+) -> None:
+    plan = make_plan(monkeypatch, machine, **settings)
+    pinned = all(share.numbers for share in plan.shares)
+    own = plan.adapt_settings(plan.workers, Settings(**settings))
+    threads = own.intra_op_threads, own.decode_threads
+    gpu = plan.find_gpu(plan.workers)
+    assert (plan.workers, plan.engines, pinned, *threads, gpu.uuid if gpu else "") == wanted
+
+
+def test_limits_of_the_service_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(monkeypatch, {}, workers=4)
+    for pixels, held, body, wanted in (
+        (64_000_000, 1024, 20, (16_000_000, 256)),
+        (3, 900, 600, (0, 600)),
+        (3, 900, 1000, (0, 900)),  # invalid
+    ):
+        limits = {"max_held_bytes": held, "max_body_bytes": body, "max_decoding_pixels": pixels}
+        own = plan.adapt_settings(4, Settings(**limits))
+        assert (own.max_decoding_pixels, own.max_held_bytes) == wanted
+
+
+@pytest.mark.parametrize(("precision", "workers"), [("auto", 3), ("int8", 3), ("fp32", 2)])
+def test_memory_of_a_worker_follows_from_the_graphs_of_its_precision(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, precision: str, workers: int
+) -> None:
+    manifest = json.loads((Settings().bundle / MANIFEST_FILE).read_text())
+    for name, mebibytes in (("encoder.fp32.onnx", 400), ("encoder.int8.onnx", 100)):
+        manifest["files"][name]["bytes"] = mebibytes * MIB
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps(manifest))
+    monkeypatch.setattr(devices, "multiplies_int8", lambda: True)
+    settings = {"bundle": tmp_path, "precision": precision}
+    assert make_plan(monkeypatch, {"memory": 8 * GIB}, **settings).workers == workers
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"workers": 2}, "must be 1 on .* it is 2"), ({"shared_engine": True}, "must be false on")],
+)
+def test_several_processes_need_linux(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(StartError, match=says):
+        make_plan(monkeypatch, {"system": "darwin"}, **settings)
