@@ -18,7 +18,7 @@ from service.bundle.manifest import GraphName
 from service.bundle.reader import load_bundle
 from service.engine.sessions import SessionConfig, open_session
 from service.settings import MIB
-from tests.benchmarks.load import Client, make_request, percentile
+from tests.benchmarks.load import Client, make_request
 from tests.benchmarks.servers import BUNDLE
 from tests.e2e.server_process import ServerProcess
 from tests.support.photos import encode_picture, make_picture
@@ -74,7 +74,7 @@ def soak(
     """
     if minutes <= warm_up:
         raise typer.BadParameter("--minutes must be more than --warm-up")
-    flags = ("--port", "0", "--device", device, "--label-store", "memory")
+    flags = ("--port", "0", "--workers", "1", "--device", device, "--label-store", "memory")
     with ServerProcess("serve", "--bundle", str(bundle), *flags) as server:
         seen = asyncio.run(_send_mixed_sizes(server, minutes, clients))
     after = [resident for minute, resident in seen if minute >= warm_up]
@@ -117,9 +117,9 @@ async def _send_mixed_sizes(
             last, seconds[:] = list(seconds), []
             asked += len(last)
             seen.append(((time.monotonic() - started) / 60, server.read_memory()))
-            times = [f"{percentile(last, p) * 1000:6.1f}" for p in (50, 99)] if last else ["-", "-"]
+            p50, p99 = np.percentile(last or [np.nan], (50, 99)) * 1000
             print(f"{seen[-1][0]:6.2f} min  {asked:8d} photos  {seen[-1][1] / MIB:7.1f} MiB  "
-                  f"p50 {times[0]} ms  p99 {times[1]} ms", flush=True)  # fmt: skip
+                  f"p50 {p50:6.1f} ms  p99 {p99:6.1f} ms", flush=True)  # fmt: skip
         return seen
 
     seen, *_ = await asyncio.gather(watch(), *(keep_asking(seed) for seed in range(clients)))

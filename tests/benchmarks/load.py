@@ -4,6 +4,7 @@ Slices of load that other processes disturbed are repeated.
 """
 
 import asyncio
+import os
 import re
 import statistics
 import subprocess
@@ -16,7 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import psutil
+
+from service.scheduling.cpu import count_cores
 
 _SCRIPT = """
 local file = assert(io.open(os.getenv("LOAD_BODY"), "rb"))
@@ -29,17 +33,23 @@ local pause = tonumber(os.getenv("LOAD_PAUSE_MS"))
 if pause > 0 then
   function delay() return math.random(0, 2 * pause) end
 end
+refused = 0  -- of one thread
+function response(status)
+  if status == 429 then refused = refused + 1 end
+end
+local threads = {}
+function setup(thread) table.insert(threads, thread) end
 function done(summary, latency, requests)
-  local errors = summary.errors
-  io.write(string.format("RESULT %d %d %.1f %.1f %d %d\\n", summary.requests, summary.duration,
-    latency:percentile(50), latency:percentile(99), errors.status,
+  local errors, total = summary.errors, 0
+  for _, thread in ipairs(threads) do total = total + thread:get("refused") end
+  io.write(string.format("RESULT %d %d %.1f %.1f %d %d %d\\n", summary.requests, summary.duration,
+    latency:percentile(50), latency:percentile(99), errors.status, total,
     errors.connect + errors.read + errors.write + errors.timeout))
 end
 """
 # The server finishes the queue of the last load first.
 _SETTLE_SECONDS = 0.8
 _MOST_FOREIGN_CORES = 0.1
-_MOST_SLICES = 4
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
 
@@ -58,17 +68,22 @@ class Load:
     rate: float  # 2xx answers per second
     p50_ms: float
     p99_ms: float
+    refused: float  # 429 answers per second; the latencies are of these too
     errors: int  # other answers and broken connections
     foreign_cores: float  # used by processes that are neither server nor load
     limit: float = 0.0  # of the machine meanwhile, photos per second, if measured
 
 
-def describe_loads(loads: Sequence[Load]) -> tuple[float, str]:
-    rate, p50, p99 = (
+def describe_loads(loads: Sequence[Load]) -> str:
+    """Returns medians: requests/s with quartiles, p50/p99 ms, and refusals if there are any."""
+    low, rate, high = np.percentile([load.rate for load in loads], [25, 50, 75])
+    p50, p99, refused = (
         statistics.median(getattr(load, name) for load in loads)
-        for name in ("rate", "p50_ms", "p99_ms")
+        for name in ("p50_ms", "p99_ms", "refused")
     )
-    return rate, f"{p50:.1f}/{p99:.1f}"
+    quartiles = f" ({low:.0f}-{high:.0f})" if len(loads) > 1 else ""
+    refusals = f", {refused:.0f}/s refused" if refused else ""
+    return f"{rate:.0f}/s{quartiles}, {p50:.1f}/{p99:.1f} ms{refusals}"
 
 
 def measure_load(
@@ -80,13 +95,16 @@ def measure_load(
         script.write_text(_SCRIPT)
         body.write_bytes(request.body)
         variables = {
+            **os.environ,
             "LOAD_BODY": str(body),
             "LOAD_HEADERS": "".join(f"{key}\t{value}\n" for key, value in request.headers.items()),
             "LOAD_PAUSE_MS": str(round(request.pause_seconds * 1000)),
-            "PATH": "/usr/bin:/bin",
         }
-        command = ["wrk", "-t1", f"-c{clients}", f"-d{max(1, round(seconds))}s", "--timeout", "30s",
-                   "-s", str(script), address + request.path]  # fmt: skip
+        # One thread is enough for 8 clients.
+        threads = max(1, min(clients // 8, count_cores() // 4))
+        command = ["wrk", f"-t{threads}", f"-c{clients}",
+                   f"-d{max(1, round(seconds))}s", "--timeout", "30s", "-s", str(script),
+                   address + request.path]  # fmt: skip
         time.sleep(_SETTLE_SECONDS)
         processes = find_processes(server)
         started, total = time.perf_counter(), _machine_seconds()
@@ -99,9 +117,10 @@ def measure_load(
     if wrk.returncode:
         raise RuntimeError(f"{address}{request.path}: {(wrk.stderr or wrk.stdout).strip()}")
     (line,) = (line for line in wrk.stdout.splitlines() if line.startswith("RESULT"))
-    requests, micros, p50, p99, refused, broken = map(float, line.split()[1:])
-    rate = (requests - refused) / (micros / 1e6)
-    return Load(rate, p50 / 1e3, p99 / 1e3, int(refused + broken), max(0.0, foreign))
+    requests, micros, p50, p99, failed, refused, broken = map(float, line.split()[1:])
+    ran, errors = micros / 1e6, int(failed - refused + broken)
+    rate = (requests - failed) / ran
+    return Load(rate, p50 / 1e3, p99 / 1e3, refused / ran, errors, max(0.0, foreign))
 
 
 def find_processes(pids: Iterable[int]) -> list[psutil.Process]:
@@ -130,10 +149,10 @@ def _machine_seconds() -> float:
     return float(sum(times[:8]) - times.idle - times.iowait)
 
 
-def measure_quietly(measure: Callable[[], Load]) -> Load:
-    """Repeats a slice until no other process disturbs it, at most 4 times; returns the quietest."""
+def measure_quietly(measure: Callable[[], Load], tries: int = 4) -> Load:
+    """Repeats a slice until no other process disturbs it; returns the quietest."""
     slices: list[Load] = []
-    while len(slices) < _MOST_SLICES:
+    while len(slices) < tries:
         slices.append(measure())
         if slices[-1].foreign_cores <= _MOST_FOREIGN_CORES:
             break
@@ -166,12 +185,6 @@ class Client:
 
     def close(self) -> None:
         self._writer.close()
-
-
-def percentile(values: list[float], percent: float) -> float:
-    """Returns the smallest value that `percent` of the values do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
 def count_a_second(work: Callable[[], object], threads: int, seconds: float) -> float:

@@ -18,9 +18,10 @@ from pathlib import Path
 from statistics import mean, median
 from urllib.parse import urlsplit
 
+import numpy as np
 import typer
 
-from tests.benchmarks.load import Client, Load, Request, make_request, measure_load, percentile
+from tests.benchmarks.load import Client, Load, Request, make_request, measure_load
 from tests.benchmarks.servers import BUNDLE, PHOTO, Running, list_ours, run_server
 
 OK, BUSY = 200, 429
@@ -91,22 +92,23 @@ async def run(subject: Subject, rounds: int, seconds: float, queue_size: int) ->
         )
         for status, taken in probed.items():
             met[status] += taken
-        recoveries.append(await subject.recover(percentile(alone[OK], 95)))
+        recoveries.append(await subject.recover(np.percentile(alone[OK], 95)))
         peaks.append(await asyncio.to_thread(subject.load, PEAK_CLIENTS, seconds))
         accepted.append(flood.rate + len(probed[OK]) / seconds)
-        offered.append(accepted[-1] + (flood.errors + len(probed[BUSY])) / seconds)
+        failed = flood.errors + len(probed[BUSY])
+        offered.append(accepted[-1] + flood.refused + failed / seconds)
     around = [mean((before.rate, after.rate)) for before, after in pairwise(peaks)]
     shares = [own / peak for own, peak in zip(accepted, around, strict=True)]
     times = median(own / peak for own, peak in zip(offered, around, strict=True))
     bound, recovery = queue_size / median(around), max(recoveries)
-    slowest, refusal = percentile(met[OK], 99), percentile(met[BUSY], 99)
+    slowest, refusal = (float(np.percentile(met[status], 99)) for status in (OK, BUSY))
     others = sum(len(taken) for status, taken in met.items() if status not in {OK, BUSY})
     print(f"peak: {median(around):.0f} answers a second\noffered: {times:.1f} times the peak")
     print(f"accepted: {median(shares):.0%} of the peak ({min(shares):.0%}-{max(shares):.0%}); "
           f"other answers {others}")  # fmt: skip
     print(f"p99 of the accepted: {slowest:.2f} s, {slowest / bound:.2f} times the queue's own "
           f"{bound:.2f} s")  # fmt: skip
-    print(f"time to refuse: median {percentile(met[BUSY], 50) * 1000:.1f} ms, "
+    print(f"time to refuse: median {np.percentile(met[BUSY], 50) * 1000:.1f} ms, "
           f"p99 {refusal * 1000:.1f} ms")  # fmt: skip
     print(f"back to normal after {recovery:.2f} s")
     in_time = slowest <= 2 * bound and refusal < LONGEST_REFUSAL_SECONDS and recovery <= 1

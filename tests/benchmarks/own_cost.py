@@ -31,8 +31,7 @@ from tests.benchmarks.servers import (
     Running,
     Server,
     compare_in_turns,
-    find_python,
-    make_multipart,
+    list_ours,
 )
 
 
@@ -52,8 +51,8 @@ def main(
         processes = find_processes(pids := running.pids())
         before = busy_seconds(processes)
         load = measure_load(running.address, server.request, count, seconds, pids)
-        if load.errors:
-            raise RuntimeError(f"{server.name}: {load.errors} errors")
+        if load.errors or load.refused:
+            raise RuntimeError(f"{server.name}: {load.errors} errors, {load.refused}/s refused")
         return (busy_seconds(processes) - before) / (load.rate * seconds) * 1e6
 
     servers = [_list_free(folder.resolve()) for folder in (ROOT, *(against or ()))]
@@ -61,13 +60,12 @@ def main(
 
 
 def _list_free(checkout: Path) -> Server:
-    program = checkout / "tests/benchmarks/own_cost.py"
-    before = program.with_name("free_model.py")  # of checkouts before version 1.0
-    start = (str(before),) if before.exists() else (str(program), "serve")
-    command = (find_python(checkout), *start, "--port", "{port}", "--label-store", "memory",
-               "--device", "cpu", "--log-level", "warning", "--bundle", str(BUNDLE))  # fmt: skip
-    request = replace(make_multipart(PHOTO.read_bytes()), path="/predict?label_set=trained")
-    return Server(str(checkout), command, request, {"PYTHONPATH": str(checkout)}, checkout)
+    ours = list_ours(BUNDLE, "auto", PHOTO.read_bytes(), str(checkout), checkout)
+    python, _, _, *serve = ours.command
+    command = (python, str(checkout / "tests/benchmarks/own_cost.py"), *serve)
+    return replace(
+        ours, command=command, request=replace(ours.request, path="/predict?label_set=trained")
+    )
 
 
 def _show(title: str, costs: list[float], first: list[float]) -> None:

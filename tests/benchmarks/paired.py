@@ -18,7 +18,15 @@ import numpy as np
 import typer
 
 from tests.benchmarks.load import Load, describe_loads, measure_load, measure_quietly
-from tests.benchmarks.servers import PHOTO, Running, Server, compare_in_turns, list_ours, list_peers
+from tests.benchmarks.servers import (
+    PHOTO,
+    Running,
+    Server,
+    compare_in_turns,
+    list_ours,
+    list_peers,
+    list_variants,
+)
 
 
 def main(  # noqa: PLR0913 - a parameter for each flag
@@ -26,6 +34,7 @@ def main(  # noqa: PLR0913 - a parameter for each flag
     bundle: Annotated[Path, typer.Option()],
     precision: Annotated[str, typer.Option(help="With commas between, or openvino:bf16.")] = "fp32",
     workers: Annotated[str, typer.Option(help="With commas between.")] = "1",
+    engines: Annotated[str, typer.Option(help="own, or own,shared.")] = "own",
     photo: Path = PHOTO,
     peers: Annotated[Path | None, typer.Option(help="Folder with a bench.py.")] = None,
     only: Annotated[str, typer.Option(help="Names of peers, with commas between.")] = "",
@@ -36,15 +45,12 @@ def main(  # noqa: PLR0913 - a parameter for each flag
 ) -> None:
     """Compares servers in turns."""
     content, precisions = photo.read_bytes(), precision.split(",")
-    servers = [
-        replace(server, command=(*server.command, "--workers", count))
-        for each in precisions
-        for count in workers.split(",")
-        for server in [list_ours(bundle, each, content, f"ours {each}, {count} workers")]
-    ]
+    servers = list_variants(bundle, precisions, content, workers, engines)
     for checkout in against or ():
         name = f"{checkout} {precisions[0]}"
-        servers.append(list_ours(bundle, precisions[0], content, name, checkout.resolve()))
+        before = list_ours(bundle, precisions[0], content, name, checkout.resolve())
+        flags = ("--workers", workers.split(",")[0])
+        servers.append(replace(before, command=(*before.command, *flags)))
     servers += list_peers(peers, photo, only)
 
     def ask(server: Server, running: Running, count: int) -> Load:
@@ -59,10 +65,8 @@ def main(  # noqa: PLR0913 - a parameter for each flag
 def _show(title: str, loads: list[Load], first: list[Load]) -> None:
     ratios = [load.rate / other.rate for load, other in zip(loads, first, strict=True)]
     low, middle, high = np.percentile(ratios, [25, 50, 75])
-    rate, latencies = describe_loads(loads)
-    print(f"{title}: {middle:.2f} of the first ({low:.2f} to {high:.2f}), {rate:.0f} req/s, "
-          f"p50/p99 {latencies} ms, errors {sum(load.errors for load in loads)}",
-          flush=True)  # fmt: skip
+    print(f"{title}: {middle:.2f} of the first ({low:.2f} to {high:.2f}), {describe_loads(loads)}, "
+          f"errors {sum(load.errors for load in loads)}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

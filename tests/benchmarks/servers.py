@@ -11,21 +11,25 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 
+from service.scheduling.cpu import count_cores
 from tests.benchmarks.load import Request
 
 ROOT = Path(__file__).parents[2]
 BUNDLE = ROOT / "bundles/ml-decoder-lite0"
 PHOTO = ROOT / "docs/photos/chelsea.jpg"
 _START_SECONDS = 120.0
+_ENGINES = {"own": (), "shared": ("--shared-engine", "true")}
 _BOUNDARY = "benchmark7f3a"
 _MARK = "BENCHMARK_SERVER"
 
@@ -76,17 +80,47 @@ class Running:
 def list_ours(
     bundle: Path, precision: str, photo: bytes, name: str = "ours", checkout: Path = ROOT
 ) -> Server:
-    """Describes our server, asked like `curl -F` for the 10 best trained labels, as peers are.
+    """Describes our server in one process, asked like `curl -F` for the 10 best trained labels.
 
     `precision` may name a device too, as in `openvino:bf16`.
     """
-    device, _, precision = precision.rpartition(":")
-    script = Path(find_python(checkout)).with_name("ml-decoder")
-    command = (str(script), "serve", "--port", "{port}", "--bundle", str(bundle.resolve()),
-               "--precision", precision, "--label-store", "memory",
-               "--device", device or "cpu", "--log-level", "warning")  # fmt: skip
+    device, precision = split_device(precision)
+    command = (find_python(checkout), "-m", "service.cli", "serve", "--port", "{port}",
+               "--bundle", str(bundle.resolve()), "--precision", precision, "--device", device,
+               "--label-store", "memory", "--log-level", "warning", "--workers", "1")  # fmt: skip
     request = replace(make_multipart(photo), path="/predict?label_set=trained&top_k=10")
     return Server(name, command, request, {"PYTHONPATH": str(checkout)}, checkout)
+
+
+def list_variants(
+    bundle: Path, precisions: Iterable[str], photo: bytes, workers: str, engines: str
+) -> list[Server]:
+    """Describes our server with every combination of settings; strings have commas between."""
+    servers = []
+    for precision, count, engine in product(precisions, workers.split(","), engines.split(",")):
+        name = f"ours {precision}, {count} workers, {engine} engine"
+        ours = list_ours(bundle, precision, photo, name)
+        flags = ("--workers", count, *_ENGINES[engine])
+        servers.append(replace(ours, command=(*ours.command, *flags)))
+    return servers
+
+
+def split_device(precision: str) -> tuple[str, str]:
+    """Splits `openvino:bf16`; the device is `cpu` if there is none."""
+    device, _, precision = precision.rpartition(":")
+    return device or "cpu", precision
+
+
+def list_mosec(bundle: Path, precision: str, photo: bytes) -> list[Server]:
+    """Describes mosec with this bundle; empty if it is not installed here."""
+    if importlib.util.find_spec("mosec") is None:
+        return []
+    command = (sys.executable, "-m", "tests.benchmarks.mosec_server", str(bundle.resolve()),
+               *split_device(precision))  # fmt: skip
+    variables = {"MOSEC_ADDRESS": "127.0.0.1", "MOSEC_PORT": "{port}", "MOSEC_TIMEOUT": "60000",
+                 "MOSEC_LOG_LEVEL": "warning", "PYTHONPATH": str(ROOT)}  # fmt: skip
+    request = Request("/inference", photo, {"Content-Type": "image/jpeg"})
+    return [Server(f"mosec {precision}", command, request, variables)]
 
 
 def find_python(checkout: Path) -> str:
@@ -113,12 +147,14 @@ def list_peers(folder: Path | None, photo: Path, only: str) -> list[Server]:
     bench: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bench)
     bench.IMG = str(photo)
+    # Two on two cores, where the peers were tuned.
+    workers = str(max(2, count_cores() - 1))
     (folder / "logs").mkdir(exist_ok=True)
     peers = []
     for peer in bench.SERVERS:
         if Path(peer["cmd"][0]).exists() and (not only or peer["name"] in only.split(",")):
             _, body, headers = bench.body_file(peer["body"], peer.get("field", "image"))
-            variables = {**bench.DEFAULTS, **peer["env"]}
+            variables = {**bench.DEFAULTS, "WORKERS": workers, **peer["env"]}
             where = Path(peer.get("cwd", bench.SRV))
             request = Request(peer["url"], body, headers)
             peers.append(Server(peer["name"], tuple(peer["cmd"]), request, variables, where))
@@ -137,26 +173,28 @@ def run_server(server: Server) -> Iterator[Running]:
         **{_MARK: mark, "PORT": str(port)},
     }
     started = time.perf_counter()
-    process = subprocess.Popen(
-        [part.replace("{port}", str(port)) for part in server.command],
-        cwd=server.folder,
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        while not _answers(server.request, port):
-            if process.poll() is not None:
-                raise RuntimeError(f"{server.name} exited with {process.returncode}")
-            if time.perf_counter() - started > _START_SECONDS:
-                raise RuntimeError(f"{server.name} does not answer")
-            time.sleep(0.02)
-        yield Running(f"http://127.0.0.1:{port}", time.perf_counter() - started, mark)
-    finally:
-        _end(mark)
-        process.wait()
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        process = subprocess.Popen(
+            [part.replace("{port}", str(port)) for part in server.command],
+            cwd=server.folder,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            while not _answers(server.request, port):
+                code = process.poll()
+                if code is not None or time.perf_counter() - started > _START_SECONDS:
+                    log.seek(0)
+                    end = log.read()[-300:]
+                    raise RuntimeError(f"{server.name} does not answer, exit status {code}: {end}")
+                time.sleep(0.02)
+            yield Running(f"http://127.0.0.1:{port}", time.perf_counter() - started, mark)
+        finally:
+            _end(mark)
+            process.wait()
 
 
 def compare_in_turns(
