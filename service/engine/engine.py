@@ -46,7 +46,7 @@ class Engine:
     convolution caches the plan of one size only.
 
     `workers` is the useful number of parallel runs; runs of more than `small_batch_size` images
-    save little time per image. `image_shape` is (H, W, 3).
+    save little time per image.
     """
 
     available = True
@@ -61,7 +61,6 @@ class Engine:
         self.small_batch_size = min(smallest, self.max_batch_size)
         self.workers = config.threads if on_cpu else 1
         self._card = bundle.card
-        self.image_shape = (bundle.card.input.height, bundle.card.input.width, 3)
         shared = replace(config, threads=1, parallel_runs=config.threads) if on_cpu else config
         self._shared = open_session_set(bundle, shared)
         self._all_threads = self._shared
@@ -171,7 +170,8 @@ class Engine:
         return [] if self._card.trained_head is None else [None]
 
     def _make_black(self, count: int) -> PixelArray:
-        return np.zeros((count, *self.image_shape), np.uint8)
+        contract = self._card.input
+        return np.zeros((count, contract.height, contract.width, 3), np.uint8)
 
     @property
     def _batch_sizes(self) -> list[int]:

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from service.bundle.reader import Bundle
 from service.engine.engine import Engine
 from service.engine.heads import Head, HeadResults
 from service.engine.remote import EngineFacts, Request, unpack_head
@@ -40,7 +41,7 @@ class _Channel:
     """A connection of another process, and the pixels of its request: one at a time."""
 
     connection: Connection
-    pixels: NDArray[np.uint8]  # [max_batch_size, H, W, 3]
+    pixels: NDArray[np.uint8]  # [B, H, W, 3]
 
 
 @dataclass(eq=False)
@@ -70,10 +71,17 @@ class EngineServer:
     `max_run_seconds`, or an engine that fails on every batch, ends the process.
     """
 
-    def __init__(self, engine: Engine, address: Path, max_run_seconds: float) -> None:
+    def __init__(
+        self, engine: Engine, bundle: Bundle, address: Path, max_run_seconds: float
+    ) -> None:
         """Listens at `address`, a path; raises `StartError` if it cannot."""
         self._engine = engine
-        self._shape = (engine.max_batch_size, *engine.image_shape)
+        self._image_shape = bundle.card.input.height, bundle.card.input.width, 3
+        # As `EngineFacts` has them.
+        names = set(EngineFacts._fields) - {"files"}
+        self._facts = EngineFacts(
+            **{name: getattr(engine, name) for name in names}, files=bundle.manifest.files
+        )
         self._tick_seconds = max_run_seconds / _MAX_TICKS
         self._listener = socket.socket(socket.AF_UNIX)
         try:
@@ -157,15 +165,14 @@ class EngineServer:
 
     def _accept(self) -> None:
         connection = Connection(self._listener.accept()[0].detach())
-        engine = self._engine
-        facts = {name: getattr(engine, name) for name in EngineFacts._fields}
-        connection.send(EngineFacts(**facts))
+        connection.send(self._facts)
         file = recv_handle(connection)
         try:
-            memory = mmap.mmap(file, math.prod(self._shape))
+            memory = mmap.mmap(file, 0)
         finally:
             os.close(file)
-        channel = _Channel(connection, np.frombuffer(memory, np.uint8).reshape(self._shape))
+        pixels = np.frombuffer(memory, np.uint8).reshape(-1, *self._image_shape)
+        channel = _Channel(connection, pixels)
         self._selector.register(connection, selectors.EVENT_READ, channel)
         self._num_channels += 1
 

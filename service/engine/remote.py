@@ -5,6 +5,7 @@ results through a Unix socket, as pickles. So the socket must be in a folder of 
 """
 
 import logging
+import math
 import mmap
 import os
 import pickle
@@ -23,6 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle.card import Device, RunPrecision
+from service.bundle.manifest import FileRecord
+from service.bundle.reader import Bundle
 from service.engine.heads import Head, HeadResults, ScreenedQueries, SomeQueries
 from service.engine.shared_arrays import ArrayReader, SharedArrays
 from service.errors import NotReady, StartError
@@ -31,6 +34,7 @@ from service.images.decode import PixelArray
 _RETRY_SECONDS = 0.05
 # One batch is decoded or answered while another is on the engine.
 _PARALLEL_RUNS = 2
+_EXIT_BROKEN = 3
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +48,7 @@ class EngineFacts(NamedTuple):
     max_batch_size: int
     small_batch_size: int
     width: int | None
-    image_shape: tuple[int, int, int]
+    files: dict[str, FileRecord]  # of its bundle
 
 
 class Request(NamedTuple):
@@ -100,16 +104,15 @@ def unpack_head(content: bytes, arrays: ArrayReader) -> Head:
 class _Channel:
     """A connection for one run at a time."""
 
-    def __init__(self, address: Path) -> None:
-        """Raises OSError or EOFError if no engine listens."""
+    def __init__(self, address: Path, shape: Sequence[int]) -> None:
+        """`shape` is of the pixels; raises OSError or EOFError if no engine listens."""
         with socket.socket(socket.AF_UNIX) as opened:
             opened.connect(str(address))
             self.connection = Connection(opened.detach())
         self.facts: EngineFacts = self.connection.recv()
-        shape = (self.facts.max_batch_size, *self.facts.image_shape)
         file = os.memfd_create("pixels")
         try:
-            os.ftruncate(file, int(np.prod(shape)))
+            os.ftruncate(file, math.prod(shape))
             memory = mmap.mmap(file, 0)
             send_handle(self.connection, file, None)
         finally:
@@ -121,42 +124,54 @@ class RemoteEngine:
     """The engine of another process; thread-safe. Its attributes are those of `Engine`.
 
     `available` is false while the process is replaced; runs then raise `NotReady`. Opening waits
-    for the engine, and raises `StartError` once `is_stopping` returns true.
+    for the engine, and raises `StartError` once `is_stopping` returns true. If the replacement has
+    another bundle, this process ends, to be replaced too.
     """
 
     workers = _PARALLEL_RUNS
 
     def __init__(
-        self, address: Path, arrays: SharedArrays, is_stopping: Callable[[], bool]
+        self, address: Path, bundle: Bundle, arrays: SharedArrays, is_stopping: Callable[[], bool]
     ) -> None:
         self._address, self._arrays, self._is_stopping = address, arrays, is_stopping
+        self._files = bundle.manifest.files
+        contract = bundle.card.input
+        self._image_shape = contract.height, contract.width, 3
         self._idle: list[_Channel] = []
-        self._adopt(self._connect())
+        self._link = self._connect()
+        facts = self._link.facts
+        self._check(facts)
+        self.provider, self.precision, self.width = facts.provider, facts.precision, facts.width
+        self.device, self.available = facts.device, True
+        self.max_batch_size, self.small_batch_size = facts.max_batch_size, facts.small_batch_size
         threading.Thread(target=self._watch, name="engine-link", daemon=True).start()
 
     def _connect(self) -> _Channel:
         while not self._is_stopping():
             with suppress(OSError, EOFError):
-                return _Channel(self._address)
+                return _Channel(self._address, (1, *self._image_shape))
             time.sleep(_RETRY_SECONDS)
         raise StartError("the service was stopped before its engine was ready")
 
-    def _adopt(self, channel: _Channel) -> None:
-        facts = channel.facts
-        self.device, self.provider, self.precision = facts.device, facts.provider, facts.precision
-        self.max_batch_size, self.width = facts.max_batch_size, facts.width
-        self.small_batch_size = facts.small_batch_size
-        self._link, self.available = channel, True
+    def _check(self, facts: EngineFacts) -> None:
+        if facts.files != self._files:
+            raise StartError("the bundle was changed while the service started: start it again")
 
     def _watch(self) -> None:
         """Notices the engine's end, and its replacement."""
-        with suppress(StartError):
-            while True:
-                with suppress(OSError, EOFError):
-                    self._link.connection.recv()  # no message comes
-                self.available = False
-                logger.warning("the engine process ended; waiting for its replacement")
-                self._adopt(self._connect())
+        while not self._is_stopping():
+            with suppress(OSError, EOFError):
+                self._link.connection.recv()  # no message comes
+            self.available = False
+            logger.warning("the engine process ended; waiting for its replacement")
+            with suppress(StartError):
+                self._link = self._connect()
+                facts = self._link.facts
+                if facts.files != self._files:
+                    logger.critical("the engine has another bundle now; this process ends")
+                    os._exit(_EXIT_BROKEN)
+                self.device, self.provider = facts.device, facts.provider
+                self.precision, self.available = facts.precision, True
 
     def run(
         self,
@@ -197,7 +212,7 @@ class RemoteEngine:
             channel = self._idle.pop()
             if not channel.connection.poll():  # else it has ended
                 return channel
-        return _Channel(self._address)
+        return _Channel(self._address, (self.max_batch_size, *self._image_shape))
 
     def check(self) -> None:
         """Does nothing: the engine's own process checks it after a failure, and ends."""

@@ -72,7 +72,7 @@ def open_remote_graphs(
     _return_large_blocks()
     bundle = load_bundle(settings.bundle)
     encoders = open_encoders(settings, bundle)
-    return Graphs(bundle, RemoteEngine(address, arrays, is_stopping), encoders, arrays)
+    return Graphs(bundle, RemoteEngine(address, bundle, arrays, is_stopping), encoders, arrays)
 
 
 def open_encoders(settings: Settings, bundle: Bundle) -> LabelEncoders | None:

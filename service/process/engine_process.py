@@ -19,9 +19,10 @@ def run_engine(
 
     Raises `StartError` or `BundleError` if it cannot start.
     """
-    engine = open_graphs(settings).engine
+    graphs = open_graphs(settings)
+    engine = graphs.engine
     assert isinstance(engine, Engine)
     set_thread_scheduling()
-    server = EngineServer(engine, address, bound_run(engine, settings))
+    server = EngineServer(engine, graphs.bundle, address, bound_run(engine, settings))
     worker.report_ready()
     server.serve(worker.link)

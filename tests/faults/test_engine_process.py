@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from tests.faults.conftest import serve_command
 from tests.faults.faulty_process import FaultyProcess
 from tests.faults.faulty_server import make_fault
 from tests.faults.test_start import assert_start_fails, flip_a_byte
-from tests.faults.test_workers import Load, connect_to, kill, list_pids, read_value
+from tests.faults.test_workers import Load, connect_to, count_ready, kill, list_pids, read_value
 from tests.support.serving import assert_problem, assert_still_serving, send_image
 from tests.support.threads import wait_until
 from tests.support.tiny_bundle import copy_bundle
@@ -109,6 +110,21 @@ def test_failure_of_a_run_reaches_its_client_only(
             wait_until(lambda: len(list_engines(server)) == 2)
             wait_until(lambda: client.get("/readyz").status_code == 200)
         assert_still_serving(client)
+
+
+def test_new_bundle_of_a_replaced_engine_replaces_the_workers(
+    open_bundle: Bundle, tiny_bundle: Bundle, tmp_path: Path
+) -> None:
+    path = copy_bundle(open_bundle, tmp_path)
+    with ServerProcess(*serve_command(path), "--label-store", "memory", *SHARED) as server:
+        server.wait_for_line("serving url=")
+        shutil.rmtree(path)
+        shutil.copytree(tiny_bundle.path, path)
+        os.kill(list_engines(server)[-1], signal.SIGKILL)
+        wait_until(lambda: all(count_ready(server, worker) == 2 for worker in (1, 2)))
+        with server.open_client() as client:
+            assert client.get("/info").json()["model"]["name"] == tiny_bundle.card.name
+            assert_still_serving(client)
 
 
 def test_run_that_hangs_ends_the_engine(open_bundle: Bundle, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from service.engine.shared_arrays import SharedArrays
 from service.errors import InferenceFailed, NotReady, OutOfMemory, StartError
 from tests.support.engines import pretend_gpu
 from tests.support.threads import wait_until
-from tests.support.tiny_bundle import random_images, random_queries, write_screened_bundle
+from tests.support.tiny_bundle import SIDE, random_images, random_queries, write_screened_bundle
 
 
 class Blocking:
@@ -61,9 +61,9 @@ def engine(bundle: Bundle) -> Engine:
 
 
 @contextmanager
-def serve(engine: Any, folder: Path) -> Iterator[EngineServer]:
+def serve(engine: Any, bundle: Bundle, folder: Path) -> Iterator[EngineServer]:
     supervisor, theirs = Pipe()
-    server = EngineServer(engine, folder / "engine", max_run_seconds=60)
+    server = EngineServer(engine, bundle, folder / "engine", max_run_seconds=60)
     serving = threading.Thread(target=server.serve, args=[theirs], daemon=True)
     serving.start()
     try:
@@ -72,8 +72,10 @@ def serve(engine: Any, folder: Path) -> Iterator[EngineServer]:
         supervisor.close()
 
 
-def connect(folder: Path, owner: int = 1, stops: Callable[[], bool] = bool) -> RemoteEngine:
-    return RemoteEngine(folder / "engine", SharedArrays(folder, owner), stops)
+def connect(
+    bundle: Bundle, folder: Path, owner: int = 1, stops: Callable[[], bool] = bool
+) -> RemoteEngine:
+    return RemoteEngine(folder / "engine", bundle, SharedArrays(folder, owner), stops)
 
 
 def count_waiting(server: EngineServer) -> int:
@@ -109,11 +111,13 @@ def assert_same(found: Sequence[HeadResults], wanted: Sequence[HeadResults]) -> 
                         np.testing.assert_allclose(mine, yours, atol=1e-5)
 
 
-def test_results_of_all_heads_are_those_of_the_engine(engine: Engine, tmp_path: Path) -> None:
+def test_results_of_all_heads_are_those_of_the_engine(
+    engine: Engine, bundle: Bundle, tmp_path: Path
+) -> None:
     heads, images = make_heads(), random_images(0, 4)
     asked = [heads[1:], heads[:1], [], heads[::-1]]  # the trained head has no maps
-    with serve(engine, tmp_path):
-        remote = connect(tmp_path)
+    with serve(engine, bundle, tmp_path):
+        remote = connect(bundle, tmp_path)
         for name in ("device", "provider", "precision", "max_batch_size", "width", "available"):
             assert getattr(remote, name) == getattr(engine, name)
         for rows in ([0], [2], [3, 1], [0, 1, 2, 3]):
@@ -126,7 +130,9 @@ def test_results_of_all_heads_are_those_of_the_engine(engine: Engine, tmp_path: 
             )
 
 
-def test_waiting_batches_are_merged_and_split(engine: Engine, tmp_path: Path) -> None:
+def test_waiting_batches_are_merged_and_split(
+    engine: Engine, bundle: Bundle, tmp_path: Path
+) -> None:
     heads, images = make_heads(), random_images(1, 9)
     blocking = Blocking(engine)
     blocking.released.clear()
@@ -137,10 +143,10 @@ def test_waiting_batches_are_merged_and_split(engine: Engine, tmp_path: Path) ->
         explained = [place for place, row in enumerate(rows) if row % 6]
         return engine.run(images[start:stop], asked, explained=explained, embedded=[len(rows) - 1])
 
-    with serve(blocking, tmp_path) as server, ThreadPoolExecutor(4) as threads:
-        remotes = [connect(tmp_path, owner) for owner in (1, 2)]
+    with serve(blocking, bundle, tmp_path) as server, ThreadPoolExecutor(4) as threads:
+        remotes = [connect(bundle, tmp_path, owner) for owner in (1, 2)]
         for each in remotes:  # a connection is made between runs
-            each._idle += [_Channel(tmp_path / "engine") for _ in range(2)]
+            each._idle += [_Channel(tmp_path / "engine", (4, SIDE, SIDE, 3)) for _ in range(2)]
 
         running = [threads.submit(run, remotes[0], 0, 1)]
         wait_until(lambda: blocking.sizes == [1])
@@ -155,32 +161,31 @@ def test_waiting_batches_are_merged_and_split(engine: Engine, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("error", "raised", "checks"),
-    [
-        (OutOfMemory("no memory"), OutOfMemory, 0),
-        (InferenceFailed("no luck"), InferenceFailed, 1),
-        (ZeroDivisionError("secret"), InferenceFailed, 0),
-    ],
+    "error", [OutOfMemory("no memory"), InferenceFailed("no luck"), ZeroDivisionError("secret")]
 )
 def test_failure_reaches_the_caller_and_the_next_run_works(
-    engine: Engine, tmp_path: Path, error: Exception, raised: type[Exception], checks: int
+    engine: Engine, bundle: Bundle, tmp_path: Path, error: Exception
 ) -> None:
     failing = Blocking(engine)
-    with serve(failing, tmp_path):
-        remote = connect(tmp_path)
+    with serve(failing, bundle, tmp_path):
+        remote = connect(bundle, tmp_path)
         failing.error = error
-        with pytest.raises(raised) as caught:
+        with pytest.raises(InferenceFailed) as caught:
             remote.run(random_images(0, 1), [[None]])
-        assert type(caught.value) is raised
+        assert type(caught.value) is (
+            OutOfMemory if isinstance(error, OutOfMemory) else InferenceFailed
+        )
         assert "secret" not in str(caught.value)
         failing.error = None
         assert len(remote.run(random_images(0, 2), [[None]] * 2)) == 2
-        assert failing.checks == checks
+        assert failing.checks == (type(error) is InferenceFailed)
 
 
-def test_engine_that_is_replaced_is_used_again(engine: Engine, tmp_path: Path) -> None:
-    with serve(engine, tmp_path) as first:
-        remote = connect(tmp_path)
+def test_engine_that_is_replaced_is_used_again(
+    engine: Engine, bundle: Bundle, tmp_path: Path
+) -> None:
+    with serve(engine, bundle, tmp_path) as first:
+        remote = connect(bundle, tmp_path)
         remote.run(random_images(0, 1), [[None]])
         for channel in [key.data for key in first._selector.get_map().values() if key.data]:
             channel.connection.close()
@@ -188,20 +193,27 @@ def test_engine_that_is_replaced_is_used_again(engine: Engine, tmp_path: Path) -
     wait_until(lambda: not remote.available)
     with pytest.raises(NotReady):
         remote.run(random_images(0, 1), [[None]])
-    with serve(engine, tmp_path):
+    with serve(engine, bundle, tmp_path):
         wait_until(lambda: remote.available)
         assert len(remote.run(random_images(0, 1), [[None]])) == 1
 
 
 def test_opening_waits_for_the_engine_unless_the_service_stops(
-    engine: Engine, tmp_path: Path
+    engine: Engine, bundle: Bundle, tmp_path: Path
 ) -> None:
     with ThreadPoolExecutor(1) as thread:
-        opening = thread.submit(connect, tmp_path)
-        with serve(engine, tmp_path):
+        opening = thread.submit(connect, bundle, tmp_path)
+        with serve(engine, bundle, tmp_path):
             assert opening.result().available
     with pytest.raises(StartError, match="stopped before its engine was ready"):
-        connect(tmp_path / "other", stops=lambda: True)
+        connect(bundle, tmp_path / "other", stops=lambda: True)
+
+
+def test_engine_of_another_bundle_is_refused(
+    engine: Engine, bundle: Bundle, tiny_bundle: Bundle, tmp_path: Path
+) -> None:
+    with serve(engine, tiny_bundle, tmp_path), pytest.raises(StartError, match="was changed"):
+        connect(bundle, tmp_path)
 
 
 def test_matrices_of_label_sets_are_not_sent(tmp_path: Path) -> None:
@@ -212,6 +224,8 @@ def test_matrices_of_label_sets_are_not_sent(tmp_path: Path) -> None:
     assert len(pack_head(candidates, arrays)) > candidates.nbytes
 
 
-def test_socket_that_cannot_be_opened_is_one_line(engine: Engine, tmp_path: Path) -> None:
+def test_socket_that_cannot_be_opened_is_one_line(
+    engine: Engine, bundle: Bundle, tmp_path: Path
+) -> None:
     with pytest.raises(StartError, match="the engine cannot listen at"):
-        EngineServer(engine, tmp_path / "missing" / "engine", 60)
+        EngineServer(engine, bundle, tmp_path / "missing" / "engine", 60)
