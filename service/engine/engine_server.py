@@ -64,6 +64,14 @@ class _Part:
     stop: int
 
 
+@dataclass(eq=False)
+class _Run:
+    """A running batch, and how many ticks of the watchdog it has lasted."""
+
+    parts: Sequence[_Part]
+    ticks: int = 0
+
+
 class EngineServer:
     """Serves an engine to other processes of this user; see `RemoteEngine`.
 
@@ -77,10 +85,14 @@ class EngineServer:
         """Listens at `address`, a path; raises `StartError` if it cannot."""
         self._engine = engine
         self._image_shape = bundle.card.input.height, bundle.card.input.width, 3
-        # As `EngineFacts` has them.
-        names = set(EngineFacts._fields) - {"files"}
         self._facts = EngineFacts(
-            **{name: getattr(engine, name) for name in names}, files=bundle.manifest.files
+            device=engine.device,
+            provider=engine.provider,
+            precision=engine.precision,
+            max_batch_size=engine.max_batch_size,
+            small_batch_size=engine.small_batch_size,
+            width=engine.width,
+            files=bundle.manifest.files,
         )
         self._tick_seconds = max_run_seconds / _MAX_TICKS
         self._listener = socket.socket(socket.AF_UNIX)
@@ -97,7 +109,7 @@ class EngineServer:
         self._waiting: deque[_Waiting] = deque()
         self._num_channels = 0
         self._taking, self._answering = threading.Lock(), threading.Lock()
-        self._ticks: dict[int, int] = {}  # of the watchdog, by the thread of a run
+        self._runs: set[_Run] = set()
 
     def serve(self, supervisor: Connection) -> None:
         """Serves until the supervisor has ended, and all processes that are connected."""
@@ -110,21 +122,22 @@ class EngineServer:
 
     def _watch(self) -> None:
         """Counts ticks, not time: a suspended process is not taken for a hang."""
-        for thread in list(self._ticks):
-            self._ticks[thread] = self._ticks.get(thread, 0) + 1
-        if any(ticks > _MAX_TICKS for ticks in self._ticks.values()):
+        runs = list(self._runs)
+        for run in runs:
+            run.ticks += 1
+        if any(run.ticks > _MAX_TICKS for run in runs):
             logger.critical("a run of the engine hangs")
             os._exit(_EXIT_BROKEN)
 
     def _work(self) -> None:
-        thread = threading.get_ident()
         try:
             while True:
                 with self._taking:
-                    parts = self._take()
-                self._ticks[thread] = 0
-                self._run(parts)
-                del self._ticks[thread], parts
+                    run = _Run(self._take())
+                self._runs.add(run)
+                self._run(run.parts)
+                self._runs.remove(run)
+                del run  # an idle thread must not keep results
         except BaseException:
             logger.critical("the engine broke", exc_info=True)
             os._exit(_EXIT_BROKEN)  # Python's own exit could wait for a hanging GPU
