@@ -83,6 +83,10 @@ class Settings(BaseSettings):
     openvino), cuda, tensorrt (needs TensorRT 10 and the extra gpu), or auto = cuda if it works,
     else cpu. A device that you name and that does not work stops the start (default auto)."""
 
+    cuda_options: str | None = None
+    """Options of ONNX Runtime's CUDA provider, separated by commas, such as
+    prefer_nhwc=1,cudnn_conv_use_max_workspace=0 (default none)."""
+
     root_path: str | None = None
     """Path below which a proxy publishes the service, such as /tags. The proxy may remove it from
     requests or keep it. X-Forwarded-Prefix of a trusted proxy takes precedence (default none)."""
