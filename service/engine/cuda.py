@@ -38,7 +38,7 @@ def parse_cuda_options(text: str | None, device: Device) -> CudaOptions:
     if not text:
         return CudaOptions()
     if device in CPU_DEVICES:
-        raise StartError(f"cuda_options: device {device} has none, use device cuda or unset them")
+        raise StartError(f"cuda_options: device {device} has none: set device cuda, or unset them")
     found: dict[str, str] = {}
     for part in text.split(","):
         name, _, value = (each.strip() for each in part.partition("="))

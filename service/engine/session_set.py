@@ -90,7 +90,7 @@ class SessionSet:
         if embedded:
             whole = tokens.numpy() if isinstance(tokens, ort.OrtValue) else tokens
             for row in embedded:
-                kept = whole[row] if row in explained else None
+                kept = whole[row].copy() if row in explained else None
                 results[row] = results[row]._replace(embedding=self._embed(whole[row]), tokens=kept)
         stages = Stage("encode", started, encoded), Stage("head", encoded, time.perf_counter())
         return [each._replace(stages=stages) for each in results]
