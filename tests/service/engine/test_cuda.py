@@ -4,7 +4,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
 
@@ -20,35 +19,28 @@ from tests.support.engines import (
     assert_gives_the_cpus_memories,
     pretend_gpu,
 )
-from tests.support.tiny_bundle import blank_labels, random_images, tiny_encoder
+from tests.support.tiny_bundle import blank_labels, random_images
 
 GRAPHS = "enable_cuda_graph=1"
 
 
-@pytest.mark.parametrize(
-    ("text", "options"),
-    [
-        (None, CudaOptions()),
-        ("", CudaOptions()),
-        (" prefer_nhwc = 1 ,a=b=c", CudaOptions((("prefer_nhwc", "1"), ("a", "b=c")))),
-        ("shared_arena=1,size_factor=4", CudaOptions((), shared_arena=True, size_factor=4)),
-        ("device_id=0", CudaOptions((("device_id", "0"),))),
-    ],
-)
-def test_options_are_read_and_ours_are_not_passed_on(text: str, options: CudaOptions) -> None:
-    assert parse_cuda_options(text, "cuda") == options
+def test_options_are_read_and_ours_are_not_passed_on() -> None:
+    assert parse_cuda_options(None, "cpu") == CudaOptions()
+    found = parse_cuda_options(f" a = b=c,{GRAPHS},shared_arena=1,size_factor=4", "cuda")
+    assert found == CudaOptions((("a", "b=c"), ("enable_cuda_graph", "1")), True, 4)
+    assert found.uses_graphs
+    assert found.list_for("encoder") == list(found.provider)
+    assert found.list_for("open_head") == [("a", "b=c")]
+    assert not parse_cuda_options("enable_cuda_graph=0", "cuda").uses_graphs
 
 
 @pytest.mark.parametrize(
     ("text", "device", "said"),
     [
         ("prefer_nhwc", "cuda", "'prefer_nhwc' must be NAME=VALUE"),
-        ("=1", "cuda", "'=1' must be NAME=VALUE"),
-        ("a=1,", "cuda", "'' must be NAME=VALUE"),
         ("a=1,a=2", "cuda", "'a=2' must be NAME=VALUE, each name once"),
         ("shared_arena=yes", "cuda", "shared_arena must be 0 or 1; it is yes"),
         ("size_factor=3", "tensorrt", "size_factor must be 2 or 4 or 8 or 16; it is 3"),
-        ("device_id=1", "cuda", "device_id must be 0; it is 1"),
         ("a=1", "cpu", "device cpu has none: set device cuda, or unset them"),
         (GRAPHS, "tensorrt", "enable_cuda_graph needs device cuda; it is tensorrt"),
     ],
@@ -58,21 +50,10 @@ def test_options_that_cannot_work_stop_the_start(text: str, device: Device, said
         parse_cuda_options(text, device)
 
 
-def test_only_encoders_are_captured() -> None:
-    options = parse_cuda_options(f"prefer_nhwc=1,{GRAPHS}", "cuda")
-    assert options.uses_graphs
-    assert dict(options.list_for("encoder")) == {"prefer_nhwc": "1", "enable_cuda_graph": "1"}
-    assert dict(options.list_for("open_head")) == {"prefer_nhwc": "1"}
-    assert not parse_cuda_options("enable_cuda_graph=0", "cuda").uses_graphs
-
-
-def test_options_without_a_gpu_do_not_fall_back(tiny_bundle: Bundle) -> None:
-    with pytest.raises(StartError, match=r"^device cuda"):
-        open_engine(tiny_bundle, device="auto", cuda_options="shared_arena=1")
-
-
 @pytest.mark.skipif("CUDAExecutionProvider" in ort.get_available_providers(), reason="has CUDA")
-def test_shared_arena_that_cannot_be_made_stops_the_start(tiny_bundle: Bundle) -> None:
+def test_options_that_this_machine_lacks_stop_the_start(tiny_bundle: Bundle) -> None:
+    with pytest.raises(StartError, match=r"^device cuda"):  # no fallback to the CPU
+        open_engine(tiny_bundle, device="auto", cuda_options="shared_arena=1")
     config = SessionConfig("cuda", "fp32", cuda=CudaOptions(shared_arena=True))
     with pytest.raises(StartError, match=r"^cuda_options: shared_arena: .* not implemented"):
         open_encoder(tiny_bundle, config)
@@ -114,13 +95,3 @@ def test_tokens_of_a_replay_outlive_the_next_run_of_any_thread(mapped_bundle: Bu
 
     expected = [embed(cpu, seed) for seed in range(8)]
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
-
-
-def test_replay_refuses_tokens_of_an_open_shape() -> None:
-    graph = onnx.load_from_string(tiny_encoder())
-    graph.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "H"
-    graph.graph.output[0].type.tensor_type.shape.dim[1].dim_param = "S"
-    encoder = ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
-
-    with pytest.raises(StartError, match="unset enable_cuda_graph: tokens have shape"):
-        Replay(encoder, 3, "cpu")
