@@ -36,7 +36,8 @@ VARIANTS = (
     *("shared_arena=1", "enable_cuda_graph=1,prefer_nhwc=1,shared_arena=1"),
     *("prefer_nhwc=1,fuse_conv_bias=1", "cudnn_conv_use_max_workspace=0", "fuse_conv_bias=1"),
     *("enable_cuda_graph=1,prefer_nhwc=1,shared_arena=1,size_factor=4", "size_factor=4"),
-    *("use_ep_level_unified_stream=1", "cudnn_conv_algo_search=EXHAUSTIVE"),
+    *("arena_extend_strategy=kNextPowerOfTwo", "cudnn_conv_algo_search=EXHAUSTIVE", "use_tf32=1"),
+    "use_ep_level_unified_stream=1",
 )
 _TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "fp16": 2e-2, "int8": 5e-2}
 _COLUMNS = (

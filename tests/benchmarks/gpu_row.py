@@ -137,13 +137,13 @@ def score(engine: Engine, images: PixelArray) -> NDArray[np.float32]:
 
 
 def _used_mib() -> int:
-    """Returns the memory that the first visible GPU uses; 0 without a GPU."""
+    """Returns the memory that the first visible GPU uses; 0 if `nvidia-smi` does not say it."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     query = ["nvidia-smi", f"--id={first}", "--query-gpu=memory.used"]
     try:
         found = subprocess.check_output([*query, "--format=csv,noheader,nounits"], text=True)
         return int(found)
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, ValueError, subprocess.CalledProcessError):
         return 0
 
 

@@ -71,7 +71,7 @@ def test_replays_run_in_one_thread_and_give_the_cpus_results(
 
     monkeypatch.setattr(Replay, "run", remember)
     with pretend_gpu():
-        options = f"{GRAPHS},size_factor=4"
+        options = f"{GRAPHS},size_factor=4,shared_arena=1"
         gpu = open_engine(mapped_bundle, device="cuda", max_batch_size=6, cuda_options=options)
     gpu.warm_up(blank_labels)
     for _ in range(2):
