@@ -41,7 +41,7 @@ EXIT_CANNOT_START = 2
 EXIT_BROKE = 3
 
 _PREDICT_SETTINGS = (
-    *("bundle", "device", "precision", "intra_op_threads", "max_pixels"),
+    *("bundle", "device", "cuda_options", "precision", "intra_op_threads", "max_pixels"),
     *("label_store", "label_sets", "default_label_set"),
 )
 

@@ -1,9 +1,10 @@
 """Runs a bundle's image graphs on one device: images uint8 [B, H, W, 3] -> logits."""
 
 import logging
-import math
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from service.bundle.card import CPU_DEVICES, Device, RunPrecision
 from service.bundle.reader import Bundle
+from service.engine.cuda import parse_cuda_options
 from service.engine.devices import PROVIDERS, check_device, choose_precision
 from service.engine.heads import (
     LABELS_PER_RUN,
@@ -43,7 +45,7 @@ class Engine:
     with all threads. A lone image is fastest with all threads. So there are two session sets: a
     single-threaded one that the workers share, and one with all threads for a lone image.
     On a GPU, batches are padded to powers of two. On CUDA, each size has its own encoder session: a
-    convolution caches the plan of one size only.
+    convolution caches the plan of one size only. With CUDA graphs, one thread runs all batches.
 
     `workers` is the useful number of parallel runs; runs of more than `small_batch_size` images
     save little time per image.
@@ -56,6 +58,7 @@ class Engine:
         self.provider = PROVIDERS[config.device][0][0]
         self.precision = config.precision
         self.max_batch_size = max_batch_size or _DEFAULT_BATCH_SIZE[config.device]
+        self._size_factor = config.cuda.size_factor
         on_cpu = config.device in CPU_DEVICES
         smallest = _SMALL_CPU_BATCH_SIZE if on_cpu else self.max_batch_size
         self.small_batch_size = min(smallest, self.max_batch_size)
@@ -75,6 +78,11 @@ class Engine:
                 size: replace(self._shared, encoder=open_encoder(bundle, config))
                 for size in self._batch_sizes[:-1]
             }
+        self._replayer: ThreadPoolExecutor | None = None
+        if config.cuda.uses_graphs:
+            self._by_size[self.max_batch_size] = self._shared
+            self._by_size = {size: each.replaying(size) for size, each in self._by_size.items()}
+            self._replayer = ThreadPoolExecutor(1, thread_name_prefix="replay")
 
     def run(
         self,
@@ -102,8 +110,10 @@ class Engine:
         sessions = self._all_threads if alone and size == 1 else self._shared
         padding = size - len(images)
         batch = np.concatenate([images, self._make_black(padding)]) if padding else images
+        sessions = self._by_size.get(size, sessions)
+        run = partial(sessions.run, batch, asked, explained, embedded)
         try:
-            return self._by_size.get(size, sessions).run(batch, asked, explained, embedded)
+            return run() if self._replayer is None else self._replayer.submit(run).result()
         except Exception as error:
             # ONNX Runtime's exceptions have no common base, and none of their own for memory.
             text = str(error).lower()
@@ -179,30 +189,37 @@ class Engine:
 
     def _round_up(self, count: int) -> int:
         # For each new size a GPU chooses algorithms, plans memory and, with TensorRT, builds again.
-        # A few more images cost little there, so it runs powers of two.
+        # A few more images cost little there, so it runs powers of two, or of `size_factor`.
         if self.device in CPU_DEVICES:
             return count
-        return min(int(2 ** math.ceil(math.log2(count))), self.max_batch_size)
+        size = 1
+        while size < count:
+            size *= self._size_factor
+        return min(size, self.max_batch_size)
 
 
-def open_engine(
+def open_engine(  # noqa: PLR0913 - a parameter for each setting
     bundle: Bundle,
     *,
     device: Literal["auto"] | Device = "auto",
     precision: Literal["auto"] | RunPrecision = "auto",
     max_batch_size: int = 0,
     threads: int = 1,
+    cuda_options: str | None = None,
 ) -> Engine:
     """Opens a bundle's image graphs.
 
-    Device `auto` is CUDA if it works, else the CPU with a warning in the log; `max_batch_size` 0 is
-    the device's default; `threads` are those of all parallel runs together. Raises `StartError` if
-    device or precision do not work here, `BundleError` if a graph is damaged or does not fit.
+    Device `auto` is CUDA if it works, else the CPU with a warning in the log, but CUDA alone with
+    `cuda_options`; `max_batch_size` 0 is the device's default; `threads` are those of all parallel
+    runs together. Raises `StartError` if device, precision or options do not work here,
+    `BundleError` if a graph is damaged or does not fit.
     """
 
     def open_on(device: Device) -> Engine:
+        cuda = parse_cuda_options(cuda_options, device)
         check_device(device)
-        config = SessionConfig(device, choose_precision(bundle, device, precision), threads)
+        chosen = choose_precision(bundle, device, precision)
+        config = SessionConfig(device, chosen, threads, cuda=cuda)
         engine = Engine(bundle, config, max_batch_size)
         if device not in CPU_DEVICES:
             try:
@@ -217,5 +234,7 @@ def open_engine(
     try:
         return open_on("cuda")
     except StartError as error:
+        if cuda_options:
+            raise
         logger.warning("device auto: %s; FALLING BACK to the CPU", error)
         return open_on("cpu")

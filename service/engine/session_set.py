@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from service.bundle.card import CPU_DEVICES
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
+from service.engine.cuda import Replay
 from service.engine.heads import (
     LABELS_PER_RUN,
     Head,
@@ -67,6 +68,12 @@ class SessionSet:
     query_cache: QueryCache | None = None  # on a GPU, in whose memory the tokens stay too
     one_by_one: bool = False  # one run of the encoder for each image
     two_towers: bool = False  # an image's embedding is its first token, not the mean
+    replay: Replay | None = None  # takes the encoder's place, for batches of one size
+
+    def replaying(self, size: int) -> "SessionSet":
+        """Returns this set for batches of one size on a GPU, which replays the encoder."""
+        assert self.query_cache is not None
+        return replace(self, replay=Replay(self.encoder, size, self.query_cache.memory))
 
     def run(
         self,
@@ -83,12 +90,14 @@ class SessionSet:
         if embedded:
             whole = tokens.numpy() if isinstance(tokens, ort.OrtValue) else tokens
             for row in embedded:
-                kept = whole[row] if row in explained else None
+                kept = whole[row].copy() if row in explained else None
                 results[row] = results[row]._replace(embedding=self._embed(whole[row]), tokens=kept)
         stages = Stage("encode", started, encoded), Stage("head", encoded, time.perf_counter())
         return [each._replace(stages=stages) for each in results]
 
     def _encode(self, images: PixelArray) -> _Tokens:
+        if self.replay is not None:
+            return self.replay.run(images)
         if self.query_cache is not None:
             return run_bound(self.encoder, ["tokens"], self.query_cache.memory, images=images)[0]
         step = 1 if self.one_by_one else len(images)

@@ -2,8 +2,8 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -13,6 +13,7 @@ import onnxruntime as ort
 from service.bundle.card import CPU_DEVICES, Device, RunPrecision
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
+from service.engine.cuda import CudaOptions
 from service.engine.devices import CUDA, PROVIDERS, add_openvino, multiplies_int8
 from service.errors import BundleError, StartError
 
@@ -21,7 +22,8 @@ from service.errors import BundleError, StartError
 _EXACT = {"use_tf32": "0"}
 # ONNX Runtime writes a C++ signature of 1,000 characters before the reason, host and file after.
 _REASON = re.compile(
-    r"(?:\b(?:CUDA|CUDNN|CUDNN_FE|CUBLAS) failure |Please install )(?:(?! ; GPU=).)*"
+    r"(?:\b(?:CUDA|CUDNN|CUDNN_FE|CUBLAS) failure |Please install |Unknown provider option|"
+    r"Failed to parse provider option|This session cannot use )(?:(?! ; GPU=).)*"
 )
 SLOWER_ON_CPU = ["SkipLayerNormFusion"]
 """Optimisations that slow a CPU down: this one's kernel is not vectorised and takes five times as
@@ -47,6 +49,7 @@ class SessionConfig:
     threads: int = 1
     parallel_runs: int = 1
     spinning: bool = False  # threads wait actively: faster for one run alone, slower for several
+    cuda: CudaOptions = field(default_factory=CudaOptions)
 
 
 def open_checked(
@@ -80,13 +83,18 @@ def open_session(bundle: Bundle, graph: GraphName, config: SessionConfig) -> ort
             model,
             options,
             # OpenVINO is set in the options.
-            providers=None if device == "openvino" else list_providers(device, precision),
+            providers=None
+            if device == "openvino"
+            else list_providers(device, precision, config.cuda.list_for(graph)),
             enable_fallback=0,
             disabled_optimizers=disabled,
         )
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         if device not in CPU_DEVICES:
-            raise StartError(f"device {device} cannot open {graph}: {first_line(error)}") from error
+            hint = "; try without cuda_options" if config.cuda.provider else ""
+            raise StartError(
+                f"device {device} cannot open {graph}: {first_line(error)}{hint}"
+            ) from error
         raise BundleError(f"{graph} is not a usable ONNX graph: {first_line(error)}") from error
     # Kept for a fallback to another provider, which is off: half of the memory of a large model.
     session._model_bytes = None
@@ -110,11 +118,13 @@ def make_int8_exact(options: ort.SessionOptions) -> list[str]:
     return ["QDQS8ToU8Transformer"]
 
 
-def list_providers(device: Device, precision: RunPrecision) -> list[tuple[str, dict[str, str]]]:
+def list_providers(
+    device: Device, precision: RunPrecision, cuda_options: Iterable[tuple[str, str]] = ()
+) -> list[tuple[str, dict[str, str]]]:
     """Returns the execution providers of a device with their options, best first."""
-    exact = _EXACT if precision != "fp16" else {}
+    cuda = {**(_EXACT if precision != "fp16" else {}), **dict(cuda_options)}
     return [
-        (name, {**options, **exact} if name == CUDA else options)
+        (name, {**options, **cuda} if name == CUDA else options)
         for name, options in PROVIDERS[device]
     ]
 
@@ -124,9 +134,9 @@ def _make_options(graph: GraphName, config: SessionConfig) -> ort.SessionOptions
     options.intra_op_num_threads = config.threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    if config.device == "cpu":
+    if config.device == "cpu" or config.cuda.shared_arena:
         with _arena_lock:
-            _share_arena()
+            _share_arena(on_gpu=CUDA in dict(PROVIDERS[config.device]))
         options.add_session_config_entry("session.use_env_allocators", "1")
     # A memory pattern allocates one block for the second run of a shape, and a GPU's arena keeps
     # the memory of the first run too: 1.5 times the memory after the warm-up.
@@ -155,12 +165,25 @@ _arena_lock = Lock()  # engine and encoders open at the same time
 
 
 @cache
-def _share_arena() -> None:
-    """Creates one arena for all sessions; each arena keeps the memory of its largest run."""
+def _share_arena(*, on_gpu: bool) -> None:
+    """Creates one arena for all sessions; each arena keeps the memory of its largest run.
+
+    On a GPU, each session keeps its weights in an arena of its own (ONNX Runtime's issue 25108).
+    """
     memory = ort.OrtMemoryInfo(
-        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+        "Cuda" if on_gpu else "Cpu",
+        ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR,
+        0,
+        ort.OrtMemType.DEFAULT,
     )
-    ort.create_and_register_allocator(memory, ort.OrtArenaCfg({}))
+    if not on_gpu:
+        ort.create_and_register_allocator(memory, ort.OrtArenaCfg({}))
+        return
+    try:
+        same_as_requested = ort.OrtArenaCfg({"arena_extend_strategy": 1})
+        ort.create_and_register_allocator_v2(CUDA, memory, {}, same_as_requested)
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        raise StartError(f"cuda_options: shared_arena: {first_line(error)}") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -1,6 +1,6 @@
 """Runs graphs on tensors in a device's memory, and caches label queries there.
 
-Fakes on the CPU test this; it has not run on a GPU yet.
+Tests run it on the CPU's memory, and with `-m gpu` on a GPU's.
 """
 
 import math

@@ -56,6 +56,7 @@ def open_graphs(settings: Settings) -> Graphs:
             precision=settings.precision,
             max_batch_size=settings.max_batch_size,
             threads=settings.intra_op_threads or count_cores(),
+            cuda_options=settings.cuda_options,
         )
         encoders = opening.result()
     engine.warm_up(None if encoders is None else encoders.make_blank)

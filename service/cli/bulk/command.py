@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from service.question import Question
 
 BULK_SETTINGS = (
-    *("bundle", "device", "precision", "intra_op_threads", "decode_threads", "max_batch_size"),
-    *("max_pixels", "max_body_bytes", "label_store", "label_sets", "default_label_set"),
+    *("bundle", "device", "cuda_options", "precision", "intra_op_threads", "decode_threads"),
+    *("max_batch_size", "max_pixels", "max_body_bytes"),
+    *("label_store", "label_sets", "default_label_set"),
 )
 
 

@@ -39,11 +39,15 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return write_bundle(Path(tmp_path_factory.mktemp("gpu")) / "tiny-half", draft)
 
 
+@pytest.mark.parametrize("options", [None, "enable_cuda_graph=1", "shared_arena=1,prefer_nhwc=1"])
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("fp16", 2e-2)])
 def test_gpu_gives_the_cpus_results_for_any_mixture_of_heads(
-    bundle: Bundle, precision: Precision, tolerance: float
+    bundle: Bundle, precision: Precision, tolerance: float, options: str | None
 ) -> None:
-    gpu = open_engine(bundle, device="cuda", precision=precision, max_batch_size=6)
+    gpu = open_engine(
+        bundle, device="cuda", precision=precision, max_batch_size=6, cuda_options=options
+    )
     gpu.warm_up(blank_labels)
-    assert_gives_the_cpus_logits(gpu, bundle, num_queries=9, tolerance=tolerance)
+    for _ in range(2):
+        assert_gives_the_cpus_logits(gpu, bundle, num_queries=9, tolerance=tolerance)
     assert_gives_the_cpus_memories(gpu, bundle, num_queries=9, tolerance=tolerance)

@@ -88,6 +88,13 @@ def test_tf32_is_disabled_on_a_gpu_except_for_fp16() -> None:
     assert found == {"fp32": "0", "int8": "0", "fp16": None}
 
 
+def test_options_replace_the_defaults_of_the_cuda_provider_alone() -> None:
+    given = [("cudnn_conv_algo_search", "DEFAULT"), ("use_tf32", "1")]
+    tensorrt, (_, options), cpu = list_providers("tensorrt", "fp32", given)
+    assert (tensorrt[1], cpu[1]) == ({}, {})
+    assert options == {**dict(given), "arena_extend_strategy": "kSameAsRequested"}
+
+
 @pytest.mark.parametrize(("device", "planned"), [("cpu", True), ("cuda", False)])
 def test_memory_pattern_is_disabled_on_a_gpu(
     tiny_bundle: Bundle, device: Device, planned: bool
@@ -113,6 +120,11 @@ def test_memory_pattern_is_disabled_on_a_gpu(
         (
             "/src/tensorrt.cc:729 void Register(...) Please install TensorRT libraries as said",
             "Please install TensorRT libraries as said",
+        ),
+        (
+            "/src/options.h:151 Status Parse(const Options&) const "
+            'Unknown provider option: "prefer_nwhc".\n',
+            'Unknown provider option: "prefer_nwhc".',
         ),
         ("[ONNXRuntimeError] : 7 : BAD\nmore", "[ONNXRuntimeError] : 7 : BAD"),
         ("", "RuntimeError"),

@@ -10,7 +10,7 @@ import pytest
 
 from service.bundle.reader import Bundle
 from service.engine.engine import Engine
-from service.errors import BundleError
+from service.errors import BundleError, StartError
 from service.pipeline import loading as module
 from service.pipeline.loading import open_graphs
 from tests.service.pipeline.conftest import make_settings
@@ -40,6 +40,11 @@ def test_open_bundle_has_engine_and_encoders_that_open_at_the_same_time(
 
 def test_bundle_without_open_head_has_no_encoders(tiny_bundle: Bundle) -> None:
     assert open_graphs(make_settings(tiny_bundle)).encoders is None
+
+
+def test_options_of_a_gpu_reach_the_engine(tiny_bundle: Bundle) -> None:
+    with pytest.raises(StartError, match=r"^cuda_options: device cpu has none"):
+        open_graphs(make_settings(tiny_bundle, device="cpu", cuda_options="prefer_nhwc=1"))
 
 
 def test_encoder_that_does_not_open_stops_the_start(
