@@ -47,6 +47,8 @@ def parse_cuda_options(text: str | None, device: Device) -> CudaOptions:
         if value not in (allowed := _VALUES.get(name, (value,))):
             raise StartError(f"cuda_options: {name} must be {' or '.join(allowed)}; it is {value}")
         found[name] = value
+    if found.get("fuse_conv_bias", "0") != "0" and found.get("prefer_nhwc", "0") == "0":
+        raise StartError("cuda_options: fuse_conv_bias gives wrong scores without prefer_nhwc=1")
     arena, factor = found.pop("shared_arena", "0"), found.pop("size_factor", "2")
     options = CudaOptions(tuple(found.items()), arena == "1", int(factor))
     if options.uses_graphs and device != "cuda":

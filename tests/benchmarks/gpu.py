@@ -35,7 +35,7 @@ from tests.support.engines import why_no_gpu
 VARIANTS = (
     *("", "enable_cuda_graph=1", "prefer_nhwc=1", "enable_cuda_graph=1,prefer_nhwc=1"),
     *("shared_arena=1", "enable_cuda_graph=1,prefer_nhwc=1,shared_arena=1"),
-    *("prefer_nhwc=1,fuse_conv_bias=1", "cudnn_conv_use_max_workspace=0", "fuse_conv_bias=1"),
+    *("prefer_nhwc=1,fuse_conv_bias=1", "cudnn_conv_use_max_workspace=0"),
     *("enable_cuda_graph=1,prefer_nhwc=1,shared_arena=1,size_factor=4", "size_factor=4"),
     *("arena_extend_strategy=kNextPowerOfTwo", "cudnn_conv_algo_search=EXHAUSTIVE", "use_tf32=1"),
     "use_ep_level_unified_stream=1",

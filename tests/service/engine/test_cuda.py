@@ -42,6 +42,7 @@ def test_options_are_read_and_ours_are_not_passed_on() -> None:
         ("shared_arena=yes", "cuda", "shared_arena must be 0 or 1; it is yes"),
         ("size_factor=3", "tensorrt", "size_factor must be 2 or 4 or 8 or 16; it is 3"),
         ("a=1", "cpu", "device cpu has none: set device cuda, or unset them"),
+        ("fuse_conv_bias=1", "cuda", "fuse_conv_bias gives wrong scores without prefer_nhwc=1"),
         (GRAPHS, "tensorrt", "enable_cuda_graph needs device cuda; it is tensorrt"),
     ],
 )
