@@ -40,9 +40,7 @@ from service.labels.store.store import (
     LabelStore,
     LessonRow,
     SetVersion,
-    StoreEntry,
     StoreState,
-    WriteResult,
     check_version,
 )
 
@@ -96,7 +94,7 @@ class RegisteredSets:
         self._timeout_seconds = _TIMEOUT_SECONDS
         self.failure: str | None = None
         """Why the last poll of the store failed."""
-        self._appended: StoreEntry | None = None
+        self._made: LabelSet | None = None  # of the last write: not encoded again
         self._stopped = False
         self.reencoding_progress: tuple[int, int] | None = None
         """Sets done and in total while those of another space are encoded again; else None."""
@@ -170,14 +168,16 @@ class RegisteredSets:
             self._store.check, definition, replace=replace, if_version=if_version
         )
         if same is not None:
-            return await self._find_current(definition, same), False
+            return await self._find_written(definition), False
         embeddings = await self._maker.embed(definition)
         labels = await self._maker.make(definition, embeddings, "0", "store")
         if definition.encoder == self._maker.photos.encoder:
             await self._maker.teach(labels, definition.lessons, ())  # raises if they do not fit
-        return await self._commit(
-            definition, embeddings, labels, replace=replace, if_version=if_version
+        written = await self._call(
+            self._store.write, definition, embeddings, replace=replace, if_version=if_version
         )
+        self._made = labels
+        return await self._find_written(definition), written.created
 
     async def calibrate(
         self,
@@ -207,10 +207,11 @@ class RegisteredSets:
         if known is not None and known.digest == old.digest:
             known = replace_fields(known, digest=definition.digest)  # the queries are the same
         labels = await self._maker.make(definition, entry.embeddings, "0", "store", known)
-        labels, _ = await self._commit(
-            definition, entry.embeddings, labels, replace=True, if_version=entry.version
+        await self._call(
+            self._store.write, definition, entry.embeddings, replace=True, if_version=entry.version
         )
-        return labels
+        self._made = labels
+        return await self._find_written(definition)
 
     async def prepare_label(self, name: str, label: str) -> PreparedLabel:
         """Encodes the text of a label that is about to learn, and checks that it has room.
@@ -260,7 +261,10 @@ class RegisteredSets:
             replace=replace,
             if_version=if_version,
         )
-        self._appended = learnt.entry
+        if (new := learnt.entry) is not None:
+            known = self.by_name.get(name)
+            made = await self._maker.make(new.definition, new.embeddings, "0", "store", known)
+            self._made = made
         labels = await self._find_latest(name)
         if label not in labels.lessons:
             raise LabelSetChanged(name, labels.version)
@@ -291,40 +295,18 @@ class RegisteredSets:
 
     async def delete(self, name: str, if_version: int | None = None) -> None:
         """Deletes a set; requests that have pinned its snapshot keep it."""
-        async with self._changing:
-            try:
-                written = await self._call(self._store.delete, name, if_version)
-            except LabelSetNotFound as error:
-                others = sorted(self.by_name.keys() - self._fixed)
-                known = (*self._fixed, *others) if self.revision >= 0 else ()
-                raise LabelSetNotFound(name, known) from error
-            self._publish({n: s for n, s in self.by_name.items() if n != name}, written)
+        try:
+            await self._call(self._store.delete, name, if_version)
+        except LabelSetNotFound as error:
+            others = sorted(self.by_name.keys() - self._fixed)
+            known = (*self._fixed, *others) if self.revision >= 0 else ()
+            raise LabelSetNotFound(name, known) from error
+        await self.refresh()
 
-    async def _commit(
-        self,
-        definition: Definition,
-        embeddings: Embeddings,
-        labels: LabelSet,
-        *,
-        replace: bool,
-        if_version: int | None,
-    ) -> tuple[LabelSet, bool]:
-        async with self._changing:
-            written = await self._call(
-                self._store.write, definition, embeddings, replace=replace, if_version=if_version
-            )
-            if written.version > written.previous:
-                labels = replace_fields(labels, version=str(written.version))
-                labels = await self._add_lessons(labels, self.by_name.get(labels.name))
-                self._publish({**self.by_name, labels.name: labels}, written)
-                return labels, written.created
-        return await self._find_current(definition, written.version), False
-
-    async def _find_current(self, definition: Definition, version: int) -> LabelSet:
-        written = SetVersion(version, definition.digest)
-        found = self.by_name.get(definition.name)
-        if found is None or not _is_current(found, written):
-            return await self._find_latest(definition.name)
+    async def _find_written(self, definition: Definition) -> LabelSet:
+        found = await self._find_latest(definition.name)
+        if found.digest != definition.digest:  # its version would let the client overwrite it
+            raise LabelSetChanged(definition.name, found.version)
         return found
 
     async def _find_latest(self, name: str) -> LabelSet:
@@ -341,11 +323,6 @@ class RegisteredSets:
             learnt |= {row.label for row in rows}
         return self._maker.check(definition, learnt)
 
-    def _publish(self, sets: dict[str, LabelSet], written: WriteResult) -> None:
-        self.by_name = MappingProxyType(sets)
-        if written.previous == self.revision:  # else another process wrote too: poll again
-            self._state = self._state._replace(revision=written.version)
-
     def _has_reached(self, version: int, names: Sequence[str]) -> bool:
         if self.revision >= version:
             return True
@@ -357,20 +334,17 @@ class RegisteredSets:
         self, name: str, version: SetVersion, known: LabelSet | None, *, restored: bool
     ) -> LabelSet | None:
         try:
-            if known is None or known.digest != version.digest:
-                entry, self._appended = self._appended, None
-                if entry is None or entry.definition.digest != version.digest:
-                    entry = await self._call(self._store.read, name)
+            labels = known
+            if self._made is not None and self._made.digest == version.digest:
+                labels, self._made = self._made, None
+            if labels is None or labels.digest != version.digest:
+                entry = await self._call(self._store.read, name)
                 if entry is None:
                     return None  # deleted meanwhile; the next poll differs
-                # The entry's own may be older, if this process appended a label, or newer.
                 labels = await self._maker.make(
-                    entry.definition, entry.embeddings, str(version.version), "store", known
+                    entry.definition, entry.embeddings, "0", "store", known
                 )
-            elif _is_current(known, version):  # a restored store may have other lessons
-                labels = known
-            else:
-                labels = replace_fields(known, version=str(version.version))
+            labels = replace_fields(labels, version=str(version.version))
             return await self._add_lessons(labels, None if restored else known)
         except InvalidLabelSet as error:
             logger.error("label set %s of the store is invalid: %s", name, error.reason)

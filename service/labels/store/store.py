@@ -110,10 +110,9 @@ class StoreEntry(NamedTuple):
 
 
 class WriteResult(NamedTuple):
-    """The set's version; above `previous`, the store's last revision, if this call wrote it."""
+    """The set's version, and whether this call made a set of a new name."""
 
     version: int
-    previous: int
     created: bool = False
 
 
@@ -248,18 +247,18 @@ class LabelStore:
         Raises `InvalidLabelSet` or `TooManyLabelSets` over the limits.
         """
         with self._connect(writing=True) as connection:
-            previous = self._lock(connection)
+            version = self._begin_write(connection)
             found = self._find(connection, definition.name)
             if (same := _find_same(definition, found, replace, if_version)) is not None:
-                return WriteResult(same, previous)
-            self._put(connection, definition, embeddings, previous + 1)
+                return WriteResult(same)
+            self._put(connection, definition, embeddings, version)
             if definition.lessons:
                 self._demand_lessons()
                 where = (definition.encoder or "", definition.name)
                 connection.execute(sa.delete(_LESSONS).where(_match_lessons(*where)))
                 for label, lesson in definition.lessons.items():
-                    _put_lesson(connection, (*where, label), previous + 1, lesson)
-            return WriteResult(previous + 1, previous, created=found is None)
+                    _put_lesson(connection, (*where, label), version, lesson)
+            return WriteResult(version, created=found is None)
 
     def learn(  # noqa: PLR0913 - names and options are keywords
         self,
@@ -283,7 +282,7 @@ class LabelStore:
         """
         key, width = (encoder, name, label), len((*positive, *negative)[0].embedding)
         with self._connect(writing=True) as connection:
-            version = self._lock(connection) + 1
+            version = self._begin_write(connection)
             check_version(name, self._find(connection, name), if_version)
             query = sa.select(_SETS.c.labels).where(self._match(name))
             labels, entry = connection.execute(query).scalar_one_or_none(), None
@@ -308,33 +307,24 @@ class LabelStore:
         """
         with self._connect(writing=True) as connection:
             self._demand_lessons()
-            version = self._lock(connection) + 1
-            found = self._find(connection, name)
-            check_version(name, found, if_version)
-            if found is None:
-                raise LabelSetNotFound(name)
+            version = self._begin_change(connection, name, if_version)
             chosen = sa.and_(_match_lessons(None, name, label), _HAS_LESSON)
             change = sa.update(_LESSONS).where(chosen).values(version=version, lesson=b"")
             if not connection.execute(change).rowcount:
                 raise NoExamples(label, name)
             connection.execute(sa.update(_STATE).values(revision=version))
 
-    def delete(self, name: str, if_version: int | None = None) -> WriteResult:
+    def delete(self, name: str, if_version: int | None = None) -> None:
         """Deletes a set durably, in all spaces: else the next bundle would encode it again.
 
         Raises `LabelSetNotFound` or `LabelSetChanged`.
         """
         with self._connect(writing=True) as connection:
-            previous = self._lock(connection)
-            found = self._find(connection, name)
-            check_version(name, found, if_version)
-            if found is None:
-                raise LabelSetNotFound(name)
+            version = self._begin_change(connection, name, if_version)
             connection.execute(sa.delete(_SETS).where(_SETS.c.name == name))
             if self._has_lessons:
                 connection.execute(sa.delete(_LESSONS).where(_match_lessons(None, name)))
-            connection.execute(sa.update(_STATE).values(revision=previous + 1))
-            return WriteResult(previous + 1, previous)
+            connection.execute(sa.update(_STATE).values(revision=version))
 
     def break_connection(self) -> None:
         """Makes a call in another thread that waits for a server raise `StoreUnavailable`."""
@@ -412,11 +402,18 @@ class LabelStore:
         connection.execute(sa.insert(_SETS).values(space=self._space, version=version, **row))
         connection.execute(sa.update(_STATE).values(revision=version))
 
-    def _lock(self, connection: sa.Connection) -> int:
+    def _begin_write(self, connection: sa.Connection) -> int:
         # One writer at a time, so that revisions are committed in order.
-        query = sa.select(_STATE.c.revision).with_for_update()
-        revision: int = connection.execute(query).scalar_one()
-        return revision
+        query = sa.select(_STATE.c.revision + 1).with_for_update()
+        version: int = connection.execute(query).scalar_one()
+        return version
+
+    def _begin_change(self, connection: sa.Connection, name: str, if_version: int | None) -> int:
+        version, found = self._begin_write(connection), self._find(connection, name)
+        check_version(name, found, if_version)
+        if found is None:
+            raise LabelSetNotFound(name)
+        return version
 
     def _check_limits(self, connection: sa.Connection, name: str, count: int) -> None:
         limits = self._limits
