@@ -116,7 +116,8 @@ def parse_label_set(content: bytes, suffix: str, name: str) -> Definition:
     if suffix == ".json":
         return _parse_json(content, name)
     if suffix == ".txt":
-        return _define_rows(_read_lines(_decode(content)), name)
+        lines = enumerate(_decode(content).split("\n"), 1)
+        return _define_rows(((n, {"name": text}) for n, text in lines if text.strip()), name)
     if suffix == ".csv":
         return _define_rows(_read_csv(_decode(content)), name)
     raise InvalidLabelSet(f"The name of the file must end in {' or '.join(SUFFIXES)}")
@@ -182,12 +183,6 @@ def _decode(content: bytes) -> str:
         raise InvalidLabelSet(f"Line {line} is not UTF-8: save the file as UTF-8") from error
     # Not `str.splitlines`, for which a form feed ends a line too.
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _read_lines(text: str) -> Iterator[tuple[int, dict[str, str]]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield number, {"name": line}
 
 
 def _read_csv(text: str) -> Iterator[tuple[int, dict[str, str]]]:

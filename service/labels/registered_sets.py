@@ -136,7 +136,8 @@ class RegisteredSets:
             loaded: dict[str, LabelSet] = {}
             for name, version in versions.items():
                 known = self.by_name.get(name)
-                if restored or not _is_current(known, version):
+                wanted = (str(version.version), version.digest)
+                if restored or known is None or (known.version, known.digest) != wanted:
                     known = await self._load(name, version, known, restored=restored)
                 if known is not None:
                     loaded[name] = known
@@ -455,8 +456,3 @@ def _read_lessons(
             except InvalidLabelSet as error:
                 logger.error("label set %s: %s: %s", name, quote(row.label), error.reason)
     return found
-
-
-def _is_current(known: LabelSet | None, latest: SetVersion) -> bool:
-    wanted = str(latest.version), latest.digest
-    return known is not None and (known.version, known.digest) == wanted

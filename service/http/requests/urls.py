@@ -163,12 +163,12 @@ def is_public(address: str) -> bool:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    return all(_is_public(one) for one in _unwrap(found))
-
-
-def _is_public(address: Address) -> bool:
-    in_use = isinstance(address, ipaddress.IPv4Address) or address in _PUBLIC_IPV6
-    return in_use and address.is_global and not address.is_multicast
+    return all(
+        (isinstance(each, ipaddress.IPv4Address) or each in _PUBLIC_IPV6)
+        and each.is_global
+        and not each.is_multicast
+        for each in _unwrap(found)
+    )
 
 
 def _unwrap(address: Address) -> list[Address]:

@@ -43,7 +43,13 @@ class RateLimiter:
     """
 
     def __init__(self, rate: str, max_callers: int = _MAX_CALLERS) -> None:
-        self._amount, self._window_seconds = _parse_rate(rate)
+        found = _RATE.fullmatch(rate)
+        if found is None or found[3].lower() not in _UNIT_SECONDS or not int(found[1]):
+            raise StartError(
+                f"rate_limit must be a positive rate such as 100/minute; it is {quote(rate)}"
+            )
+        self._amount = int(found[1])
+        self._window_seconds = int(found[2] or 1) * _UNIT_SECONDS[found[3].lower()]
         self._seconds_each = self._window_seconds / self._amount
         self._max_callers = max_callers
         self._full_at: OrderedDict[str, float] = OrderedDict()  # least recently used first
@@ -68,15 +74,12 @@ class RateLimiter:
         now = time.monotonic()
         full_at = self._full_at.get(caller)
         if full_at is None and len(self._full_at) >= self._max_callers:
-            self._evict_one()
+            oldest = list(islice(self._full_at, _EVICTION_CANDIDATES))
+            for each in oldest:  # else busy callers would fill the 8 places
+                self._full_at.move_to_end(each)
+            del self._full_at[min(oldest, key=self._full_at.__getitem__)]
         self._full_at[caller] = max(full_at or now, now) + units * self._seconds_each
         self._full_at.move_to_end(caller)
-
-    def _evict_one(self) -> None:
-        oldest = list(islice(self._full_at, _EVICTION_CANDIDATES))
-        for caller in oldest:  # else busy callers would fill the 8 places
-            self._full_at.move_to_end(caller)
-        del self._full_at[min(oldest, key=self._full_at.__getitem__)]
 
 
 class LimitedCaller(Caller):
@@ -105,12 +108,3 @@ async def limit_rate(request: Request) -> None:
 
 
 LIMITED = Depends(limit_rate)
-
-
-def _parse_rate(rate: str) -> tuple[int, int]:
-    found = _RATE.fullmatch(rate)
-    if found is None or found[3].lower() not in _UNIT_SECONDS or not int(found[1]):
-        raise StartError(
-            f"rate_limit must be a positive rate such as 100/minute; it is {quote(rate)}"
-        )
-    return int(found[1]), int(found[2] or 1) * _UNIT_SECONDS[found[3].lower()]

@@ -26,7 +26,6 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from service.errors import StartError
-from service.labels.catalogue import Catalogue
 from service.pipeline.host import PipelineHost
 from service.stages import Stage
 
@@ -128,9 +127,7 @@ class Metrics:
         self._model_info.labels(
             card.name, card.version, engine.device, engine.provider, engine.precision
         ).set(1)
-        self._sample_labels(pipeline.catalogue)
-
-    def _sample_labels(self, catalogue: Catalogue) -> None:
+        catalogue = pipeline.catalogue
         sets, labels = Tally[str](), Tally[str]()
         for label_set in catalogue.list_sets():
             sets[label_set.origin] += 1
