@@ -14,16 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
+from service import errors
 from service.bundle.card import InputContract
-from service.errors import (
-    EmptyImage,
-    ImageError,
-    InvalidImage,
-    OutOfMemory,
-    ServiceError,
-    TooManyPixels,
-    UnsupportedImage,
-)
 from service.images.formats import FORMATS, find_container, find_unsupported_format
 from service.images.heif import count_pixels, find_sizes, hide_exif
 from service.images.jpeg import (
@@ -84,7 +76,7 @@ class _MeteredFile(io.BytesIO):
     def read(self, size: int | None = -1, /) -> bytes:
         self._reads_left -= 1
         if self._reads_left < 0:
-            raise InvalidImage(detail="The file has too many parts.")
+            raise errors.InvalidImage(detail="The file has too many parts.")
         return super().read(size)
 
 
@@ -96,45 +88,45 @@ def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) 
     height), or a side of more than 65,535 (65,500 of a JPEG, 32,768 of an AVIF).
     """
     if not photo:
-        raise EmptyImage
+        raise errors.EmptyImage
     try:
         if isinstance(photo, bytes):
             photo = parse_jpeg(photo) or photo
         if isinstance(photo, Jpeg):
             return _decode_jpeg(photo, contract, max_pixels)
         if unread := find_unsupported_format(photo):
-            raise UnsupportedImage(unread, FORMATS)
+            raise errors.UnsupportedImage(unread, FORMATS)
         data, exif = parse_png(photo) or (photo, b"")
         return _decode_by_pillow(data, exif, contract, max_pixels)
-    except ImageError:
+    except errors.ImageError:
         raise
     except Exception as error:
         raise _explain(error, max_pixels) from error
 
 
-def _explain(error: Exception, max_pixels: int) -> ServiceError:
+def _explain(error: Exception, max_pixels: int) -> errors.ServiceError:
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
-        return TooManyPixels(max_pixels, sys.maxsize)
+        return errors.TooManyPixels(max_pixels, sys.maxsize)
     text, message = str(error).lower(), f"cannot decode: {type(error).__name__}"
     # libheif's "memory allocation error" may be a limit, or a size of 0.
     is_short = "memory" in text and "limit" not in text and "invalid" not in text
     if is_short or isinstance(error, MemoryError):
-        return OutOfMemory(message)
+        return errors.OutOfMemory(message)
     # libjpeg and libwebp report a failed allocation as damage, so try to allocate as much. libwebp
     # fails before the size is known.
     pixels = _WEBP_PIXELS if "decoder object" in text else max_pixels
     try:
         mmap.mmap(-1, pixels * _MAX_DECODER_BYTES).close()
     except OSError:
-        return OutOfMemory(message)
+        return errors.OutOfMemory(message)
     # Pillow raises errors of nearly every type for damaged files.
-    return InvalidImage(message)
+    return errors.InvalidImage(message)
 
 
 def _decode_jpeg(jpeg: Jpeg, contract: InputContract, max_pixels: int) -> DecodedImage:
     _check_size((jpeg.width, jpeg.height), max_pixels, _MAX_JPEG_SIDE)
     if unread := jpeg.find_unread_kind():
-        raise UnsupportedImage(unread, FORMATS)
+        raise errors.UnsupportedImage(unread, FORMATS)
     if contract.resize_mode == "squash" and contract.interpolation != "nearest":
         orientation = read_orientation(jpeg.exif)
         wanted = _turn((contract.width, contract.height), orientation)
@@ -211,7 +203,7 @@ def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[ImageFile.ImageFil
         pixels = count_pixels(data) / _MAX_TIMES_DECODED
         if pixels > max_pixels:
             where = "(width x height, of the picture and its tiles)"
-            raise TooManyPixels(max_pixels, int(min(pixels, sys.maxsize)), where=where)
+            raise errors.TooManyPixels(max_pixels, int(min(pixels, sys.maxsize)), where=where)
         data = hide_exif(data)
     try:
         image = Image.open(_MeteredFile(data), formats=FORMATS)
@@ -219,7 +211,7 @@ def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[ImageFile.ImageFil
         # Pillow names so what it does not read of a BMP, such as masks in another order.
         kind = str(error).removeprefix("Unsupported ")
         if kind.startswith("BMP "):
-            raise UnsupportedImage(kind, FORMATS) from error
+            raise errors.UnsupportedImage(kind, FORMATS) from error
         raise
     _check_size(image.size, max_pixels)
     if image.format == "JPEG":
@@ -227,16 +219,16 @@ def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[ImageFile.ImageFil
         image.decodermaxblock = len(data)
     if any(tile.codec_name == "bmp_rle" for tile in image.tile):
         # Pillow decodes these in Python, which takes seconds.
-        raise UnsupportedImage("run-length encoded BMP", FORMATS)
+        raise errors.UnsupportedImage("run-length encoded BMP", FORMATS)
     # Pillow returns the EXIF block of a WebP in `info`.
     return image, read_orientation(exif or image.info.get("exif") or b"")
 
 
 def _check_size(size: tuple[int, int], max_pixels: int, max_side: int = _MAX_SIDE) -> None:
     if max(size) > max_side:
-        raise TooManyPixels(max_side, where="on a side")
+        raise errors.TooManyPixels(max_side, where="on a side")
     if math.prod(size) > max_pixels:
-        raise TooManyPixels(max_pixels, math.prod(size))
+        raise errors.TooManyPixels(max_pixels, math.prod(size))
 
 
 def _flatten(image: Image.Image) -> Image.Image:

@@ -13,24 +13,10 @@ from dataclasses import replace as replace_fields
 from types import MappingProxyType
 from typing import NamedTuple, ParamSpec, TypeVar
 
+from service import errors
 from service.bundle.card import Calibration
 from service.engine.heads import Embeddings, QueryArray
-from service.errors import (
-    Draining,
-    InvalidLabelSet,
-    LabelSetChanged,
-    LabelSetNotFound,
-    ServiceError,
-    StartError,
-    StoreError,
-    StoreFull,
-    StoreIncompatible,
-    StoreUnavailable,
-    TextNotEncodable,
-    UnknownLabel,
-    VersionNotReached,
-    quote,
-)
+from service.errors import quote
 from service.labels.definition import Definition
 from service.labels.examples import Example, Lesson, read_lesson
 from service.labels.label_set import LabelSet
@@ -111,8 +97,8 @@ class RegisteredSets:
         """
         try:
             await self._poll()
-        except StoreIncompatible as error:
-            raise StartError(str(error)) from error
+        except errors.StoreIncompatible as error:
+            raise errors.StartError(str(error)) from error
         self._following = asyncio.create_task(self._follow(), name="label store")
 
     async def stop(self) -> None:
@@ -122,7 +108,7 @@ class RegisteredSets:
             await asyncio.wait([self._following])
         self._timeout_seconds = _CLOSE_TIMEOUT_SECONDS
         self._stopped = True  # a call after `close` would open a connection that stays open
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(errors.StoreError):
             await self._run(self._store.close)
         self._thread.shutdown(wait=False)
 
@@ -154,7 +140,7 @@ class RegisteredSets:
         if not self._has_reached(version, names):
             await self.refresh()
         if not self._has_reached(version, names):
-            raise VersionNotReached(version, max(0, self.revision))
+            raise errors.VersionNotReached(version, max(0, self.revision))
 
     async def register(
         self, definition: Definition, *, replace: bool = False, if_version: int | None = None
@@ -194,13 +180,13 @@ class RegisteredSets:
         """
         entry = await self._call(self._store.read, name)
         if entry is None:
-            raise LabelSetNotFound(name)
+            raise errors.LabelSetNotFound(name)
         old = entry.definition
         found = SetVersion(entry.version, old.digest)
         check_version(name, found, if_version)
         names = frozenset(old.names)
         if unknown := tuple(label for label in thresholds if label not in names):
-            raise UnknownLabel(unknown, [name], old.names)
+            raise errors.UnknownLabel(unknown, [name], old.names)
         pairs = zip(old.names, old.thresholds, strict=True)
         new = tuple(thresholds.get(label, own) for label, own in pairs)
         definition = replace_fields(old, thresholds=new, calibration=calibration or old.calibration)
@@ -230,7 +216,7 @@ class RegisteredSets:
             return PreparedLabel(queries=queries[place : place + 1])
         if encoders is None or not encoders.encodes_text or (known is not None and queries is None):
             if queries is not None:
-                raise TextNotEncodable(label)
+                raise errors.TextNotEncodable(label)
             return PreparedLabel()
         embedding = await encoders.embed(Definition(name, (label,), (None,), (None,)))
         vectors = await encoders.project(embedding, with_keys=False)
@@ -268,7 +254,7 @@ class RegisteredSets:
             self._made = made
         labels = await self._find_latest(name)
         if label not in labels.lessons:
-            raise LabelSetChanged(name, labels.version)
+            raise errors.LabelSetChanged(name, labels.version)
         return Learnt(labels, learnt.created, learnt.added)
 
     async def forget(self, name: str, label: str, if_version: int | None = None) -> LabelSet:
@@ -283,7 +269,7 @@ class RegisteredSets:
         """
         entry = await self._call(self._store.read, name)
         if entry is None:
-            raise LabelSetNotFound(name)
+            raise errors.LabelSetNotFound(name)
         encoder = self._maker.photos.encoder
         rows = await self._call(self._store.read_lessons, name, encoder)
         found = _read_lessons(name, encoder, rows, {})
@@ -298,23 +284,23 @@ class RegisteredSets:
         """Deletes a set; requests that have pinned its snapshot keep it."""
         try:
             await self._call(self._store.delete, name, if_version)
-        except LabelSetNotFound as error:
+        except errors.LabelSetNotFound as error:
             others = sorted(self.by_name.keys() - self._fixed)
             known = (*self._fixed, *others) if self.revision >= 0 else ()
-            raise LabelSetNotFound(name, known) from error
+            raise errors.LabelSetNotFound(name, known) from error
         await self.refresh()
 
     async def _find_written(self, definition: Definition) -> LabelSet:
         found = await self._find_latest(definition.name)
         if found.digest != definition.digest:  # its version would let the client overwrite it
-            raise LabelSetChanged(definition.name, found.version)
+            raise errors.LabelSetChanged(definition.name, found.version)
         return found
 
     async def _find_latest(self, name: str) -> LabelSet:
         await self.refresh()
         found = self.by_name.get(name)
         if found is None:  # deleted meanwhile
-            raise LabelSetNotFound(name)
+            raise errors.LabelSetNotFound(name)
         return found
 
     async def _check(self, definition: Definition) -> Definition:
@@ -347,7 +333,7 @@ class RegisteredSets:
                 )
             labels = replace_fields(labels, version=str(version.version))
             return await self._add_lessons(labels, None if restored else known)
-        except InvalidLabelSet as error:
+        except errors.InvalidLabelSet as error:
             logger.error("label set %s of the store is invalid: %s", name, error.reason)
             return None
 
@@ -376,9 +362,9 @@ class RegisteredSets:
             )
             try:
                 await self._reencode(name, space)
-            except (StoreUnavailable, StoreFull):
+            except (errors.StoreUnavailable, errors.StoreFull):
                 raise
-            except ServiceError as error:
+            except errors.ServiceError as error:
                 logger.warning(
                     "label set %s of another embedding space cannot be encoded again: %s: register "
                     "it again, or serve the bundle that it is of",
@@ -392,7 +378,7 @@ class RegisteredSets:
             return
         old = entry.definition
         if old.given:
-            raise InvalidLabelSet("It has embeddings of its own")
+            raise errors.InvalidLabelSet("It has embeddings of its own")
         thresholds = old.thresholds
         if old.calibration is not None:
             logger.warning("label set %s has lost its calibration: calibrate it again", name)
@@ -406,7 +392,7 @@ class RegisteredSets:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(self._poll_seconds)
-            with contextlib.suppress(StoreIncompatible):  # logged; it may be repaired
+            with contextlib.suppress(errors.StoreIncompatible):  # logged; it may be repaired
                 await self._poll()
 
     async def _poll(self) -> None:
@@ -414,11 +400,11 @@ class RegisteredSets:
         try:
             if await self._call(self._store.read_state) != self._state:
                 await self.refresh()
-        except StoreError as error:
+        except errors.StoreError as error:
             if self.failure is None:
                 logger.warning("the label store is unavailable: %s", error)
             self.failure = str(error)
-            if isinstance(error, StoreIncompatible):
+            if isinstance(error, errors.StoreIncompatible):
                 raise
         except Exception:
             logger.exception("polling the label store failed")
@@ -431,7 +417,7 @@ class RegisteredSets:
         self, work: Callable[ParamsT, ResultT], *args: ParamsT.args, **options: ParamsT.kwargs
     ) -> ResultT:
         if self._stopped:
-            raise Draining("the label store is closed")
+            raise errors.Draining("the label store is closed")
         return await self._run(lambda: work(*args, **options))
 
     async def _run(self, work: Callable[[], ResultT]) -> ResultT:
@@ -453,6 +439,6 @@ def _read_lessons(
         if row.encoder == encoder:
             try:
                 found[row.label] = read_lesson(row.lesson) if row.lesson else old[row.label]
-            except InvalidLabelSet as error:
+            except errors.InvalidLabelSet as error:
                 logger.error("label set %s: %s: %s", name, quote(row.label), error.reason)
     return found

@@ -15,19 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import sqlalchemy as sa
 
+from service import errors
 from service.bundle.card import Calibration
 from service.engine.heads import Embeddings
-from service.errors import (
-    InvalidLabelSet,
-    LabelSetChanged,
-    LabelSetExists,
-    LabelSetNotFound,
-    NoExamples,
-    StoreIncompatible,
-    StoreReadOnly,
-    StoreUnavailable,
-    TooManyLabelSets,
-)
 from service.labels.definition import Definition, check_size
 from service.labels.examples import Example, Lesson, make_lesson, read_lesson
 from service.labels.store.database import Database, format_address
@@ -311,7 +301,7 @@ class LabelStore:
             chosen = sa.and_(_match_lessons(None, name, label), _HAS_LESSON)
             change = sa.update(_LESSONS).where(chosen).values(version=version, lesson=b"")
             if not connection.execute(change).rowcount:
-                raise NoExamples(label, name)
+                raise errors.NoExamples(label, name)
             connection.execute(sa.update(_STATE).values(revision=version))
 
     def delete(self, name: str, if_version: int | None = None) -> None:
@@ -343,13 +333,13 @@ class LabelStore:
                 self._prepared = True
             with self._database.connect(writing=writing) as connection:
                 yield connection
-        except StoreUnavailable:
+        except errors.StoreUnavailable:
             self._prepared = False  # it may come back as another, empty database
             raise
 
     def _demand_lessons(self) -> None:
         if not self._has_lessons:
-            raise StoreReadOnly(
+            raise errors.StoreReadOnly(
                 f"label_store: there is no table {_LESSONS.name}: start the service once with a "
                 "user of the database that may create tables"
             )
@@ -412,7 +402,7 @@ class LabelStore:
         version, found = self._begin_write(connection), self._find(connection, name)
         check_version(name, found, if_version)
         if found is None:
-            raise LabelSetNotFound(name)
+            raise errors.LabelSetNotFound(name)
         return version
 
     def _check_limits(self, connection: sa.Connection, name: str, count: int) -> None:
@@ -429,14 +419,14 @@ class LabelStore:
         query = sa.select(sa.func.count(), total).select_from(others)
         sets, labels = connection.execute(query).one()
         if sets + 1 > limits.sets or labels + count > limits.labels:
-            raise TooManyLabelSets(sets=limits.sets, labels=limits.labels)
+            raise errors.TooManyLabelSets(sets=limits.sets, labels=limits.labels)
 
 
 def check_version(name: str, found: SetVersion | None, if_version: int | None) -> None:
     """Raises `LabelSetChanged` unless `found` is in the version `if_version`; None allows any."""
     allowed = (None, ABSENT) if found is None else (None, PRESENT, found.version)
     if if_version not in allowed:
-        raise LabelSetChanged(name, None if found is None else str(found.version))
+        raise errors.LabelSetChanged(name, None if found is None else str(found.version))
 
 
 def _find_same(
@@ -448,7 +438,7 @@ def _find_same(
     if found.digest == definition.digest and not definition.lessons:
         return found.version
     if not replace:
-        raise LabelSetExists(definition.name)
+        raise errors.LabelSetExists(definition.name)
     return None
 
 
@@ -469,7 +459,7 @@ def _append(
     old, row = entry.definition, entry.embeddings[:1]
     if row.shape[1]:
         if embedding is None:  # the label was deleted meanwhile
-            raise LabelSetChanged(name, str(entry.version))
+            raise errors.LabelSetChanged(name, str(entry.version))
         row = embedding
     definition = replace_fields(
         old,
@@ -501,7 +491,7 @@ def _make_tables(connection: sa.Connection, database: Database) -> bool:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
         query = sa.select(sa.func.has_schema_privilege(sa.func.current_schema(), "CREATE"))
         may_create = connection.execute(query).scalar_one()
-    with suppress(StoreReadOnly):
+    with suppress(errors.StoreReadOnly):
         database.check_writable(connection)
         if may_create:
             _LESSONS.create(connection, checkfirst=True)
@@ -511,7 +501,7 @@ def _make_tables(connection: sa.Connection, database: Database) -> bool:
         first = {"id": 1, "schema_version": SCHEMA_VERSION, "revision": 0}
         connection.execute(sa.insert(_STATE).values(**first))
     elif version != SCHEMA_VERSION:
-        raise StoreIncompatible(
+        raise errors.StoreIncompatible(
             f"label_store {format_address(connection.engine.url)}: schema version {version}, this "
             f"service has {SCHEMA_VERSION}"
         )
@@ -553,7 +543,7 @@ def _decode_row(row: sa.Row[Any]) -> StoreEntry:
             **columns,
         )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise InvalidLabelSet(_DAMAGED) from error
+        raise errors.InvalidLabelSet(_DAMAGED) from error
     if definition.digest != row.digest:
-        raise InvalidLabelSet(_DAMAGED)
+        raise errors.InvalidLabelSet(_DAMAGED)
     return StoreEntry(definition, embeddings, row.latest)
