@@ -139,7 +139,6 @@ def _fit(
 
 
 def _move_thresholds(labels: LabelSet, after: Calibration) -> dict[str, float]:
-    """Returns the labels' own thresholds on the new scores, which the same photos reach."""
     scales, shifts = _list_pairs(labels)
     moved = {}
     for i in np.flatnonzero(labels.calibrated):
@@ -176,7 +175,6 @@ def read_labelled_folder(folder: Path) -> LabelledFolder:
 async def _score(
     pipeline: Pipeline, photos: list[Path], question: Question
 ) -> tuple[dict[Path, dict[str, float]], list[PhotoResult]]:
-    """Returns the scores by photo and label, and the photos without scores."""
     selection = await pipeline.select(question)
     scores, left_out = {}, []
     async with aclosing(label_photos(pipeline, selection, photos)) as labelled:

@@ -116,7 +116,6 @@ def _show_table(photo: PhotoResult) -> None:
 
 
 def _write_csv(photo: PhotoResult, *, has_categories: bool = False) -> None:
-    """Writes a row for each label of a photo, or one row if it has none."""
     path = str(photo.path)
     labels = () if photo.prediction is None else photo.prediction.labels
     for label in labels:

@@ -61,8 +61,7 @@ class ProxiedApp(DocumentedApp):
         super().__init__(**arguments)
         self._proxies = TrustedProxies(super().__call__, settings.root_path)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         await self._proxies(scope, receive, send)
 
 

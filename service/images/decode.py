@@ -195,7 +195,6 @@ def resize_image(
 
 
 def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[ImageFile.ImageFile, int]:
-    """Returns the picture, not yet decoded, and its orientation."""
     if (container := find_container(data)) is not None:
         max_side = _MAX_AVIF_SIDE if container == "AVIF" else _MAX_SIDE
         for size in find_sizes(data):
@@ -232,7 +231,6 @@ def _check_size(size: tuple[int, int], max_pixels: int, max_side: int = _MAX_SID
 
 
 def _flatten(image: Image.Image) -> Image.Image:
-    """Returns the first frame in RGB, transparent parts on white."""
     if image.format == "BMP" and image.mode == "RGBA" and not image.getchannel("A").getbbox():
         image = image.convert("RGB")  # the writer left the fourth byte 0; browsers do the same
     if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip it

@@ -99,7 +99,6 @@ def _read_areas(data: bytes, start: int, end: int, areas: dict[int, int]) -> Non
 
 
 def _read_parts(data: bytes, start: int, end: int, parts: defaultdict[int, list[int]]) -> None:
-    """Adds the items of which each item is made."""
     number = "I" if data[start] else "H"  # by the version
     width = struct.calcsize(number)
     for kind, begin, stop in _walk_boxes(data, start + 4, end):

@@ -57,7 +57,6 @@ def run_bulk_on_ray(job: BulkJob, workers: int, report: Report) -> Totals:
 def _tag_on_ray(
     names: list[str], workers: int, arguments: tuple[BulkJob, PhotoStore, PartFolder]
 ) -> Iterator[Totals]:
-    """Yields the totals of each part."""
     size, settings = arguments[0].part_size, arguments[0].settings
     chunks = [{"names": names[i : i + size]} for i in range(0, len(names), size)]
     logging.getLogger("ray.data").setLevel(logging.ERROR)

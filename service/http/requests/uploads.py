@@ -97,9 +97,8 @@ async def read_upload(request: Request, shape: UploadShape, settings: Settings) 
     length = request.headers.get("content-length", "0")
     if not media_type and length == "0" and "transfer-encoding" not in request.headers:
         raise errors.MissingField(shape.image_field)
-    raise errors.UnsupportedMediaType(
-        (MULTIPART, JSON) if shape.batch else (MULTIPART, RAW_IMAGE, JSON)
-    )
+    supported = (MULTIPART, JSON) if shape.batch else (MULTIPART, RAW_IMAGE, JSON)
+    raise errors.UnsupportedMediaType(", ".join(supported))
 
 
 async def read_form(chunks: AsyncIterator[bytes], content_type: str, shape: UploadShape) -> Upload:
@@ -113,7 +112,7 @@ async def read_examples(request: Request, settings: Settings) -> tuple[list[byte
     """Reads a form with 1 to 200 photos in `positive` and `negative`; raises as `read_form`."""
     content_type = request.headers.get("content-type", "")
     if read_media_type(content_type) != MULTIPART:
-        raise errors.UnsupportedMediaType((MULTIPART,))
+        raise errors.UnsupportedMediaType(MULTIPART)
     form = _Form(("positive", "negative"), (), MAX_EXAMPLES)
     await form.read(Body(request, settings), content_type)
     return form.images["positive"], form.images["negative"]

@@ -118,8 +118,6 @@ class Fetcher:
 
 
 class _PublicNetwork(httpcore.AsyncNetworkBackend):
-    """Opens connections to public addresses only."""
-
     def __init__(self, network: httpcore.AsyncNetworkBackend, resolve: Resolve) -> None:
         self._network = network
         self._resolve = resolve

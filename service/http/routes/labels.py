@@ -232,7 +232,6 @@ async def delete_label_set(request: Request, host: Host, name: Name) -> None:
 
 
 async def _register(request: Request, host: PipelineHost, name: str | None = None) -> Response:
-    """Registers the set of the body, or replaces the one with the `name` of the path."""
     pipeline, version = host.pipeline, None
     body = await read_json_object(request, host.settings)
     definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set, name)

@@ -42,8 +42,7 @@ class Access:
         self._metrics = metrics
         self._host = host
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

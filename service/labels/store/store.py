@@ -419,7 +419,7 @@ class LabelStore:
         query = sa.select(sa.func.count(), total).select_from(others)
         sets, labels = connection.execute(query).one()
         if sets + 1 > limits.sets or labels + count > limits.labels:
-            raise errors.TooManyLabelSets(sets=limits.sets, labels=limits.labels)
+            raise errors.TooManyLabelSets(limits.sets, limits.labels)
 
 
 def check_version(name: str, found: SetVersion | None, if_version: int | None) -> None:
@@ -452,7 +452,6 @@ def _read_names(labels: str | None) -> frozenset[str]:
 def _append(
     entry: StoreEntry | None, name: str, label: str, embedding: Embeddings | None, version: int
 ) -> StoreEntry:
-    """Returns a set with one label more, or a new one."""
     if entry is None:
         row = np.zeros((1, 0), np.float32) if embedding is None else embedding
         return StoreEntry(Definition(name, (label,), (None,), (None,)), row, version)
