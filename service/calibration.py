@@ -102,7 +102,7 @@ def fit_calibration(
     by_pair, by_label = np.empty_like(raw), np.empty_like(raw)
     for fold in range(_FOLDS):
         others, here = folds != fold, folds == fold
-        pair = _fit_pair(raw[others], targets[others])
+        pair = _fit(raw[others], targets[others], _HEAD_PRIOR)
         if pair is None:
             return None
         by_pair[here] = _apply(raw[here], pair)
@@ -110,7 +110,7 @@ def fit_calibration(
             by_label[here, column] = _apply(raw[here, column], own or pair)
     is_own = per_label and _log_loss(by_label, targets) < _log_loss(by_pair, targets)
     calibrated = by_label if is_own else by_pair
-    fitted = _fit_pair(raw, targets)
+    fitted = _fit(raw, targets, _HEAD_PRIOR)
     if fitted is None or _log_loss(served, targets) <= _log_loss(calibrated, targets):
         return None
     labels = _fit_labels(raw, targets, shared=fitted)
@@ -203,10 +203,6 @@ def find_thresholds(
     }
 
 
-def _fit_pair(logits: Scores, targets: Targets) -> Calibration | None:
-    return _fit(logits.ravel(), targets.ravel(), _HEAD_PRIOR)
-
-
 def _fit_labels(
     logits: Scores, targets: Targets, *, shared: Calibration
 ) -> tuple[Calibration | None, ...]:
@@ -228,7 +224,8 @@ def _fit(logits: Scores, targets: Targets, prior: float) -> Calibration | None:
 
     Returns None if higher logits do not mean the label.
     """
-    inputs = np.stack([logits, np.ones_like(logits)])
+    targets = targets.ravel()
+    inputs = np.stack([logits.ravel(), np.ones(logits.size)])
     start = np.array([1.0, 0.0])
 
     def compute_loss(pair: Scores) -> float:

@@ -156,10 +156,7 @@ def document_conditions(**meanings: str) -> dict[str, Any]:
 
 
 def document_json(
-    model: type[BaseModel],
-    *,
-    optional: str | None = None,
-    example: Mapping[str, Any] | None = None,
+    model: type[BaseModel], *, optional: str | None = None, example: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Returns FastAPI's `openapi_extra` with a JSON body that FastAPI does not read.
 

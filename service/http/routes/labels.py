@@ -72,8 +72,7 @@ _IF_MATCH = (
     "exist, the answer is 412."
 )
 _ON_REPLACING = document_conditions(
-    if_match=_IF_MATCH,
-    if_none_match="`*`: write only if there is no set of this name, else 412.",
+    if_match=_IF_MATCH, if_none_match="`*`: write only if there is no set of this name, else 412."
 )
 ON_CHANGING = document_conditions(if_match=_IF_MATCH)
 
