@@ -192,10 +192,7 @@ def find_threshold(
 def find_thresholds(
     names: Sequence[str], scores: Scores, targets: Targets, precision_target: float | None = None
 ) -> dict[str, OperatingPoint | None]:
-    """Returns `find_threshold` of each label with at least `MIN_POSITIVES` photos.
-
-    Scores and targets are [n, L], for L names.
-    """
+    """Returns `find_threshold` of labels with `MIN_POSITIVES` photos; the scores are [n, L]."""
     return {
         name: find_threshold(scores[:, column], targets[:, column], precision_target)
         for column, name in enumerate(names)
@@ -220,10 +217,7 @@ def _fit_labels(
 
 
 def _fit(logits: Scores, targets: Targets, prior: float) -> Calibration | None:
-    """Minimises log loss plus prior / 2 * ((scale - 1)^2 + shift^2) by Newton's method.
-
-    Returns None if higher logits do not mean the label.
-    """
+    """Minimises log loss + prior / 2 * ((scale - 1)^2 + shift^2); None unless scale > 0."""
     targets = targets.ravel()
     inputs = np.stack([logits.ravel(), np.ones(logits.size)])
     start = np.array([1.0, 0.0])

@@ -79,10 +79,7 @@ def list_coded(*bases: type[ServiceError]) -> Iterator[type[ServiceError]]:
 
 
 class _DetailedError(ServiceError):
-    """Its message is its `detail`, in which `values` replace each `{}`.
-
-    Texts are quoted, except for `{!s}`.
-    """
+    """Its message is `detail`: `values` replace each `{}`, texts in quotes, and each `{!s}`."""
 
     def __init__(self, *values: object) -> None:
         if values and self.detail:
@@ -558,7 +555,4 @@ class StartError(ServiceError):
 
 
 class BundleError(Exception):
-    """A bundle is missing, damaged or inconsistent; the message is one line for the operator.
-
-    The export raises it too.
-    """
+    """A bundle is missing, damaged or inconsistent; the message is one line for the operator."""

@@ -85,10 +85,7 @@ class Bundle:
 
     @property
     def encoder_fingerprint(self) -> str:
-        """Sha256 in hex of the encoder: embeddings of photos fit no others.
-
-        It is the same for all precisions, whose embeddings are nearly equal.
-        """
+        """Sha256 in hex of the encoder; its precisions have nearly equal embeddings."""
         return self.manifest.files[self.manifest.graphs["encoder"]["fp32"]].sha256
 
     @property

@@ -1,7 +1,4 @@
-"""The commands of `ml-decoder`, except for those in `labels.py` and `bulk/command.py`.
-
-Exit codes: 0 done, 1 some photo failed, 2 cannot start, 3 broke while it ran.
-"""
+"""The commands of `ml-decoder`, except for those in `labels.py` and `bulk/command.py`."""
 
 from __future__ import annotations
 

@@ -51,10 +51,7 @@ async def learn_folder(
 
 
 def find_examples(folder: Path) -> tuple[dict[str, list[Path]], list[Path]]:
-    """Returns the photos in and below each subfolder by label, and those in no subfolder.
-
-    Raises StartError if all are.
-    """
+    """Returns photos by label, a subfolder, and those in no subfolder; StartError if all are."""
     try:
         names, left_out = list_photos(str(folder))
     except OSError as error:

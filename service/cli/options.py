@@ -95,10 +95,7 @@ def path_option(metavar: str, about: str) -> Any:  # noqa: ANN401
 
 
 def refuse_empty(text: str) -> str:
-    """Returns the text; raises typer.BadParameter if it is empty.
-
-    Unset shell variables leave empty texts, which `Path` takes for the current folder.
-    """
+    """Returns the text; refuses an empty one, as of an unset variable: `Path('')` is `.`."""
     if not text:
         raise typer.BadParameter("it is empty")
     return text

@@ -42,10 +42,7 @@ async def predict_photos(
     output: str,
     folders: Mapping[Path, Path] | None = None,
 ) -> bool:
-    """Writes the labels of photos as `table`, `json` or `csv`; returns whether none of them failed.
-
-    `folders` is that of `choose_folders`; None writes no overlays.
-    """
+    """Writes labels as `table`, `json` or `csv`, maps into `folders`; False if a photo failed."""
     write = _WRITERS[output]
     done, complete = 0, True
     written: Counter[Path] = Counter()

@@ -167,10 +167,7 @@ def resize_image(
     size: tuple[int, int] | None = None,
     orientation: int = UPRIGHT,
 ) -> PixelArray:
-    """Resizes an upright RGB picture to uint8 [H, W, 3] by the contract's rule.
-
-    `size` is that of the upright original, if the picture is smaller; `orientation` was EXIF's.
-    """
+    """Resizes upright RGB to uint8 [H, W, 3]; `size` is the original's, `orientation` EXIF's."""
     resample = Image.Resampling[contract.interpolation.upper()]
     if contract.resize_mode == "squash":
         if image.height > _MAX_ASPECT * image.width:

@@ -232,10 +232,7 @@ class Catalogue:
         return sets
 
     def writable(self, name: str) -> RegisteredSets:
-        """Returns the sets in which clients may register, calibrate and delete the set `name`.
-
-        Raises `NoOpenHead`, `LabelSetReadOnly` or `StoreReadOnly`.
-        """
+        """Returns the sets to write; else `NoOpenHead`, `LabelSetReadOnly` or `StoreReadOnly`."""
         if self.encoders is None and self.background is None:
             raise errors.NoOpenHead
         if name in self._names or name in RESERVED_NAMES:
@@ -245,10 +242,7 @@ class Catalogue:
         return self._registered
 
     def teachable(self, name: str) -> RegisteredSets:
-        """Returns the sets in which labels of the set `name` may learn from photos.
-
-        Raises `NoBackground`, `ScoresCompete`, `LabelSetReadOnly` or `StoreReadOnly`.
-        """
+        """As `writable`, if labels of `name` may learn; else `NoBackground` or `ScoresCompete`."""
         if self.background is None:
             raise errors.NoBackground
         sets, known, texts = self.writable(name), self.get(name), self.encoders

@@ -1,7 +1,4 @@
-"""Definitions of label sets: the JSON of a client or a file, checked, then as columns.
-
-Nothing here depends on a model, except `check_fit`.
-"""
+"""Definitions of label sets: JSON, checked, as columns; only `check_fit` depends on a model."""
 
 import hashlib
 import json

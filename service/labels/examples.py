@@ -78,10 +78,7 @@ class Examples:
         return self.total / np.float32(self.count)
 
     def add(self, examples: Sequence[Example]) -> "Examples":
-        """Returns the sums with more photos, without those that are the same or nearly so.
-
-        Raises `InvalidLabelSet` above 10,000.
-        """
+        """Adds photos that are not nearly the same; raises `InvalidLabelSet` above 10,000."""
         total, squares = self.total.astype(np.float64), self.squares
         digests, sketches = self.digests, self.sketches
         for digest, embedding in examples:
@@ -129,10 +126,7 @@ class Lesson:
         return self.positive.count + self.negative.count
 
     def add(self, positive: Sequence[Example] = (), negative: Sequence[Example] = ()) -> "Lesson":
-        """Returns the lesson with more photos.
-
-        Raises `InvalidLabelSet` for a file that would be a positive and a negative example.
-        """
+        """Adds photos; `InvalidLabelSet` if a file is a positive and a negative example."""
         both = {each.digest for each in positive} | {*map(bytes, self.positive.digests)}
         both &= {each.digest for each in negative} | {*map(bytes, self.negative.digests)}
         for kind, examples in (("positive", positive), ("negative", negative)):

@@ -61,10 +61,7 @@ ValueT = TypeVar("ValueT")
 
 
 def read_label_set_file(path: Path, name: str | None = None) -> Definition:
-    """Reads a file that ends in one of `SUFFIXES`; without `name`, the set has the file's.
-
-    Raises `StartError` with a one-line reason.
-    """
+    """Reads a file that ends in one of `SUFFIXES`; raises `StartError` with a one-line reason."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise InvalidLabelSet(f"The file must have at most {MAX_FILE_BYTES} bytes")
@@ -88,10 +85,7 @@ def read_label_set_folder(folder: Path) -> tuple[Definition, ...]:
 
 
 def read_bundle_sets(bundle: Bundle) -> tuple[Definition, ...]:
-    """Reads the label sets of a bundle, ordered by name.
-
-    Raises `BundleError` if a set is invalid, does not fit the open head, or its file has changed.
-    """
+    """Reads a bundle's label sets by name; `BundleError` if one is invalid, unfit or changed."""
     definitions = []
     head, encodes_text = bundle.card.open_head, "text_encoder" in bundle.manifest.graphs
     for file, content in bundle.read_label_sets().items():

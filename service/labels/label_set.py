@@ -165,10 +165,7 @@ class LabelSet:
 
     @cached_property
     def ratings(self) -> NDArray[np.intp] | None:
-        """The positions of the ratings, of which an answer at own thresholds has the best.
-
-        None if the set has no ratings, or is a softmax, whose default answer is one label.
-        """
+        """Positions of ratings, of which answers have the best; None without, or of a softmax."""
         if not self.categories or self.activation == "softmax":
             return None
         return np.flatnonzero(self.find_members([RATING])) if RATING in self._members else None
@@ -280,10 +277,7 @@ def add_lessons(
     foreign: Collection[str],
     background: Background | None,
 ) -> LabelSet:
-    """Returns the set with these lessons in place of its own, which are not measured again.
-
-    Ignores names that the set lacks. Raises `InvalidLabelSet` if a lesson is of another width.
-    """
+    """Returns the set with these lessons, measured if new; `InvalidLabelSet` for other widths."""
     found = [(place, lessons[n]) for n, place in labels.positions.items() if n in lessons]
     foreign = frozenset(foreign) & labels.positions.keys()
     if background is None or not found:

@@ -41,10 +41,7 @@ ResultT = TypeVar("ResultT")
 
 
 class PreparedLabel(NamedTuple):
-    """A label that is about to learn: its text, if it has one.
-
-    `embedding`, float32 [1, E], is of a label that is new; `queries` are [1, K].
-    """
+    """A label to learn: its text's `embedding` [1, E] if the label is new, `queries` [1, K]."""
 
     embedding: Embeddings | None = None
     queries: QueryArray | None = None
@@ -64,10 +61,7 @@ class RegisteredSets:
     def __init__(
         self, store: LabelStore, maker: SetMaker, poll_seconds: float, fixed: Iterable[str]
     ) -> None:
-        """Loads nothing before `start`; `fixed` are names of sets outside the store.
-
-        They hide sets of the store with the same name.
-        """
+        """Loads nothing before `start`; sets named in `fixed` hide those of the store."""
         self._store = store
         self._maker = maker
         self._poll_seconds = poll_seconds
@@ -91,10 +85,7 @@ class RegisteredSets:
         return self._state.revision
 
     async def start(self) -> None:
-        """Loads the sets, if the store answers, and starts polling.
-
-        Raises `StartError` if the store has another schema version.
-        """
+        """Loads the sets and starts polling; raises `StartError` for another schema version."""
         try:
             await self._poll()
         except errors.StoreIncompatible as error:
@@ -133,10 +124,7 @@ class RegisteredSets:
             self.by_name, self._state = MappingProxyType(loaded), state
 
     async def reach(self, version: int, names: Sequence[str]) -> None:
-        """Loads the store's writes unless the sets `names` are at `version` or later.
-
-        Raises `VersionNotReached` if they still are not, or `StoreUnavailable` if it cannot load.
-        """
+        """Loads writes until `names` have `version`; else `VersionNotReached` or `StoreError`."""
         if not self._has_reached(version, names):
             await self.refresh()
         if not self._has_reached(version, names):
@@ -145,10 +133,7 @@ class RegisteredSets:
     async def register(
         self, definition: Definition, *, replace: bool = False, if_version: int | None = None
     ) -> tuple[LabelSet, bool]:
-        """Encodes a set and writes it; when this returns, it is durable, and in `by_name`.
-
-        Arguments and errors as of `LabelStore.write`; returns the set, and whether its name is new.
-        """
+        """Encodes and writes a set as `LabelStore.write`; returns it, and whether it is new."""
         definition = await self._check(definition)
         # Before encoding, which may take long.
         same = await self._call(
@@ -201,10 +186,7 @@ class RegisteredSets:
         return await self._find_written(definition)
 
     async def prepare_label(self, name: str, label: str) -> PreparedLabel:
-        """Encodes the text of a label that is about to learn, and checks that it has room.
-
-        Raises `TextNotEncodable` for a new label in a set of embeddings without a text encoder.
-        """
+        """Encodes the text of a label to learn, if it has room; or raises `TextNotEncodable`."""
         await self.refresh()  # else a set that another process deleted would be made without texts
         known, encoders = self.by_name.get(name), self._maker.encoders
         names = {} if known is None else known.positions
@@ -263,10 +245,7 @@ class RegisteredSets:
         return await self._find_latest(name)
 
     async def read_definition(self, name: str) -> tuple[Definition, Embeddings, list[str]]:
-        """Returns a set with its lessons of this encoder, and the embeddings of all labels.
-
-        The list has the labels that learnt with other encoders only.
-        """
+        """Returns a set with lessons, all embeddings, and labels with other encoders' lessons."""
         entry = await self._call(self._store.read, name)
         if entry is None:
             raise errors.LabelSetNotFound(name)

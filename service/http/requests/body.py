@@ -34,10 +34,7 @@ def read_media_type(content_type: str) -> str:
 
 
 class BodyBudget:
-    """Memory left for request bodies and long answers, shared by one event loop.
-
-    `max_body_bytes` limits one body; this stops a thousand clients that each stay below it.
-    """
+    """Memory left for bodies and long answers; `max_body_bytes` limits each of a thousand."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = self.free_bytes = limit_bytes

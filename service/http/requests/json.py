@@ -1,7 +1,4 @@
-"""JSON bodies: objects of bounded size, without repeated members, NaN or infinities.
-
-`pydantic_core.from_json` accepts repeated members and blocks all other threads while it runs.
-"""
+"""JSON bodies; `pydantic_core.from_json` takes repeated members and blocks all threads."""
 
 import asyncio
 import json

@@ -1,7 +1,4 @@
-"""Reads a `Question` from the query string and the fields of the body.
-
-Both take the same parameters, checked alike; a parameter in both must have the same value.
-"""
+"""Reads a `Question` from query string and body; a parameter in both must be the same."""
 
 import asyncio
 from collections import defaultdict

@@ -52,10 +52,7 @@ class UploadShape:
 
 @dataclass(frozen=True)
 class Upload:
-    """The content of a body: images, or the `url` of the only one, and fields not yet checked.
-
-    `decode_base64` decodes images one by one, so that invalid base64 fails one of a batch only.
-    """
+    """Images of a body, base64 not yet decoded, or the `url` of one; and unchecked fields."""
 
     images: Sequence[bytes | str]
     fields: dict[str, Any] = field(default_factory=dict)
@@ -63,10 +60,7 @@ class Upload:
 
 
 def decode_base64(image: bytes | str) -> bytes:
-    """Returns the bytes of an image; raises MalformedBody for a text that is not base64.
-
-    The base64 may have line breaks, and `data:image/png;base64,` or the like before it.
-    """
+    """Returns an image's bytes; raises MalformedBody. Line breaks and `data:` are allowed."""
     if isinstance(image, bytes):
         return image
     prefix = DATA_URL.match(image)
@@ -119,10 +113,7 @@ async def read_examples(request: Request, settings: Settings) -> tuple[list[byte
 
 
 class _Form:
-    """Collects the parts of a form, and counts its images for the rate limit.
-
-    A part's name decides, not its filename: some clients send images without, or texts with one.
-    """
+    """The parts of a form by name: some clients send images without filename, or texts with one."""
 
     def __init__(
         self, image_fields: Sequence[str], text_fields: Collection[str], max_images: int

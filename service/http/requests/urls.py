@@ -50,10 +50,7 @@ class Fetcher:
         network: httpcore.AsyncNetworkBackend | None = None,
         resolve: Resolve | None = None,
     ) -> None:
-        """At most `queue_size` fetches run at once. A timeout includes redirects.
-
-        `resolve` returns the IP addresses of a host and port; None asks the system.
-        """
+        """`resolve` returns the IP addresses of a host and port; None asks the system."""
         self._max_bytes = settings.max_body_bytes
         self._timeout_seconds = settings.url_timeout_seconds
         self._free = settings.queue_size

@@ -1,7 +1,4 @@
-"""Writes predictions as JSON without pydantic models.
-
-Validating our own values as `PredictAnswer` would take as long as the rest of an answer.
-"""
+"""Writes predictions as JSON; pydantic models would take as long as the rest of an answer."""
 
 import asyncio
 import base64

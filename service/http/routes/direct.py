@@ -1,7 +1,4 @@
-"""Predictions bypass FastAPI, whose layers cost more than all other Python of a prediction.
-
-FastAPI documents their routes, and answers 405.
-"""
+"""Predictions bypass FastAPI, whose layers cost more than all other Python of a prediction."""
 
 from collections.abc import Iterable
 

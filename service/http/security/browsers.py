@@ -126,10 +126,7 @@ def _read_hosts(setting: str | None) -> list[str]:
 
 
 def read_origins(setting: str | None) -> dict[str, Any] | None:
-    """Returns the arguments of Starlette's CORSMiddleware; None without origins.
-
-    The setting is `https://a.example,https://b.example:8443`, or `*` for all.
-    """
+    """Returns CORSMiddleware's arguments for `https://a.example,...` or `*`; None without any."""
     origins = [origin.strip() for origin in (setting or "").split(",") if origin.strip()]
     for origin in origins:
         scheme, _, host = origin.partition("://")

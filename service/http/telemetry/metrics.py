@@ -47,10 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class Metrics:
-    """The metrics of one app; an `Observer` of its pipeline.
-
-    Of several processes, queues are summed, and the worst state counts (`multiprocess_mode`).
-    """
+    """The metrics of an app; of several processes, queues are summed, the worst state counts."""
 
     def __init__(self) -> None:
         folder = os.environ.get(_FOLDER_VARIABLE)

@@ -1,7 +1,4 @@
-"""Traces: OpenTelemetry spans of the stages, within the request's span that FastAPI makes.
-
-Imported only if traces are on.
-"""
+"""OpenTelemetry spans of the stages, within FastAPI's of the request; imported if traces are on."""
 
 import logging
 import time

@@ -1,7 +1,4 @@
-"""The database of the label store: a SQLite file by its path, PostgreSQL by its URL.
-
-A SQLite file may be deleted, or replaced by a backup, while the service runs.
-"""
+"""The label store's database: a SQLite file, which may be replaced meanwhile, or PostgreSQL."""
 
 import os
 import socket
@@ -39,10 +36,7 @@ class Database:
 
     @contextmanager
     def connect(self, *, writing: bool = False) -> Iterator[sa.Connection]:
-        """Yields a connection; with `writing`, in a transaction that is committed at the end.
-
-        Raises `StoreUnavailable`, `StoreFull` or `StoreReadOnly` in place of SQLAlchemy's errors.
-        """
+        """Yields a connection, with `writing` in a transaction that it commits; or `StoreError`."""
         if self._identify_file() != self._file:
             self._engine.dispose()  # writes to a file that was replaced would be lost
         engine = self._engine.execution_options(**{_WRITING: writing})

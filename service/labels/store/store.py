@@ -173,20 +173,14 @@ class LabelStore:
             return {row.name: row.space for row in connection.execute(query)}
 
     def read(self, name: str, space: str | None = None) -> StoreEntry | None:
-        """Returns a set, of another space if given, or None.
-
-        Raises `InvalidLabelSet` if its row is damaged.
-        """
+        """Returns a set, of another space if given, or None; `InvalidLabelSet` if damaged."""
         with self._connect() as connection:
             return self._read(connection, name, space)
 
     def read_lessons(
         self, name: str, encoder: str, after: int | None = None
     ) -> tuple[LessonRow, ...]:
-        """Returns what labels of a set have learnt, of all encoders.
-
-        Only lessons of `encoder` are read, and those of versions above `after`.
-        """
+        """Returns a set's lessons; reads those of `encoder` and versions above `after` only."""
         wanted = _LESSONS.c.encoder == encoder
         if after is not None:
             wanted &= _LESSONS.c.version > after
@@ -291,10 +285,7 @@ class LabelStore:
             return LearnResult(added, labels is None, entry)
 
     def forget(self, name: str, label: str, if_version: int | None = None) -> None:
-        """Deletes the examples of a label durably, those of all encoders.
-
-        Raises `NoExamples`, `LabelSetNotFound` or `LabelSetChanged`.
-        """
+        """Deletes a label's examples of all encoders; raises as `delete`, or `NoExamples`."""
         with self._connect(writing=True) as connection:
             self._demand_lessons()
             version = self._begin_change(connection, name, if_version)
