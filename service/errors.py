@@ -1,8 +1,4 @@
-"""Every error that the service raises on purpose: status, code, title and detail of its answer.
-
-`http/responses/problems.py` writes these classes as RFC 9457 problems. The last ones stop the
-process, so that no client gets them.
-"""
+"""Every error that the service raises on purpose, with status, code and title of its answer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -68,11 +68,7 @@ class ProxiedApp(DocumentedApp):
 def create_app(
     host: PipelineHost | None = None, tracer_provider: TracerProvider | None = None
 ) -> FastAPI:
-    """Makes the app; the pipeline opens in the background when the app starts.
-
-    By default, settings come from the environment, and `OTEL_*` variables configure traces. Raises
-    `StartError` if a setting is invalid, or OpenTelemetry is missing.
-    """
+    """Makes the app, whose pipeline opens when it starts; StartError for an invalid setting."""
     host = host or PipelineHost(Settings())
     traces = _open_traces(host.settings, tracer_provider)
     app = ProxiedApp(
@@ -141,11 +137,7 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI, *, opened_first: bool = False) -> AsyncIterator[None]:
-    """Lifespan: opens the pipeline, samples metrics, and drains at the end.
-
-    With `opened_first` the app starts when the pipeline is open, and fails with its `StartError` or
-    `BundleError`.
-    """
+    """Opens the pipeline, before the app starts if `opened_first`, samples metrics, drains."""
     host: PipelineHost = app.state.host
     opening = asyncio.create_task(host.open())
     sampling = asyncio.create_task(keep_sampling(app.state.metrics, host))

@@ -36,11 +36,7 @@ logger = logging.getLogger(__name__)
 def open_catalogue(
     settings: Settings, bundle: Bundle, encoders: LabelEncoders | None
 ) -> "Catalogue":
-    """Reads the label sets of bundle and folder, and prepares the store.
-
-    The catalogue closes `encoders`. Raises `BundleError` for an invalid set of the bundle, and
-    `StartError` if the folder or the store cannot be used as configured.
-    """
+    """Reads the sets of bundle and folder, prepares the store; BundleError or StartError."""
     card = bundle.card
     fixed = [FixedSet(found, card.version, "bundle") for found in read_bundle_sets(bundle)]
     if settings.label_sets is not None:
@@ -97,12 +93,7 @@ class FixedSet(NamedTuple):
 
 
 class Catalogue:
-    """Label sets by name; use it from one event loop.
-
-    Attributes:
-        encoders: of labels; None without an open head.
-        background: of photos; None if labels cannot learn from them.
-    """
+    """Label sets by name, for one event loop; `encoders` is None without an open head."""
 
     def __init__(  # noqa: PLR0913 - the last three are settings
         self,

@@ -238,11 +238,7 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
     version: str,
     origin: Origin,
 ) -> LabelSet:
-    """Returns the set of a definition and its vectors, which requests share.
-
-    Without texts, `vectors` and `head` are None. `trained_names` are the names of the bundle's
-    trained labels, as `fold_name` returns them. They have a calibration of their own.
-    """
+    """Returns a set that requests share; `trained_names` are as `fold_name` returns them."""
     # The engine does not cache a writable array on a GPU: candidate labels are used once.
     for matrix in vectors.arrays.values() if vectors else ():
         matrix.flags.writeable = origin == "request"

@@ -215,11 +215,7 @@ class RegisteredSets:
         replace: bool = False,
         if_version: int | None = None,
     ) -> Learnt:
-        """Adds at least one example to a label, or to a new one; when this returns, it is durable.
-
-        Arguments and errors as of `LabelStore.learn`. Raises `LabelSetChanged` too if another
-        client made the label forget at once.
-        """
+        """Adds examples as `LabelStore.learn`; `LabelSetChanged` if they are forgotten at once."""
         if if_version is None and prepared.embedding is None and prepared.queries is not None:
             if_version = PRESENT  # the set has the label, unless it is deleted meanwhile
         learnt = await self._call(

@@ -114,11 +114,7 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
 def begin_run(
     job: BulkJob, parts: PartFolder, names: Sequence[str], totals: Totals, report: Report
 ) -> tuple[list[str], Callable[[Totals], None]]:
-    """Returns the photos to do, and a function that adds a part to `totals` and reports them.
-
-    Names that are not UTF-8 count as unread, as results cannot have them. With `retry_failed`, the
-    rows of failed photos are removed first.
-    """
+    """Returns the photos to do, and a function that adds a part to `totals` and reports them."""
     unread = [name for name in names if not is_utf8(name)]
     for name in unread:
         shown = os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -126,11 +126,7 @@ def _measure(headers: Iterable[tuple[bytes, bytes]]) -> int:
 
 
 class Body:
-    """The chunks of a request's body, none of them empty.
-
-    Both the constructor and the iteration raise RequestError. The iteration also raises QueueFull
-    if other requests fill the memory, and ClientDisconnect.
-    """
+    """The chunks of a body, none empty; raises RequestError, QueueFull or ClientDisconnect."""
 
     def __init__(self, request: Request, settings: Settings) -> None:
         """Checks the headers; reads nothing."""

@@ -109,11 +109,7 @@ _read_cached = lru_cache(maxsize=256)(_read_query_string)
 
 
 async def add_fields(query: Question, fields: dict[str, Any], max_candidates: int) -> Question:
-    """Adds the parameters of a body, not yet checked, to those of the query string.
-
-    Raises InvalidLabelSet for too many candidate labels, and RequestError for an invalid field or
-    one that differs from the query string.
-    """
+    """Adds parameters of a body, not yet checked; raises InvalidLabelSet or RequestError."""
     if not fields:
         return query
     candidates = fields.get("candidate_labels")

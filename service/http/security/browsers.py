@@ -61,11 +61,7 @@ class Sites:
         self._suffixes = (".localhost", *(host[1:] for host in hosts if host.startswith("*")))
 
     def check(self, scope: Scope) -> None:
-        """Raises `HostNotAllowed` or `CrossSite` for requests of such pages.
-
-        Requests without `Origin` and `Sec-Fetch-*` pass: no browser sent them, or it was a GET over
-        plain http.
-        """
+        """Raises `HostNotAllowed` or `CrossSite`; without `Origin` and `Sec-Fetch-*`, nothing."""
         # Not `any(...)`, whose generator takes twice as long.
         for header in scope["headers"]:
             if header[0].startswith(_BROWSER_HEADERS) and tuple(header) != _NODE_HEADER:

@@ -55,11 +55,7 @@ class RateLimiter:
         self._full_at: OrderedDict[str, float] = OrderedDict()  # least recently used first
 
     def count(self, caller: str, units: int = 1, *, counted: int = 0) -> None:
-        """Counts units of a request of which some are `counted` already.
-
-        Raises `RateLimited` if the caller's bucket has too few, with the seconds until it has
-        enough for the whole request.
-        """
+        """Counts units of a request, of which some are `counted`, or raises `RateLimited`."""
         now = time.monotonic()
         whole = min(counted + units, self._amount) * self._seconds_each
         until_full = max(self._full_at.get(caller, now) - now, 0.0)

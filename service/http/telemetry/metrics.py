@@ -1,8 +1,4 @@
-"""Prometheus metrics, and their exposition; `docs/metrics.md` lists their names.
-
-Counting takes a few microseconds a request; gauges are sampled, which costs requests nothing. With
-`PROMETHEUS_MULTIPROC_DIR` set, any worker process answers for all that share this folder.
-"""
+"""Prometheus metrics of this process, or of all that share `PROMETHEUS_MULTIPROC_DIR`."""
 
 import asyncio
 import logging
