@@ -145,12 +145,9 @@ def choose_folders(
 ) -> dict[Path, Path]:
     """Returns the folder of each photo's overlays: its own, or one in `out`, which is created.
 
-    `photos` were found in the files and folders `given`. `out` gets the subfolders that these have
-    below their common folder, so that two photos of one name do not collide.
-
-    Raises:
-        StartError: without `out`, a photo is reached through a symbolic link, so that the overlays
-            would be in another folder than they seem to be; or `out` cannot be created.
+    `out` gets the subfolders below the common folder of `given`, so that photos of one name do not
+    collide. Raises StartError if a symbolic link would lead to another folder than it seems, or if
+    `out` cannot be created.
     """
     roots = {path if path.is_dir() else path.parent for path in given}
     if out is None:

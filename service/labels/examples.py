@@ -53,19 +53,12 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """The photos of one kind that a label has learnt from, without the photos.
+    """The photos of one kind that a label has learnt from, without the photos."""
 
-    Attributes:
-        total: sum of the whitened embeddings, float32 [D].
-        squares: sum of their squared lengths.
-        digests: SHA-256 of each file, uint8 [n, 32].
-        sketches: 256 signs of random projections of each, uint8 [n, 32].
-    """
-
-    total: Vector
-    squares: float
-    digests: NDArray[np.uint8]
-    sketches: NDArray[np.uint8]
+    total: Vector  # sum of the whitened embeddings, [D]
+    squares: float  # sum of their squared lengths
+    digests: NDArray[np.uint8]  # SHA-256 of each file, [n, 32]
+    sketches: NDArray[np.uint8]  # 256 signs of random projections of each, [n, 32]
 
     @property
     def count(self) -> int:

@@ -44,62 +44,36 @@ Origin = Literal["model", "bundle", "folder", "store", "request"]
 
 @dataclass(frozen=True, eq=False)
 class LearntLabels:
-    """M labels of a set that have learnt from photos; `v . f + b` is added to their logits.
+    """M labels of a set that have learnt from photos; `v . f + b` is added to their logits."""
 
-    Attributes:
-        positions: in the set, intp [M], ascending.
-        vectors: v, float32 [M, D].
-        shifts: b, float64 [M].
-        lessons: of each label.
-        separations: 0 to 8, float64 [M], see `Examples.separate`.
-    """
-
-    positions: NDArray[np.intp]
-    vectors: Vectors
-    shifts: NDArray[np.float64]
+    positions: NDArray[np.intp]  # in the set, [M], ascending
+    vectors: Vectors  # v, [M, D]
+    shifts: NDArray[np.float64]  # b, [M]
     lessons: tuple[Lesson, ...]
-    separations: NDArray[np.float64]
+    separations: NDArray[np.float64]  # [M], 0 to 8, see `Examples.separate`
 
 
 @dataclass(frozen=True, eq=False)
 class LabelSet:
-    """Labels as columns, in the order of the logits.
-
-    Attributes:
-        version: changes with the content; with `origin` `store`, a number that grows.
-        origin: `model` has the trained labels, `request` candidate labels.
-        thresholds: float64 [L], 0..1; the fallback for labels without their own.
-        calibrated: bool [L], whether the threshold is the label's own.
-        calibration: float64 [2, L], scale and shift of each logit; None uses logits as they are.
-        prompts: L texts that were encoded instead of the names, or None.
-        own_embeddings: bool [L], whether the label came with an embedding instead of a text.
-        digest: of the definition; None for the trained labels.
-        own_calibration: of a set that has its own.
-        queries: float32 [L, K], input of the open head; None for the trained labels.
-        keys: inputs of the screened head, [L, ...] each; None for trained and candidate labels,
-            and without a screen.
-        categories: name -> category, of trained labels that have one.
-        learnt: the labels that have learnt from photos with this encoder; None if none has.
-        foreign: names of labels that have examples of another encoder only.
-    """
+    """Labels as columns, in the order of the logits."""
 
     name: str
-    version: str
-    origin: Origin
+    version: str  # changes with the content; with `origin` `store`, a number that grows
+    origin: Origin  # `model` has the trained labels, `request` candidate labels
     names: tuple[str, ...]
-    thresholds: NDArray[np.float64]
-    calibrated: NDArray[np.bool_]
-    calibration: NDArray[np.float64] | None
+    thresholds: NDArray[np.float64]  # [L], 0..1; the fallback for labels without their own
+    calibrated: NDArray[np.bool_]  # [L], whether the threshold is the label's own
+    calibration: NDArray[np.float64] | None  # [2, L], scale and shift; None: logits as they are
     activation: Activation
-    prompts: tuple[str | None, ...]
-    own_embeddings: NDArray[np.bool_]
-    digest: str | None = None
-    own_calibration: Calibration | None = None
-    queries: QueryArray | None = None
-    keys: Keys | None = None
-    categories: Mapping[str, str] = field(default_factory=dict)
-    learnt: LearntLabels | None = None
-    foreign: frozenset[str] = frozenset()
+    prompts: tuple[str | None, ...]  # texts that were encoded instead of the names
+    own_embeddings: NDArray[np.bool_]  # [L], whether it came with an embedding, not a text
+    digest: str | None = None  # of the definition; None for the trained labels
+    own_calibration: Calibration | None = None  # of a set that has its own
+    queries: QueryArray | None = None  # [L, K], of the open head; None for the trained labels
+    keys: Keys | None = None  # of the screened head, [L, ...]; None for candidates too
+    categories: Mapping[str, str] = field(default_factory=dict)  # of trained labels, by name
+    learnt: LearntLabels | None = None  # from photos with this encoder; None if none has
+    foreign: frozenset[str] = frozenset()  # labels that have examples of another encoder only
 
     @property
     def num_labels(self) -> int:

@@ -61,13 +61,7 @@ class Fetcher:
         )
 
     async def fetch(self, url: str, reserved: Reservation) -> bytes:
-        """Returns the bytes of a URL, counted in `reserved` too.
-
-        Raises:
-            UrlError: the URL is not https or not public, or returns no image, or not in time.
-            BodyTooLarge: it has too many bytes.
-            QueueFull: too many fetches run, or other requests fill the memory.
-        """
+        """Returns the bytes of a URL, counted in `reserved`; UrlError, BodyTooLarge, QueueFull."""
         if self._free == 0:
             raise QueueFull("too many fetches")
         self._free -= 1

@@ -217,18 +217,11 @@ class LabelStore:
         replace: bool,
         if_version: int | None = None,
     ) -> WriteResult:
-        """Writes a set durably, unless the same set is there already.
+        """Writes a set with embeddings [L, E] durably, unless the same set is there already.
 
-        Labels that stay in the set keep their lessons; lessons of the definition replace all of
-        the same encoder.
-
-        Args:
-            definition: the set.
-            embeddings: of all labels, float32 [L, E].
-            replace: without it, another set of the name raises `LabelSetExists`.
-            if_version: a version, `ABSENT` or `PRESENT`; another one raises `LabelSetChanged`.
-
-        Raises `InvalidLabelSet` or `TooManyLabelSets` over the limits.
+        Labels that stay keep their lessons; lessons of the definition replace all of the same
+        encoder. `if_version` is a version, `ABSENT` or `PRESENT`. Raises `LabelSetChanged`,
+        `LabelSetExists` without `replace`, `InvalidLabelSet` or `TooManyLabelSets`.
         """
         with self._connect(writing=True) as connection:
             version = self._begin_write(connection)
@@ -258,11 +251,8 @@ class LabelStore:
     ) -> LearnResult:
         """Adds examples to a label durably; with `replace`, instead of those that it has.
 
-        A missing label is appended, and a missing set is made, with the `embedding`, float32
-        [1, E], or without texts.
-
-        Raises `LabelSetChanged` if the label is missing in a set of texts and has no `embedding`,
-        and the errors of `write` and `Lesson.add`.
+        A missing label or set is made, with the `embedding` [1, E] or without texts. Raises
+        `LabelSetChanged` if a set of texts lacks both, and as `write` and `Lesson.add`.
         """
         key, width = (encoder, name, label), len((*positive, *negative)[0].embedding)
         with self._connect(writing=True) as connection:
