@@ -71,8 +71,7 @@ class Fit:
     def describe(self, dataset: str, images: int) -> HeadCalibration:
         """Returns the record of a head for the model card."""
         return HeadCalibration(
-            scale=self.pair.scale,
-            shift=self.pair.shift,
+            **self.pair.model_dump(),
             dataset=dataset,
             images=images,
             labels=len(self.labels),

@@ -56,6 +56,15 @@ LabelSetName = Annotated[
 ]
 
 
+def is_utf8(text: str) -> bool:
+    """Returns whether text can be encoded; bytes of any kind are decoded as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def normalise_text(text: str) -> str:
     """Returns `text` in NFC, stripped; raises `ValueError` if it is empty or partly invisible."""
     normal = unicodedata.normalize("NFC", text).strip()

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from service.bundle.card import InputContract
 from service.errors import InvalidTensors, quote
-from service.fields import validate
+from service.fields import is_utf8, validate
 from service.http.requests.json import MAX_PARTS, parse_json
 from service.http.requests.uploads import decode_base64
 from service.images.decode import DecodedImage, PixelArray
@@ -43,10 +43,8 @@ _SAMPLES = _Samples((str(sample), sample) for sample in range(256))
 
 
 def _check_unicode(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # a lone surrogate, which no answer could encode
-        raise ValueError("not Unicode") from error
+    if not is_utf8(text):  # no answer could encode it
+        raise ValueError("not Unicode")
     return text
 
 
