@@ -70,9 +70,8 @@ async def calibrate_set(
 ) -> CalibrationReport:
     """Calibrates the scores of a set, and sets thresholds of labels with `MIN_POSITIVES` photos.
 
-    A threshold is that of best F1, or the lowest that reaches `precision_target` (0..1). Given a
-    split, only its photos count; photos that cannot be used are left out. Raises LabelSetChanged if
-    the set was changed meanwhile, and StartError for an unusable folder.
+    `precision_target` is 0..1. Raises LabelSetChanged if the set was changed meanwhile, and
+    StartError for an unusable folder.
     """
     labelled = read_labelled_folder(folder)
     photos = {

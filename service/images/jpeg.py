@@ -197,11 +197,7 @@ def read_orientation(exif: bytes) -> int:
 def shrink_jpeg(
     photo: Jpeg, width: int, height: int, interpolation: Interpolation
 ) -> NDArray[np.uint8] | None:
-    """Decodes a JPEG to uint8 [height, width, 3], RGB, with any interpolation but `nearest`.
-
-    Returns None if the picture is smaller, if only Pillow decodes it, or without the extra `fast`.
-    Raises InvalidImage if the picture ends early.
-    """
+    """Decodes to RGB uint8 [height, width, 3]; None if Pillow has to. InvalidImage if it is cut."""
     is_scaled = photo.frame in _SCALED and photo.bits == 8 and photo.components in (1, 3)
     if not (AVAILABLE and is_scaled):
         return None

@@ -199,11 +199,7 @@ class Catalogue:
             self.encoders.close()
 
     async def pin(self, question: Question) -> tuple[LabelSet, ...]:
-        """Returns the sets that a request asks for as they are now, candidates first.
-
-        Raises `UnknownLabelSet`, a `LabelSetError`, or `StoreUnavailable` if a set or `min_version`
-        is missing while the store does not answer.
-        """
+        """Returns sets as they are now, candidates first; or UnknownLabelSet, StoreUnavailable."""
         names = tuple(dict.fromkeys(question.label_set or ()))
         if not names and not question.candidate_labels:
             names = self._default

@@ -132,10 +132,7 @@ class Lesson:
         return Lesson(self.positive.add(positive), self.negative.add(negative))
 
     def direct(self, background: Background, *, has_text: bool) -> tuple[Vector, float, float]:
-        """Returns v [D], b and the separation of the positive photos.
-
-        v . f + b is added to the label's calibrated logit, 0 without a text.
-        """
+        """Returns v [D], b (v . f + b is added to the label's logit) and the separation."""
         vector = np.zeros(background.width, np.float32)
         shift, separation = 0.0, self.positive.separate(background)
         if self.positive.count:

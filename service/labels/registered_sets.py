@@ -399,7 +399,7 @@ class RegisteredSets:
         done = asyncio.get_running_loop().run_in_executor(self._thread, work)
         try:
             while not (await asyncio.wait([done], timeout=self._timeout_seconds))[0]:
-                self._store.break_connection()
+                self._store.database.break_connection()
         finally:
             done.cancel()  # if the caller was cancelled before the call began
         return done.result()

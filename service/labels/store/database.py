@@ -232,7 +232,7 @@ def _set_wal(connection: sqlite3.Connection, timeout_seconds: float) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if not _is_sqlite(error, sqlite3.SQLITE_BUSY) or time.monotonic() >= deadline:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
                 raise
         time.sleep(_WAL_RETRY_SECONDS)
 
@@ -260,25 +260,16 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 def _translate(error: sa.exc.SQLAlchemyError, address: str) -> errors.StoreError:
     # SQLAlchemy's own errors have no origin, for example a timeout of its pool.
     origin = error.orig if isinstance(error, sa.exc.DBAPIError) else None
-    if _is_sqlite(origin, sqlite3.SQLITE_NOTADB):
+    state, code = getattr(origin, "sqlstate", None), getattr(origin, "sqlite_errorcode", 0)
+    basic_code = code & 0xFF  # the upper bits are details
+    if basic_code == sqlite3.SQLITE_NOTADB:
         return errors.StoreIncompatible(f"label_store {address}: the file is not a SQLite database")
-    reason = str(origin or error).strip().partition("\n")[0]
-    if _is_sqlite(origin, sqlite3.SQLITE_CANTOPEN):  # SQLite opens its log too, but names no file
+    line, *_ = str(origin or error).strip().split("\n")
+    reason = f"label_store {address}: {line}"
+    if basic_code == sqlite3.SQLITE_CANTOPEN:  # SQLite opens its log too, but names no file
         reason += ": let the service read the file and write into its folder"
-    if (
-        getattr(origin, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY
-        or getattr(origin, "sqlstate", None) == _POSTGRES_READ_ONLY
-    ):
-        return errors.StoreReadOnly(f"label_store {address}: {reason}")
-    is_full = (
-        _is_sqlite(origin, sqlite3.SQLITE_FULL)
-        or getattr(origin, "sqlstate", None) == _POSTGRES_DISK_FULL
-    )
-    return (errors.StoreFull if is_full else errors.StoreUnavailable)(
-        f"label_store {address}: {reason}"
-    )
-
-
-def _is_sqlite(error: BaseException | None, code: int) -> bool:
-    # The upper bits are details.
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF == code
+    if code == sqlite3.SQLITE_READONLY or state == _POSTGRES_READ_ONLY:
+        return errors.StoreReadOnly(reason)
+    if basic_code == sqlite3.SQLITE_FULL or state == _POSTGRES_DISK_FULL:
+        return errors.StoreFull(reason)
+    return errors.StoreUnavailable(reason)

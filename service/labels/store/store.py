@@ -140,7 +140,7 @@ class LabelStore:
     """
 
     def __init__(self, database: Database, space: str, limits: Limits) -> None:
-        self._database = database
+        self.database = database
         self._space = space
         self._limits = limits
         self._prepared = False
@@ -195,14 +195,14 @@ class LabelStore:
     def check_room(self, name: str, count: int) -> None:
         """Checks, as `write` does, that a set of `count` labels can be written."""
         with self._connect() as connection:
-            self._database.check_writable(connection)
+            self.database.check_writable(connection)
             self._demand_lessons()
             self._check_limits(connection, name, count)
 
     def check(self, definition: Definition, *, replace: bool, if_version: int | None) -> int | None:
         """Runs the checks of `write`; returns the version if the same set is there already."""
         with self._connect() as connection:
-            self._database.check_writable(connection)
+            self.database.check_writable(connection)
             found = self._find(connection, definition.name)
             version = _find_same(definition, found, replace, if_version)
             if version is None:
@@ -297,22 +297,18 @@ class LabelStore:
                 connection.execute(sa.delete(_LESSONS).where(_match_lessons(None, name)))
             connection.execute(sa.update(_STATE).values(revision=version))
 
-    def break_connection(self) -> None:
-        """Makes a call in another thread that waits for a server raise `StoreUnavailable`."""
-        self._database.break_connection()
-
     def close(self) -> None:
         """Closes the connections."""
-        self._database.close()
+        self.database.close()
 
     @contextmanager
     def _connect(self, *, writing: bool = False) -> Iterator[sa.Connection]:
         try:
             if not (self._prepared and self._has_lessons):  # another process may make the table
-                with self._database.connect(writing=True) as connection:
-                    self._has_lessons = _make_tables(connection, self._database)
+                with self.database.connect(writing=True) as connection:
+                    self._has_lessons = _make_tables(connection, self.database)
                 self._prepared = True
-            with self._database.connect(writing=writing) as connection:
+            with self.database.connect(writing=writing) as connection:
                 yield connection
         except errors.StoreUnavailable:
             self._prepared = False  # it may come back as another, empty database
@@ -330,7 +326,7 @@ class LabelStore:
 
     def _read_state(self, connection: sa.Connection) -> StoreState:
         revision: int = connection.execute(sa.select(_STATE.c.revision)).scalar_one()
-        return StoreState(revision, self._database.connections)
+        return StoreState(revision, self.database.connections)
 
     def _find(self, connection: sa.Connection, name: str) -> SetVersion | None:
         query = sa.select(self._version, _SETS.c.digest).where(self._match(name))
