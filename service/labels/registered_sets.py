@@ -103,14 +103,22 @@ class RegisteredSets:
             await self._run(self._store.close)
         self._thread.shutdown(wait=False)
 
-    async def refresh(self) -> None:
-        """Loads the writes of other processes; raises `StoreUnavailable` if it cannot."""
+    async def refresh(self, written: str | None = None) -> None:
+        """Loads the writes of other processes; raises `StoreUnavailable` if it cannot.
+
+        Before the store was first read, a set that this process has `written` is loaded alone.
+        """
         async with self._changing:
-            if self.revision < 0 and self._maker.encoders is not None:
+            is_alone = self.revision < 0 and written is not None
+            if self.revision < 0 and not is_alone and self._maker.encoders is not None:
                 await self._reencode_others()
             state, versions = await self._call(self._store.read_versions)
-            restored = state.connections != self._state.connections
             loaded: dict[str, LabelSet] = {}
+            if is_alone:
+                state, loaded = self._state, {**self.by_name}
+                loaded.pop(str(written), None)
+                versions = {name: each for name, each in versions.items() if name == written}
+            restored = state.connections != self._state.connections
             for name, version in versions.items():
                 known = self.by_name.get(name)
                 wanted = (str(version.version), version.digest)
@@ -263,7 +271,7 @@ class RegisteredSets:
             others = sorted(self.by_name.keys() - self._fixed)
             known = (*self._fixed, *others) if self.revision >= 0 else ()
             raise errors.LabelSetNotFound(name, known) from error
-        await self.refresh()
+        await self.refresh(name)
 
     async def _find_written(self, definition: Definition) -> LabelSet:
         found = await self._find_latest(definition.name)
@@ -272,7 +280,7 @@ class RegisteredSets:
         return found
 
     async def _find_latest(self, name: str) -> LabelSet:
-        await self.refresh()
+        await self.refresh(name)
         found = self.by_name.get(name)
         if found is None:  # deleted meanwhile
             raise errors.LabelSetNotFound(name)

@@ -286,6 +286,20 @@ async def test_deleted_set_stays_deleted_until_another_replica_writes_it_again(
         assert sets.by_name["pets"].names == ("dog",)
 
 
+async def test_write_before_the_start_loads_and_encodes_no_other_set(
+    store: FlakyStore, encoders: LabelEncoders, other: FlakyStore, old: FlakyStore
+) -> None:
+    put(old, "pets", "cat")
+    put(other, "cars", "van")
+    sets = RegisteredSets(store, SetMaker(encoders, PHOTOS), 60.0, [])
+    added, created = await sets.register(define("zoo", "panda"))
+    assert (added.names, created, {*sets.by_name}) == (("panda",), True, {"zoo"})
+    await sets.delete("zoo")
+    assert not sets.by_name
+    assert {*other.read_versions()[1]} == {"cars"}
+    await sets.stop()
+
+
 async def test_set_that_cannot_be_encoded_again_is_logged_and_costs_only_itself(
     store: FlakyStore, start: Start, old: FlakyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -680,12 +694,13 @@ async def test_version_is_the_stores_if_another_process_wrote_after_a_label_was_
     async with start(FlakyStore(str(path))) as other:
         await learn(sets, "cat")
         prepared = await sets.prepare_label("pets", "dog")
-        refresh, sets.refresh = sets.refresh, lambda: refresh_later()  # type: ignore[method-assign]
+        refresh = sets.refresh
 
-        async def refresh_later() -> None:
+        async def refresh_later(written: str | None = None) -> None:
             await learn(other, "cat", seed=1)
-            await refresh()
+            await refresh(written)
 
+        sets.refresh = refresh_later  # type: ignore[method-assign]
         learnt = await sets.learn("pets", "dog", prepared, make_examples(2), ())
         assert learnt.labels.version == other.by_name["pets"].version
 
