@@ -148,7 +148,7 @@ class RegisteredSets:
             self._store.check, definition, replace=replace, if_version=if_version
         )
         if same is not None:
-            return await self._find_written(definition), False
+            return await self._find_latest(definition.name), False
         embeddings = await self._maker.embed(definition)
         labels = await self._maker.make(definition, embeddings, "0", "store")
         if definition.encoder == self._maker.photos.encoder:
@@ -156,8 +156,7 @@ class RegisteredSets:
         written = await self._call(
             self._store.write, definition, embeddings, replace=replace, if_version=if_version
         )
-        self._made = labels
-        return await self._find_written(definition), written.created
+        return await self._load_written(labels, written.version), written.created
 
     async def calibrate(
         self,
@@ -187,11 +186,10 @@ class RegisteredSets:
         if known is not None and known.digest == old.digest:
             known = replace_fields(known, digest=definition.digest)  # the queries are the same
         labels = await self._maker.make(definition, entry.embeddings, "0", "store", known)
-        await self._call(
+        written = await self._call(
             self._store.write, definition, entry.embeddings, replace=True, if_version=entry.version
         )
-        self._made = labels
-        return await self._find_written(definition)
+        return await self._load_written(labels, written.version)
 
     async def prepare_label(self, name: str, label: str) -> PreparedLabel:
         """Encodes the text of a label to learn, if it has room; or raises `TextNotEncodable`."""
@@ -273,10 +271,13 @@ class RegisteredSets:
             raise errors.LabelSetNotFound(name, known) from error
         await self.refresh(name)
 
-    async def _find_written(self, definition: Definition) -> LabelSet:
-        found = await self._find_latest(definition.name)
-        if found.digest != definition.digest:  # its version would let the client overwrite it
-            raise errors.LabelSetChanged(definition.name, found.version)
+    async def _load_written(self, labels: LabelSet, version: int) -> LabelSet:
+        self._made = labels
+        await self.refresh(labels.name)
+        found = self.by_name.get(labels.name)
+        if found is None or found.digest != labels.digest:
+            # Another client has changed the set since, and this one must not overwrite that.
+            return replace_fields(labels, version=str(version))
         return found
 
     async def _find_latest(self, name: str) -> LabelSet:

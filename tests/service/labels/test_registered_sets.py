@@ -477,6 +477,21 @@ async def test_set_over_the_limits_is_refused_before_it_is_encoded(
         await sets.register(define("pets", *labels))
 
 
+async def test_set_that_another_client_replaces_at_once_has_the_version_that_was_written(
+    sets: RegisteredSets, other: FlakyStore
+) -> None:
+    refresh = sets.refresh
+
+    async def refresh_later(written: str | None = None) -> None:
+        put(other, "pets", "dog")
+        await refresh(written)
+
+    sets.refresh = refresh_later  # type: ignore[method-assign]
+    labels, created = await sets.register(define("pets", "cat"))
+    assert (labels.names, created) == (("cat",), True)
+    assert int(labels.version) < int(sets.by_name["pets"].version)
+
+
 async def test_thresholds_are_set_for_the_named_labels_of_the_required_version(
     sets: RegisteredSets,
 ) -> None:
