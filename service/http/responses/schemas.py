@@ -1,6 +1,6 @@
 """The shape of every successful answer, as pydantic models.
 
-Models of predictions only document what `prediction_json.py` writes.
+Models of predictions only document what `routes/predict.py` writes.
 """
 
 import operator
