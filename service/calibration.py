@@ -177,8 +177,7 @@ def find_threshold(
         if not len(enough):
             return None
         cut = int(enough[-1])
-    # Halfway to the next lower score: the small deviations of another precision or device seldom
-    # cross it.
+    # Halfway to the next lower score, which deviations of another device seldom cross.
     score, lower = float(ranked[cuts[cut]]), float(ranked[min(cuts[cut] + 1, len(ranked) - 1)])
     between = (score + lower) / 2
     return OperatingPoint(

@@ -47,9 +47,8 @@ def find_photos(paths: Sequence[Path], exclude: Sequence[str] = ()) -> tuple[lis
 def list_photos(folder: str, exclude: Sequence[str] = ()) -> tuple[list[str], LeftOut]:
     """Returns the photos in and below a folder, sorted; counts what it leaves out.
 
-    Names are relative to the folder. Links are followed, each folder once. Dangling links, pipes
-    and unreadable subfolders are among the photos: reading them fails, which is reported. Raises
-    OSError if the folder itself is unreadable.
+    Links are followed, each folder once. Dangling links, pipes and unreadable subfolders are among
+    the photos: reading them fails, which is reported. Raises OSError for the folder itself.
     """
     unread: list[str] = []
 

@@ -66,7 +66,6 @@ FORMATS = _find_formats()
 """Pillow's names of the formats that are decoded."""
 
 ENDINGS = tuple(ending for name in FORMATS for ending in _ENDINGS[name])
-"""File name endings of photos, in lower case."""
 
 
 def is_photo_name(name: str) -> bool | None:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from service.errors import BundleError
 
 MIN_PHOTOS = 200
-"""Fewest photos of a background."""
 Vector: TypeAlias = NDArray[np.float32]
 """One embedding or direction, float32 [D]."""
 Vectors: TypeAlias = NDArray[np.float32]

@@ -118,11 +118,7 @@ def parse_label_set(content: bytes, suffix: str, name: str) -> Definition:
 
 
 def pack_label_set(definition: Definition, embeddings: Embeddings | None = None) -> bytes:
-    """Returns an `.npz` of a set whose labels all have embeddings, stored as float16.
-
-    Given `embeddings` [L, E] of all labels, they are stored as they are, and labels with a text
-    remain so. The same set has the same bytes.
-    """
+    """Returns an `.npz`; its embeddings are float16, or those of all labels [L, E] as they are."""
     thresholds = [math.nan if value is None else value for value in definition.thresholds]
     arrays: dict[str, NDArray[Any]] = {
         "names": np.array(definition.names),

@@ -40,12 +40,7 @@ class PhotoStore:
 
 
 def open_photos(location: str, exclude: Sequence[str] = ()) -> tuple[PhotoStore, list[str], int]:
-    """Returns the store, unique names (sorted for a folder), and the number of things left out.
-
-    `location` is a path, or a URL of any scheme of pyarrow. A folder is searched recursively,
-    without hidden files and names that match a pattern of `exclude`. A text file has one name a
-    line, relative to the file, and takes no patterns.
-    """
+    """Returns the store, unique names of a folder or list, and the number of things left out."""
     filesystem, path = open_filesystem(location)
     left_out = LeftOut()
     try:

@@ -73,11 +73,7 @@ class Reservation:
 
 
 class BudgetMiddleware:
-    """Gives each request a reservation, `request.state.reservation`, until its answer is sent.
-
-    The bytes of a long answer are reserved too, until the socket has taken them. If other requests
-    have the memory, the answer is that of `refuse`.
-    """
+    """Reserves memory for each request, and for a long answer until it is sent; or `refuse`s."""
 
     def __init__(
         self, app: ASGIApp, budget: BodyBudget, refuse: Callable[[Request, QueueFull], ASGIApp]

@@ -174,11 +174,7 @@ def _unwrap(address: Address) -> list[Address]:
 
 
 def _make_resolver(max_lookups: int) -> Resolve:
-    """Returns the system's look-up of names, in threads of its own.
-
-    A name server that does not answer blocks a thread beyond the timeout; in the default pool these
-    would use up the threads that parse bodies and write answers.
-    """
+    """Returns the system's look-up, in threads of its own: a dead name server blocks them."""
     threads = ThreadPoolExecutor(max_lookups, thread_name_prefix="resolver")
 
     async def resolve(host: str, port: int) -> list[str]:
