@@ -145,11 +145,7 @@ class HeadCalibration(Calibration):
 
 
 class TrainedHead(Record):
-    """The head of the trained labels; `kind` is its architecture, such as `ml_decoder`.
-
-    `threshold` is for labels without one of their own. Without `calibration`, scores are the
-    activation of the logits as they are; a softmax head has none.
-    """
+    """The head of the trained labels; without `calibration`, scores are activations of logits."""
 
     kind: str
     num_labels: int = Field(ge=1)
