@@ -34,11 +34,7 @@ DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class UploadShape:
-    """The body that a route takes: images, and other fields.
-
-    A batch has several images, in `images`. Other routes take one, in `image`, as the whole body,
-    or by its `url` in JSON. A batch with the field `texts` may have no image.
-    """
+    """The body of a route: `images` of a batch, one `image` or a `url`; with `texts` maybe none."""
 
     max_images: int = 1
     batch: bool = False
