@@ -71,8 +71,7 @@ class Fit:
     def describe(self, dataset: str, images: int) -> HeadCalibration:
         """Returns the record of a head for the model card."""
         return HeadCalibration(
-            scale=self.pair.scale,
-            shift=self.pair.shift,
+            **self.pair.model_dump(),
             dataset=dataset,
             images=images,
             labels=len(self.labels),
@@ -102,7 +101,7 @@ def fit_calibration(
     by_pair, by_label = np.empty_like(raw), np.empty_like(raw)
     for fold in range(_FOLDS):
         others, here = folds != fold, folds == fold
-        pair = _fit_pair(raw[others], targets[others])
+        pair = _fit(raw[others], targets[others], _HEAD_PRIOR)
         if pair is None:
             return None
         by_pair[here] = _apply(raw[here], pair)
@@ -110,7 +109,7 @@ def fit_calibration(
             by_label[here, column] = _apply(raw[here, column], own or pair)
     is_own = per_label and _log_loss(by_label, targets) < _log_loss(by_pair, targets)
     calibrated = by_label if is_own else by_pair
-    fitted = _fit_pair(raw, targets)
+    fitted = _fit(raw, targets, _HEAD_PRIOR)
     if fitted is None or _log_loss(served, targets) <= _log_loss(calibrated, targets):
         return None
     labels = _fit_labels(raw, targets, shared=fitted)
@@ -178,8 +177,7 @@ def find_threshold(
         if not len(enough):
             return None
         cut = int(enough[-1])
-    # Halfway to the next lower score: the small deviations of another precision or device seldom
-    # cross it.
+    # Halfway to the next lower score, which deviations of another device seldom cross.
     score, lower = float(ranked[cuts[cut]]), float(ranked[min(cuts[cut] + 1, len(ranked) - 1)])
     between = (score + lower) / 2
     return OperatingPoint(
@@ -192,19 +190,12 @@ def find_threshold(
 def find_thresholds(
     names: Sequence[str], scores: Scores, targets: Targets, precision_target: float | None = None
 ) -> dict[str, OperatingPoint | None]:
-    """Returns `find_threshold` of each label with at least `MIN_POSITIVES` photos.
-
-    Scores and targets are [n, L], for L names.
-    """
+    """Returns `find_threshold` of labels with `MIN_POSITIVES` photos; the scores are [n, L]."""
     return {
         name: find_threshold(scores[:, column], targets[:, column], precision_target)
         for column, name in enumerate(names)
         if targets[:, column].sum() >= MIN_POSITIVES
     }
-
-
-def _fit_pair(logits: Scores, targets: Targets) -> Calibration | None:
-    return _fit(logits.ravel(), targets.ravel(), _HEAD_PRIOR)
 
 
 def _fit_labels(
@@ -224,11 +215,9 @@ def _fit_labels(
 
 
 def _fit(logits: Scores, targets: Targets, prior: float) -> Calibration | None:
-    """Minimises log loss plus prior / 2 * ((scale - 1)^2 + shift^2) by Newton's method.
-
-    Returns None if higher logits do not mean the label.
-    """
-    inputs = np.stack([logits, np.ones_like(logits)])
+    """Minimises log loss + prior / 2 * ((scale - 1)^2 + shift^2); None unless scale > 0."""
+    targets = targets.ravel()
+    inputs = np.stack([logits.ravel(), np.ones(logits.size)])
     start = np.array([1.0, 0.0])
 
     def compute_loss(pair: Scores) -> float:

@@ -1,8 +1,4 @@
-"""Every error that the service raises on purpose: status, code, title and detail of its answer.
-
-`http/responses/problems.py` writes these classes as RFC 9457 problems. The last ones stop the
-process, so that no client gets them.
-"""
+"""Every error that the service raises on purpose, with status, code and title of its answer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -79,13 +75,18 @@ def list_coded(*bases: type[ServiceError]) -> Iterator[type[ServiceError]]:
 
 
 class _DetailedError(ServiceError):
-    """Its message is its `detail`, in which `values` replace each `{}`; texts are quoted."""
+    """Its message is `detail`: `values` replace each `{}`, texts in quotes, and each `{!s}`."""
 
     def __init__(self, *values: object) -> None:
         if values and self.detail:
-            quoted = (quote(value) if isinstance(value, str) else value for value in values)
+            quoted = (_Quoted(value) if isinstance(value, str) else value for value in values)
             self.detail = self.detail.format(*quoted)
         super().__init__(self.detail)
+
+
+class _Quoted(str):
+    def __format__(self, spec: str) -> str:
+        return quote(self)
 
 
 class RequestError(_DetailedError):
@@ -150,10 +151,7 @@ class BodyError(RequestError):
 
 class MalformedBody(BodyError):
     status, code, title = 400, "malformed_body", "The request body cannot be parsed"
-
-    def __init__(self, reason: str) -> None:
-        self.detail = f"{reason}."
-        super().__init__()
+    detail = "{!s}."
 
 
 class BodyTimeout(BodyError):
@@ -171,10 +169,7 @@ class BodyTooLarge(BodyError):
 
 class UnsupportedMediaType(BodyError):
     status, code, title = 415, "unsupported_media_type", "The Content-Type is not supported"
-
-    def __init__(self, supported: Sequence[str]) -> None:
-        self.detail = f"Send the body as one of: {', '.join(supported)}."
-        super().__init__()
+    detail = "Send the body as one of: {!s}."
 
 
 class UnsupportedContentEncoding(BodyError):
@@ -241,8 +236,6 @@ class InvalidValue:
 
 
 class InvalidParameters(RequestError):
-    """Values that have the wrong type or are out of range; `values` lists them."""
-
     status, code, title = 422, "invalid_parameters", "A parameter is not valid"
 
     def __init__(self, values: Sequence[InvalidValue]) -> None:
@@ -253,21 +246,13 @@ class InvalidParameters(RequestError):
 
 
 class InvalidTensors(RequestError):
-    """The tensors of `/v2` do not fit the model."""
-
     status, code, title = 400, "invalid_tensors", "The tensors are not valid"
-
-    def __init__(self, reason: str) -> None:
-        self.detail = f"{reason}."
-        super().__init__()
+    detail = "{!s}."
 
 
 class UnknownModel(RequestError):
     status, code, title = 404, "unknown_model", "There is no such model or version"
-
-    def __init__(self, what: str, name: str, known: Sequence[str]) -> None:
-        self.detail = f"{what} {quote(name)} is not served: use {' or '.join(known)}."
-        super().__init__()
+    detail = "{!s} {} is not served: use {!s}."
 
 
 class ImageError(ServiceError):
@@ -388,14 +373,12 @@ class LabelSetError(_DetailedError):
 
 
 class InvalidLabelSet(LabelSetError):
-    """No bundle could use this label set."""
-
     status, code, title = 422, "invalid_labels", "The labels cannot be used"
+    detail = "{!s}."
 
     def __init__(self, reason: str) -> None:
+        super().__init__(reason)
         self.reason = reason
-        self.detail = f"{reason}."
-        super().__init__()
 
 
 class TextNotEncodable(LabelSetError):
@@ -460,8 +443,6 @@ class LabelSetExists(LabelSetError):
 
 
 class LabelSetReadOnly(LabelSetError):
-    """The label set came with the bundle or from a folder."""
-
     status, code = 409, "label_set_read_only"
     title = "This label set is read-only, and its name is reserved"
     detail = "{}: choose another name."
@@ -482,13 +463,10 @@ class LabelSetChanged(LabelSetError):
 class TooManyLabelSets(LabelSetError):
     status, code = 409, "too_many_label_sets"
     title = "The label store is at its limit of sets or labels"
-
-    def __init__(self, *, sets: int, labels: int) -> None:
-        self.detail = (
-            f"At most {sets} sets with {labels} labels, those of other bundles too: delete some, "
-            "or raise the service's max_label_sets or max_labels."
-        )
-        super().__init__()
+    detail = (
+        "At most {} sets with {} labels, those of other bundles too: delete some, or raise the "
+        "service's max_label_sets or max_labels."
+    )
 
 
 class VersionNotReached(LabelSetError):
@@ -533,8 +511,6 @@ class QueueFull(BusyError):
 
 
 class TooManyConnections(BusyError):
-    """The process has its limit of connections, and none is idle."""
-
     status, code, title = 429, "too_many_connections", "The service has too many connections"
     retry_after_seconds: float | None = 1
 
@@ -548,8 +524,6 @@ class UnavailableError(ServiceError):
 
 
 class NotReady(UnavailableError):
-    """The pipeline is loading, or has failed."""
-
     status, code, title = 503, "not_ready", "The service is not ready"
     retry_after_seconds = 2
 
@@ -560,8 +534,6 @@ class Draining(UnavailableError):
 
 
 class InferenceFailed(ServiceError):
-    """The engine failed on a batch."""
-
     status, code, title = 500, "inference_failed", "The model could not be run"
 
 
@@ -579,7 +551,4 @@ class StartError(ServiceError):
 
 
 class BundleError(Exception):
-    """A bundle is missing, damaged or inconsistent; the message is one line for the operator.
-
-    The export raises it too.
-    """
+    """A bundle is missing, damaged or inconsistent; the message is one line for the operator."""

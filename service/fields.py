@@ -1,7 +1,4 @@
-"""Field types of requests, label sets and files, and what is said of their invalid values.
-
-Texts are in Unicode NFC and limited in length.
-"""
+"""Field types of requests, label sets and files, and what is said of their invalid values."""
 
 import unicodedata
 from collections.abc import Callable, Iterable
@@ -57,6 +54,15 @@ LabelSetName = Annotated[
         "letter or digit",
     ),
 ]
+
+
+def is_utf8(text: str) -> bool:
+    """Returns whether text can be encoded; bytes of any kind are decoded as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def normalise_text(text: str) -> str:
@@ -117,10 +123,7 @@ def validate(model: type[ModelT], values: dict[str, Any], where: str) -> ModelT:
 def list_values(
     pydantic_errors: Iterable[Any], where: str | None = None, model: type[BaseModel] | None = None
 ) -> list[InvalidValue]:
-    """Returns the first ten of pydantic's error dictionaries as values that a client may see.
-
-    `where` is None if each `loc` begins with it, as FastAPI's do; `model` as in `explain_error`.
-    """
+    """Returns pydantic's first ten errors for clients; without `where`, `loc` begins with it."""
     found = list(pydantic_errors)
     # An invalid item also makes its list invalid: only the item's error is useful.
     parents = {error["loc"][:depth] for error in found for depth in range(len(error["loc"]))}

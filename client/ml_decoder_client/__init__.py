@@ -5,57 +5,29 @@ with Client("http://localhost:8000") as client:
         print(label.label, label.score)
 """
 
-from ml_decoder_client.answers import (
-    Answer,
-    Calibration,
-    ClientError,
-    Embedding,
-    Embeddings,
-    ExampleCounts,
-    Info,
-    LabelCalibration,
-    LabelExamples,
-    LabelSet,
-    LabelSetSummary,
-    Lesson,
-    NewLabel,
-    OperatingPoint,
-    PhotoScore,
-    RegisteredLabel,
-    ScoredLabel,
-    Separation,
-    ServiceProblem,
-    ServiceUnreachable,
-    UnreadableAnswer,
-)
-from ml_decoder_client.calls import LabelToWrite, Photo, Question
-from ml_decoder_client.clients import AsyncClient, Client
-
-__all__ = [
-    "Answer",
-    "AsyncClient",
-    "Calibration",
-    "Client",
-    "ClientError",
-    "Embedding",
-    "Embeddings",
-    "ExampleCounts",
-    "Info",
-    "LabelCalibration",
-    "LabelExamples",
-    "LabelSet",
-    "LabelSetSummary",
-    "LabelToWrite",
-    "Lesson",
-    "NewLabel",
-    "OperatingPoint",
-    "Photo",
-    "PhotoScore",
-    "Question",
-    "RegisteredLabel",
-    "ScoredLabel",
-    "Separation",
-    "ServiceProblem",
-    "ServiceUnreachable",
-    "UnreadableAnswer",
-]
+from ml_decoder_client.answers import Answer as Answer
+from ml_decoder_client.answers import Calibration as Calibration
+from ml_decoder_client.answers import ClientError as ClientError
+from ml_decoder_client.answers import Embedding as Embedding
+from ml_decoder_client.answers import Embeddings as Embeddings
+from ml_decoder_client.answers import ExampleCounts as ExampleCounts
+from ml_decoder_client.answers import Info as Info
+from ml_decoder_client.answers import LabelCalibration as LabelCalibration
+from ml_decoder_client.answers import LabelExamples as LabelExamples
+from ml_decoder_client.answers import LabelSet as LabelSet
+from ml_decoder_client.answers import LabelSetSummary as LabelSetSummary
+from ml_decoder_client.answers import Lesson as Lesson
+from ml_decoder_client.answers import NewLabel as NewLabel
+from ml_decoder_client.answers import OperatingPoint as OperatingPoint
+from ml_decoder_client.answers import PhotoScore as PhotoScore
+from ml_decoder_client.answers import RegisteredLabel as RegisteredLabel
+from ml_decoder_client.answers import ScoredLabel as ScoredLabel
+from ml_decoder_client.answers import Separation as Separation
+from ml_decoder_client.answers import ServiceProblem as ServiceProblem
+from ml_decoder_client.answers import ServiceUnreachable as ServiceUnreachable
+from ml_decoder_client.answers import UnreadableAnswer as UnreadableAnswer
+from ml_decoder_client.calls import LabelToWrite as LabelToWrite
+from ml_decoder_client.calls import Photo as Photo
+from ml_decoder_client.calls import Question as Question
+from ml_decoder_client.clients import AsyncClient as AsyncClient
+from ml_decoder_client.clients import Client as Client

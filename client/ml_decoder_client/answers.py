@@ -2,18 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, dataclass_transform
 
 
-@dataclass(frozen=True, kw_only=True)
-class NameAndVersion:
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class _Record:
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
+class NameAndVersion(_Record):
     """A model or a label set."""
 
     name: str
     version: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class SetInAnswer(NameAndVersion):
     """A label set that answers."""
 
@@ -21,16 +25,14 @@ class SetInAnswer(NameAndVersion):
     hidden: list[str] | None = None  # the first of them
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageSize:
+class ImageSize(_Record):
     """Size in pixels after the EXIF orientation was applied."""
 
     width: int
     height: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoredLabel:
+class ScoredLabel(_Record):
     """One label of an image."""
 
     label: str
@@ -43,8 +45,7 @@ class ScoredLabel:
     overlay: str | None = None  # the map as a data URL of a PNG; only with `explain="overlay"`
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timings:
+class Timings(_Record):
     """Milliseconds of each step."""
 
     decode_ms: float
@@ -53,8 +54,7 @@ class Timings:
     total_ms: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
+class Answer(_Record):
     """The labels of one image, best score first."""
 
     model: NameAndVersion
@@ -67,8 +67,7 @@ class Answer:
     request_id: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewLabel:
+class NewLabel(_Record):
     """A label to register; a plain name is enough if only the name is set."""
 
     name: str
@@ -81,16 +80,14 @@ class NewLabel:
     examples: object = None  # ignored: a set that is written keeps them
 
 
-@dataclass(frozen=True, kw_only=True)
-class Separation:
+class Separation(_Record):
     """How well photos tell a label from other photos: 0..8, and in words."""
 
     value: float
     meaning: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class LabelExamples:
+class LabelExamples(_Record):
     """What a label has learnt from photos."""
 
     positive: int  # photos that show it
@@ -99,8 +96,7 @@ class LabelExamples:
     this_model: bool = True  # False: of another encoder, so that they count nothing here
 
 
-@dataclass(frozen=True, kw_only=True)
-class RegisteredLabel:
+class RegisteredLabel(_Record):
     """One label of a set."""
 
     name: str
@@ -113,8 +109,7 @@ class RegisteredLabel:
     examples: LabelExamples | None = None  # only of labels that have learnt from photos
 
 
-@dataclass(frozen=True, kw_only=True)
-class LabelSetSummary:
+class LabelSetSummary(_Record):
     """A label set without its labels."""
 
     name: str
@@ -126,22 +121,19 @@ class LabelSetSummary:
     category_counts: dict[str, int] | None = None  # of labels; None without categories
 
 
-@dataclass(frozen=True, kw_only=True)
-class LabelSetList:
+class LabelSetList(_Record):
     """Every label set."""
 
     label_sets: list[LabelSetSummary]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
+class Calibration(_Record):
     """Scores of a set are sigmoid(scale * logit + shift)."""
 
     scale: float
     shift: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class LabelSet(LabelSetSummary):
     """A label set with its labels; `if_version` takes its `version`."""
 
@@ -150,16 +142,14 @@ class LabelSet(LabelSetSummary):
     labels: list[RegisteredLabel]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PhotoScore:
+class PhotoScore(_Record):
     """The score of a label on one photo; `error` has the problem of a photo that has none."""
 
     score: float | None = None
     error: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class OperatingPoint:
+class OperatingPoint(_Record):
     """A threshold with its precision and recall, all 0..1; no precision if nothing is found."""
 
     threshold: float
@@ -167,8 +157,7 @@ class OperatingPoint:
     recall: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class LabelCalibration:
+class LabelCalibration(_Record):
     """Of a label of a set: its present threshold, and the best one for the photos.
 
     Both are None if no positive photo can be used; `best` also if none reaches the wanted
@@ -183,8 +172,7 @@ class LabelCalibration:
     negative: list[PhotoScore]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExampleCounts:
+class ExampleCounts(_Record):
     """Photos that a label has learnt from, and what this call did."""
 
     positive: int
@@ -193,8 +181,7 @@ class ExampleCounts:
     repeated: int  # the same photo as before, or nearly so: it counts once
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lesson:
+class Lesson(_Record):
     """A label that has learnt from photos, and how these score now, in their order."""
 
     label_set: NameAndVersion
@@ -208,16 +195,14 @@ class Lesson:
     advice: str | None = None  # what to do next
 
 
-@dataclass(frozen=True, kw_only=True)
-class Embedding:
+class Embedding(_Record):
     """A vector of length 1; `error` has the problem of a photo that has none."""
 
     embedding: list[float] | None = None
     error: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Embeddings:
+class Embeddings(_Record):
     """Embeddings of photos and texts, in their order; compare those of one `encoder` only."""
 
     model: NameAndVersion
@@ -227,8 +212,7 @@ class Embeddings:
     texts: list[Embedding]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Info:
+class Info(_Record):
     """The model card; parts that differ between models are plain JSON values."""
 
     model: NameAndVersion

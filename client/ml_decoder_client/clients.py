@@ -40,26 +40,17 @@ def _blocking(
 
 
 def _awaited(
-    call: Callable[P, Call[ResultT]], *, reads_files: bool = False
+    call: Callable[P, Iterable[Call[ResultT]]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, ResultT]]:
-    """Returns the method of `AsyncClient` that sends a call."""
+    """Returns the method of `AsyncClient` that sends a call, or each of several after another."""
 
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
-        if reads_files:  # in a thread: the disk or the network of a file may be slow
-            return await self._send(await asyncio.to_thread(call, *args, **kwargs))
-        return await self._send(call(*args, **kwargs))
-
-    return _present(method, call)
-
-
-def _awaited_in_turn(
-    call: Callable[P, Iterator[Call[ResultT]]],
-) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, ResultT]]:
-    """Returns the method of `AsyncClient` that sends calls, each prepared after the one before."""
-
-    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
-        parts = call(*args, **kwargs)
-        while part := await asyncio.to_thread(next, parts, None):
+        # In threads: the disk or the network of a file may be slow.
+        parts = await asyncio.to_thread(call, *args, **kwargs)
+        if isinstance(parts, Call):
+            return await self._send(parts)
+        several = iter(parts)
+        while part := await asyncio.to_thread(next, several, None):
             result = await self._send(part)
         return result
 
@@ -167,17 +158,17 @@ class AsyncClient(Connection):
     async def close(self) -> None:
         await self._http.aclose()
 
-    predict = _awaited(calls.predict, reads_files=True)
+    predict = _awaited(calls.predict)
     info = _awaited(calls.info)
     list_label_sets = _awaited(calls.list_label_sets)
     read_label_set = _awaited(calls.read_label_set)
     register_label_set = _awaited(calls.register_label_set)
     replace_label_set = _awaited(calls.replace_label_set)
     change_thresholds = _awaited(calls.change_thresholds)
-    calibrate_label = _awaited(calls.calibrate_label, reads_files=True)
-    learn_label = _awaited_in_turn(calls.learn_label)
+    calibrate_label = _awaited(calls.calibrate_label)
+    learn_label = _awaited(calls.learn_label)
     forget_examples = _awaited(calls.forget_examples)
-    embed = _awaited(calls.embed, reads_files=True)
+    embed = _awaited(calls.embed)
     delete_label_set = _awaited(calls.delete_label_set)
 
     async def predict_many(

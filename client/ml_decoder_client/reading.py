@@ -14,10 +14,7 @@ _JSON_NAMES = {
 
 
 def read_json(kind: type[ResultT], value: object) -> ResultT:
-    """Returns a `kind`, a dataclass; raises ValueError with the place of the first wrong value.
-
-    Fields are dataclasses, lists, objects, texts, numbers and truth values; None if optional.
-    """
+    """Returns a `kind`, a dataclass; raises ValueError with the place of the first wrong value."""
     found: ResultT = _read(kind, value, "")
     return found
 

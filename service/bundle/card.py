@@ -53,10 +53,7 @@ class Record(BaseModel):
 
 
 def format_first_error(error: ValidationError, model: type[Record] | None = None) -> str:
-    """Returns the first error of a record as `field.path: message`.
-
-    Given the record's `model`, the message of an unknown field lists the known ones.
-    """
+    """Returns the first error as `field.path: message`; `model` is as in `explain_error`."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     message = explain_error(first, model)
@@ -148,11 +145,7 @@ class HeadCalibration(Calibration):
 
 
 class TrainedHead(Record):
-    """The head of the trained labels; `kind` is its architecture, such as `ml_decoder`.
-
-    `threshold` is for labels without one of their own. Without `calibration`, scores are the
-    activation of the logits as they are; a softmax head has none.
-    """
+    """The head of the trained labels; without `calibration`, scores are activations of logits."""
 
     kind: str
     num_labels: int = Field(ge=1)
@@ -162,10 +155,7 @@ class TrainedHead(Record):
 
 
 def write_prompt(template: str, name: str) -> str:
-    """Returns the text to encode for a label: its name, with spaces for `_`, in place of `{}`.
-
-    A text encoder knows `wooden table`, not `wooden_table`.
-    """
+    """Returns the text to encode; text encoders know `wooden table`, not `wooden_table`."""
     return template.replace("{}", name.replace("_", " "))
 
 

@@ -85,10 +85,7 @@ class Bundle:
 
     @property
     def encoder_fingerprint(self) -> str:
-        """Sha256 in hex of the encoder: embeddings of photos fit no others.
-
-        It is the same for all precisions, whose embeddings are nearly equal.
-        """
+        """Sha256 in hex of the encoder; its precisions have nearly equal embeddings."""
         return self.manifest.files[self.manifest.graphs["encoder"]["fp32"]].sha256
 
     @property
@@ -111,11 +108,7 @@ class Bundle:
 
 
 def load_bundle(path: Path) -> Bundle:
-    """Verifies schema, sizes, hashes and label counts; `BundleError` has a one-line reason.
-
-    The engine verifies the graphs, `labels.files.read_bundle_sets` the label sets. A bundle that
-    is replaced meanwhile is read again.
-    """
+    """Verifies a bundle except graphs and label sets; `BundleError` has a one-line reason."""
     manifest = read_manifest(path)
     try:
         return _verify(path, manifest)

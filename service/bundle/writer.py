@@ -28,11 +28,7 @@ from service.errors import BundleError
 
 @dataclass(frozen=True)
 class BundleDraft:
-    """The content of a bundle to write.
-
-    `label_sets` maps a file name, such as `everyday.npz`, to content as `labels.files` reads it;
-    the caller checks that they fit the open head.
-    """
+    """The content of a bundle; `label_sets` maps `everyday.npz` to its content, checked before."""
 
     card: ModelCard
     labels: Sequence[Label] = ()  # one for each logit of the trained head, in order

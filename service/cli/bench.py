@@ -1,8 +1,4 @@
-"""`ml-decoder bench`: sends photos to a running service and measures rate and latencies.
-
-Each client sends its next photo after the answer to its last. On the service's machine the clients
-compete with it for the CPU.
-"""
+"""`ml-decoder bench`: sends photos to a running service and measures rate and latencies."""
 
 import asyncio
 import json
@@ -37,11 +33,7 @@ def run_bench(
     seconds: float,
     label_sets: Sequence[str],
 ) -> dict[str, Any]:
-    """Returns rate, latencies and errors, as JSON values, of requests in `seconds`.
-
-    `clients` requests are in flight; client i begins with photo i. One request before them is not
-    counted; StartError if it fails.
-    """
+    """Returns rate, latencies and errors, as JSON values; StartError if the first request fails."""
     question: Question = {"label_set": label_sets} if label_sets else {}
     try:
         return asyncio.run(_measure_load(client, photos, clients, seconds, question))

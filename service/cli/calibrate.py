@@ -70,9 +70,8 @@ async def calibrate_set(
 ) -> CalibrationReport:
     """Calibrates the scores of a set, and sets thresholds of labels with `MIN_POSITIVES` photos.
 
-    A threshold is that of best F1, or the lowest that reaches `precision_target` (0..1). Given a
-    split, only its photos count; photos that cannot be used are left out. Raises LabelSetChanged if
-    the set was changed meanwhile, and StartError for an unusable folder.
+    `precision_target` is 0..1. Raises LabelSetChanged if the set was changed meanwhile, and
+    StartError for an unusable folder.
     """
     labelled = read_labelled_folder(folder)
     photos = {
@@ -139,7 +138,6 @@ def _fit(
 
 
 def _move_thresholds(labels: LabelSet, after: Calibration) -> dict[str, float]:
-    """Returns the labels' own thresholds on the new scores, which the same photos reach."""
     scales, shifts = _list_pairs(labels)
     moved = {}
     for i in np.flatnonzero(labels.calibrated):
@@ -176,7 +174,6 @@ def read_labelled_folder(folder: Path) -> LabelledFolder:
 async def _score(
     pipeline: Pipeline, photos: list[Path], question: Question
 ) -> tuple[dict[Path, dict[str, float]], list[PhotoResult]]:
-    """Returns the scores by photo and label, and the photos without scores."""
     selection = await pipeline.select(question)
     scores, left_out = {}, []
     async with aclosing(label_photos(pipeline, selection, photos)) as labelled:

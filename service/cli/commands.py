@@ -1,7 +1,4 @@
-"""The commands of `ml-decoder`, except for those in `labels.py` and `bulk/command.py`.
-
-Exit codes: 0 done, 1 some photo failed, 2 cannot start, 3 broke while it ran.
-"""
+"""The commands of `ml-decoder`, except for those in `labels.py` and `bulk/command.py`."""
 
 from __future__ import annotations
 
@@ -95,11 +92,7 @@ def main() -> None:
 
 
 def _accept_all_file_names() -> None:
-    """Makes stdout accept file names that its encoding cannot represent.
-
-    UTF-8 writes their bytes unchanged, as `ls` does; other encodings write escapes. Otherwise one
-    such name would end a run of thousands of photos.
-    """
+    """Makes stdout write any file name: one that it cannot encode would end a long run."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         is_utf8 = sys.stdout.encoding.lower() == "utf-8"
         sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")

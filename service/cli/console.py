@@ -42,11 +42,7 @@ def show_failure(photo: PhotoResult) -> None:
 
 @contextmanager
 def show_progress(*, results_on_stdout: bool) -> Iterator[Callable[[int, int], None]]:
-    """Shows a bar on stderr if it is a terminal; yields a function of photos done and in total.
-
-    Args:
-        results_on_stdout: hides the bar if stdout is a terminal too, as results show progress.
-    """
+    """Shows a bar on stderr; yields a function of photos done and in total."""
     console = Console(stderr=True)
     columns = (
         *(BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}")),

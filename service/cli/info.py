@@ -72,7 +72,6 @@ def _describe_card(bundle: Bundle) -> dict[str, str]:
 
 
 def _find_defaults(bundle: Bundle) -> dict[str, str]:
-    """Returns the variant that `auto` means on each device."""
     devices: tuple[Device, ...] = get_args(Device)
     return {device: bundle.default_precision(device) for device in devices}
 

@@ -1,7 +1,4 @@
-"""`ml-decoder labels`: the label store without a server.
-
-A service on the same store sees changes within its `label_poll_seconds`.
-"""
+"""`ml-decoder labels`: the label store without a server."""
 
 from __future__ import annotations
 

@@ -30,11 +30,7 @@ _label_text: TypeAdapter[str] = TypeAdapter(LabelText)
 async def learn_folder(
     settings: Settings, name: str, folder: Path, *, replace: bool, as_json: bool
 ) -> bool:
-    """Teaches a set, or a new one, the labels of a folder; returns whether all photos were used.
-
-    `replace` forgets earlier photos of these labels. Raises StartError for an unusable folder, and
-    as `Catalogue.teachable`.
-    """
+    """Teaches labels the photos of their subfolders; returns whether all photos were used."""
     validate(Question, {"label_set": [name]}, "command line")
     found, loose = find_examples(folder)
     left_out = [PhotoResult(path, None, "it is in no subfolder: it has no label") for path in loose]
@@ -51,10 +47,7 @@ async def learn_folder(
 
 
 def find_examples(folder: Path) -> tuple[dict[str, list[Path]], list[Path]]:
-    """Returns the photos in and below each subfolder by label, and those in no subfolder.
-
-    Raises StartError if all are.
-    """
+    """Returns photos by label, a subfolder, and those in no subfolder; StartError if all are."""
     try:
         names, left_out = list_photos(str(folder))
     except OSError as error:

@@ -33,11 +33,7 @@ _QUESTION_FLAGS: dict[str, Any] = {
 def add_flags(
     command: Callable[..., None], settings: Sequence[str] | None = None
 ) -> Callable[..., None]:
-    """Replaces a command's parameters `settings` and `question`, if it has one, by flags.
-
-    `settings` names the settings that get a flag; None means all. A flag takes precedence over its
-    environment variable.
-    """
+    """Replaces a command's parameters `settings` (None: all of them) and `question` by flags."""
     chosen = list(Settings.model_fields) if settings is None else list(settings)
     parameters: list[inspect.Parameter] = []
     # Any value for `Question`, which `--help` does not import.
@@ -95,10 +91,7 @@ def path_option(metavar: str, about: str) -> Any:  # noqa: ANN401
 
 
 def refuse_empty(text: str) -> str:
-    """Returns the text; raises typer.BadParameter if it is empty.
-
-    Unset shell variables leave empty texts, which `Path` takes for the current folder.
-    """
+    """Returns the text; refuses an empty one, as of an unset variable: `Path('')` is `.`."""
     if not text:
         raise typer.BadParameter("it is empty")
     return text

@@ -42,10 +42,7 @@ async def predict_photos(
     output: str,
     folders: Mapping[Path, Path] | None = None,
 ) -> bool:
-    """Writes the labels of photos as `table`, `json` or `csv`; returns whether none of them failed.
-
-    `folders` is that of `choose_folders`; None writes no overlays.
-    """
+    """Writes labels as `table`, `json` or `csv`, maps into `folders`; False if a photo failed."""
     write = _WRITERS[output]
     done, complete = 0, True
     written: Counter[Path] = Counter()
@@ -116,7 +113,6 @@ def _show_table(photo: PhotoResult) -> None:
 
 
 def _write_csv(photo: PhotoResult, *, has_categories: bool = False) -> None:
-    """Writes a row for each label of a photo, or one row if it has none."""
     path = str(photo.path)
     labels = () if photo.prediction is None else photo.prediction.labels
     for label in labels:
@@ -149,12 +145,9 @@ def choose_folders(
 ) -> dict[Path, Path]:
     """Returns the folder of each photo's overlays: its own, or one in `out`, which is created.
 
-    `photos` were found in the files and folders `given`. `out` gets the subfolders that these have
-    below their common folder, so that two photos of one name do not collide.
-
-    Raises:
-        StartError: without `out`, a photo is reached through a symbolic link, so that the overlays
-            would be in another folder than they seem to be; or `out` cannot be created.
+    `out` gets the subfolders below the common folder of `given`, so that photos of one name do not
+    collide. Raises StartError if a symbolic link would lead to another folder than it seems, or if
+    `out` cannot be created.
     """
     roots = {path if path.is_dir() else path.parent for path in given}
     if out is None:

@@ -32,7 +32,6 @@ from service.settings import Settings
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
-    from service.http.requests.urls import Fetcher
     from service.http.telemetry.traces import Traces
 
 DISTRIBUTION = "ml-decoder-serve"
@@ -62,19 +61,14 @@ class ProxiedApp(DocumentedApp):
         super().__init__(**arguments)
         self._proxies = TrustedProxies(super().__call__, settings.root_path)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         await self._proxies(scope, receive, send)
 
 
 def create_app(
     host: PipelineHost | None = None, tracer_provider: TracerProvider | None = None
 ) -> FastAPI:
-    """Makes the app; the pipeline opens in the background when the app starts.
-
-    By default, settings come from the environment, and `OTEL_*` variables configure traces. Raises
-    `StartError` if a setting is invalid, or OpenTelemetry is missing.
-    """
+    """Makes the app, whose pipeline opens when it starts; StartError for an invalid setting."""
     host = host or PipelineHost(Settings())
     traces = _open_traces(host.settings, tracer_provider)
     app = ProxiedApp(
@@ -97,12 +91,15 @@ def create_app(
     _add_guards(app, host.settings)
     if traces is not None:
         traces.watch(app, host)
-    _add_metrics(app, host)
+    app.state.metrics = Metrics()
+    host.observers.append(app.state.metrics)
+    app.add_middleware(Access, metrics=app.state.metrics, host=host)
     # For the OpenAPI document and for 405; else `DirectRouter` calls them.
     app.router.routes.extend(predict.ROUTES)
     of_labels = (labels.router, examples.router)
     routers = [embed.router, *of_labels, status.router, open_inference.router, page.router]
     if host.settings.metrics_port is None:
+        app.state.registry = open_registry(app.state.metrics)
         routers.insert(4, status.metrics_router)
     for router in routers:
         app.include_router(router)
@@ -121,28 +118,16 @@ def _open_traces(settings: Settings, provider: TracerProvider | None) -> Traces 
     return Traces(provider or open_provider())
 
 
-def _open_fetcher(settings: Settings) -> Fetcher | None:
-    if not settings.url_input:
-        return None
-    from service.http.requests.urls import Fetcher
-
-    return Fetcher(settings)
-
-
-def _add_metrics(app: FastAPI, host: PipelineHost) -> None:
-    app.state.metrics = Metrics()
-    host.observers.append(app.state.metrics)
-    app.add_middleware(Access, metrics=app.state.metrics, host=host)
-    if host.settings.metrics_port is None:
-        app.state.registry = open_registry(app.state.metrics)
-
-
 def _add_guards(app: FastAPI, settings: Settings) -> None:
     app.state.keys = KeyRing(settings)
     app.state.wrong_keys = RateLimiter(_WRONG_KEYS)
     app.state.sites = Sites(settings)
     app.state.budget = open_budget(settings)
-    app.state.fetcher = _open_fetcher(settings)
+    app.state.fetcher = None
+    if settings.url_input:
+        from service.http.requests.urls import Fetcher
+
+        app.state.fetcher = Fetcher(settings)
     app.state.rates = None if settings.rate_limit is None else RateLimiter(settings.rate_limit)
     app.add_middleware(BudgetMiddleware, budget=app.state.budget, refuse=answer_error)
     origins = read_origins(settings.cors_origins)
@@ -152,11 +137,7 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI, *, opened_first: bool = False) -> AsyncIterator[None]:
-    """Lifespan: opens the pipeline, samples metrics, and drains at the end.
-
-    With `opened_first` the app starts when the pipeline is open, and fails with its `StartError` or
-    `BundleError`.
-    """
+    """Opens the pipeline, before the app starts if `opened_first`, samples metrics, drains."""
     host: PipelineHost = app.state.host
     opening = asyncio.create_task(host.open())
     sampling = asyncio.create_task(keep_sampling(app.state.metrics, host))

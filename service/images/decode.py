@@ -14,16 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
+from service import errors
 from service.bundle.card import InputContract
-from service.errors import (
-    EmptyImage,
-    ImageError,
-    InvalidImage,
-    OutOfMemory,
-    ServiceError,
-    TooManyPixels,
-    UnsupportedImage,
-)
 from service.images.formats import FORMATS, find_container, find_unsupported_format
 from service.images.heif import count_pixels, find_sizes, hide_exif
 from service.images.jpeg import (
@@ -35,7 +27,6 @@ from service.images.jpeg import (
     shrink_jpeg,
     trim_jpeg,
 )
-from service.images.pad import find_inner, pad_picture
 from service.images.png import make_transparent, parse_png
 
 PixelArray = NDArray[np.uint8]
@@ -53,6 +44,7 @@ _UPRIGHT_TURNS = {
 # Pillow decodes a JPEG far larger than the input at 1/2, 1/4 or 1/8 of its size; each side still
 # has at least this many pixels for each that the resize makes.
 _DRAFT_OVERSAMPLING = 2
+_MAX_PADDED_SIDE = 4096  # pixels; the whole square of 1 x 65500 pixels takes 17 GB
 # A longer strip is cut before the centre crop: resized whole, 1 x 65500 pixels need gigabytes.
 _MAX_ASPECT = 8
 # Pillow's resize takes up to 48 bytes for each column or row. Then the limits of libjpeg, libavif.
@@ -84,7 +76,7 @@ class _MeteredFile(io.BytesIO):
     def read(self, size: int | None = -1, /) -> bytes:
         self._reads_left -= 1
         if self._reads_left < 0:
-            raise InvalidImage(detail="The file has too many parts.")
+            raise errors.InvalidImage(detail="The file has too many parts.")
         return super().read(size)
 
 
@@ -96,45 +88,45 @@ def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) 
     height), or a side of more than 65,535 (65,500 of a JPEG, 32,768 of an AVIF).
     """
     if not photo:
-        raise EmptyImage
+        raise errors.EmptyImage
     try:
         if isinstance(photo, bytes):
             photo = parse_jpeg(photo) or photo
         if isinstance(photo, Jpeg):
             return _decode_jpeg(photo, contract, max_pixels)
         if unread := find_unsupported_format(photo):
-            raise UnsupportedImage(unread, FORMATS)
+            raise errors.UnsupportedImage(unread, FORMATS)
         data, exif = parse_png(photo) or (photo, b"")
         return _decode_by_pillow(data, exif, contract, max_pixels)
-    except ImageError:
+    except errors.ImageError:
         raise
     except Exception as error:
         raise _explain(error, max_pixels) from error
 
 
-def _explain(error: Exception, max_pixels: int) -> ServiceError:
+def _explain(error: Exception, max_pixels: int) -> errors.ServiceError:
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
-        return TooManyPixels(max_pixels, sys.maxsize)
+        return errors.TooManyPixels(max_pixels, sys.maxsize)
     text, message = str(error).lower(), f"cannot decode: {type(error).__name__}"
     # libheif's "memory allocation error" may be a limit, or a size of 0.
     is_short = "memory" in text and "limit" not in text and "invalid" not in text
     if is_short or isinstance(error, MemoryError):
-        return OutOfMemory(message)
+        return errors.OutOfMemory(message)
     # libjpeg and libwebp report a failed allocation as damage, so try to allocate as much. libwebp
     # fails before the size is known.
     pixels = _WEBP_PIXELS if "decoder object" in text else max_pixels
     try:
         mmap.mmap(-1, pixels * _MAX_DECODER_BYTES).close()
     except OSError:
-        return OutOfMemory(message)
+        return errors.OutOfMemory(message)
     # Pillow raises errors of nearly every type for damaged files.
-    return InvalidImage(message)
+    return errors.InvalidImage(message)
 
 
 def _decode_jpeg(jpeg: Jpeg, contract: InputContract, max_pixels: int) -> DecodedImage:
     _check_size((jpeg.width, jpeg.height), max_pixels, _MAX_JPEG_SIDE)
     if unread := jpeg.find_unread_kind():
-        raise UnsupportedImage(unread, FORMATS)
+        raise errors.UnsupportedImage(unread, FORMATS)
     if contract.resize_mode == "squash" and contract.interpolation != "nearest":
         orientation = read_orientation(jpeg.exif)
         wanted = _turn((contract.width, contract.height), orientation)
@@ -175,10 +167,7 @@ def resize_image(
     size: tuple[int, int] | None = None,
     orientation: int = UPRIGHT,
 ) -> PixelArray:
-    """Resizes an upright RGB picture to uint8 [H, W, 3] by the contract's rule.
-
-    `size` is that of the upright original, if the picture is smaller; `orientation` was EXIF's.
-    """
+    """Resizes upright RGB to uint8 [H, W, 3]; `size` is the original's, `orientation` EXIF's."""
     resample = Image.Resampling[contract.interpolation.upper()]
     if contract.resize_mode == "squash":
         if image.height > _MAX_ASPECT * image.width:
@@ -186,7 +175,7 @@ def resize_image(
             image = image.resize((image.width, contract.height), resample)
         return np.asarray(image.resize((contract.width, contract.height), resample), np.uint8)
     if contract.resize_mode == "pad":
-        return np.asarray(pad_picture(image, contract, size or image.size, orientation), np.uint8)
+        return np.asarray(_pad_picture(image, contract, size or image.size, orientation), np.uint8)
     (width, height), (frame_width, frame_height) = image.size, _crop_frame(contract)
     if max(width, height) > _MAX_ASPECT * min(width, height):
         width, height = min(width, _MAX_ASPECT * height), min(height, _MAX_ASPECT * width)
@@ -203,7 +192,6 @@ def resize_image(
 
 
 def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[ImageFile.ImageFile, int]:
-    """Returns the picture, not yet decoded, and its orientation."""
     if (container := find_container(data)) is not None:
         max_side = _MAX_AVIF_SIDE if container == "AVIF" else _MAX_SIDE
         for size in find_sizes(data):
@@ -211,7 +199,7 @@ def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[ImageFile.ImageFil
         pixels = count_pixels(data) / _MAX_TIMES_DECODED
         if pixels > max_pixels:
             where = "(width x height, of the picture and its tiles)"
-            raise TooManyPixels(max_pixels, int(min(pixels, sys.maxsize)), where=where)
+            raise errors.TooManyPixels(max_pixels, int(min(pixels, sys.maxsize)), where=where)
         data = hide_exif(data)
     try:
         image = Image.open(_MeteredFile(data), formats=FORMATS)
@@ -219,7 +207,7 @@ def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[ImageFile.ImageFil
         # Pillow names so what it does not read of a BMP, such as masks in another order.
         kind = str(error).removeprefix("Unsupported ")
         if kind.startswith("BMP "):
-            raise UnsupportedImage(kind, FORMATS) from error
+            raise errors.UnsupportedImage(kind, FORMATS) from error
         raise
     _check_size(image.size, max_pixels)
     if image.format == "JPEG":
@@ -227,20 +215,19 @@ def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[ImageFile.ImageFil
         image.decodermaxblock = len(data)
     if any(tile.codec_name == "bmp_rle" for tile in image.tile):
         # Pillow decodes these in Python, which takes seconds.
-        raise UnsupportedImage("run-length encoded BMP", FORMATS)
+        raise errors.UnsupportedImage("run-length encoded BMP", FORMATS)
     # Pillow returns the EXIF block of a WebP in `info`.
     return image, read_orientation(exif or image.info.get("exif") or b"")
 
 
 def _check_size(size: tuple[int, int], max_pixels: int, max_side: int = _MAX_SIDE) -> None:
     if max(size) > max_side:
-        raise TooManyPixels(max_side, where="on a side")
+        raise errors.TooManyPixels(max_side, where="on a side")
     if math.prod(size) > max_pixels:
-        raise TooManyPixels(max_pixels, math.prod(size))
+        raise errors.TooManyPixels(max_pixels, math.prod(size))
 
 
 def _flatten(image: Image.Image) -> Image.Image:
-    """Returns the first frame in RGB, transparent parts on white."""
     if image.format == "BMP" and image.mode == "RGBA" and not image.getchannel("A").getbbox():
         image = image.convert("RGB")  # the writer left the fourth byte 0; browsers do the same
     if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip it
@@ -259,9 +246,58 @@ def _find_frame(contract: InputContract, size: tuple[int, int]) -> tuple[int, in
     """Returns the least width and height of an upright picture of `size` to resize from."""
     if contract.resize_mode == "squash":
         return contract.width, contract.height
-    return find_inner(size, contract) if contract.resize_mode == "pad" else _crop_frame(contract)
+    return _find_inner(size, contract) if contract.resize_mode == "pad" else _crop_frame(contract)
 
 
 def _crop_frame(contract: InputContract) -> tuple[int, int]:
     """Returns width and height that a picture must cover before the centre crop."""
     return int(contract.width / contract.crop_pct), int(contract.height / contract.crop_pct)
+
+
+def _find_inner(size: tuple[int, int], contract: InputContract) -> tuple[int, int]:
+    """Returns the width and height that a photo of `size` has after its first resize."""
+    frame = contract.width, contract.height
+    if contract.fit_size is not None:
+        frame = contract.fit_size, contract.fit_size
+    # Rounded as the taggers' own code does it.
+    width, height = (
+        max(1, round(length * (target / max(size))))
+        for length, target in zip(size, frame, strict=True)
+    )
+    return width, height
+
+
+def _pad_picture(
+    image: Image.Image, contract: InputContract, size: tuple[int, int], orientation: int = 1
+) -> Image.Image:
+    """Pads an upright RGB picture to a square, and resizes that to the contract's size.
+
+    `size` is the original's; a JPEG may be decoded at a fraction of it. If a side has more than
+    4096 pixels, the picture is first reduced too, unless there is a `fit_size`.
+    """
+    if contract.fit_size is None and max(image.size) > _MAX_PADDED_SIDE:
+        image = image.reduce(math.ceil(max(image.size) / _MAX_PADDED_SIDE))
+    # Sides of a smaller picture are rounded up: it has a part of a pixel more than the original, at
+    # its end, or at its start if EXIF's orientation has mirrored it.
+    scale = round(max(size) / max(image.size))
+    side = max(size) / scale
+    mirrored = orientation in (2, 3, 6, 7), orientation in (3, 4, 7, 8)
+    x_more, y_more = (
+        (wide - length / scale) * is_mirrored
+        for wide, length, is_mirrored in zip(image.size, size, mirrored, strict=True)
+    )
+    if contract.fit_size is not None:
+        resample = Image.Resampling[contract.fit_interpolation.upper()]
+        whole = x_more, y_more, x_more + size[0] / scale, y_more + size[1] / scale
+        size, side, x_more, y_more = _find_inner(size, contract), contract.fit_size, 0.0, 0.0
+        image = image.resize(size, resample, whole)
+    # Offset of the original in its square, in pixels of the picture; the box has the fraction.
+    full = contract.fit_size or max(size)
+    left = (full - size[0]) // 2 * side / full - x_more
+    top = (full - size[1]) // 2 * side / full - y_more
+    x, y = math.ceil(left), math.ceil(top)
+    box = (x - left, y - top, x - left + side, y - top + side)
+    square = Image.new("RGB", (math.ceil(box[2]), math.ceil(box[3])), contract.pad_color)
+    square.paste(image, (x, y))
+    resample = Image.Resampling[contract.interpolation.upper()]
+    return square.resize((contract.width, contract.height), resample, box)

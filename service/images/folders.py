@@ -1,7 +1,4 @@
-"""Finds the photos of folders, by the same rules for every command, and reads files.
-
-Imports no ONNX Runtime.
-"""
+"""Finds the photos of folders by the same rules for all commands; imports no ONNX Runtime."""
 
 import errno
 import os
@@ -31,10 +28,7 @@ LeftOut = Counter[str]
 
 
 def find_photos(paths: Sequence[Path], exclude: Sequence[str] = ()) -> tuple[list[Path], LeftOut]:
-    """Returns files, and the photos in and below folders, of `paths`; counts what it leaves out.
-
-    Raises StartError if a folder contains no photos.
-    """
+    """Returns photos of files and folders, and counts of others; StartError if there are none."""
     found: list[Path] = []
     left_out = LeftOut()
     for path in paths:
@@ -53,9 +47,8 @@ def find_photos(paths: Sequence[Path], exclude: Sequence[str] = ()) -> tuple[lis
 def list_photos(folder: str, exclude: Sequence[str] = ()) -> tuple[list[str], LeftOut]:
     """Returns the photos in and below a folder, sorted; counts what it leaves out.
 
-    Names are relative to the folder. Links are followed, each folder once. Dangling links, pipes
-    and unreadable subfolders are among the photos: reading them fails, which is reported. Raises
-    OSError if the folder itself is unreadable.
+    Links are followed, each folder once. Dangling links, pipes and unreadable subfolders are among
+    the photos: reading them fails, which is reported. Raises OSError for the folder itself.
     """
     unread: list[str] = []
 
@@ -136,10 +129,7 @@ def explain_none(left_out: LeftOut) -> str:
 
 
 def read_photo(path: str | Path, max_bytes: int = -1) -> bytes:
-    """Returns the file's first `max_bytes` bytes, or all of it.
-
-    Raises OSError if it is unreadable, or a pipe or device, which could block or never end.
-    """
+    """Returns at most `max_bytes` of a file; OSError for pipes and devices, which could block."""
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or str(path).startswith(_SHELL_PIPES)):
         raise OSError(errno.EINVAL, "Not a regular file", str(path))

@@ -1,7 +1,4 @@
-"""File formats: which are decoded, which are known but unsupported, and which names are photos.
-
-HEIC and AVIF need the extra `heif`. Pillow never decodes a format that is not in `FORMATS`.
-"""
+"""File formats: decoded (HEIC and AVIF with the extra `heif`), only known; names of photos."""
 
 import os
 import re
@@ -69,14 +66,10 @@ FORMATS = _find_formats()
 """Pillow's names of the formats that are decoded."""
 
 ENDINGS = tuple(ending for name in FORMATS for ending in _ENDINGS[name])
-"""File name endings of photos, in lower case."""
 
 
 def is_photo_name(name: str) -> bool | None:
-    """Returns whether a file in a folder is a photo, by its ending; None if its content decides.
-
-    Hidden files are no photos. Some apps write JPEG into files that end in `.heic`.
-    """
+    """Returns whether a file is a photo by its ending; None: its content decides (`.heic`)."""
     ending = os.path.splitext(name)[1].lower()
     if name.startswith("."):
         return False

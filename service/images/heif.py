@@ -21,11 +21,7 @@ def find_sizes(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def count_pixels(data: bytes) -> float:
-    """Returns the pixels that are decoded for the costliest picture, with those it is made of.
-
-    Infinite if a picture is a part of itself, or if a part has no size. Raises struct.error if a
-    box ends early.
-    """
+    """Returns the pixels of the costliest picture with its parts; infinite for a loop of parts."""
     areas: dict[int, int] = {}
     parts: defaultdict[int, list[int]] = defaultdict(list)
     for kind, start, end in _walk_boxes(data, 0, len(data)):
@@ -48,11 +44,7 @@ def count_pixels(data: bytes) -> float:
 
 
 def hide_exif(data: bytes) -> bytes:
-    """Renames the EXIF items, so that no reader parses them.
-
-    A property of the picture turns it upright; EXIF's orientation must be ignored
-    (ISO/IEC 23008-12, 6.5.10).
-    """
+    """Renames EXIF items: properties turn the picture upright (ISO/IEC 23008-12, 6.5.10)."""
     for kind, start, end in _walk_boxes(data, 0, len(data)):
         if kind == b"meta":
             return data[:start] + data[start:end].replace(b"Exif", b"none") + data[end:]
@@ -99,7 +91,6 @@ def _read_areas(data: bytes, start: int, end: int, areas: dict[int, int]) -> Non
 
 
 def _read_parts(data: bytes, start: int, end: int, parts: defaultdict[int, list[int]]) -> None:
-    """Adds the items of which each item is made."""
     number = "I" if data[start] else "H"  # by the version
     width = struct.calcsize(number)
     for kind, begin, stop in _walk_boxes(data, start + 4, end):

@@ -114,10 +114,7 @@ class Jpeg(NamedTuple):
         return None
 
     def strip(self) -> bytes:
-        """Returns the file without metadata: a hostile block makes Pillow parse gigabytes of tags.
-
-        Raises InvalidImage if the file has too many scans or segments.
-        """
+        """Returns the file without metadata: Pillow may parse gigabytes. Or InvalidImage."""
         data = b"".join([self.data[part] for part in self.kept])
         # After the end of the picture, a phone may append a video.
         if data.count(b"\xff\xda") > _MAX_SCANS and (
@@ -128,10 +125,7 @@ class Jpeg(NamedTuple):
 
 
 def parse_jpeg(data: bytes) -> Jpeg | None:
-    """Walks through the header, up to the first scan; returns None if the file is not a JPEG.
-
-    Raises InvalidImage if the header has too many segments.
-    """
+    """Reads the header; None if no JPEG. Raises InvalidImage if it has too many segments."""
     if not data.startswith(START_OF_IMAGE):
         return None
     kept, end = [slice(0, 2)], 2
@@ -203,11 +197,7 @@ def read_orientation(exif: bytes) -> int:
 def shrink_jpeg(
     photo: Jpeg, width: int, height: int, interpolation: Interpolation
 ) -> NDArray[np.uint8] | None:
-    """Decodes a JPEG to uint8 [height, width, 3], RGB, with any interpolation but `nearest`.
-
-    Returns None if the picture is smaller, if only Pillow decodes it, or without the extra `fast`.
-    Raises InvalidImage if the picture ends early.
-    """
+    """Decodes to RGB uint8 [height, width, 3]; None if Pillow has to. InvalidImage if it is cut."""
     is_scaled = photo.frame in _SCALED and photo.bits == 8 and photo.components in (1, 3)
     if not (AVAILABLE and is_scaled):
         return None

@@ -26,11 +26,7 @@ _SCALES = {"1": (1, 255), "L;2": (3, 85), "L;4": (15, 17)}
 
 
 def parse_png(data: bytes) -> tuple[bytes, bytes] | None:
-    """Returns a PNG without metadata, and its EXIF block or b""; None if the file is not a PNG.
-
-    An EXIF block that is damaged or longer than 64 KiB is ignored. Raises InvalidImage if the
-    picture has a wrong checksum, or the file too many chunks.
-    """
+    """Returns a PNG without metadata, and EXIF of at most 64 KiB; None if not a PNG."""
     if not data.startswith(_SIGNATURE):
         return None
     kept: list[bytes | memoryview] = [_SIGNATURE]

@@ -1,7 +1,4 @@
-"""What photos look like to a bundle's encoder: the scale of labels that are learnt from photos.
-
-A bundle has it as `background.npz`, with the arrays of `Background`.
-"""
+"""What photos look like to an encoder: the scale of learnt labels. Saved as `background.npz`."""
 
 import io
 import lzma
@@ -15,7 +12,6 @@ from numpy.typing import NDArray
 from service.errors import BundleError
 
 MIN_PHOTOS = 200
-"""Fewest photos of a background."""
 Vector: TypeAlias = NDArray[np.float32]
 """One embedding or direction, float32 [D]."""
 Vectors: TypeAlias = NDArray[np.float32]
@@ -120,10 +116,7 @@ def read_background(content: bytes) -> Background:
 
 
 def fit_background(embeddings: Vectors) -> Background:
-    """Measures the background on embeddings [n, D] of length 1, of photos in random order.
-
-    A third of the photos, at most 400, is held out. Needs `MIN_PHOTOS`.
-    """
+    """Measures [n, D] of length 1, n >= `MIN_PHOTOS`; a third, at most 400, is held out."""
     held_out = min(len(embeddings) // 3, _MOST_HELD_OUT)
     others, fitted = np.split(embeddings, [held_out])
     mean = fitted.mean(axis=0)

@@ -5,23 +5,10 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from service import errors
 from service.bundle.card import OpenHead
 from service.bundle.reader import Bundle
 from service.engine.shared_arrays import SharedArrays
-from service.errors import (
-    InvalidLabelSet,
-    LabelSetError,
-    LabelSetNotFound,
-    LabelSetReadOnly,
-    NoBackground,
-    NoOpenHead,
-    ScoresCompete,
-    StartError,
-    StoreReadOnly,
-    StoreUnavailable,
-    UnknownLabelSet,
-    VersionNotReached,
-)
 from service.labels.background import Background, read_background
 from service.labels.definition import Definition, check_candidates, refuse_duplicates
 from service.labels.encoders import LabelEncoders
@@ -53,11 +40,9 @@ def open_catalogue(
     encoders: LabelEncoders | None,
     arrays: SharedArrays | None = None,
 ) -> "Catalogue":
-    """Reads the label sets of bundle and folder, and prepares the store.
+    """Reads the sets of bundle and folder, prepares the store; BundleError or StartError.
 
-    The catalogue closes `encoders`; `arrays` are those of several processes. Raises `BundleError`
-    for an invalid set of the bundle, and `StartError` if the folder or the store cannot be used as
-    configured.
+    The catalogue closes `encoders`; `arrays` are those of several processes.
     """
     card = bundle.card
     fixed = [FixedSet(found, card.version, "bundle") for found in read_bundle_sets(bundle)]
@@ -88,7 +73,7 @@ def _open_store(
         return None
     try:
         database = open_database(settings.label_store)
-    except StartError as error:
+    except errors.StartError as error:
         if settings.label_store is not None:
             raise
         # The user did not ask for the default place, so predictions work without it.
@@ -115,12 +100,7 @@ class FixedSet(NamedTuple):
 
 
 class Catalogue:
-    """Label sets by name; use it from one event loop.
-
-    Attributes:
-        encoders: of labels; None without an open head.
-        background: of photos; None if labels cannot learn from them.
-    """
+    """Label sets by name, for one event loop; `encoders` is None without an open head."""
 
     def __init__(  # noqa: PLR0913 - the last three are settings
         self,
@@ -200,7 +180,7 @@ class Catalogue:
         found = self.get(name)
         if found is None:
             self._check_store()
-            raise LabelSetNotFound(name, self._list_names())
+            raise errors.LabelSetNotFound(name, self._list_names())
         return found
 
     async def start(self) -> None:
@@ -226,53 +206,45 @@ class Catalogue:
             self.encoders.close()
 
     async def pin(self, question: Question) -> tuple[LabelSet, ...]:
-        """Returns the sets that a request asks for as they are now, candidates first.
-
-        Raises `UnknownLabelSet`, a `LabelSetError`, or `StoreUnavailable` if a set or `min_version`
-        is missing while the store does not answer.
-        """
+        """Returns sets as they are now, candidates first; or UnknownLabelSet, StoreUnavailable."""
         names = tuple(dict.fromkeys(question.label_set or ()))
         if not names and not question.candidate_labels:
             names = self._default
         if question.min_version:  # every store has reached 0
             if self._registered is None:
-                raise VersionNotReached(question.min_version, self.store_revision)
+                raise errors.VersionNotReached(question.min_version, self.store_revision)
             await self._registered.reach(question.min_version, names)
         unknown = tuple(name for name in names if self.get(name) is None)
         if unknown or not (names or question.candidate_labels):
             self._check_store()
-            raise UnknownLabelSet(unknown, self._list_names(), by_default=not question.label_set)
+            raise errors.UnknownLabelSet(
+                unknown, self._list_names(), by_default=not question.label_set
+            )
         sets = tuple(self.find(name) for name in names)
         if question.candidate_labels:
             return (await self._make_candidates(tuple(question.candidate_labels)), *sets)
         return sets
 
     def writable(self, name: str) -> RegisteredSets:
-        """Returns the sets in which clients may register, calibrate and delete the set `name`.
-
-        Raises `NoOpenHead`, `LabelSetReadOnly` or `StoreReadOnly`.
-        """
+        """Returns the sets to write; else `NoOpenHead`, `LabelSetReadOnly` or `StoreReadOnly`."""
         if self.encoders is None and self.background is None:
-            raise NoOpenHead
+            raise errors.NoOpenHead
         if name in self._names or name in RESERVED_NAMES:
-            raise LabelSetReadOnly(name)
+            raise errors.LabelSetReadOnly(name)
         if self._registered is None:
-            raise StoreReadOnly("no label store is available: set label_store")
+            raise errors.StoreReadOnly("no label store is available: set label_store")
         return self._registered
 
     def teachable(self, name: str) -> RegisteredSets:
-        """Returns the sets in which labels of the set `name` may learn from photos.
-
-        Raises `NoBackground`, `ScoresCompete`, `LabelSetReadOnly` or `StoreReadOnly`.
-        """
+        """As `writable`, if labels of `name` may learn; else `NoBackground` or `ScoresCompete`."""
         if self.background is None:
-            raise NoBackground
+            raise errors.NoBackground
         sets, known, texts = self.writable(name), self.get(name), self.encoders
         activation = known and known.activation
         if known is None and texts and texts.encodes_text and not texts.head.calibration:
             activation = texts.head.activation
         if activation == "softmax":
-            raise ScoresCompete
+            raise errors.ScoresCompete
         return sets
 
     async def refresh(self) -> None:
@@ -285,26 +257,26 @@ class Catalogue:
 
     def _check_store(self) -> None:
         if self._registered is not None and self._registered.failure is not None:
-            raise StoreUnavailable(self._registered.failure)
+            raise errors.StoreUnavailable(self._registered.failure)
 
     async def _encode_fixed(self, entry: FixedSet) -> LabelSet:
         definition, maker = entry.definition, self._maker
         own = definition.lessons if definition.encoder == maker.photos.encoder else {}
         try:
             if definition.name in RESERVED_NAMES:
-                raise InvalidLabelSet(
+                raise errors.InvalidLabelSet(
                     f"The names {' and '.join(sorted(RESERVED_NAMES))} are reserved"
                 )
             definition = maker.check(definition, definition.lessons)
             embeddings = await maker.embed(definition)
             labels = await maker.make(definition, embeddings, entry.version, entry.origin)
             return await maker.teach(labels, own, definition.lessons)
-        except LabelSetError as error:
-            raise StartError(f"label set {definition.name}: {error.describe()}") from error
+        except errors.LabelSetError as error:
+            raise errors.StartError(f"label set {definition.name}: {error.describe()}") from error
 
     async def _make_candidates(self, names: tuple[str, ...]) -> LabelSet:
         if self.encoders is None:
-            raise NoOpenHead
+            raise errors.NoOpenHead
         check_candidates(names, self._max_candidates)
         nothing = (None,) * len(names)
         definition = Definition(CANDIDATE_SET, refuse_duplicates(names), nothing, nothing)

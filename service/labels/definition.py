@@ -1,7 +1,4 @@
-"""Definitions of label sets: the JSON of a client or a file, checked, then as columns.
-
-Nothing here depends on a model, except `check_fit`.
-"""
+"""Definitions of label sets: JSON, checked, as columns; only `check_fit` depends on a model."""
 
 import hashlib
 import json
@@ -117,29 +114,19 @@ class ThresholdsRecord(Record):
 
 @dataclass(frozen=True, eq=False)
 class Definition:
-    """A label set as columns of L labels, before anything is encoded.
-
-    Attributes:
-        prompts: texts to encode as they are; None uses the name, with spaces for `_`.
-        thresholds: scores (0..1); None for labels without their own.
-        given: positions of the M labels that came with an embedding, ascending.
-        embeddings: their embeddings, float32 [M, E].
-        embedding_space: fingerprint of their space; None if the author did not give it.
-        calibration: of all labels of the set; None uses the open head's.
-        lessons: name -> what it has learnt from photos; names of labels of the set.
-        encoder: fingerprint of the encoder of the lessons.
-    """
+    """A label set as columns of L labels, before anything is encoded."""
 
     name: str
     names: tuple[str, ...]
-    prompts: tuple[str | None, ...]
-    thresholds: tuple[float | None, ...]
-    given: tuple[int, ...] = ()
+    prompts: tuple[str | None, ...]  # encoded as they are; None: the name, with spaces for `_`
+    thresholds: tuple[float | None, ...]  # 0..1; None for labels without their own
+    given: tuple[int, ...] = ()  # positions of M labels that came with an embedding, ascending
+    # Of these, [M, E].
     embeddings: Embeddings = field(default_factory=lambda: np.zeros((0, 0), np.float32))
-    embedding_space: str | None = None
-    calibration: Calibration | None = None
-    lessons: Mapping[str, Lesson] = field(default_factory=dict)
-    encoder: str | None = None
+    embedding_space: str | None = None  # fingerprint; None if the author did not give it
+    calibration: Calibration | None = None  # of all labels; None uses the open head's
+    lessons: Mapping[str, Lesson] = field(default_factory=dict)  # by name of a label of the set
+    encoder: str | None = None  # fingerprint of the encoder of the lessons
 
     @cached_property
     def digest(self) -> str:

@@ -53,19 +53,12 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """The photos of one kind that a label has learnt from, without the photos.
+    """The photos of one kind that a label has learnt from, without the photos."""
 
-    Attributes:
-        total: sum of the whitened embeddings, float32 [D].
-        squares: sum of their squared lengths.
-        digests: SHA-256 of each file, uint8 [n, 32].
-        sketches: 256 signs of random projections of each, uint8 [n, 32].
-    """
-
-    total: Vector
-    squares: float
-    digests: NDArray[np.uint8]
-    sketches: NDArray[np.uint8]
+    total: Vector  # sum of the whitened embeddings, [D]
+    squares: float  # sum of their squared lengths
+    digests: NDArray[np.uint8]  # SHA-256 of each file, [n, 32]
+    sketches: NDArray[np.uint8]  # 256 signs of random projections of each, [n, 32]
 
     @property
     def count(self) -> int:
@@ -78,10 +71,7 @@ class Examples:
         return self.total / np.float32(self.count)
 
     def add(self, examples: Sequence[Example]) -> "Examples":
-        """Returns the sums with more photos, without those that are the same or nearly so.
-
-        Raises `InvalidLabelSet` above 10,000.
-        """
+        """Adds photos that are not nearly the same; raises `InvalidLabelSet` above 10,000."""
         total, squares = self.total.astype(np.float64), self.squares
         digests, sketches = self.digests, self.sketches
         for digest, embedding in examples:
@@ -129,10 +119,7 @@ class Lesson:
         return self.positive.count + self.negative.count
 
     def add(self, positive: Sequence[Example] = (), negative: Sequence[Example] = ()) -> "Lesson":
-        """Returns the lesson with more photos.
-
-        Raises `InvalidLabelSet` for a file that would be a positive and a negative example.
-        """
+        """Adds photos; `InvalidLabelSet` if a file is a positive and a negative example."""
         both = {each.digest for each in positive} | {*map(bytes, self.positive.digests)}
         both &= {each.digest for each in negative} | {*map(bytes, self.negative.digests)}
         for kind, examples in (("positive", positive), ("negative", negative)):
@@ -145,10 +132,7 @@ class Lesson:
         return Lesson(self.positive.add(positive), self.negative.add(negative))
 
     def direct(self, background: Background, *, has_text: bool) -> tuple[Vector, float, float]:
-        """Returns v [D], b and the separation of the positive photos.
-
-        v . f + b is added to the label's calibrated logit, 0 without a text.
-        """
+        """Returns v [D], b (v . f + b is added to the label's logit) and the separation."""
         vector = np.zeros(background.width, np.float32)
         shift, separation = 0.0, self.positive.separate(background)
         if self.positive.count:

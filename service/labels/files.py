@@ -61,10 +61,7 @@ ValueT = TypeVar("ValueT")
 
 
 def read_label_set_file(path: Path, name: str | None = None) -> Definition:
-    """Reads a file that ends in one of `SUFFIXES`; without `name`, the set has the file's.
-
-    Raises `StartError` with a one-line reason.
-    """
+    """Reads a file that ends in one of `SUFFIXES`; raises `StartError` with a one-line reason."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise InvalidLabelSet(f"The file must have at most {MAX_FILE_BYTES} bytes")
@@ -88,10 +85,7 @@ def read_label_set_folder(folder: Path) -> tuple[Definition, ...]:
 
 
 def read_bundle_sets(bundle: Bundle) -> tuple[Definition, ...]:
-    """Reads the label sets of a bundle, ordered by name.
-
-    Raises `BundleError` if a set is invalid, does not fit the open head, or its file has changed.
-    """
+    """Reads a bundle's label sets by name; `BundleError` if one is invalid, unfit or changed."""
     definitions = []
     head, encodes_text = bundle.card.open_head, "text_encoder" in bundle.manifest.graphs
     for file, content in bundle.read_label_sets().items():
@@ -116,18 +110,15 @@ def parse_label_set(content: bytes, suffix: str, name: str) -> Definition:
     if suffix == ".json":
         return _parse_json(content, name)
     if suffix == ".txt":
-        return _define_rows(_read_lines(_decode(content)), name)
+        lines = enumerate(_decode(content).split("\n"), 1)
+        return _define_rows(((n, {"name": text}) for n, text in lines if text.strip()), name)
     if suffix == ".csv":
         return _define_rows(_read_csv(_decode(content)), name)
     raise InvalidLabelSet(f"The name of the file must end in {' or '.join(SUFFIXES)}")
 
 
 def pack_label_set(definition: Definition, embeddings: Embeddings | None = None) -> bytes:
-    """Returns an `.npz` of a set whose labels all have embeddings, stored as float16.
-
-    Given `embeddings` [L, E] of all labels, they are stored as they are, and labels with a text
-    remain so. The same set has the same bytes.
-    """
+    """Returns an `.npz`; its embeddings are float16, or those of all labels [L, E] as they are."""
     thresholds = [math.nan if value is None else value for value in definition.thresholds]
     arrays: dict[str, NDArray[Any]] = {
         "names": np.array(definition.names),
@@ -182,12 +173,6 @@ def _decode(content: bytes) -> str:
         raise InvalidLabelSet(f"Line {line} is not UTF-8: save the file as UTF-8") from error
     # Not `str.splitlines`, for which a form feed ends a line too.
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _read_lines(text: str) -> Iterator[tuple[int, dict[str, str]]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield number, {"name": line}
 
 
 def _read_csv(text: str) -> Iterator[tuple[int, dict[str, str]]]:

@@ -44,62 +44,36 @@ Origin = Literal["model", "bundle", "folder", "store", "request"]
 
 @dataclass(frozen=True, eq=False)
 class LearntLabels:
-    """M labels of a set that have learnt from photos; `v . f + b` is added to their logits.
+    """M labels of a set that have learnt from photos; `v . f + b` is added to their logits."""
 
-    Attributes:
-        positions: in the set, intp [M], ascending.
-        vectors: v, float32 [M, D].
-        shifts: b, float64 [M].
-        lessons: of each label.
-        separations: 0 to 8, float64 [M], see `Examples.separate`.
-    """
-
-    positions: NDArray[np.intp]
-    vectors: Vectors
-    shifts: NDArray[np.float64]
+    positions: NDArray[np.intp]  # in the set, [M], ascending
+    vectors: Vectors  # v, [M, D]
+    shifts: NDArray[np.float64]  # b, [M]
     lessons: tuple[Lesson, ...]
-    separations: NDArray[np.float64]
+    separations: NDArray[np.float64]  # [M], 0 to 8, see `Examples.separate`
 
 
 @dataclass(frozen=True, eq=False)
 class LabelSet:
-    """Labels as columns, in the order of the logits.
-
-    Attributes:
-        version: changes with the content; with `origin` `store`, a number that grows.
-        origin: `model` has the trained labels, `request` candidate labels.
-        thresholds: float64 [L], 0..1; the fallback for labels without their own.
-        calibrated: bool [L], whether the threshold is the label's own.
-        calibration: float64 [2, L], scale and shift of each logit; None uses logits as they are.
-        prompts: L texts that were encoded instead of the names, or None.
-        own_embeddings: bool [L], whether the label came with an embedding instead of a text.
-        digest: of the definition; None for the trained labels.
-        own_calibration: of a set that has its own.
-        queries: float32 [L, K], input of the open head; None for the trained labels.
-        keys: inputs of the screened head, [L, ...] each; None for trained and candidate labels,
-            and without a screen.
-        categories: name -> category, of trained labels that have one.
-        learnt: the labels that have learnt from photos with this encoder; None if none has.
-        foreign: names of labels that have examples of another encoder only.
-    """
+    """Labels as columns, in the order of the logits."""
 
     name: str
-    version: str
-    origin: Origin
+    version: str  # changes with the content; with `origin` `store`, a number that grows
+    origin: Origin  # `model` has the trained labels, `request` candidate labels
     names: tuple[str, ...]
-    thresholds: NDArray[np.float64]
-    calibrated: NDArray[np.bool_]
-    calibration: NDArray[np.float64] | None
+    thresholds: NDArray[np.float64]  # [L], 0..1; the fallback for labels without their own
+    calibrated: NDArray[np.bool_]  # [L], whether the threshold is the label's own
+    calibration: NDArray[np.float64] | None  # [2, L], scale and shift; None: logits as they are
     activation: Activation
-    prompts: tuple[str | None, ...]
-    own_embeddings: NDArray[np.bool_]
-    digest: str | None = None
-    own_calibration: Calibration | None = None
-    queries: QueryArray | None = None
-    keys: Keys | None = None
-    categories: Mapping[str, str] = field(default_factory=dict)
-    learnt: LearntLabels | None = None
-    foreign: frozenset[str] = frozenset()
+    prompts: tuple[str | None, ...]  # texts that were encoded instead of the names
+    own_embeddings: NDArray[np.bool_]  # [L], whether it came with an embedding, not a text
+    digest: str | None = None  # of the definition; None for the trained labels
+    own_calibration: Calibration | None = None  # of a set that has its own
+    queries: QueryArray | None = None  # [L, K], of the open head; None for the trained labels
+    keys: Keys | None = None  # of the screened head, [L, ...]; None for candidates too
+    categories: Mapping[str, str] = field(default_factory=dict)  # of trained labels, by name
+    learnt: LearntLabels | None = None  # from photos with this encoder; None if none has
+    foreign: frozenset[str] = frozenset()  # labels that have examples of another encoder only
 
     @property
     def num_labels(self) -> int:
@@ -165,10 +139,7 @@ class LabelSet:
 
     @cached_property
     def ratings(self) -> NDArray[np.intp] | None:
-        """The positions of the ratings, of which an answer at own thresholds has the best.
-
-        None if the set has no ratings, or is a softmax, whose default answer is one label.
-        """
+        """Positions of ratings, of which answers have the best; None without, or of a softmax."""
         if not self.categories or self.activation == "softmax":
             return None
         return np.flatnonzero(self.find_members([RATING])) if RATING in self._members else None
@@ -241,11 +212,7 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
     version: str,
     origin: Origin,
 ) -> LabelSet:
-    """Returns the set of a definition and its vectors, which requests share.
-
-    Without texts, `vectors` and `head` are None. `trained_names` are the names of the bundle's
-    trained labels, as `fold_name` returns them. They have a calibration of their own.
-    """
+    """Returns a set that requests share; `trained_names` are as `fold_name` returns them."""
     # The engine does not cache a writable array on a GPU: candidate labels are used once.
     for matrix in vectors.arrays.values() if vectors else ():
         matrix.flags.writeable = origin == "request"
@@ -280,10 +247,7 @@ def add_lessons(
     foreign: Collection[str],
     background: Background | None,
 ) -> LabelSet:
-    """Returns the set with these lessons in place of its own, which are not measured again.
-
-    Ignores names that the set lacks. Raises `InvalidLabelSet` if a lesson is of another width.
-    """
+    """Returns the set with these lessons, measured if new; `InvalidLabelSet` for other widths."""
     found = [(place, lessons[n]) for n, place in labels.positions.items() if n in lessons]
     foreign = frozenset(foreign) & labels.positions.keys()
     if background is None or not found:

@@ -13,24 +13,10 @@ from dataclasses import replace as replace_fields
 from types import MappingProxyType
 from typing import NamedTuple, ParamSpec, TypeVar
 
+from service import errors
 from service.bundle.card import Calibration
 from service.engine.heads import Embeddings, QueryArray
-from service.errors import (
-    Draining,
-    InvalidLabelSet,
-    LabelSetChanged,
-    LabelSetNotFound,
-    ServiceError,
-    StartError,
-    StoreError,
-    StoreFull,
-    StoreIncompatible,
-    StoreUnavailable,
-    TextNotEncodable,
-    UnknownLabel,
-    VersionNotReached,
-    quote,
-)
+from service.errors import quote
 from service.labels.definition import Definition
 from service.labels.examples import Example, Lesson, read_lesson
 from service.labels.label_set import LabelSet
@@ -40,9 +26,7 @@ from service.labels.store.store import (
     LabelStore,
     LessonRow,
     SetVersion,
-    StoreEntry,
     StoreState,
-    WriteResult,
     check_version,
 )
 
@@ -57,10 +41,7 @@ ResultT = TypeVar("ResultT")
 
 
 class PreparedLabel(NamedTuple):
-    """A label that is about to learn: its text, if it has one.
-
-    `embedding`, float32 [1, E], is of a label that is new; `queries` are [1, K].
-    """
+    """A label to learn: its text's `embedding` [1, E] if the label is new, `queries` [1, K]."""
 
     embedding: Embeddings | None = None
     queries: QueryArray | None = None
@@ -80,10 +61,7 @@ class RegisteredSets:
     def __init__(
         self, store: LabelStore, maker: SetMaker, poll_seconds: float, fixed: Iterable[str]
     ) -> None:
-        """Loads nothing before `start`; `fixed` are names of sets outside the store.
-
-        They hide sets of the store with the same name.
-        """
+        """Loads nothing before `start`; sets named in `fixed` hide those of the store."""
         self._store = store
         self._maker = maker
         self._poll_seconds = poll_seconds
@@ -96,7 +74,7 @@ class RegisteredSets:
         self._timeout_seconds = _TIMEOUT_SECONDS
         self.failure: str | None = None
         """Why the last poll of the store failed."""
-        self._appended: StoreEntry | None = None
+        self._made: LabelSet | None = None  # of the last write: not encoded again
         self._stopped = False
         self.reencoding_progress: tuple[int, int] | None = None
         """Sets done and in total while those of another space are encoded again; else None."""
@@ -107,14 +85,11 @@ class RegisteredSets:
         return self._state.revision
 
     async def start(self) -> None:
-        """Loads the sets, if the store answers, and starts polling.
-
-        Raises `StartError` if the store has another schema version.
-        """
+        """Loads the sets and starts polling; raises `StartError` for another schema version."""
         try:
             await self._poll()
-        except StoreIncompatible as error:
-            raise StartError(str(error)) from error
+        except errors.StoreIncompatible as error:
+            raise errors.StartError(str(error)) from error
         self._following = asyncio.create_task(self._follow(), name="label store")
 
     async def stop(self) -> None:
@@ -124,21 +99,30 @@ class RegisteredSets:
             await asyncio.wait([self._following])
         self._timeout_seconds = _CLOSE_TIMEOUT_SECONDS
         self._stopped = True  # a call after `close` would open a connection that stays open
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(errors.StoreError):
             await self._run(self._store.close)
         self._thread.shutdown(wait=False)
 
-    async def refresh(self) -> None:
-        """Loads the writes of other processes; raises `StoreUnavailable` if it cannot."""
+    async def refresh(self, written: str | None = None) -> None:
+        """Loads the writes of other processes; raises `StoreUnavailable` if it cannot.
+
+        Before the store was first read, a set that this process has `written` is loaded alone.
+        """
         async with self._changing:
-            if self.revision < 0 and self._maker.encoders is not None:
+            is_alone = self.revision < 0 and written is not None
+            if self.revision < 0 and not is_alone and self._maker.encoders is not None:
                 await self._reencode_others()
             state, versions = await self._call(self._store.read_versions)
-            restored = state.connections != self._state.connections
             loaded: dict[str, LabelSet] = {}
+            if is_alone:
+                state, loaded = self._state, {**self.by_name}
+                loaded.pop(str(written), None)
+                versions = {name: each for name, each in versions.items() if name == written}
+            restored = state.connections != self._state.connections
             for name, version in versions.items():
                 known = self.by_name.get(name)
-                if restored or not _is_current(known, version):
+                wanted = (str(version.version), version.digest)
+                if restored or known is None or (known.version, known.digest) != wanted:
                     known = await self._load(name, version, known, restored=restored)
                 if known is not None:
                     loaded[name] = known
@@ -148,36 +132,31 @@ class RegisteredSets:
             self.by_name, self._state = MappingProxyType(loaded), state
 
     async def reach(self, version: int, names: Sequence[str]) -> None:
-        """Loads the store's writes unless the sets `names` are at `version` or later.
-
-        Raises `VersionNotReached` if they still are not, or `StoreUnavailable` if it cannot load.
-        """
+        """Loads writes until `names` have `version`; else `VersionNotReached` or `StoreError`."""
         if not self._has_reached(version, names):
             await self.refresh()
         if not self._has_reached(version, names):
-            raise VersionNotReached(version, max(0, self.revision))
+            raise errors.VersionNotReached(version, max(0, self.revision))
 
     async def register(
         self, definition: Definition, *, replace: bool = False, if_version: int | None = None
     ) -> tuple[LabelSet, bool]:
-        """Encodes a set and writes it; when this returns, it is durable, and in `by_name`.
-
-        Arguments and errors as of `LabelStore.write`; returns the set, and whether its name is new.
-        """
+        """Encodes and writes a set as `LabelStore.write`; returns it, and whether it is new."""
         definition = await self._check(definition)
         # Before encoding, which may take long.
         same = await self._call(
             self._store.check, definition, replace=replace, if_version=if_version
         )
         if same is not None:
-            return await self._find_current(definition, same), False
+            return await self._find_latest(definition.name), False
         embeddings = await self._maker.embed(definition)
         labels = await self._maker.make(definition, embeddings, "0", "store")
         if definition.encoder == self._maker.photos.encoder:
             await self._maker.teach(labels, definition.lessons, ())  # raises if they do not fit
-        return await self._commit(
-            definition, embeddings, labels, replace=replace, if_version=if_version
+        written = await self._call(
+            self._store.write, definition, embeddings, replace=replace, if_version=if_version
         )
+        return await self._load_written(labels, written.version), written.created
 
     async def calibrate(
         self,
@@ -193,13 +172,13 @@ class RegisteredSets:
         """
         entry = await self._call(self._store.read, name)
         if entry is None:
-            raise LabelSetNotFound(name)
+            raise errors.LabelSetNotFound(name)
         old = entry.definition
         found = SetVersion(entry.version, old.digest)
         check_version(name, found, if_version)
         names = frozenset(old.names)
         if unknown := tuple(label for label in thresholds if label not in names):
-            raise UnknownLabel(unknown, [name], old.names)
+            raise errors.UnknownLabel(unknown, [name], old.names)
         pairs = zip(old.names, old.thresholds, strict=True)
         new = tuple(thresholds.get(label, own) for label, own in pairs)
         definition = replace_fields(old, thresholds=new, calibration=calibration or old.calibration)
@@ -207,16 +186,13 @@ class RegisteredSets:
         if known is not None and known.digest == old.digest:
             known = replace_fields(known, digest=definition.digest)  # the queries are the same
         labels = await self._maker.make(definition, entry.embeddings, "0", "store", known)
-        labels, _ = await self._commit(
-            definition, entry.embeddings, labels, replace=True, if_version=entry.version
+        written = await self._call(
+            self._store.write, definition, entry.embeddings, replace=True, if_version=entry.version
         )
-        return labels
+        return await self._load_written(labels, written.version)
 
     async def prepare_label(self, name: str, label: str) -> PreparedLabel:
-        """Encodes the text of a label that is about to learn, and checks that it has room.
-
-        Raises `TextNotEncodable` for a new label in a set of embeddings without a text encoder.
-        """
+        """Encodes the text of a label to learn, if it has room; or raises `TextNotEncodable`."""
         await self.refresh()  # else a set that another process deleted would be made without texts
         known, encoders = self.by_name.get(name), self._maker.encoders
         names = {} if known is None else known.positions
@@ -228,7 +204,7 @@ class RegisteredSets:
             return PreparedLabel(queries=queries[place : place + 1])
         if encoders is None or not encoders.encodes_text or (known is not None and queries is None):
             if queries is not None:
-                raise TextNotEncodable(label)
+                raise errors.TextNotEncodable(label)
             return PreparedLabel()
         embedding = await encoders.embed(Definition(name, (label,), (None,), (None,)))
         vectors = await encoders.project(embedding, with_keys=False)
@@ -245,11 +221,7 @@ class RegisteredSets:
         replace: bool = False,
         if_version: int | None = None,
     ) -> Learnt:
-        """Adds at least one example to a label, or to a new one; when this returns, it is durable.
-
-        Arguments and errors as of `LabelStore.learn`. Raises `LabelSetChanged` too if another
-        client made the label forget at once.
-        """
+        """Adds examples as `LabelStore.learn`; `LabelSetChanged` if they are forgotten at once."""
         if if_version is None and prepared.embedding is None and prepared.queries is not None:
             if_version = PRESENT  # the set has the label, unless it is deleted meanwhile
         learnt = await self._call(
@@ -260,10 +232,13 @@ class RegisteredSets:
             replace=replace,
             if_version=if_version,
         )
-        self._appended = learnt.entry
+        if (new := learnt.entry) is not None:
+            known = self.by_name.get(name)
+            made = await self._maker.make(new.definition, new.embeddings, "0", "store", known)
+            self._made = made
         labels = await self._find_latest(name)
         if label not in labels.lessons:
-            raise LabelSetChanged(name, labels.version)
+            raise errors.LabelSetChanged(name, labels.version)
         return Learnt(labels, learnt.created, learnt.added)
 
     async def forget(self, name: str, label: str, if_version: int | None = None) -> LabelSet:
@@ -272,13 +247,10 @@ class RegisteredSets:
         return await self._find_latest(name)
 
     async def read_definition(self, name: str) -> tuple[Definition, Embeddings, list[str]]:
-        """Returns a set with its lessons of this encoder, and the embeddings of all labels.
-
-        The list has the labels that learnt with other encoders only.
-        """
+        """Returns a set with lessons, all embeddings, and labels with other encoders' lessons."""
         entry = await self._call(self._store.read, name)
         if entry is None:
-            raise LabelSetNotFound(name)
+            raise errors.LabelSetNotFound(name)
         encoder = self._maker.photos.encoder
         rows = await self._call(self._store.read_lessons, name, encoder)
         found = _read_lessons(name, encoder, rows, {})
@@ -291,47 +263,28 @@ class RegisteredSets:
 
     async def delete(self, name: str, if_version: int | None = None) -> None:
         """Deletes a set; requests that have pinned its snapshot keep it."""
-        async with self._changing:
-            try:
-                written = await self._call(self._store.delete, name, if_version)
-            except LabelSetNotFound as error:
-                others = sorted(self.by_name.keys() - self._fixed)
-                known = (*self._fixed, *others) if self.revision >= 0 else ()
-                raise LabelSetNotFound(name, known) from error
-            self._publish({n: s for n, s in self.by_name.items() if n != name}, written)
+        try:
+            await self._call(self._store.delete, name, if_version)
+        except errors.LabelSetNotFound as error:
+            others = sorted(self.by_name.keys() - self._fixed)
+            known = (*self._fixed, *others) if self.revision >= 0 else ()
+            raise errors.LabelSetNotFound(name, known) from error
+        await self.refresh(name)
 
-    async def _commit(
-        self,
-        definition: Definition,
-        embeddings: Embeddings,
-        labels: LabelSet,
-        *,
-        replace: bool,
-        if_version: int | None,
-    ) -> tuple[LabelSet, bool]:
-        async with self._changing:
-            written = await self._call(
-                self._store.write, definition, embeddings, replace=replace, if_version=if_version
-            )
-            if written.version > written.previous:
-                labels = replace_fields(labels, version=str(written.version))
-                labels = await self._add_lessons(labels, self.by_name.get(labels.name))
-                self._publish({**self.by_name, labels.name: labels}, written)
-                return labels, written.created
-        return await self._find_current(definition, written.version), False
-
-    async def _find_current(self, definition: Definition, version: int) -> LabelSet:
-        written = SetVersion(version, definition.digest)
-        found = self.by_name.get(definition.name)
-        if found is None or not _is_current(found, written):
-            return await self._find_latest(definition.name)
+    async def _load_written(self, labels: LabelSet, version: int) -> LabelSet:
+        self._made = labels
+        await self.refresh(labels.name)
+        found = self.by_name.get(labels.name)
+        if found is None or found.digest != labels.digest:
+            # Another client has changed the set since, and this one must not overwrite that.
+            return replace_fields(labels, version=str(version))
         return found
 
     async def _find_latest(self, name: str) -> LabelSet:
-        await self.refresh()
+        await self.refresh(name)
         found = self.by_name.get(name)
         if found is None:  # deleted meanwhile
-            raise LabelSetNotFound(name)
+            raise errors.LabelSetNotFound(name)
         return found
 
     async def _check(self, definition: Definition) -> Definition:
@@ -340,11 +293,6 @@ class RegisteredSets:
             rows = await self._call(self._store.read_lessons, definition.name, "")
             learnt |= {row.label for row in rows}
         return self._maker.check(definition, learnt)
-
-    def _publish(self, sets: dict[str, LabelSet], written: WriteResult) -> None:
-        self.by_name = MappingProxyType(sets)
-        if written.previous == self.revision:  # else another process wrote too: poll again
-            self._state = self._state._replace(revision=written.version)
 
     def _has_reached(self, version: int, names: Sequence[str]) -> bool:
         if self.revision >= version:
@@ -357,22 +305,19 @@ class RegisteredSets:
         self, name: str, version: SetVersion, known: LabelSet | None, *, restored: bool
     ) -> LabelSet | None:
         try:
-            if known is None or known.digest != version.digest:
-                entry, self._appended = self._appended, None
-                if entry is None or entry.definition.digest != version.digest:
-                    entry = await self._call(self._store.read, name)
+            labels = known
+            if self._made is not None and self._made.digest == version.digest:
+                labels, self._made = self._made, None
+            if labels is None or labels.digest != version.digest:
+                entry = await self._call(self._store.read, name)
                 if entry is None:
                     return None  # deleted meanwhile; the next poll differs
-                # The entry's own may be older, if this process appended a label, or newer.
                 labels = await self._maker.make(
-                    entry.definition, entry.embeddings, str(version.version), "store", known
+                    entry.definition, entry.embeddings, "0", "store", known
                 )
-            elif _is_current(known, version):  # a restored store may have other lessons
-                labels = known
-            else:
-                labels = replace_fields(known, version=str(version.version))
+            labels = replace_fields(labels, version=str(version.version))
             return await self._add_lessons(labels, None if restored else known)
-        except InvalidLabelSet as error:
+        except errors.InvalidLabelSet as error:
             logger.error("label set %s of the store is invalid: %s", name, error.reason)
             return None
 
@@ -401,9 +346,9 @@ class RegisteredSets:
             )
             try:
                 await self._reencode(name, space)
-            except (StoreUnavailable, StoreFull):
+            except (errors.StoreUnavailable, errors.StoreFull):
                 raise
-            except ServiceError as error:
+            except errors.ServiceError as error:
                 logger.warning(
                     "label set %s of another embedding space cannot be encoded again: %s: register "
                     "it again, or serve the bundle that it is of",
@@ -417,7 +362,7 @@ class RegisteredSets:
             return
         old = entry.definition
         if old.given:
-            raise InvalidLabelSet("It has embeddings of its own")
+            raise errors.InvalidLabelSet("It has embeddings of its own")
         thresholds = old.thresholds
         if old.calibration is not None:
             logger.warning("label set %s has lost its calibration: calibrate it again", name)
@@ -431,7 +376,7 @@ class RegisteredSets:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(self._poll_seconds)
-            with contextlib.suppress(StoreIncompatible):  # logged; it may be repaired
+            with contextlib.suppress(errors.StoreIncompatible):  # logged; it may be repaired
                 await self._poll()
 
     async def _poll(self) -> None:
@@ -439,11 +384,11 @@ class RegisteredSets:
         try:
             if await self._call(self._store.read_state) != self._state:
                 await self.refresh()
-        except StoreError as error:
+        except errors.StoreError as error:
             if self.failure is None:
                 logger.warning("the label store is unavailable: %s", error)
             self.failure = str(error)
-            if isinstance(error, StoreIncompatible):
+            if isinstance(error, errors.StoreIncompatible):
                 raise
         except Exception:
             logger.exception("polling the label store failed")
@@ -456,14 +401,14 @@ class RegisteredSets:
         self, work: Callable[ParamsT, ResultT], *args: ParamsT.args, **options: ParamsT.kwargs
     ) -> ResultT:
         if self._stopped:
-            raise Draining("the label store is closed")
+            raise errors.Draining("the label store is closed")
         return await self._run(lambda: work(*args, **options))
 
     async def _run(self, work: Callable[[], ResultT]) -> ResultT:
         done = asyncio.get_running_loop().run_in_executor(self._thread, work)
         try:
             while not (await asyncio.wait([done], timeout=self._timeout_seconds))[0]:
-                self._store.break_connection()
+                self._store.database.break_connection()
         finally:
             done.cancel()  # if the caller was cancelled before the call began
         return done.result()
@@ -478,11 +423,6 @@ def _read_lessons(
         if row.encoder == encoder:
             try:
                 found[row.label] = read_lesson(row.lesson) if row.lesson else old[row.label]
-            except InvalidLabelSet as error:
+            except errors.InvalidLabelSet as error:
                 logger.error("label set %s: %s: %s", name, quote(row.label), error.reason)
     return found
-
-
-def _is_current(known: LabelSet | None, latest: SetVersion) -> bool:
-    wanted = str(latest.version), latest.digest
-    return known is not None and (known.version, known.digest) == wanted

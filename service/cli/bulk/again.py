@@ -27,10 +27,7 @@ def open_earlier(location: str) -> tuple[PartFolder, list[str], int]:
 def prepare_again(
     pipeline: Pipeline, selection: Selection, earlier: PartFolder
 ) -> Callable[[Sequence[str]], AsyncGenerator[Record]]:
-    """Returns a function that yields the records of photos; those that had an error still have it.
-
-    Raises StartError for embeddings of another encoder, and labels that need the photos.
-    """
+    """Returns a function that yields records; raises StartError if labels need the photos."""
     if earlier.question[ENCODER] != pipeline.bundle.encoder_fingerprint:
         raise StartError(
             f"{earlier.folder} has embeddings of another encoder: use its bundle, or run bulk "

@@ -1,7 +1,4 @@
-"""`ml-decoder bulk IN OUT`: progress on stderr, totals on stdout.
-
-Exit codes: 0 all photos were tagged, 1 some failed or could not be read.
-"""
+"""`ml-decoder bulk IN OUT`: progress on stderr, totals on stdout; exit code 1 if some failed."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from service.cli.bulk.photos import open_filesystem
+from service.cli.bulk.photos import open_filesystem, read_file
 from service.errors import StartError
 from service.pipeline.prediction import Prediction
 
@@ -127,7 +127,7 @@ class PartFolder:
                 raise StartError(f"{location} has parts but no {QUESTION_FILE}: use another folder")
             self._write_file(path, _dump(self.question))
             return
-        if _read_file(self.filesystem, path) != _dump(self.question):
+        if read_file(self.filesystem, path) != _dump(self.question):
             raise StartError(
                 f"{location} was begun with another model, label set, question, input or limit "
                 f"(see {QUESTION_FILE}): use another folder"
@@ -187,7 +187,7 @@ def open_embedded(location: str) -> PartFolder:
     """Opens the results of an earlier run with embeddings, to read them; raises StartError."""
     filesystem, folder = open_filesystem(location)
     try:
-        question = json.loads(_read_file(filesystem, posixpath.join(folder, QUESTION_FILE)))
+        question = json.loads(read_file(filesystem, posixpath.join(folder, QUESTION_FILE)))
         if isinstance(question[ENCODER], str):
             return PartFolder(filesystem, folder, question)
     except (OSError, ValueError, KeyError, TypeError):
@@ -205,12 +205,6 @@ def _lock(folder: str, location: str) -> Iterator[None]:
         for left in Path(folder).glob(".part-*.tmp"):  # of a run that was killed
             left.unlink()
         yield
-
-
-def _read_file(filesystem: fs.FileSystem, path: str) -> bytes:
-    with filesystem.open_input_stream(path) as stream:
-        content: bytes = stream.read()
-    return content
 
 
 def _dump(question: dict[str, Any]) -> bytes:

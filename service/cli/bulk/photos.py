@@ -10,6 +10,7 @@ from pathlib import Path
 from pyarrow import fs
 
 from service.errors import StartError
+from service.fields import is_utf8
 from service.images.folders import (
     START_BYTES,
     LeftOut,
@@ -35,18 +36,11 @@ class PhotoStore:
         path = posixpath.join(self.folder, name)
         if isinstance(self.filesystem, fs.LocalFileSystem):
             return read_photo(path, max_bytes + 1)
-        with self.filesystem.open_input_stream(path) as stream:
-            content: bytes = stream.read(max_bytes + 1)
-            return content
+        return read_file(self.filesystem, path, max_bytes + 1)
 
 
 def open_photos(location: str, exclude: Sequence[str] = ()) -> tuple[PhotoStore, list[str], int]:
-    """Returns the store, unique names (sorted for a folder), and the number of things left out.
-
-    `location` is a path, or a URL of any scheme of pyarrow. A folder is searched recursively,
-    without hidden files and names that match a pattern of `exclude`. A text file has one name a
-    line, relative to the file, and takes no patterns.
-    """
+    """Returns the store, unique names of a folder or list, and the number of things left out."""
     filesystem, path = open_filesystem(location)
     left_out = LeftOut()
     try:
@@ -85,6 +79,13 @@ def open_filesystem(location: str) -> tuple[fs.FileSystem, str]:
         raise StartError(f"{location}: file system not available: {error}") from error
 
 
+def read_file(filesystem: fs.FileSystem, path: str, max_bytes: int | None = None) -> bytes:
+    """Returns at most `max_bytes` of a file; raises OSError."""
+    with filesystem.open_input_stream(path) as stream:
+        content: bytes = stream.read(max_bytes)
+    return content
+
+
 def _search_folder(store: PhotoStore, exclude: Sequence[str]) -> tuple[list[str], LeftOut]:
     if isinstance(store.filesystem, fs.LocalFileSystem):
         return list_photos(store.folder, exclude)
@@ -95,18 +96,8 @@ def _search_folder(store: PhotoStore, exclude: Sequence[str]) -> tuple[list[str]
 
 
 def _read_list(filesystem: fs.FileSystem, path: str) -> list[str]:
-    with filesystem.open_input_stream(path) as stream:
-        content: bytes = stream.read()
+    content = read_file(filesystem, path)
     lines = content.decode("utf-8-sig", "surrogateescape").split("\n")
     if b"\0" in content or not any(map(is_utf8, lines)):
         raise StartError(f"{path} is neither a folder nor a list of names in UTF-8")
     return list(dict.fromkeys(filter(None, (line.strip() for line in lines))))
-
-
-def is_utf8(name: str) -> bool:
-    """Returns whether a file's name can be written into results: its bytes may be of any kind."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -37,11 +37,7 @@ _BLOCKS_PER_WORKER = 8
 
 
 def run_bulk_on_ray(job: BulkJob, workers: int, report: Report) -> Totals:
-    """Tags all photos that are not done yet, on the cluster of `RAY_ADDRESS` or a new local one.
-
-    `workers` limits the processes; 0 means as many as the cluster's CPUs allow, of which each takes
-    `intra_op_threads`, 1 by default. After an error the next run continues.
-    """
+    """Tags photos at `RAY_ADDRESS`, or locally, in at most `workers` processes; 0: all CPUs."""
     store, names, left_out = open_photos(job.photos, job.exclude)
     totals = Totals(left_out=left_out)
     job = replace(job, settings=_divide_settings(job.settings))
@@ -57,7 +53,6 @@ def run_bulk_on_ray(job: BulkJob, workers: int, report: Report) -> Totals:
 def _tag_on_ray(
     names: list[str], workers: int, arguments: tuple[BulkJob, PhotoStore, PartFolder]
 ) -> Iterator[Totals]:
-    """Yields the totals of each part."""
     size, settings = arguments[0].part_size, arguments[0].settings
     chunks = [{"names": names[i : i + size]} for i in range(0, len(names), size)]
     logging.getLogger("ray.data").setLevel(logging.ERROR)

@@ -13,9 +13,10 @@ from typing import Any
 
 from service.cli.bulk.again import open_earlier, prepare_again
 from service.cli.bulk.parts import CATEGORIES, ENCODER, PartFolder, Record, make_record, open_parts
-from service.cli.bulk.photos import PhotoStore, is_utf8, open_photos
+from service.cli.bulk.photos import PhotoStore, open_photos
 from service.cli.photos import run_pipeline
 from service.errors import ImageError, OutOfMemory
+from service.fields import is_utf8
 from service.labels.label_set import LabelSet
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.selection import Selection
@@ -114,11 +115,7 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
 def begin_run(
     job: BulkJob, parts: PartFolder, names: Sequence[str], totals: Totals, report: Report
 ) -> tuple[list[str], Callable[[Totals], None]]:
-    """Returns the photos to do, and a function that adds a part to `totals` and reports them.
-
-    Names that are not UTF-8 count as unread, as results cannot have them. With `retry_failed`, the
-    rows of failed photos are removed first.
-    """
+    """Returns the photos to do, and a function that adds a part to `totals` and reports them."""
     unread = [name for name in names if not is_utf8(name)]
     for name in unread:
         shown = os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -110,10 +110,7 @@ def write_infer_answer(
     selection: Selection,
     predictions: Sequence[Prediction],
 ) -> Response:
-    """Returns the response: JSON, followed by the bytes of binary outputs.
-
-    Each of the predictions must have every label of the selection.
-    """
+    """Returns JSON, then bytes of binary outputs; predictions must have all labels selected."""
     names = [part.labels.names[position] for part in selection.parts for position in part.chosen]
     columns = {name: column for column, name in enumerate(names)}
     scores = np.zeros((len(predictions), len(names)), np.float32)

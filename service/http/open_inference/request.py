@@ -1,7 +1,4 @@
-"""An inference request of `/v2`: JSON, then the bytes of the tensors if they are binary.
-
-It has one input: `image` (BYTES, files of photos) or `pixels` (UINT8).
-"""
+"""An inference request of `/v2`: JSON, then bytes of tensors; one input, `image` or `pixels`."""
 
 import math
 import struct
@@ -14,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from service.bundle.card import InputContract
 from service.errors import InvalidTensors, quote
-from service.fields import validate
+from service.fields import is_utf8, validate
 from service.http.requests.json import MAX_PARTS, parse_json
 from service.http.requests.uploads import decode_base64
 from service.images.decode import DecodedImage, PixelArray
@@ -46,10 +43,8 @@ _SAMPLES = _Samples((str(sample), sample) for sample in range(256))
 
 
 def _check_unicode(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # a lone surrogate, which no answer could encode
-        raise ValueError("not Unicode") from error
+    if not is_utf8(text):  # no answer could encode it
+        raise ValueError("not Unicode")
     return text
 
 
@@ -123,10 +118,7 @@ class InferBody(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class InferRequest:
-    """A request that has been read; `photos` are files or pixels.
-
-    `timeout_seconds` is the client's limit, infinite without one.
-    """
+    """A request that was read; `photos` are files or pixels, the timeout may be infinite."""
 
     id: str | None
     timeout_seconds: float
@@ -138,10 +130,7 @@ class InferRequest:
 def parse_infer_request(
     body: bytes, header_length: str | None, contract: InputContract, max_photos: int
 ) -> InferRequest:
-    """Reads a request; raises RequestError if it is malformed or does not fit the model.
-
-    `header_length` is the header with the length of the JSON; without it all of the body is JSON.
-    """
+    """Reads a request; its JSON has `header_length` bytes, else all. Raises RequestError."""
     head, raw = _split(body, header_length)
     nested = max_photos * contract.height * (contract.width + 1)  # the lists of `pixels`
     numbers = max_photos * contract.height * contract.width * 3

@@ -65,7 +65,7 @@ async def find_model(host: Host, name: ModelName) -> Pipeline:
     pipeline = host.pipeline
     known = [pipeline.bundle.card.name, *filter(None, [host.settings.model_alias])]
     if name not in known:
-        raise errors.UnknownModel("Model", name, known)
+        raise errors.UnknownModel("Model", name, " or ".join(known))
     return pipeline
 
 
@@ -76,7 +76,7 @@ async def check_version(pipeline: Model, version: Annotated[str, Path(max_length
     """Raises `UnknownModel` if the path has another version."""
     known = pipeline.bundle.card.version
     if version != known:
-        raise errors.UnknownModel("Version", version, [known])
+        raise errors.UnknownModel("Version", version, known)
 
 
 async def model(pipeline: Model, name: ModelName) -> ModelAnswer:

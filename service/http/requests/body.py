@@ -34,10 +34,7 @@ def read_media_type(content_type: str) -> str:
 
 
 class BodyBudget:
-    """Memory left for request bodies and long answers, shared by one event loop.
-
-    `max_body_bytes` limits one body; this stops a thousand clients that each stay below it.
-    """
+    """Memory left for bodies and long answers; `max_body_bytes` limits each of a thousand."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = self.free_bytes = limit_bytes
@@ -76,11 +73,7 @@ class Reservation:
 
 
 class BudgetMiddleware:
-    """Gives each request a reservation, `request.state.reservation`, until its answer is sent.
-
-    The bytes of a long answer are reserved too, until the socket has taken them. If other requests
-    have the memory, the answer is that of `refuse`.
-    """
+    """Reserves memory for each request, and for a long answer until it is sent; or `refuse`s."""
 
     def __init__(
         self, app: ASGIApp, budget: BodyBudget, refuse: Callable[[Request, QueueFull], ASGIApp]
@@ -129,11 +122,7 @@ def _measure(headers: Iterable[tuple[bytes, bytes]]) -> int:
 
 
 class Body:
-    """The chunks of a request's body, none of them empty.
-
-    Both the constructor and the iteration raise RequestError. The iteration also raises QueueFull
-    if other requests fill the memory, and ClientDisconnect.
-    """
+    """The chunks of a body, none empty; raises RequestError, QueueFull or ClientDisconnect."""
 
     def __init__(self, request: Request, settings: Settings) -> None:
         """Checks the headers; reads nothing."""

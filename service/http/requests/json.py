@@ -1,7 +1,4 @@
-"""JSON bodies: objects of bounded size, without repeated members, NaN or infinities.
-
-`pydantic_core.from_json` accepts repeated members and blocks all other threads while it runs.
-"""
+"""JSON bodies; `pydantic_core.from_json` takes repeated members and blocks all threads."""
 
 import asyncio
 import json
@@ -27,7 +24,7 @@ async def read_json_object(request: Request, settings: Settings) -> dict[str, An
     """Reads the body of a label set; raises the errors of `Body` and `parse_json`."""
     body = Body(request, settings)
     if read_media_type(request.headers.get("content-type", "")) != JSON:
-        raise UnsupportedMediaType((JSON,))
+        raise UnsupportedMediaType(JSON)
     # A label may be an object of three members, one of them a text or a list of numbers.
     max_parts = MAX_PARTS + 6 * settings.max_labels_per_set
     max_numbers = MAX_EMBEDDING_VALUES * settings.max_labels_per_set

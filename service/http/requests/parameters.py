@@ -1,11 +1,8 @@
-"""Reads a `Question` from the query string and the fields of the body.
-
-Both take the same parameters, checked alike; a parameter in both must have the same value.
-"""
+"""Reads a `Question` from query string and body; a parameter in both must be the same."""
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
@@ -14,7 +11,7 @@ from fastapi import Depends
 from starlette.requests import Request
 
 from service.errors import InvalidParameters, InvalidValue, RepeatedField, describe_unknown
-from service.fields import validate
+from service.fields import is_utf8, validate
 from service.labels.definition import check_candidates
 from service.pipeline.host import PipelineHost
 from service.question import Question
@@ -78,7 +75,9 @@ def read_texts(given: Mapping[str, list[str]], place: str) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     for name, texts in given.items():
-        _check_utf8(name, texts, place)
+        if not is_utf8("".join([name, *texts])):
+            shown = name.encode(errors="replace").decode()
+            raise InvalidParameters([InvalidValue(place, shown, "Text should be UTF-8")])
         sent = [text for text in texts if text]
         if name in LIST_PARAMETERS:
             if sent:
@@ -100,23 +99,11 @@ def _separate(text: str) -> list[str]:
     return [name for part in text.split(",") if (name := part.strip())] or [""]
 
 
-def _check_utf8(name: str, texts: Iterable[str], place: str) -> None:
-    try:
-        "".join([name, *texts]).encode()
-    except UnicodeEncodeError as error:
-        shown = name.encode(errors="replace").decode()
-        raise InvalidParameters([InvalidValue(place, shown, "Text should be UTF-8")]) from error
-
-
 _read_cached = lru_cache(maxsize=256)(_read_query_string)
 
 
 async def add_fields(query: Question, fields: dict[str, Any], max_candidates: int) -> Question:
-    """Adds the parameters of a body, not yet checked, to those of the query string.
-
-    Raises InvalidLabelSet for too many candidate labels, and RequestError for an invalid field or
-    one that differs from the query string.
-    """
+    """Adds parameters of a body, not yet checked; raises InvalidLabelSet or RequestError."""
     if not fields:
         return query
     candidates = fields.get("candidate_labels")

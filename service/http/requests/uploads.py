@@ -34,11 +34,7 @@ DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class UploadShape:
-    """The body that a route takes: images, and other fields.
-
-    A batch has several images, in `images`. Other routes take one, in `image`, as the whole body,
-    or by its `url` in JSON. A batch with the field `texts` may have no image.
-    """
+    """The body of a route: `images` of a batch, one `image` or a `url`; with `texts` maybe none."""
 
     max_images: int = 1
     batch: bool = False
@@ -52,10 +48,7 @@ class UploadShape:
 
 @dataclass(frozen=True)
 class Upload:
-    """The content of a body: images, or the `url` of the only one, and fields not yet checked.
-
-    `decode_base64` decodes images one by one, so that invalid base64 fails one of a batch only.
-    """
+    """Images of a body, base64 not yet decoded, or the `url` of one; and unchecked fields."""
 
     images: Sequence[bytes | str]
     fields: dict[str, Any] = field(default_factory=dict)
@@ -63,10 +56,7 @@ class Upload:
 
 
 def decode_base64(image: bytes | str) -> bytes:
-    """Returns the bytes of an image; raises MalformedBody for a text that is not base64.
-
-    The base64 may have line breaks, and `data:image/png;base64,` or the like before it.
-    """
+    """Returns an image's bytes; raises MalformedBody. Line breaks and `data:` are allowed."""
     if isinstance(image, bytes):
         return image
     prefix = DATA_URL.match(image)
@@ -97,9 +87,8 @@ async def read_upload(request: Request, shape: UploadShape, settings: Settings) 
     length = request.headers.get("content-length", "0")
     if not media_type and length == "0" and "transfer-encoding" not in request.headers:
         raise errors.MissingField(shape.image_field)
-    raise errors.UnsupportedMediaType(
-        (MULTIPART, JSON) if shape.batch else (MULTIPART, RAW_IMAGE, JSON)
-    )
+    supported = (MULTIPART, JSON) if shape.batch else (MULTIPART, RAW_IMAGE, JSON)
+    raise errors.UnsupportedMediaType(", ".join(supported))
 
 
 async def read_form(chunks: AsyncIterator[bytes], content_type: str, shape: UploadShape) -> Upload:
@@ -113,17 +102,14 @@ async def read_examples(request: Request, settings: Settings) -> tuple[list[byte
     """Reads a form with 1 to 200 photos in `positive` and `negative`; raises as `read_form`."""
     content_type = request.headers.get("content-type", "")
     if read_media_type(content_type) != MULTIPART:
-        raise errors.UnsupportedMediaType((MULTIPART,))
+        raise errors.UnsupportedMediaType(MULTIPART)
     form = _Form(("positive", "negative"), (), MAX_EXAMPLES)
     await form.read(Body(request, settings), content_type)
     return form.images["positive"], form.images["negative"]
 
 
 class _Form:
-    """Collects the parts of a form, and counts its images for the rate limit.
-
-    A part's name decides, not its filename: some clients send images without, or texts with one.
-    """
+    """The parts of a form by name: some clients send images without filename, or texts with one."""
 
     def __init__(
         self, image_fields: Sequence[str], text_fields: Collection[str], max_images: int

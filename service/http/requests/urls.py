@@ -50,10 +50,7 @@ class Fetcher:
         network: httpcore.AsyncNetworkBackend | None = None,
         resolve: Resolve | None = None,
     ) -> None:
-        """At most `queue_size` fetches run at once. A timeout includes redirects.
-
-        `resolve` returns the IP addresses of a host and port; None asks the system.
-        """
+        """`resolve` returns the IP addresses of a host and port; None asks the system."""
         self._max_bytes = settings.max_body_bytes
         self._timeout_seconds = settings.url_timeout_seconds
         self._free = settings.queue_size
@@ -64,13 +61,7 @@ class Fetcher:
         )
 
     async def fetch(self, url: str, reserved: Reservation) -> bytes:
-        """Returns the bytes of a URL, counted in `reserved` too.
-
-        Raises:
-            UrlError: the URL is not https or not public, or returns no image, or not in time.
-            BodyTooLarge: it has too many bytes.
-            QueueFull: too many fetches run, or other requests fill the memory.
-        """
+        """Returns the bytes of a URL, counted in `reserved`; UrlError, BodyTooLarge, QueueFull."""
         if self._free == 0:
             raise QueueFull("too many fetches")
         self._free -= 1
@@ -118,8 +109,6 @@ class Fetcher:
 
 
 class _PublicNetwork(httpcore.AsyncNetworkBackend):
-    """Opens connections to public addresses only."""
-
     def __init__(self, network: httpcore.AsyncNetworkBackend, resolve: Resolve) -> None:
         self._network = network
         self._resolve = resolve
@@ -163,12 +152,12 @@ def is_public(address: str) -> bool:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    return all(_is_public(one) for one in _unwrap(found))
-
-
-def _is_public(address: Address) -> bool:
-    in_use = isinstance(address, ipaddress.IPv4Address) or address in _PUBLIC_IPV6
-    return in_use and address.is_global and not address.is_multicast
+    return all(
+        (isinstance(each, ipaddress.IPv4Address) or each in _PUBLIC_IPV6)
+        and each.is_global
+        and not each.is_multicast
+        for each in _unwrap(found)
+    )
 
 
 def _unwrap(address: Address) -> list[Address]:
@@ -185,11 +174,7 @@ def _unwrap(address: Address) -> list[Address]:
 
 
 def _make_resolver(max_lookups: int) -> Resolve:
-    """Returns the system's look-up of names, in threads of its own.
-
-    A name server that does not answer blocks a thread beyond the timeout; in the default pool these
-    would use up the threads that parse bodies and write answers.
-    """
+    """Returns the system's look-up, in threads of its own: a dead name server blocks them."""
     threads = ThreadPoolExecutor(max_lookups, thread_name_prefix="resolver")
 
     async def resolve(host: str, port: int) -> list[str]:

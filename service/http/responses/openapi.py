@@ -62,10 +62,7 @@ class DocumentedApp(FastAPI):
 
 
 def document_problems(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses` for errors, an example for each.
-
-    A class without a code, such as `ImageError`, is all of those below it.
-    """
+    """Returns FastAPI's `responses`, with examples; `ImageError` is all errors below it."""
     return {
         status: {
             "description": "; ".join(f"`{error.code}`: {error.title}" for error in group),
@@ -156,15 +153,9 @@ def document_conditions(**meanings: str) -> dict[str, Any]:
 
 
 def document_json(
-    model: type[BaseModel],
-    *,
-    optional: str | None = None,
-    example: Mapping[str, Any] | None = None,
+    model: type[BaseModel], *, optional: str | None = None, example: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Returns FastAPI's `openapi_extra` with a JSON body that FastAPI does not read.
-
-    `optional` is a field whose value is in the path. Without an example `/docs` invents one.
-    """
+    """Returns FastAPI's `openapi_extra` with a JSON body; the field `optional` is in the path."""
     schema = model.model_json_schema()
     if optional is not None:
         schema["required"].remove(optional)

@@ -142,7 +142,6 @@ async def _answer_any(request: Request, error: Exception) -> JSONResponse:
 
 
 def _translate(status: int) -> ServiceError:
-    """Returns the error for a status of the framework."""
     if status == HTTPStatus.NOT_FOUND:
         return RouteNotFound()
     if status == HTTPStatus.METHOD_NOT_ALLOWED:

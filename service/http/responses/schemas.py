@@ -1,6 +1,6 @@
 """The shape of every successful answer, as pydantic models.
 
-Models of predictions only document what `prediction_json.py` writes.
+Models of predictions only document what `routes/predict.py` writes.
 """
 
 import operator
@@ -266,8 +266,7 @@ class EmbeddingSpaceAnswer(_Answer):
         description="Text to encode; {} is the label's name.", examples=["a photo of a {}"]
     )
     descriptions: int = Field(
-        description="Most texts of a label, whose embeddings follow each other.",
-        examples=[1],
+        description="Most texts of a label, whose embeddings follow each other.", examples=[1]
     )
     fingerprint: str = Field(
         description="Identifies the space; embeddings of another space do not fit."

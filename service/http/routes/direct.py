@@ -1,7 +1,4 @@
-"""Predictions bypass FastAPI, whose layers cost more than all other Python of a prediction.
-
-FastAPI documents their routes, and answers 405.
-"""
+"""Predictions bypass FastAPI, whose layers cost more than all other Python of a prediction."""
 
 from collections.abc import Iterable
 
@@ -16,11 +13,7 @@ from service.pipeline.host import PipelineHost
 
 
 class DirectRouter:
-    """ASGI middleware: sends predictions to their POST `routes`, whose paths have no parameters.
-
-    Their guards, dependencies that take a request and return nothing, come before the endpoint.
-    While the queue is full, predictions are refused with 429 before their bodies are read.
-    """
+    """Calls guards and endpoints of POST `routes`; a full queue refuses before reading bodies."""
 
     def __init__(self, app: ASGIApp, host: PipelineHost, routes: Iterable[APIRoute]) -> None:
         self._app = app

@@ -170,7 +170,7 @@ async def embed_for_openai(request: Request, host: Host) -> Response:
     asked = validate(OpenAIRequest, await read_json_object(request, host.settings), "body")
     name = pipeline.bundle.card.name
     if asked.model not in (None, name):
-        raise errors.UnknownModel("Model", str(asked.model), [name])
+        raise errors.UnknownModel("Model", asked.model, name)
     is_image = [DATA_URL.match(each) is not None for each in asked.input]
     images = [*compress(asked.input, is_image)]
     if len(images) > limit:
@@ -195,7 +195,6 @@ async def embed_for_openai(request: Request, host: Host) -> Response:
 async def _embed(
     pipeline: Pipeline, images: Sequence[bytes | str], texts: Sequence[str]
 ) -> tuple[list[_Found], list[_Found]]:
-    """Returns the embedding of each image, or why it cannot be used, and of each text."""
     encoders, deadline = pipeline.catalogue.encoders, pipeline.make_deadline()
     rows: list[_Found] = []
     if texts:

@@ -20,12 +20,7 @@ from service.http.responses.examples import (
     PhotoScore,
     answer_lesson,
 )
-from service.http.responses.openapi import (
-    TAG,
-    document_examples,
-    document_problems,
-    document_write,
-)
+from service.http.responses.openapi import TAG, document_examples, document_problems, document_write
 from service.http.responses.schemas import ImageFailure, LabelSetAnswer, NameAndVersion
 from service.http.routes.labels import (
     NAME_PROBLEMS,
@@ -106,10 +101,7 @@ async def add_examples(
     summary="Forget the examples of a label",
     response_model=LabelSetAnswer,
     dependencies=WRITING,
-    responses={
-        HTTPStatus.OK.value: TAG,
-        **document_problems(*_CHANGE_PROBLEMS, errors.NoExamples),
-    },
+    responses={HTTPStatus.OK.value: TAG, **document_problems(*_CHANGE_PROBLEMS, errors.NoExamples)},
     openapi_extra=ON_CHANGING,
 )
 async def delete_examples(request: Request, host: Host, name: Name, label: Label) -> Response:

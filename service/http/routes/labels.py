@@ -72,8 +72,7 @@ _IF_MATCH = (
     "exist, the answer is 412."
 )
 _ON_REPLACING = document_conditions(
-    if_match=_IF_MATCH,
-    if_none_match="`*`: write only if there is no set of this name, else 412.",
+    if_match=_IF_MATCH, if_none_match="`*`: write only if there is no set of this name, else 412."
 )
 ON_CHANGING = document_conditions(if_match=_IF_MATCH)
 
@@ -232,7 +231,6 @@ async def delete_label_set(request: Request, host: Host, name: Name) -> None:
 
 
 async def _register(request: Request, host: PipelineHost, name: str | None = None) -> Response:
-    """Registers the set of the body, or replaces the one with the `name` of the path."""
     pipeline, version = host.pipeline, None
     body = await read_json_object(request, host.settings)
     definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set, name)

@@ -5,7 +5,7 @@ Below a root path a `<base>` names it, because proxies show the page at `/tags` 
 """
 
 import html
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 import fastapi_offline
@@ -89,13 +89,10 @@ async def _show(page: str, scope: Scope) -> Response:
     if not scope["root_path"]:
         return await _PAGE_FILES.get_response(page, scope)
     base = f'<base href="{html.escape(scope["root_path"])}/">'
-    content = _read_page(page).replace("<head>", f"<head>\n  {base}", 1)
+    content = (
+        _read_file(str(PAGE_FOLDER / page), 0).decode().replace("<head>", f"<head>\n  {base}", 1)
+    )
     return HTMLResponse(content, headers=_HEADERS)
-
-
-@cache
-def _read_page(name: str) -> str:
-    return (PAGE_FOLDER / name).read_text(encoding="utf-8")
 
 
 # Files of both pages are sent under every host name, so that the page can show what is refused.

@@ -61,11 +61,7 @@ class Sites:
         self._suffixes = (".localhost", *(host[1:] for host in hosts if host.startswith("*")))
 
     def check(self, scope: Scope) -> None:
-        """Raises `HostNotAllowed` or `CrossSite` for requests of such pages.
-
-        Requests without `Origin` and `Sec-Fetch-*` pass: no browser sent them, or it was a GET over
-        plain http.
-        """
+        """Raises `HostNotAllowed` or `CrossSite`; without `Origin` and `Sec-Fetch-*`, nothing."""
         # Not `any(...)`, whose generator takes twice as long.
         for header in scope["headers"]:
             if header[0].startswith(_BROWSER_HEADERS) and tuple(header) != _NODE_HEADER:
@@ -126,10 +122,7 @@ def _read_hosts(setting: str | None) -> list[str]:
 
 
 def read_origins(setting: str | None) -> dict[str, Any] | None:
-    """Returns the arguments of Starlette's CORSMiddleware; None without origins.
-
-    The setting is `https://a.example,https://b.example:8443`, or `*` for all.
-    """
+    """Returns CORSMiddleware's arguments for `https://a.example,...` or `*`; None without any."""
     origins = [origin.strip() for origin in (setting or "").split(",") if origin.strip()]
     for origin in origins:
         scheme, _, host = origin.partition("://")

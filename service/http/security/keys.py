@@ -1,7 +1,4 @@
-"""API keys: which client may predict, and which may change label sets.
-
-Routes depend on `PREDICT`, `ADMINISTRATE` or `PUBLIC`; only health depends on none.
-"""
+"""API keys: routes depend on `PREDICT`, `ADMINISTRATE` or `PUBLIC`; only health on none."""
 
 import hashlib
 import hmac
@@ -42,10 +39,7 @@ class KeyRing:
         return bool(self._predict)
 
     def check_administrate(self, key: str | None) -> bool:
-        """Raises `Forbidden` or `Unauthorized` unless `key` may change label sets.
-
-        Returns False if no key is needed.
-        """
+        """Raises `Forbidden` or `Unauthorized`; returns False if changing sets needs no key."""
         if not (self.is_empty or _contains(self._administrate, key)):
             raise Forbidden if _contains(self._predict, key) else Unauthorized(sent=bool(key))
         return not self.is_empty
@@ -62,10 +56,7 @@ class KeyRing:
 
 
 class Guard:
-    """A dependency: checks the key, or where none is needed the browser's host name.
-
-    Sets `request.state.caller` for the rate limit.
-    """
+    """A dependency that checks the key, else the host name; sets `request.state.caller`."""
 
     def __init__(self, check: Callable[[KeyRing, str | None], bool]) -> None:
         self._check = check

@@ -34,7 +34,13 @@ class TrustedProxies(ProxyHeadersMiddleware):
         if scope["type"] == "http":
             # Before the address of the proxy is replaced by the client's.
             prefix = self._read_prefix(scope) or self._root_path
-            _enter(scope, prefix or scope.get("root_path", "").rstrip("/"))
+            root_path = prefix or scope.get("root_path", "").rstrip("/")
+            path = scope["path"]
+            if path == root_path:
+                path = f"{root_path}/"
+            elif not path.startswith(f"{root_path}/"):
+                path = root_path + path
+            scope["root_path"], scope["path"] = root_path, path
         await super().__call__(scope, receive, send)  # type: ignore[arg-type]
 
     def _read_prefix(self, scope: Scope) -> str:
@@ -62,12 +68,3 @@ def read_root_path(setting: str | None) -> str:
             f"'-'; it is {quote(prefix)}"
         )
     return prefix
-
-
-def _enter(scope: Scope, root_path: str) -> None:
-    path = scope["path"]
-    if path == root_path:
-        path = f"{root_path}/"
-    elif not path.startswith(f"{root_path}/"):
-        path = root_path + path
-    scope["root_path"], scope["path"] = root_path, path

@@ -31,19 +31,14 @@ logger = logging.getLogger(__name__)
 
 
 class Access:
-    """ASGI middleware that every request passes through once.
-
-    Unexpected exceptions become a 500 and a logged traceback; requests that are cut off when the
-    time to drain is over, a 503.
-    """
+    """The outermost middleware: unexpected exceptions become a 500, requests cut off a 503."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, host: PipelineHost) -> None:
         self._app = app
         self._metrics = metrics
         self._host = host
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

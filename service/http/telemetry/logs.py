@@ -1,7 +1,4 @@
-"""Logs: one line on stderr for each event, as text or as a JSON object.
-
-The data of an event are fields (`extra={"status": 200}`), not parts of its message.
-"""
+"""Logs: one line on stderr an event, text or JSON; its data are fields (`extra={...}`)."""
 
 import asyncio
 import json
@@ -81,10 +78,7 @@ def make_formatter(log_format: LogFormat) -> logging.Formatter:
 
 
 class EventCounter(Generic[KeyT]):
-    """Counts frequent events of one event loop, and has them logged together once a second.
-
-    A line for each refusal would cost as much as the refusal.
-    """
+    """Counts frequent events, such as refusals, and logs them together once a second."""
 
     def __init__(self, log: Callable[[Counter[KeyT]], None]) -> None:
         self._log = log

@@ -1,8 +1,4 @@
-"""Prometheus metrics, and their exposition; `docs/metrics.md` lists their names.
-
-Counting takes a few microseconds a request; gauges are sampled, which costs requests nothing. With
-`PROMETHEUS_MULTIPROC_DIR` set, any worker process answers for all that share this folder.
-"""
+"""Prometheus metrics of this process, or of all that share `PROMETHEUS_MULTIPROC_DIR`."""
 
 import asyncio
 import logging
@@ -26,7 +22,6 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from service.errors import StartError
-from service.labels.catalogue import Catalogue
 from service.pipeline.host import PipelineHost
 from service.stages import Stage
 
@@ -48,10 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class Metrics:
-    """The metrics of one app; an `Observer` of its pipeline.
-
-    Of several processes, queues are summed, and the worst state counts (`multiprocess_mode`).
-    """
+    """The metrics of an app; of several processes, queues are summed, the worst state counts."""
 
     def __init__(self) -> None:
         folder = os.environ.get(_FOLDER_VARIABLE)
@@ -128,9 +120,7 @@ class Metrics:
         self._model_info.labels(
             card.name, card.version, engine.device, engine.provider, engine.precision
         ).set(1)
-        self._sample_labels(pipeline.catalogue)
-
-    def _sample_labels(self, catalogue: Catalogue) -> None:
+        catalogue = pipeline.catalogue
         sets, labels = Tally[str](), Tally[str]()
         for label_set in catalogue.list_sets():
             sets[label_set.origin] += 1

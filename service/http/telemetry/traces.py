@@ -1,7 +1,4 @@
-"""Traces: OpenTelemetry spans of the stages, within the request's span that FastAPI makes.
-
-Imported only if traces are on.
-"""
+"""OpenTelemetry spans of the stages, within FastAPI's of the request; imported if traces are on."""
 
 import logging
 import time
@@ -78,8 +75,7 @@ class TraceResponses:
         self._app = app
         self._traces = traces
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         span = trace.get_current_span()
         if scope["type"] != "http" or not span.get_span_context().is_valid:
             await self._app(scope, receive, send)

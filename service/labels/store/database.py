@@ -1,7 +1,4 @@
-"""The database of the label store: a SQLite file by its path, PostgreSQL by its URL.
-
-A SQLite file may be deleted, or replaced by a backup, while the service runs.
-"""
+"""The label store's database: a SQLite file, which may be replaced meanwhile, or PostgreSQL."""
 
 import os
 import socket
@@ -15,14 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
-from service.errors import (
-    StartError,
-    StoreError,
-    StoreFull,
-    StoreIncompatible,
-    StoreReadOnly,
-    StoreUnavailable,
-)
+from service import errors
 from service.settings import expand_home
 
 MEMORY = "memory"
@@ -46,10 +36,7 @@ class Database:
 
     @contextmanager
     def connect(self, *, writing: bool = False) -> Iterator[sa.Connection]:
-        """Yields a connection; with `writing`, in a transaction that is committed at the end.
-
-        Raises `StoreUnavailable`, `StoreFull` or `StoreReadOnly` in place of SQLAlchemy's errors.
-        """
+        """Yields a connection, with `writing` in a transaction that it commits; or `StoreError`."""
         if self._identify_file() != self._file:
             self._engine.dispose()  # writes to a file that was replaced would be lost
         engine = self._engine.execution_options(**{_WRITING: writing})
@@ -71,7 +58,9 @@ class Database:
             query = "SHOW transaction_read_only"
             is_writable = connection.exec_driver_sql(query).scalar_one() == "off"
         if not is_writable:
-            raise StoreReadOnly(f"label_store {format_address(self._engine.url)}: it is read-only")
+            raise errors.StoreReadOnly(
+                f"label_store {format_address(self._engine.url)}: it is read-only"
+            )
 
     def break_connection(self) -> None:
         """Breaks the connection to PostgreSQL, so that a call in another thread raises.
@@ -127,11 +116,11 @@ def open_database(location: str | None, *, timeout_seconds: float = 2.0) -> Data
     try:
         url = make_url(location)
     except (sa.exc.ArgumentError, ValueError) as error:
-        raise StartError("label_store must be a path or a URL") from error
+        raise errors.StartError("label_store must be a path or a URL") from error
     if url.drivername == "sqlite":
         return Database(_open_sqlite(url.database or ":memory:", timeout_seconds))
     if url.drivername not in ("postgres", "postgresql", _POSTGRES):
-        raise StartError("label_store: the URL must begin with sqlite: or postgresql:")
+        raise errors.StartError("label_store: the URL must begin with sqlite: or postgresql:")
     return Database(_open_postgres(url.set(drivername=_POSTGRES), timeout_seconds))
 
 
@@ -167,7 +156,7 @@ def _open_postgres(url: sa.URL, timeout_seconds: float) -> sa.Engine:
             },
         )
     except ImportError as error:
-        raise StartError(
+        raise errors.StartError(
             "label_store: PostgreSQL needs a driver: pip install -e '.[postgres]' in the checkout"
         ) from error
 
@@ -179,11 +168,11 @@ def _make_place(location: str) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = error.strerror or "it cannot be made"
-        raise StartError(f"label_store: no folder for {path}: {reason}") from error
+        raise errors.StartError(f"label_store: no folder for {path}: {reason}") from error
     if path.is_dir():
-        raise StartError(f"label_store must be a file; {path} is a folder")
+        raise errors.StartError(f"label_store must be a file; {path} is a folder")
     if not path.exists() and not os.access(path.parent, os.W_OK):
-        raise StartError(f"label_store: no file {path}, and its folder cannot be written")
+        raise errors.StartError(f"label_store: no file {path}, and its folder cannot be written")
     return str(path)
 
 
@@ -243,7 +232,7 @@ def _set_wal(connection: sqlite3.Connection, timeout_seconds: float) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if not _is_sqlite(error, sqlite3.SQLITE_BUSY) or time.monotonic() >= deadline:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
                 raise
         time.sleep(_WAL_RETRY_SECONDS)
 
@@ -268,26 +257,19 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
 
 
-def _translate(error: sa.exc.SQLAlchemyError, address: str) -> StoreError:
+def _translate(error: sa.exc.SQLAlchemyError, address: str) -> errors.StoreError:
     # SQLAlchemy's own errors have no origin, for example a timeout of its pool.
     origin = error.orig if isinstance(error, sa.exc.DBAPIError) else None
-    if _is_sqlite(origin, sqlite3.SQLITE_NOTADB):
-        return StoreIncompatible(f"label_store {address}: the file is not a SQLite database")
-    reason = str(origin or error).strip().partition("\n")[0]
-    if _is_sqlite(origin, sqlite3.SQLITE_CANTOPEN):  # SQLite opens its log too, but names no file
+    state, code = getattr(origin, "sqlstate", None), getattr(origin, "sqlite_errorcode", 0)
+    basic_code = code & 0xFF  # the upper bits are details
+    if basic_code == sqlite3.SQLITE_NOTADB:
+        return errors.StoreIncompatible(f"label_store {address}: the file is not a SQLite database")
+    line, *_ = str(origin or error).strip().split("\n")
+    reason = f"label_store {address}: {line}"
+    if basic_code == sqlite3.SQLITE_CANTOPEN:  # SQLite opens its log too, but names no file
         reason += ": let the service read the file and write into its folder"
-    if (
-        getattr(origin, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY
-        or getattr(origin, "sqlstate", None) == _POSTGRES_READ_ONLY
-    ):
-        return StoreReadOnly(f"label_store {address}: {reason}")
-    is_full = (
-        _is_sqlite(origin, sqlite3.SQLITE_FULL)
-        or getattr(origin, "sqlstate", None) == _POSTGRES_DISK_FULL
-    )
-    return (StoreFull if is_full else StoreUnavailable)(f"label_store {address}: {reason}")
-
-
-def _is_sqlite(error: BaseException | None, code: int) -> bool:
-    # The upper bits are details.
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF == code
+    if code == sqlite3.SQLITE_READONLY or state == _POSTGRES_READ_ONLY:
+        return errors.StoreReadOnly(reason)
+    if basic_code == sqlite3.SQLITE_FULL or state == _POSTGRES_DISK_FULL:
+        return errors.StoreFull(reason)
+    return errors.StoreUnavailable(reason)

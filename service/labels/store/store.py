@@ -15,19 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import sqlalchemy as sa
 
+from service import errors
 from service.bundle.card import Calibration
 from service.engine.heads import Embeddings
-from service.errors import (
-    InvalidLabelSet,
-    LabelSetChanged,
-    LabelSetExists,
-    LabelSetNotFound,
-    NoExamples,
-    StoreIncompatible,
-    StoreReadOnly,
-    StoreUnavailable,
-    TooManyLabelSets,
-)
 from service.labels.definition import Definition, check_size
 from service.labels.examples import Example, Lesson, make_lesson, read_lesson
 from service.labels.store.database import Database, format_address
@@ -110,10 +100,9 @@ class StoreEntry(NamedTuple):
 
 
 class WriteResult(NamedTuple):
-    """The set's version; above `previous`, the store's last revision, if this call wrote it."""
+    """The set's version, and whether this call made a set of a new name."""
 
     version: int
-    previous: int
     created: bool = False
 
 
@@ -151,7 +140,7 @@ class LabelStore:
     """
 
     def __init__(self, database: Database, space: str, limits: Limits) -> None:
-        self._database = database
+        self.database = database
         self._space = space
         self._limits = limits
         self._prepared = False
@@ -184,20 +173,14 @@ class LabelStore:
             return {row.name: row.space for row in connection.execute(query)}
 
     def read(self, name: str, space: str | None = None) -> StoreEntry | None:
-        """Returns a set, of another space if given, or None.
-
-        Raises `InvalidLabelSet` if its row is damaged.
-        """
+        """Returns a set, of another space if given, or None; `InvalidLabelSet` if damaged."""
         with self._connect() as connection:
             return self._read(connection, name, space)
 
     def read_lessons(
         self, name: str, encoder: str, after: int | None = None
     ) -> tuple[LessonRow, ...]:
-        """Returns what labels of a set have learnt, of all encoders.
-
-        Only lessons of `encoder` are read, and those of versions above `after`.
-        """
+        """Returns a set's lessons; reads those of `encoder` and versions above `after` only."""
         wanted = _LESSONS.c.encoder == encoder
         if after is not None:
             wanted &= _LESSONS.c.version > after
@@ -212,14 +195,14 @@ class LabelStore:
     def check_room(self, name: str, count: int) -> None:
         """Checks, as `write` does, that a set of `count` labels can be written."""
         with self._connect() as connection:
-            self._database.check_writable(connection)
+            self.database.check_writable(connection)
             self._demand_lessons()
             self._check_limits(connection, name, count)
 
     def check(self, definition: Definition, *, replace: bool, if_version: int | None) -> int | None:
         """Runs the checks of `write`; returns the version if the same set is there already."""
         with self._connect() as connection:
-            self._database.check_writable(connection)
+            self.database.check_writable(connection)
             found = self._find(connection, definition.name)
             version = _find_same(definition, found, replace, if_version)
             if version is None:
@@ -234,32 +217,25 @@ class LabelStore:
         replace: bool,
         if_version: int | None = None,
     ) -> WriteResult:
-        """Writes a set durably, unless the same set is there already.
+        """Writes a set with embeddings [L, E] durably, unless the same set is there already.
 
-        Labels that stay in the set keep their lessons; lessons of the definition replace all of
-        the same encoder.
-
-        Args:
-            definition: the set.
-            embeddings: of all labels, float32 [L, E].
-            replace: without it, another set of the name raises `LabelSetExists`.
-            if_version: a version, `ABSENT` or `PRESENT`; another one raises `LabelSetChanged`.
-
-        Raises `InvalidLabelSet` or `TooManyLabelSets` over the limits.
+        Labels that stay keep their lessons; lessons of the definition replace all of the same
+        encoder. `if_version` is a version, `ABSENT` or `PRESENT`. Raises `LabelSetChanged`,
+        `LabelSetExists` without `replace`, `InvalidLabelSet` or `TooManyLabelSets`.
         """
         with self._connect(writing=True) as connection:
-            previous = self._lock(connection)
+            version = self._begin_write(connection)
             found = self._find(connection, definition.name)
             if (same := _find_same(definition, found, replace, if_version)) is not None:
-                return WriteResult(same, previous)
-            self._put(connection, definition, embeddings, previous + 1)
+                return WriteResult(same)
+            self._put(connection, definition, embeddings, version)
             if definition.lessons:
                 self._demand_lessons()
                 where = (definition.encoder or "", definition.name)
                 connection.execute(sa.delete(_LESSONS).where(_match_lessons(*where)))
                 for label, lesson in definition.lessons.items():
-                    _put_lesson(connection, (*where, label), previous + 1, lesson)
-            return WriteResult(previous + 1, previous, created=found is None)
+                    _put_lesson(connection, (*where, label), version, lesson)
+            return WriteResult(version, created=found is None)
 
     def learn(  # noqa: PLR0913 - names and options are keywords
         self,
@@ -275,15 +251,12 @@ class LabelStore:
     ) -> LearnResult:
         """Adds examples to a label durably; with `replace`, instead of those that it has.
 
-        A missing label is appended, and a missing set is made, with the `embedding`, float32
-        [1, E], or without texts.
-
-        Raises `LabelSetChanged` if the label is missing in a set of texts and has no `embedding`,
-        and the errors of `write` and `Lesson.add`.
+        A missing label or set is made, with the `embedding` [1, E] or without texts. Raises
+        `LabelSetChanged` if a set of texts lacks both, and as `write` and `Lesson.add`.
         """
         key, width = (encoder, name, label), len((*positive, *negative)[0].embedding)
         with self._connect(writing=True) as connection:
-            version = self._lock(connection) + 1
+            version = self._begin_write(connection)
             check_version(name, self._find(connection, name), if_version)
             query = sa.select(_SETS.c.labels).where(self._match(name))
             labels, entry = connection.execute(query).scalar_one_or_none(), None
@@ -302,64 +275,48 @@ class LabelStore:
             return LearnResult(added, labels is None, entry)
 
     def forget(self, name: str, label: str, if_version: int | None = None) -> None:
-        """Deletes the examples of a label durably, those of all encoders.
-
-        Raises `NoExamples`, `LabelSetNotFound` or `LabelSetChanged`.
-        """
+        """Deletes a label's examples of all encoders; raises as `delete`, or `NoExamples`."""
         with self._connect(writing=True) as connection:
             self._demand_lessons()
-            version = self._lock(connection) + 1
-            found = self._find(connection, name)
-            check_version(name, found, if_version)
-            if found is None:
-                raise LabelSetNotFound(name)
+            version = self._begin_change(connection, name, if_version)
             chosen = sa.and_(_match_lessons(None, name, label), _HAS_LESSON)
             change = sa.update(_LESSONS).where(chosen).values(version=version, lesson=b"")
             if not connection.execute(change).rowcount:
-                raise NoExamples(label, name)
+                raise errors.NoExamples(label, name)
             connection.execute(sa.update(_STATE).values(revision=version))
 
-    def delete(self, name: str, if_version: int | None = None) -> WriteResult:
+    def delete(self, name: str, if_version: int | None = None) -> None:
         """Deletes a set durably, in all spaces: else the next bundle would encode it again.
 
         Raises `LabelSetNotFound` or `LabelSetChanged`.
         """
         with self._connect(writing=True) as connection:
-            previous = self._lock(connection)
-            found = self._find(connection, name)
-            check_version(name, found, if_version)
-            if found is None:
-                raise LabelSetNotFound(name)
+            version = self._begin_change(connection, name, if_version)
             connection.execute(sa.delete(_SETS).where(_SETS.c.name == name))
             if self._has_lessons:
                 connection.execute(sa.delete(_LESSONS).where(_match_lessons(None, name)))
-            connection.execute(sa.update(_STATE).values(revision=previous + 1))
-            return WriteResult(previous + 1, previous)
-
-    def break_connection(self) -> None:
-        """Makes a call in another thread that waits for a server raise `StoreUnavailable`."""
-        self._database.break_connection()
+            connection.execute(sa.update(_STATE).values(revision=version))
 
     def close(self) -> None:
         """Closes the connections."""
-        self._database.close()
+        self.database.close()
 
     @contextmanager
     def _connect(self, *, writing: bool = False) -> Iterator[sa.Connection]:
         try:
             if not (self._prepared and self._has_lessons):  # another process may make the table
-                with self._database.connect(writing=True) as connection:
-                    self._has_lessons = _make_tables(connection, self._database)
+                with self.database.connect(writing=True) as connection:
+                    self._has_lessons = _make_tables(connection, self.database)
                 self._prepared = True
-            with self._database.connect(writing=writing) as connection:
+            with self.database.connect(writing=writing) as connection:
                 yield connection
-        except StoreUnavailable:
+        except errors.StoreUnavailable:
             self._prepared = False  # it may come back as another, empty database
             raise
 
     def _demand_lessons(self) -> None:
         if not self._has_lessons:
-            raise StoreReadOnly(
+            raise errors.StoreReadOnly(
                 f"label_store: there is no table {_LESSONS.name}: start the service once with a "
                 "user of the database that may create tables"
             )
@@ -369,7 +326,7 @@ class LabelStore:
 
     def _read_state(self, connection: sa.Connection) -> StoreState:
         revision: int = connection.execute(sa.select(_STATE.c.revision)).scalar_one()
-        return StoreState(revision, self._database.connections)
+        return StoreState(revision, self.database.connections)
 
     def _find(self, connection: sa.Connection, name: str) -> SetVersion | None:
         query = sa.select(self._version, _SETS.c.digest).where(self._match(name))
@@ -412,11 +369,18 @@ class LabelStore:
         connection.execute(sa.insert(_SETS).values(space=self._space, version=version, **row))
         connection.execute(sa.update(_STATE).values(revision=version))
 
-    def _lock(self, connection: sa.Connection) -> int:
+    def _begin_write(self, connection: sa.Connection) -> int:
         # One writer at a time, so that revisions are committed in order.
-        query = sa.select(_STATE.c.revision).with_for_update()
-        revision: int = connection.execute(query).scalar_one()
-        return revision
+        query = sa.select(_STATE.c.revision + 1).with_for_update()
+        version: int = connection.execute(query).scalar_one()
+        return version
+
+    def _begin_change(self, connection: sa.Connection, name: str, if_version: int | None) -> int:
+        version, found = self._begin_write(connection), self._find(connection, name)
+        check_version(name, found, if_version)
+        if found is None:
+            raise errors.LabelSetNotFound(name)
+        return version
 
     def _check_limits(self, connection: sa.Connection, name: str, count: int) -> None:
         limits = self._limits
@@ -432,14 +396,14 @@ class LabelStore:
         query = sa.select(sa.func.count(), total).select_from(others)
         sets, labels = connection.execute(query).one()
         if sets + 1 > limits.sets or labels + count > limits.labels:
-            raise TooManyLabelSets(sets=limits.sets, labels=limits.labels)
+            raise errors.TooManyLabelSets(limits.sets, limits.labels)
 
 
 def check_version(name: str, found: SetVersion | None, if_version: int | None) -> None:
     """Raises `LabelSetChanged` unless `found` is in the version `if_version`; None allows any."""
     allowed = (None, ABSENT) if found is None else (None, PRESENT, found.version)
     if if_version not in allowed:
-        raise LabelSetChanged(name, None if found is None else str(found.version))
+        raise errors.LabelSetChanged(name, None if found is None else str(found.version))
 
 
 def _find_same(
@@ -451,7 +415,7 @@ def _find_same(
     if found.digest == definition.digest and not definition.lessons:
         return found.version
     if not replace:
-        raise LabelSetExists(definition.name)
+        raise errors.LabelSetExists(definition.name)
     return None
 
 
@@ -465,14 +429,13 @@ def _read_names(labels: str | None) -> frozenset[str]:
 def _append(
     entry: StoreEntry | None, name: str, label: str, embedding: Embeddings | None, version: int
 ) -> StoreEntry:
-    """Returns a set with one label more, or a new one."""
     if entry is None:
         row = np.zeros((1, 0), np.float32) if embedding is None else embedding
         return StoreEntry(Definition(name, (label,), (None,), (None,)), row, version)
     old, row = entry.definition, entry.embeddings[:1]
     if row.shape[1]:
         if embedding is None:  # the label was deleted meanwhile
-            raise LabelSetChanged(name, str(entry.version))
+            raise errors.LabelSetChanged(name, str(entry.version))
         row = embedding
     definition = replace_fields(
         old,
@@ -504,7 +467,7 @@ def _make_tables(connection: sa.Connection, database: Database) -> bool:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
         query = sa.select(sa.func.has_schema_privilege(sa.func.current_schema(), "CREATE"))
         may_create = connection.execute(query).scalar_one()
-    with suppress(StoreReadOnly):
+    with suppress(errors.StoreReadOnly):
         database.check_writable(connection)
         if may_create:
             _LESSONS.create(connection, checkfirst=True)
@@ -514,7 +477,7 @@ def _make_tables(connection: sa.Connection, database: Database) -> bool:
         first = {"id": 1, "schema_version": SCHEMA_VERSION, "revision": 0}
         connection.execute(sa.insert(_STATE).values(**first))
     elif version != SCHEMA_VERSION:
-        raise StoreIncompatible(
+        raise errors.StoreIncompatible(
             f"label_store {format_address(connection.engine.url)}: schema version {version}, this "
             f"service has {SCHEMA_VERSION}"
         )
@@ -556,7 +519,7 @@ def _decode_row(row: sa.Row[Any]) -> StoreEntry:
             **columns,
         )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise InvalidLabelSet(_DAMAGED) from error
+        raise errors.InvalidLabelSet(_DAMAGED) from error
     if definition.digest != row.digest:
-        raise InvalidLabelSet(_DAMAGED)
+        raise errors.InvalidLabelSet(_DAMAGED)
     return StoreEntry(definition, embeddings, row.latest)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from service.bundle.card import InputContract
-from service.images import pad
 from service.images.decode import PixelArray, decode_image, resize_image
 from tests.support.photos import CAMERA_TURNS, encode_picture, make_exif, make_picture
 
@@ -64,7 +63,7 @@ def test_pixels_are_those_of_the_whole_square(
 def test_large_photo_is_reduced_and_lies_where_the_full_one_does(
     size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pad, "_MAX_SIDE", max(size) // 2)
+    monkeypatch.setattr("service.images.decode._MAX_PADDED_SIDE", max(size) // 2)
     picture = make_picture(2, *size)
     found = decode(encode_picture(picture)).astype(int)
     assert np.abs(found - pad_by_pillow(picture)).mean() < 2

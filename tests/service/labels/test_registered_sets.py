@@ -212,7 +212,7 @@ async def test_restored_store_is_followed_if_its_revision_is_the_same(
     await wait_for(store, lambda: polled.by_name["pets"].names == ("horse",))
     assert polled.revision == revision
     assert polled.by_name["pets"].version == known["pets"].version
-    assert polled.by_name["cars"] is known["cars"]
+    assert polled.by_name["cars"].queries is known["cars"].queries
 
 
 async def test_set_of_the_same_version_with_other_labels_is_not_the_current_one(
@@ -284,6 +284,20 @@ async def test_deleted_set_stays_deleted_until_another_replica_writes_it_again(
     assert put(old, "pets", "dog", width=3) == 4, "a version that no client has seen"
     async with start(FlakyStore(str(path))) as sets:
         assert sets.by_name["pets"].names == ("dog",)
+
+
+async def test_write_before_the_start_loads_and_encodes_no_other_set(
+    store: FlakyStore, encoders: LabelEncoders, other: FlakyStore, old: FlakyStore
+) -> None:
+    put(old, "pets", "cat")
+    put(other, "cars", "van")
+    sets = RegisteredSets(store, SetMaker(encoders, PHOTOS), 60.0, [])
+    added, created = await sets.register(define("zoo", "panda"))
+    assert (added.names, created, {*sets.by_name}) == (("panda",), True, {"zoo"})
+    await sets.delete("zoo")
+    assert not sets.by_name
+    assert {*other.read_versions()[1]} == {"cars"}
+    await sets.stop()
 
 
 async def test_set_that_cannot_be_encoded_again_is_logged_and_costs_only_itself(
@@ -461,6 +475,21 @@ async def test_set_over_the_limits_is_refused_before_it_is_encoded(
     monkeypatch.delattr(LabelEncoders, "embed")
     with pytest.raises(failure):
         await sets.register(define("pets", *labels))
+
+
+async def test_set_that_another_client_replaces_at_once_has_the_version_that_was_written(
+    sets: RegisteredSets, other: FlakyStore
+) -> None:
+    refresh = sets.refresh
+
+    async def refresh_later(written: str | None = None) -> None:
+        put(other, "pets", "dog")
+        await refresh(written)
+
+    sets.refresh = refresh_later  # type: ignore[method-assign]
+    labels, created = await sets.register(define("pets", "cat"))
+    assert (labels.names, created) == (("cat",), True)
+    assert int(labels.version) < int(sets.by_name["pets"].version)
 
 
 async def test_thresholds_are_set_for_the_named_labels_of_the_required_version(
@@ -680,12 +709,13 @@ async def test_version_is_the_stores_if_another_process_wrote_after_a_label_was_
     async with start(FlakyStore(str(path))) as other:
         await learn(sets, "cat")
         prepared = await sets.prepare_label("pets", "dog")
-        refresh, sets.refresh = sets.refresh, lambda: refresh_later()  # type: ignore[method-assign]
+        refresh = sets.refresh
 
-        async def refresh_later() -> None:
+        async def refresh_later(written: str | None = None) -> None:
             await learn(other, "cat", seed=1)
-            await refresh()
+            await refresh(written)
 
+        sets.refresh = refresh_later  # type: ignore[method-assign]
         learnt = await sets.learn("pets", "dog", prepared, make_examples(2), ())
         assert learnt.labels.version == other.by_name["pets"].version
 

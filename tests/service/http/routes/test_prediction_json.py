@@ -7,8 +7,8 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
-from service.http.responses.prediction_json import write_batch
 from service.http.responses.schemas import BatchAnswer, PredictAnswer
+from service.http.routes.predict import write_batch
 from service.pipeline.pipeline import Pipeline
 from service.question import Question
 from tests.support.serving import PHOTO, send_image, send_images
