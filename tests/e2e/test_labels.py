@@ -110,22 +110,3 @@ def test_two_processes_on_one_store_converge(open_bundle: Bundle, postgres: Post
         assert here.delete("/labels/mine").status_code == 204
         wait_until(lambda: there.get("/labels/mine").status_code == 404)
         assert there.delete("/labels/demanded").status_code == 204
-
-
-def test_database_outage_costs_no_prediction_and_no_restart(
-    open_bundle: Bundle, postgres: Postgres
-) -> None:
-    with start(open_bundle, postgres.url) as server, server.open_client() as client:
-        assert register(client, "mine", ["cat"]).status_code == 201
-        postgres.stop()
-        try:
-            assert register(client, "more", ["dog"]).status_code == 503
-            assert set(scores(predict(client, label_set="mine"))) == {"cat"}
-            assert client.get("/readyz").status_code == 200
-            server.wait_for_line("the label store is unavailable")
-        finally:
-            postgres.start()
-        server.wait_for_line("the label store is back")
-        assert register(client, "more", ["dog"]).status_code == 201
-        for name in ("mine", "more"):
-            assert client.delete(f"/labels/{name}").status_code == 204

@@ -1,11 +1,9 @@
 """The server as a user starts it, without torch, timm and onnx."""
 
-import json
 import os
 import signal
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx2 as httpx
 import pytest
@@ -40,16 +38,6 @@ def scores(response: httpx.Response) -> dict[str, float]:
 def test_photo_gets_labels_without_torch_timm_and_onnx(client: httpx.Client) -> None:
     assert len(scores(send_image(client, make_photo()))) == 5
     assert client.get("/info").json()["runtime"]["device"] == "cpu"
-
-
-def test_concurrent_clients_each_get_their_own_answer(client: httpx.Client) -> None:
-    photos = [make_photo(seed) for seed in range(8)]
-    alone = [scores(send_image(client, photo)) for photo in photos]
-    assert len({json.dumps(answer) for answer in alone}) == len(photos)
-    with ThreadPoolExecutor(8) as clients:
-        together = list(clients.map(lambda i: scores(send_image(client, photos[i % 8])), range(64)))
-    for i, answer in enumerate(together):
-        assert answer == pytest.approx(alone[i % 8], abs=1e-5)
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")

@@ -65,18 +65,6 @@ def assert_all_are_served_by_all(replicas: Replicas, names: list[str]) -> None:
             assert predict(client, names[-1]) == 200
 
 
-def test_label_registered_through_one_replica_is_served_by_all(replicas: Replicas) -> None:
-    for index in range(COUNT):
-        with replicas.open_client(index) as client:
-            made = client.post("/labels", json={"name": f"from{index}", "labels": ["x"]})
-        assert made.status_code == 201
-        for other in range(COUNT):
-            with replicas.open_client(other) as client:
-                is_served = partial(lambda c, name: predict(c, name) == 200, client, f"from{index}")
-                wait_until(is_served, CONVERGED_SECONDS)
-    delete_all(replicas)
-
-
 @pytest.mark.parametrize("killed", [True, False])
 def test_lost_replica_loses_no_acknowledged_label_and_no_request(
     replicas: Replicas, killed: bool

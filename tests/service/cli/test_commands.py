@@ -107,12 +107,3 @@ def test_every_command_shows_an_example(run: Run) -> None:
         code, out, _ = run(*command.split(), "--help")
         assert code == 0
         assert out.count(f"ml-decoder {command} ") >= 2, "one in the usage, one to copy"
-
-
-def test_shell_completion_completes_commands(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
-    assert "_ML_DECODER_COMPLETE" in run("--show-completion", "bash")[1]
-    monkeypatch.setenv("_ML_DECODER_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "ml-decoder pre")
-    monkeypatch.setenv("COMP_CWORD", "1")
-    assert run()[1].split() == ["predict"]

@@ -17,7 +17,6 @@ from service.errors import (
     InvalidLabelSet,
     LabelSetNotFound,
     LabelSetReadOnly,
-    NoBackground,
     NoOpenHead,
     ScoresCompete,
     StartError,
@@ -191,16 +190,6 @@ async def test_candidates_with_other_names_have_another_version(catalogue: Catal
             await catalogue.pin(Question(candidate_labels=names))
 
 
-async def test_change_replaces_the_set_and_raises_the_revision(catalogue: Catalogue) -> None:
-    await register(catalogue, define("pets", "cat", "dog"))
-    changed = await catalogue.writable("pets").calibrate("pets", {"dog": 0.25})
-    assert catalogue.find("pets") is catalogue.list_sets()[-1] is changed
-    assert catalogue.store_revision == int(changed.version)
-    assert changed.thresholds[changed.calibrated].tolist() == [0.25]
-    await catalogue.writable("pets").delete("pets", int(changed.version))
-    assert list(list_origins(catalogue)) == ["trained", "everyday"]
-
-
 async def test_stopped_catalogue_has_closed_store_and_encoders(open_bundle: Bundle) -> None:
     async with run(make(open_bundle, EVERYDAY)) as catalogue:
         pass
@@ -269,16 +258,6 @@ async def test_model_without_open_head_serves_its_trained_labels(tiny_bundle: Bu
         await catalogue.refresh()
 
 
-async def test_fixed_set_is_encoded_as_it_was_defined(open_bundle: Bundle) -> None:
-    tuned = Definition("pets", ("cat",), (None,), (0.25,))
-    async with run(make(open_bundle, FixedSet(tuned, "1.0", "folder"))) as catalogue:
-        labels = catalogue.find("pets")
-        assert (labels.version, labels.origin, labels.thresholds) == ("1.0", "folder", [0.25])
-        assert labels.queries is not None
-        assert catalogue.encoders is not None
-        assert labels.queries.shape == catalogue.encoders.make_blank(1).queries.shape
-
-
 WIDE = np.ones((1, 99), np.float32)
 
 
@@ -341,25 +320,6 @@ async def test_unusable_store_refuses_registrations_or_stops_the_start_if_it_was
 
 
 PHOTOS = make_photos()
-
-
-async def test_labels_are_taught_in_sets_of_the_store_of_a_model_with_a_background(
-    open_bundle: Bundle, tiny_bundle: Bundle
-) -> None:
-    async with run(make(open_bundle, EVERYDAY)) as catalogue:
-        with pytest.raises(NoBackground):
-            catalogue.teachable("pets")
-    async with run(make(open_bundle, EVERYDAY, photos=PHOTOS)) as catalogue:
-        assert catalogue.teachable("pets") is catalogue.writable("pets")
-        assert catalogue.background is PHOTOS.background
-        with pytest.raises(LabelSetReadOnly):
-            catalogue.teachable("everyday")
-    closed = SetMaker(None, PHOTOS)
-    async with run(make(tiny_bundle, photos=PHOTOS)) as catalogue:
-        assert closed.encoders is catalogue.encoders
-        assert catalogue.teachable("pets") is catalogue.writable("pets")
-        with pytest.raises(NoOpenHead):
-            await register(catalogue, PETS)
 
 
 async def test_uncalibrated_softmax_teaches_no_labels_until_the_set_is_calibrated(

@@ -53,14 +53,6 @@ def test_trained_labels_keep_their_thresholds() -> None:
     assert labels.read_only
 
 
-def test_own_embeddings_marks_labels_that_came_with_one() -> None:
-    definition = replace(DEFINITION, given=(0, 2), embeddings=np.ones((2, 4), np.float32))
-    labels = open_set(definition)
-    assert labels.own_embeddings.tolist() == [True, False, True]
-    assert not open_set().own_embeddings.any()
-    assert make_trained_set([Label(name="a")], PLAIN_HEAD).own_embeddings.tolist() == [False]
-
-
 @pytest.mark.parametrize("origin", ["store", "folder", "request"])
 def test_queries_and_keys_are_writable_only_if_used_once(origin: Origin) -> None:
     labels = screened_set(origin=origin)

@@ -155,17 +155,6 @@ def test_grid_has_all_tokens_but_those_before_the_patches() -> None:
     assert find_grid(1, 448, 448) == (1, 1)
 
 
-def test_engine_returns_memory_of_explained_rows_only(engine: Engine) -> None:
-    images = random_images(2, 3)
-    plain = engine.run(images, [[None, OPEN.queries]] * 3)
-    mixed = engine.run(images, [[None, OPEN.queries]] * 3, explained=[1])
-    assert [len(each.memories) for each in mixed] == [0, 2, 0]
-    for before, after in zip(plain, mixed, strict=True):
-        for wanted, found in zip(before.logits, after.logits, strict=True):
-            np.testing.assert_array_equal(found, wanted)
-    assert {memory.shape for memory in mixed[1].memories} == {(TOKENS, QUERY_WIDTH)}
-
-
 def test_inference_fails_on_memory_of_another_width(explainer: Explainer) -> None:
     selection = select_labels((TRAINED,), Question(top_k=1, explain="overlay"))
     labels = score_labels([np.zeros(len(NAMES), np.float32)], selection)

@@ -25,7 +25,6 @@ from service.errors import (
     QueueFull,
     UnknownLabel,
 )
-from service.images.decode import decode_image
 from service.pipeline import pipeline as pipeline_module
 from service.pipeline import worker as worker_module
 from service.pipeline.explanation import Explainer
@@ -103,30 +102,6 @@ async def test_prediction_has_size_labels_and_times_and_observers_get_its_stages
         await predict(pipeline, photos[0][: len(photos[0]) // 2])
     assert sum(recorder.batches) == 6
     assert recorder.predictions == [stages] * 6
-
-
-async def test_pixels_get_the_labels_of_their_photo_without_decoding(pipeline: Pipeline) -> None:
-    recorder = Recorder()
-    pipeline.observers.append(recorder)
-    image = decode_image(make_photo(3), pipeline.bundle.card.input, 10**6)
-    prediction = await pipeline.predict(image, await pipeline.select(ALL))
-    expected = await predict_scores(pipeline, 3)
-    assert get_scores(prediction) == pytest.approx(expected, abs=TOLERANCE)
-    assert recorder.predictions[0] == ["queue", "encode", "head"]
-    assert prediction.timings.decode_ms == 0
-
-
-async def test_embedded_photo_has_the_embedding_of_its_prediction(pipeline: Pipeline) -> None:
-    for value in (None, True, "base64"):
-        with pytest.raises(InvalidImage):
-            await pipeline.embed(b"junk", (), pipeline.make_deadline())
-        heads = (None,) if value else ()
-        found = await pipeline.embed(make_photo(3), heads, pipeline.make_deadline())
-        wanted = await predict(pipeline, make_photo(3), Question(embedding=value))
-        assert (wanted.embedding is None, wanted.packed) == (value is None, value == "base64")
-        assert len(found.logits) == len(heads)
-        if wanted.embedding is not None:
-            np.testing.assert_allclose(found.embedding, wanted.embedding, atol=TOLERANCE)  # type: ignore[arg-type]
 
 
 async def test_scores_do_not_depend_on_concurrent_requests(pipeline: Pipeline) -> None:

@@ -11,7 +11,7 @@ import pytest
 from service.bundle.card import BackgroundPhotos
 from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft
-from service.errors import BundleError, EmptyImage, InvalidImage
+from service.errors import BundleError
 from service.labels.background import MIN_PHOTOS
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.teaching import Taught, embed_photo, teach_label
@@ -71,29 +71,6 @@ async def test_taught_label_is_found_with_the_scores_that_teaching_answers(
         assert found.labels[0].score == pytest.approx(score, abs=1e-5)
         embedding = await embed_photo(pipeline, photo, pipeline.make_deadline())
         np.testing.assert_allclose(embedding, found.embedding, atol=1e-5)  # type: ignore[arg-type]
-
-
-async def test_one_unusable_photo_of_several_is_named_and_nothing_is_kept(
-    pipeline: Pipeline,
-) -> None:
-    for bad, error in ((b"junk", InvalidImage), (b"", EmptyImage)):
-        for positive, negative, start in (
-            ([*PHOTOS[:3], bad, *PHOTOS[4:9]], PHOTOS[10:], "Photo 4 of 9 `positive` photos"),
-            (PHOTOS[:3], [bad], "Photo 1 of 1 `negative` photos"),
-        ):
-            with pytest.raises(error) as caught:
-                await teach_label(pipeline, "mine", "mug", positive, negative)
-            assert str(caught.value.detail).startswith(start)
-            assert pipeline.catalogue.get("mine") is None
-    assert (await teach(pipeline, *PHOTOS[:3])).added == 5
-
-
-async def test_labels_that_are_taught_at_the_same_time_lose_nothing(pipeline: Pipeline) -> None:
-    works = [teach(pipeline, *PHOTOS[i : i + 2]) for i in range(0, 8, 2)]
-    taught = await asyncio.gather(*works, teach(pipeline, PHOTOS[8], label="cup"))
-    lessons = pipeline.catalogue.find("mine").lessons
-    assert lessons.keys() == {"mug", "cup"}
-    assert sum(each.count for each in lessons.values()) == sum(each.added for each in taught)
 
 
 async def test_draining_waits_until_an_admitted_request_has_learnt(bundle: Bundle) -> None:
