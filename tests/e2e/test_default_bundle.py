@@ -76,11 +76,6 @@ def test_candidate_labels_are_found_in_matching_photos(client: httpx.Client) -> 
         assert ask(client, photo, candidate_labels=[*shown.values()], top_k=1) == [label], name
 
 
-def test_everyday_set_is_loaded(client: httpx.Client) -> None:
-    photo = ROOT / "docs" / "photos" / "chelsea.jpg"
-    assert ask(client, photo, label_set="everyday", top_k=1) == ["cat"]
-
-
 def test_card_has_the_accuracy_of_both_precisions(client: httpx.Client) -> None:
     info = client.get("/info").json()
     accuracy = {metric["precision"]: metric["value"] for metric in info["metrics"]}

@@ -13,9 +13,8 @@ import pytest
 
 from service.bundle.reader import Bundle
 from tests.scale.replicas import Load, Replicas
-from tests.support.photos import make_photo
 from tests.support.postgres import Postgres
-from tests.support.serving import assert_problem
+from tests.support.serving import assert_problem, send_image
 from tests.support.threads import wait_until
 
 FULL = os.environ.get("SCALE_TEST") == "full"
@@ -37,13 +36,11 @@ def replicas(
 
 
 def ask(client: httpx.Client, label_set: str, **parameters: str) -> httpx.Response:
-    photo = {"image": make_photo()}
-    return client.post("/predict", files=photo, params={"label_set": label_set, **parameters})
+    return send_image(client, params={"label_set": label_set, **parameters})
 
 
 def predict(client: httpx.Client, label_set: str) -> int:
-    status: int = ask(client, label_set).status_code
-    return status
+    return ask(client, label_set).status_code
 
 
 def stored_names(client: httpx.Client) -> set[str]:

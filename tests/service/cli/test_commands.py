@@ -32,7 +32,6 @@ def test_info_shows_default_precision_and_calibration(
     run: Run, tmp_path: Path, tiny_bundle: Bundle
 ) -> None:
     head = tiny_bundle.card.trained_head
-    assert head is not None
     bins = (ReliabilityBin(scores=9, mean_score=0.05, share_right=0.1),)
     calibration = make_calibration(2.0, 0.5).model_copy(update={"bins": bins})
     changes = {

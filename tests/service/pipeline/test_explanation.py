@@ -137,7 +137,6 @@ def test_map_of_a_learnt_label_has_the_tokens_parts_of_its_score(
         selection = select_labels([labels], ALL)
         assert drawing.covers(selection)
         (found,) = engine.run(images, [selection.heads], explained=[0], embedded=[0])
-        assert found.tokens is not None
         scored = score_labels(found.logits, selection, found.embedding)
         made = drawing.explain_labels(scored, selection, found.memories, (48, 32), found.tokens)
         maps = {x.label: e.map for x, e in zip(scored, made, strict=True)}

@@ -29,17 +29,12 @@ def test_open_bundle_has_engine_and_encoders_that_open_at_the_same_time(
         monkeypatch.setattr(module, name, partial(meet_and_open, getattr(module, name)))
     graphs = open_graphs(make_settings(open_bundle))
     encoders = graphs.encoders
-    assert encoders is not None
     assert encoders.encodes_text
     contract = graphs.bundle.card.input
     black = np.zeros((1, contract.height, contract.width, 3), np.uint8)
     queries = encoders.make_blank(2).queries
     (found,) = graphs.engine.run(black, [[None, queries]])
     assert [len(logits) for logits in found.logits] == [len(open_bundle.labels), 2]
-
-
-def test_bundle_without_open_head_has_no_encoders(tiny_bundle: Bundle) -> None:
-    assert open_graphs(make_settings(tiny_bundle)).encoders is None
 
 
 @pytest.mark.parametrize(("owner", "name"), [(module, "open_encoders"), (Engine, "warm_up")])

@@ -204,7 +204,6 @@ def test_learnt_label_adds_its_score_to_the_calibrated_logit(
     labels = replace(labels, calibration=calibration)
     logits = np.array([0.5, -0.5, 1.0], np.float32)
     values = logits if calibration is None else logits * calibration[0] + calibration[1]
-    assert labels.learnt is not None
     values = values + np.insert(labels.learnt.vectors @ EMBEDDING + 0.5, 1, 0.0)
     expected = dict(zip(labels.names, 1 / (1 + np.exp(-values)), strict=True))
     screened = ScreenedLogits(logits[[0, 2]], np.array([0, 2]))
