@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
+import httpx2 as httpx
 import pytest
 from fastapi import FastAPI
 
@@ -14,6 +15,7 @@ from service.errors import BundleError
 from service.http.telemetry import metrics as metrics_module
 from service.http.telemetry.metrics import Metrics
 from service.pipeline.host import PipelineHost
+from tests.support.photos import make_photo
 
 pytestmark = pytest.mark.anyio
 
@@ -58,6 +60,17 @@ async def test_replica_starts_when_its_model_is_open_and_samples_its_gauges(
         await sampled.wait()
         assert metrics.registry.get_sample_value("ml_decoder_ready") == 1
     assert not app.state.host.ready
+
+
+async def test_answer_leaves_the_request_id_to_rays_proxy(build_app: Callable[[], FastAPI]) -> None:
+    app, sent = build_app(), {"X-Request-ID": "mine"}
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://ray") as client:
+            for photo, status in ((make_photo(), 200), (b"junk", 400)):
+                answer = await client.post("/predict", files={"image": photo}, headers=sent)
+                assert (answer.status_code, answer.json()["request_id"]) == (status, "mine")
+                assert "x-request-id" not in answer.headers
 
 
 async def test_replica_does_not_start_if_its_model_cannot_be_opened(

@@ -99,10 +99,3 @@ def test_command_without_arguments_shows_its_help(run: Run) -> None:
         assert (code, err) == (0, "")
         assert "Usage: ml-decoder" in out
     assert "Exit codes" in run()[1]
-
-
-def test_every_command_shows_an_example(run: Run) -> None:
-    for command in ("serve", "predict", "info", "bench", "labels add", "labels calibrate"):
-        code, out, _ = run(*command.split(), "--help")
-        assert code == 0
-        assert out.count(f"ml-decoder {command} ") >= 2, "one in the usage, one to copy"

@@ -297,6 +297,21 @@ async def test_drain_finishes_a_request_that_is_decoding(
         await drain
 
 
+async def test_pipeline_is_failed_when_its_batcher_dies(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_arguments: object, **_options: object) -> None:
+        raise SystemExit
+
+    async with running(tiny_bundle) as pipeline:
+        monkeypatch.setattr(pipeline.engine, "run", die)
+        with pytest.raises(errors.NotReady):
+            await predict(pipeline, make_photo(0))
+        assert pipeline.state == "failed"
+        with pytest.raises(errors.NotReady):
+            await predict(pipeline, make_photo(0))
+
+
 @pytest.mark.parametrize(
     ("device", "deadline_ms", "seconds"),
     [("cuda", 1000, 60), ("cuda", 90_000, 180), ("cpu", 1000, 600), ("openvino", 900_000, 1800)],

@@ -317,6 +317,8 @@ def test_lesson_raises_the_version_of_its_set_and_leaves_its_row(store: LabelSto
     assert read_counts(store) == {"cat": 4}
     newer = store.read_lessons("pets", "e", first + 2)
     assert [(row.label, row.lesson) for row in newer] == [("cat", None)]
+    with pytest.raises(errors.LabelSetChanged):
+        store.forget("pets", "cat", if_version=first)
     store.forget("pets", "cat")
     assert (read_counts(store), find_versions(store)) == ({}, {"pets": first + 3})
 
