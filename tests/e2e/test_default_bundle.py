@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.server_process import ROOT, ServerProcess
 from tests.support.engines import needs_bf16, needs_openvino
-from tests.support.serving import labels_of
+from tests.support.serving import labels_of, send_image
 
 SHARED = ROOT.parent / "shared" / "data" / "photos"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared photos are not here")
@@ -27,8 +27,7 @@ def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
 
 
 def ask(client: httpx.Client, photo: Path, **parameters: Any) -> list[str]:
-    files = {"image": (photo.name, photo.read_bytes(), "image/jpeg")}
-    response = client.post("/predict", files=files, params=parameters)
+    response = send_image(client, photo.read_bytes(), params=parameters)
     return [label for label, _ in labels_of(response)]
 
 

@@ -88,13 +88,10 @@ def test_registered_labels_have_the_scores_of_transformers(case: Case, tmp_path:
 def test_ensemble_of_triton_gives_the_scores_of_transformers(case: Case, tmp_path: Path) -> None:
     expected = case.expect(decode_photos(case.bundle), list(PAIRS["everyday"]))
     write_repository(tmp_path, case.bundle)
-    assert_close(run_triton(tmp_path, case.bundle, "everyday"), expected, STORED_TOLERANCE)
-
-
-def run_triton(repository: Path, bundle: Bundle, label_set: str) -> Scores:
-    scores = run_ensemble(repository, bundle.card.name, decode_photos(bundle))
-    rows = scores[f"scores_{label_set}"].tolist()
-    return [dict(zip(PAIRS[label_set], row, strict=True)) for row in rows]
+    photos = decode_photos(case.bundle)
+    scores = run_ensemble(tmp_path, case.bundle.card.name, photos)["scores_everyday"]
+    found = [dict(zip(PAIRS["everyday"], row, strict=True)) for row in scores.tolist()]
+    assert_close(found, expected, STORED_TOLERANCE)
 
 
 def test_labels_that_compete_are_not_calibrated_alone(case: Case, tmp_path: Path) -> None:
