@@ -15,6 +15,7 @@ from tests.support.tiny_bundle import (
     write_categorised_bundle,
     write_mapped_bundle,
     write_open_bundle,
+    write_teachable_bundle,
     write_tiny_bundle,
 )
 
@@ -48,6 +49,12 @@ def open_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @pytest.fixture(scope="session")
+def teachable_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The same with a background, so that labels learn from photos."""
+    return write_teachable_bundle(tmp_path_factory.mktemp("teachable"))
+
+
+@pytest.fixture(scope="session")
 def categorised_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A tiny bundle whose labels have categories, one of which is answered by its best label."""
     return write_categorised_bundle(tmp_path_factory.mktemp("categories"))
@@ -55,7 +62,7 @@ def categorised_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.fixture(scope="session")
 def mapped_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """The same with maps of both heads' labels."""
+    """The open bundle with maps of both heads' labels."""
     return write_mapped_bundle(tmp_path_factory.mktemp("mapped"))
 
 

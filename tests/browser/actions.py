@@ -1,7 +1,7 @@
 """What tests do on the page, and what they read from it."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,19 @@ def answer(page: Page, pattern: str, status: int, title: str, **more: Any) -> No
     page.route(pattern, handle)
 
 
+def demand_key(page: Page, pattern: str, status: int, title: str, code: str) -> None:
+    """Answers requests of a pattern without the key `sesame` with a problem."""
+    problem = {"status": status, "title": title, "code": code}
+
+    def handle(route: Route) -> None:
+        if route.request.headers.get("authorization") == "Bearer sesame":
+            route.fallback()
+        else:
+            route.fulfill(status=status, json=problem)
+
+    page.route(pattern, handle)
+
+
 def get_box(part: Locator) -> Any:
     """Returns x, y, width and height of a part that is shown."""
     box = part.bounding_box()
@@ -157,3 +170,11 @@ def assert_accessible(visit: Visit, name: str, width: int) -> None:
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
     found = Axe().run(visit.page)
     assert found.violations_count == 0, found.generate_report()
+
+
+def assert_accessible_at(visit: Visit, name: str, schemes: Mapping[int, Any]) -> None:
+    """Checks a page at widths, each in `light` or `dark`."""
+    for width, scheme in schemes.items():
+        visit.page.set_viewport_size({"width": width, "height": 844})
+        visit.page.emulate_media(color_scheme=scheme)
+        assert_accessible(visit, name, width)

@@ -1,16 +1,15 @@
 """The threshold of a label, chosen on the page from photos."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
 from service.calibration import find_threshold
-from tests.browser.actions import ask, assert_accessible, read_labels, register
+from tests.browser.actions import ask, assert_accessible_at, read_labels, register
 from tests.browser.conftest import Visit
-from tests.support.photos import make_photo
+from tests.support.photos import make_photo, write_photos
 from tests.support.tiny_bundle import EMBEDDING_WIDTH
 
 
@@ -19,13 +18,6 @@ def page(visit: Visit) -> Page:
     """The page of a service with the set `herd`."""
     register(visit, "herd", {"name": "yak", "prompt": "a photo of a yak"}, "newt")
     return visit.open()
-
-
-def write_photos(folder: Path) -> list[Path]:
-    paths = [folder / f"{number}.png" for number in range(6)]
-    for number, path in enumerate(paths):
-        path.write_bytes(make_photo(number))
-    return paths
 
 
 def score(visit: Visit, photo: Path, label: str = "yak") -> float:
@@ -42,7 +34,7 @@ def give(page: Page, photos: list[Path], kind: str) -> None:
 
 
 def test_best_threshold_is_found_moved_and_kept(page: Page, visit: Visit, tmp_path: Path) -> None:
-    photos = write_photos(tmp_path)
+    photos = write_photos(tmp_path, 6)
     scores = [score(visit, photo) for photo in photos]
     give(page, photos[:3], "show it")
     give(page, photos[3:], "do not")
@@ -97,7 +89,7 @@ def test_dropped_photo_is_scored_and_a_broken_one_named(page: Page) -> None:
 def test_threshold_of_a_set_that_was_changed_meanwhile_is_not_kept(
     page: Page, visit: Visit, tmp_path: Path
 ) -> None:
-    give(page, write_photos(tmp_path)[:1], "show it")
+    give(page, write_photos(tmp_path, 1), "show it")
     expect(page.get_by_role("button", name="Keep threshold")).to_be_enabled()
     register(visit, "herd", {"name": "yak", "prompt": "a bull"})
     page.get_by_role("button", name="Keep threshold").click()
@@ -112,7 +104,7 @@ def test_kept_threshold_leaves_calibration_and_embeddings(
 ) -> None:
     own = {"name": "newt", "embedding": [0.5] * EMBEDDING_WIDTH}
     register(visit, "herd", "yak", own, calibration={"scale": 0.5, "shift": -0.25})
-    before, photos = read_labels(visit, "/herd"), write_photos(tmp_path)
+    before, photos = read_labels(visit, "/herd"), write_photos(tmp_path, 1)
     scores = [score(visit, photos[0], label) for label in ("yak", "newt")]
     page.reload()
     page.locator("#calibrate-body").wait_for()
@@ -126,12 +118,12 @@ def test_kept_threshold_leaves_calibration_and_embeddings(
 
 
 def test_another_label_starts_without_photos(page: Page, tmp_path: Path) -> None:
-    photos = write_photos(tmp_path)
+    photos = write_photos(tmp_path, 1)
     for restart in (
         lambda: page.locator("#calibrate-label").select_option("newt"),
         lambda: page.get_by_role("button", name="Remove these photos").click(),
     ):
-        give(page, photos[:1], "show it")
+        give(page, photos, "show it")
         expect_counts(page, 1, 0)
         restart()
         expect_counts(page, 0, 0)
@@ -141,13 +133,9 @@ def test_another_label_starts_without_photos(page: Page, tmp_path: Path) -> None
 def test_calibration_fits_its_width_and_passes_axe(
     page: Page, visit: Visit, tmp_path: Path
 ) -> None:
-    photos = write_photos(tmp_path)
+    photos = write_photos(tmp_path, 6)
     give(page, photos[:3], "show it")
     give(page, photos[3:], "do not")
     expect(page.locator("#calibrate-figures")).to_contain_text("of 3 photos")
     expect(page.get_by_role("button", name="Keep threshold")).to_be_enabled()
-    schemes: dict[int, Any] = {320: "dark", 1280: "light"}
-    for width, scheme in schemes.items():
-        page.set_viewport_size({"width": width, "height": 844})
-        page.emulate_media(color_scheme=scheme)
-        assert_accessible(visit, "calibrate", width)
+    assert_accessible_at(visit, "calibrate", {320: "dark", 1280: "light"})

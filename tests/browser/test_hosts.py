@@ -40,18 +40,12 @@ def test_docs_forms_send_a_prediction_with_each_list_value_as_its_own_field(visi
 @pytest.fixture(scope="module")
 def prefixed(open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a service whose nginx removes the path, without a slash at its end."""
-    missing = nginx.find_missing()
-    if missing is not None:
-        pytest.skip(f"nginx: {missing}")
     with ServerProcess(*serve_command(open_bundle, "--label-store", "memory")) as server:
         server.open_client().close()
         port = server.find_address()[1]
         site = nginx.prefix_site(PREFIX, port, strips=True, names_it=True)
-        proxy = nginx.Nginx(tmp_path_factory.mktemp("nginx"), site)
-        try:
+        with nginx.Nginx(tmp_path_factory.mktemp("nginx"), site) as proxy:
             yield f"http://127.0.0.1:{proxy.port}{PREFIX}"
-        finally:
-            proxy.stop()
 
 
 def test_playground_works_below_the_prefix(visit: Visit, prefixed: str) -> None:

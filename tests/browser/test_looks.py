@@ -5,14 +5,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.actions import assert_accessible, choose, make_payload, type_labels
+from tests.browser.actions import assert_accessible_at, choose, make_payload, type_labels
 from tests.browser.conftest import MAP, Visit
-from tests.support.photos import make_photo
+from tests.support.photos import make_photo, write_photos
 
 MOST_STOPS = 100
 
@@ -91,18 +90,14 @@ STATES: list[Callable[[Visit], None]] = [
     *(fill_page, find_nothing, choose_several, choose_broken, wait_for_others),
     *(lack_key, open_key, open_card),
 ]
-WIDTHS: dict[int, Any] = {320: "light", 390: "dark", 768: "light", 1280: "dark"}
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_page_fits_every_width_and_passes_axe(visit: Visit, state: Callable[[Visit], None]) -> None:
-    page = visit.page
-    page.emulate_media(reduced_motion="reduce")
+    visit.page.emulate_media(reduced_motion="reduce")
     state(visit)
-    for width in WIDTHS if state is fill_page else (320, 1280):
-        page.set_viewport_size({"width": width, "height": 844})
-        page.emulate_media(color_scheme=WIDTHS[width])
-        assert_accessible(visit, state.__name__, width)
+    more = {390: "dark", 768: "light"} if state is fill_page else {}
+    assert_accessible_at(visit, state.__name__, {320: "light", **more, 1280: "dark"})
 
 
 def tab_to(page: Page, selector: str) -> None:
@@ -127,9 +122,7 @@ def pick(page: Page, selector: str, *photos: Path) -> None:
 
 
 def test_page_works_with_the_keyboard_alone(visit: Visit, tmp_path: Path) -> None:
-    photos = [tmp_path / f"{i}.png" for i in range(2)]
-    for i, photo in enumerate(photos):
-        photo.write_bytes(make_photo(i))
+    photos = write_photos(tmp_path, 2)
     visit.maps = MAP
     page = visit.open()
 

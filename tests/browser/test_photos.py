@@ -14,6 +14,7 @@ from tests.browser.actions import (
     answer,
     ask,
     choose,
+    demand_key,
     expect_sets,
     find_box,
     make_payload,
@@ -201,7 +202,7 @@ def test_photos_are_taken_from_picker_drop_and_paste(visit: Visit, tmp_path: Pat
         check(4 + i, make_photo(5 + i))
 
 
-def test_text_field_takes_pasted_text_when_a_picture_comes_with_it(visit: Visit) -> None:
+def test_text_field_takes_pasted_text_with_a_picture_and_dragged_text(visit: Visit) -> None:
     page = visit.open()
     words, photos = page.get_by_label("Any words"), page.locator("#thumbs li")
     before = photos.count()
@@ -215,10 +216,6 @@ def test_text_field_takes_pasted_text_when_a_picture_comes_with_it(visit: Visit)
     expect(photos).to_have_count(before)
     page.locator("body").evaluate(paste)
     expect(photos).to_have_count(before + 1)
-
-
-def test_dragged_text_is_ignored(visit: Visit) -> None:
-    words = visit.open().get_by_label("Any words")
     drag = """(words, [event, isFile]) => {
         const data = new DataTransfer();
         if (isFile) data.items.add(new File([], "a.png"));
@@ -251,8 +248,11 @@ def test_broken_photo_shows_an_error_and_no_results_of_the_previous_one(visit: V
     assert rows(page)
 
 
-def test_deleted_photo_shows_an_error(visit: Visit, tmp_path: Path) -> None:
+def test_deleted_photo_and_missing_sample_show_an_error_and_keep_the_photo(
+    visit: Visit, tmp_path: Path
+) -> None:
     page = visit.open()
+    before = rows(page)
     (tmp_path / "own.png").write_bytes(make_photo())
     choose(page, tmp_path / "own.png")
     settle(page, visit, 2)
@@ -263,11 +263,6 @@ def test_deleted_photo_shows_an_error(visit: Visit, tmp_path: Path) -> None:
     )
     page.get_by_role("button", name="Sample: cat").click()
     expect(page.get_by_role("alert")).to_be_hidden()
-
-
-def test_missing_sample_shows_an_error_and_keeps_the_photo(visit: Visit) -> None:
-    page = visit.open()
-    before = rows(page)
     page.route(
         "**/page/samples/rocket.jpg",
         lambda route: route.fulfill(response=route.fetch(url=f"{visit.url}/page/samples/none.jpg")),
@@ -276,7 +271,7 @@ def test_missing_sample_shows_an_error_and_keeps_the_photo(visit: Visit) -> None
     expect(page.get_by_role("alert")).to_contain_text("There is no such path")
     expect_current(page, "Sample: cat")
     assert rows(page) == before
-    assert len(visit.asked) == 1
+    assert len(visit.asked) == 3
 
 
 def test_page_opened_before_the_service_was_ready_works_with_the_next_photo(visit: Visit) -> None:
@@ -314,15 +309,8 @@ def test_busy_service_is_asked_again_and_a_long_wait_is_named(visit: Visit) -> N
 
 def test_typed_key_is_sent_when_the_service_asks_for_one(visit: Visit) -> None:
     page = visit.page
-    problem = {"status": 401, "title": "An API key is needed", "code": "unauthorised"}
-    page.route(
-        lambda url: url.endswith(("/info", "/labels", "/predict")),
-        lambda route: (
-            route.fallback()
-            if route.request.headers.get("authorization") == "Bearer sesame"
-            else route.fulfill(status=401, json=problem)
-        ),
-    )
+    for path in ("info", "labels", "predict"):
+        demand_key(page, f"**/{path}", 401, "An API key is needed", code="unauthorised")
     page.goto(visit.url)
     alert = page.get_by_role("alert")
     expect(alert).to_have_text("An API key is needed: type it into the field “API key”.")

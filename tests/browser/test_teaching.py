@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from service.bundle.reader import Bundle
 from tests.browser.actions import (
     answer,
     ask,
-    assert_accessible,
+    assert_accessible_at,
     choose,
     expect_sets,
     find_box,
@@ -20,25 +20,20 @@ from tests.browser.actions import (
 from tests.browser.conftest import Visit
 from tests.browser.test_looks import pick, press, tab_to
 from tests.e2e.server_process import ServerProcess, serve_command
-from tests.support.photos import make_photo
-from tests.support.tiny_bundle import write_teachable_bundle
+from tests.support.photos import write_photos
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(teachable_bundle: Bundle) -> Iterator[str]:
     """The URL of a service that can learn from photos."""
-    bundle = write_teachable_bundle(tmp_path_factory.mktemp("taught"))
-    command = serve_command(bundle, "--label-store", "memory")
+    command = serve_command(teachable_bundle, "--label-store", "memory")
     with ServerProcess(*command) as server, server.open_client() as client:
         yield str(client.base_url).rstrip("/")
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> list[Path]:
-    paths = [tmp_path / f"{number}.png" for number in range(7)]
-    for number, path in enumerate(paths):
-        path.write_bytes(make_photo(number))
-    return paths
+    return write_photos(tmp_path, 7)
 
 
 def teach(page: Page, name: str, label: str, positive: list[Path], negative: list[Path]) -> None:
@@ -60,7 +55,7 @@ def test_label_is_taught_and_scored_on_the_next_photo(visit: Visit, photos: list
     teach(page, "desk", "our mug", photos[:2], [])
     expect_learnt(page, "2 of it and 0 without it. Separation:")
     score = ask(visit.url, photos[0], label_set="desk", top_k=1)["our mug"]
-    expect(page.locator("#teach-scores")).to_contain_text(f"0.png {score:.3f}, 1.png")
+    expect(page.locator("#teach-scores")).to_contain_text(f"00.png {score:.3f}, 01.png")
     expect(page.locator("#teach-advice")).not_to_be_empty()
     expect(page.locator("#teach-counts")).to_be_empty()
     expect(find_box(page, "desk")).to_be_checked()
@@ -101,14 +96,14 @@ def test_photos_over_the_limit_of_a_body_go_in_several_requests(
     page = visit.open()
     teach(page, "desk", "our mug", photos[:3], photos[3:4])
     expect_learnt(page, "3 of it and 1 without it")
-    expect(page.locator("#teach-scores")).to_contain_text(", 3.png")
+    expect(page.locator("#teach-scores")).to_contain_text(", 03.png")
 
 
 def test_unusable_photo_is_named(visit: Visit, photos: list[Path]) -> None:
     page = visit.open()
     photos[2].write_bytes(b"no image")
     teach(page, "desk", "our mug", photos[:4], [])
-    expect(page.locator("#teach-status")).to_contain_text("Photo 3 of 4 `positive` photos (2.png)")
+    expect(page.locator("#teach-status")).to_contain_text("Photo 3 of 4 `positive` photos (02.png)")
     expect(page.locator("#teach-counts")).to_have_text("To send: 4 of it, 0 without it")
 
 
@@ -139,8 +134,4 @@ def test_label_is_taught_with_the_keyboard_and_passes_axe(visit: Visit, photos: 
     expect(page.locator("#teach-send")).to_be_focused()
     expect_sets(page, "herd + trained + everyday")
     page.wait_for_selector("[aria-busy=false]")
-    schemes: dict[int, Any] = {320: "dark", 1280: "light"}
-    for width, scheme in schemes.items():
-        page.set_viewport_size({"width": width, "height": 844})
-        page.emulate_media(color_scheme=scheme)
-        assert_accessible(visit, "teach", width)
+    assert_accessible_at(visit, "teach", {320: "dark", 1280: "light"})

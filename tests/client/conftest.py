@@ -7,9 +7,10 @@ from typing import Any, Self
 import pytest
 
 from ml_decoder_client import AsyncClient, Client
+from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.fake_service import FakeService, run_fake
-from tests.support.tiny_bundle import write_teachable_bundle
+from tests.support.photos import make_photo
 
 Fake = tuple[FakeService, str]
 LABEL_SET = {
@@ -49,11 +50,17 @@ def kind(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="session")
-def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    bundle = write_teachable_bundle(tmp_path_factory.mktemp("bundles"))
-    command = serve_command(bundle, "--label-store", "memory")
+def server_url(teachable_bundle: Bundle) -> Iterator[str]:
+    command = serve_command(teachable_bundle, "--label-store", "memory")
     with ServerProcess(*command) as server, server.open_client() as client:
         yield str(client.base_url).rstrip("/")
+
+
+@pytest.fixture
+def client(kind: Any, server_url: str) -> Iterator[Any]:
+    with kind(server_url) as client:
+        yield client
+        assert client.predict(make_photo(), top_k=1).labels, "a good request still works"
 
 
 @pytest.fixture

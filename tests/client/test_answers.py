@@ -41,7 +41,6 @@ def test_answer_has_the_fields_of_the_service(ours: type) -> None:
     known = {**vars(schemas), **vars(examples)}
     same = known.get(f"{ours.__name__}Answer") or known.get(ours.__name__)
     theirs = OTHER_NAMES.get(ours, same)
-    assert theirs is not None
     assert {field.name for field in fields(ours)} - NEWER == set(theirs.model_fields) - NEWER
 
 

@@ -3,7 +3,7 @@
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -33,13 +33,6 @@ def assert_problem(
     with pytest.raises(ServiceProblem) as caught:
         call(*arguments, **options)
     assert (caught.value.status, caught.value.code) == (status, code)
-
-
-@pytest.fixture
-def client(kind: Any, server_url: str) -> Iterator[Any]:
-    with kind(server_url) as client:
-        yield client
-        assert client.predict(PHOTO, top_k=1).labels, "a good request still works"
 
 
 def test_predict_takes_bytes_or_a_file(client: Any, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Labels from photos, and embeddings: both clients against a real server and a fake one."""
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -20,13 +19,6 @@ LESSON = {
     **{"threshold": 0.5, "calibrated": False, "advice": None},
     **{"positive": [{"score": 0.5}], "negative": []},
 }
-
-
-@pytest.fixture
-def client(kind: Any, server_url: str) -> Iterator[Any]:
-    with kind(server_url) as client:
-        yield client
-        assert client.predict(PHOTOS[0], top_k=1).labels, "a good request still works"
 
 
 def test_label_learns_from_photos_and_forgets_them(client: Any) -> None:

@@ -42,7 +42,6 @@ def compute_expected(bundle: Bundle, label_set: str) -> Scores:
     names, embeddings = list(PAIRS[label_set]), None
     if label_set != "trained":
         texts = open_text_encoder(bundle, threads=1)
-        assert texts is not None
         embeddings = texts.encode([write_prompt("a {}", name) for name in names])
     logits = run_bundle(bundle, decode_photos(bundle), embeddings).astype(np.float64)
     scales, shifts = np.array(list(PAIRS[label_set].values())).T

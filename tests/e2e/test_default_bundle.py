@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.server_process import ROOT, ServerProcess
 from tests.support.engines import needs_bf16, needs_openvino
-from tests.support.serving import labels_of
+from tests.support.serving import labels_of, send_image
 
 SHARED = ROOT.parent / "shared" / "data" / "photos"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared photos are not here")
@@ -27,8 +27,7 @@ def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
 
 
 def ask(client: httpx.Client, photo: Path, **parameters: Any) -> list[str]:
-    files = {"image": (photo.name, photo.read_bytes(), "image/jpeg")}
-    response = client.post("/predict", files=files, params=parameters)
+    response = send_image(client, photo.read_bytes(), params=parameters)
     return [label for label, _ in labels_of(response)]
 
 
@@ -74,11 +73,6 @@ def test_candidate_labels_are_found_in_matching_photos(client: httpx.Client) -> 
     for name, label in shown.items():
         photo = SHARED / f"{name}.jpg"
         assert ask(client, photo, candidate_labels=[*shown.values()], top_k=1) == [label], name
-
-
-def test_everyday_set_is_loaded(client: httpx.Client) -> None:
-    photo = ROOT / "docs" / "photos" / "chelsea.jpg"
-    assert ask(client, photo, label_set="everyday", top_k=1) == ["cat"]
 
 
 def test_card_has_the_accuracy_of_both_precisions(client: httpx.Client) -> None:

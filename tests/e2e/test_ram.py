@@ -4,7 +4,6 @@ Photos are bytes, so answers are compared with torch on the same pixels; `test_g
 torch with the authors' logits on the pixels before rounding.
 """
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from models.network import Network
 from service.bundle.reader import load_bundle
 from tests.e2e.server_process import ServerProcess, serve_command
 from tests.export.tiny_network import run_torch
-from tests.support.serving import labels_of
+from tests.support.photos import encode_picture
+from tests.support.serving import labels_of, send_image
 
 TAGS, OTHERS = ([f"{name} {i}" for i in range(count)] for name, count in (("tag", 7), ("other", 5)))
 
@@ -66,12 +66,10 @@ def test_server_answers_as_torch_does(tmp_path: Path) -> None:
         made = client.post("/labels", json={"name": "sent", "labels": labels})
         assert made.status_code == 201, made.text
         for row, picture in enumerate(pixels):
-            content = io.BytesIO()
-            Image.fromarray(picture).save(content, "PNG")
+            photo = encode_picture(Image.fromarray(picture))
 
-            def predict(content: bytes = content.getvalue(), **params: Any) -> dict[str, float]:
-                answer = client.post("/predict", files={"image": content}, params=params)
-                return dict(labels_of(answer))
+            def predict(content: bytes = photo, **params: Any) -> dict[str, float]:
+                return dict(labels_of(send_image(client, content, params=params)))
 
             found = np.array(TAGS)[scores[row] >= thresholds]
             assert sorted(predict()) == sorted(found)

@@ -1,19 +1,17 @@
 """A running pair of replicas is switched to a bundle of another embedding space."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 
 from service.bundle.reader import Bundle
-from service.bundle.writer import write_bundle
 from tests.e2e.server_process import ServerProcess, serve_command
-from tests.support.photos import make_photo
-from tests.support.tiny_bundle import OPEN_HEAD, SPACE, open_draft
+from tests.support.serving import send_image
+from tests.support.tiny_bundle import SPACE, open_card, open_draft, write_draft
 
 SETS = {"cars": ["van", "bus"], "pets": ["cat"], "zoo": ["yak", "gnu", "emu"]}
 COUNT = 2
@@ -23,32 +21,17 @@ COUNT = 2
 def next_bundle(tmp_path: Path) -> Bundle:
     """The bundle with another template, which is another embedding space."""
     space = SPACE.model_copy(update={"template": "photo of {}"})
-    draft = open_draft()
-    head = OPEN_HEAD.model_copy(update={"embedding_space": space})
-    card = draft.card.model_copy(update={"open_head": head, "version": "2"})
-    return write_bundle(tmp_path / card.name, replace(draft, card=card))
+    card = open_card(embedding_space=space).model_copy(update={"version": "2"})
+    return write_draft(tmp_path, open_draft(card))
 
 
-@contextmanager
-def asked_all_the_time(client: httpx.Client) -> Iterator[list[int]]:
-    """Asks for every set in turn in another thread; the list gets the statuses."""
-    statuses: list[int] = []
-    stopping = threading.Event()
-    photo = make_photo()
-
-    def ask() -> None:
-        while not stopping.is_set():
-            for name in SETS:
-                answer = client.post("/predict", params={"label_set": name}, files={"image": photo})
-                statuses.append(answer.status_code)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
-        yield statuses
-    finally:
-        stopping.set()
-        thread.join()
+def ask_until(stopping: threading.Event, client: httpx.Client) -> set[int]:
+    """Asks for every set in turn; returns the statuses."""
+    statuses = set()
+    while not stopping.is_set():
+        answers = [send_image(client, params={"label_set": name}) for name in SETS]
+        statuses |= {answer.status_code for answer in answers}
+    return statuses
 
 
 def read_sets(client: httpx.Client) -> dict[str, list[str]]:
@@ -77,17 +60,17 @@ def test_switch_to_another_embedding_space_loses_no_set_and_fails_no_request(
         for _ in range(COUNT):
             old, asked = pair.pop(0)
             # Loads the sets here if they are not there yet.
-            reached = asked.post(
-                "/predict",
-                params={"label_set": "zoo", "min_version": version},
-                files={"image": make_photo()},
-            )
+            reached = send_image(asked, params={"label_set": "zoo", "min_version": version})
             assert reached.status_code == 200
-            with asked_all_the_time(asked) as statuses:
-                new = start(next_bundle)
-                assert read_sets(new[1]) == SETS
-            assert statuses
-            assert set(statuses) == {200}
+            with ThreadPoolExecutor(1) as asking:
+                stopping = threading.Event()
+                statuses = asking.submit(ask_until, stopping, asked)
+                try:
+                    new = start(next_bundle)
+                    assert read_sets(new[1]) == SETS
+                finally:
+                    stopping.set()
+                assert statuses.result() == {200}
             pair.append(new)
             old.stop()
         # Once only: the second replica found what the first one had encoded.

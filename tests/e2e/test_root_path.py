@@ -54,22 +54,16 @@ def proxy(
     servers: dict[bool, ServerProcess],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[httpx.Client]:
-    missing = nginx.find_missing()
-    if missing is not None:
-        pytest.skip(f"nginx: {missing}")
     strips, names_it, is_set = KINDS.get(request.param, (True, True, False))
     _, port = servers[is_set].find_address()
     site = nginx.prefix_site(PREFIX, port, strips=strips, names_it=names_it)
     if request.param not in KINDS:
         site = documented_site(port)
-    running = nginx.Nginx(tmp_path_factory.mktemp("nginx"), site)
-    url = f"http://127.0.0.1:{running.port}{PREFIX}"
-    try:
+    with nginx.Nginx(tmp_path_factory.mktemp("nginx"), site) as running:
+        url = f"http://127.0.0.1:{running.port}{PREFIX}"
         with httpx.Client(base_url=url, follow_redirects=True) as client:
             yield client
             assert_still_serving(client)
-    finally:
-        running.stop()
 
 
 def documented_site(port: int) -> Callable[[str], str]:

@@ -1,8 +1,6 @@
 """CLIP and SigLIP from a folder of `transformers` to a real server: the scores are its own."""
 
-import io
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +9,19 @@ import numpy as np
 import pytest
 from PIL import Image
 from transformers import AutoImageProcessor
+from typer.testing import CliRunner
 
 from export.__main__ import main as export
 from export.triton.repository import write_repository
 from service.bundle.reader import Bundle, load_bundle
-from service.cli import commands
+from service.cli.commands import app
 from service.images.decode import PixelArray
 from tests.e2e.server_process import ServerProcess, serve_command
 from tests.e2e.test_calibrated_scores import PAIRS, Scores, assert_close, decode_photos
 from tests.export.triton.test_repository import run_ensemble
 from tests.models.tiny_towers import KINDS, SIDE, run_transformers, write_towers
-from tests.support.serving import labels_of
+from tests.support.photos import encode_picture
+from tests.support.serving import labels_of, send_image
 
 TOLERANCE = 1e-4
 # Label sets in a bundle have embeddings in 16 bits.
@@ -61,29 +61,21 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(request.param, folder, load_bundle(root / "towers"))
 
 
-def encode_picture() -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(PICTURE).save(file, "PNG")
-    return file.getvalue()
-
-
 def test_registered_labels_have_the_scores_of_transformers(case: Case, tmp_path: Path) -> None:
     (expected,) = case.expect([PICTURE], LABELS)
     command = serve_command(case.bundle, "--label-store", str(tmp_path / "labels.db"))
     with ServerProcess(*command) as server, server.open_client() as client:
         made = client.post("/labels", json={"name": "mine", "labels": LABELS})
         assert made.status_code == 201, made.text
-        files = {"image": encode_picture()}
+        photo = encode_picture(Image.fromarray(PICTURE))
         asked = {"label_set": "mine", "top_k": 3}
-        found = client.post("/predict", files=files, params=asked)
+        found = send_image(client, photo, params=asked)
         assert dict(labels_of(found)) == pytest.approx(expected, abs=TOLERANCE)
-        some = client.post("/predict", files=files, params={**asked, "include": "dog"})
+        some = send_image(client, photo, params={**asked, "include": "dog"})
         assert dict(labels_of(some)) == pytest.approx({"dog": expected["dog"]}, abs=TOLERANCE)
-        candidates = client.post(
-            "/predict", files=files, params={"candidate_labels": LABELS, "top_k": 3}
-        )
+        candidates = send_image(client, photo, params={"candidate_labels": LABELS, "top_k": 3})
         assert dict(labels_of(candidates)) == pytest.approx(expected, abs=TOLERANCE)
-        explained = client.post("/predict", files=files, params={**asked, "explain": "true"})
+        explained = send_image(client, photo, params={**asked, "explain": "true"})
         maps = np.array([label["map"] for label in explained.json()["labels"]])
         assert maps.shape == (3, 3, 3)
         assert ((maps.max(axis=(1, 2)) == 1) | (maps == 0).all(axis=(1, 2))).all()
@@ -96,27 +88,18 @@ def test_registered_labels_have_the_scores_of_transformers(case: Case, tmp_path:
 def test_ensemble_of_triton_gives_the_scores_of_transformers(case: Case, tmp_path: Path) -> None:
     expected = case.expect(decode_photos(case.bundle), list(PAIRS["everyday"]))
     write_repository(tmp_path, case.bundle)
-    assert_close(run_triton(tmp_path, case.bundle, "everyday"), expected, STORED_TOLERANCE)
+    photos = decode_photos(case.bundle)
+    scores = run_ensemble(tmp_path, case.bundle.card.name, photos)["scores_everyday"]
+    found = [dict(zip(PAIRS["everyday"], row, strict=True)) for row in scores.tolist()]
+    assert_close(found, expected, STORED_TOLERANCE)
 
 
-def run_triton(repository: Path, bundle: Bundle, label_set: str) -> Scores:
-    scores = run_ensemble(repository, bundle.card.name, decode_photos(bundle))
-    rows = scores[f"scores_{label_set}"].tolist()
-    return [dict(zip(PAIRS[label_set], row, strict=True)) for row in rows]
-
-
-def test_labels_that_compete_are_not_calibrated_alone(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(*command: str) -> object:
-        monkeypatch.setattr(sys, "argv", ["ml-decoder", "labels", *command])
-        with pytest.raises(SystemExit) as stopped:
-            commands.main()
-        return stopped.value.code
-
+def test_labels_that_compete_are_not_calibrated_alone(case: Case, tmp_path: Path) -> None:
     listing = {"label_names": ["dog"], "images": {"0.png": {"labels": ["dog"]}}}
     (tmp_path / "labels.json").write_text(json.dumps(listing))
     model = ["--bundle", str(case.bundle.path), "--label-store", str(tmp_path / "labels.db")]
-    assert not run("add", "mine", "--label", "dog", *model)
-    assert run("calibrate", "mine", "--photos", str(tmp_path), *model)
-    assert ("has softmax scores" in capsys.readouterr().err) == (case.kind == "clip")
+    run = CliRunner().invoke
+    assert not run(app, ["labels", "add", "mine", "--label", "dog", *model]).exit_code
+    done = run(app, ["labels", "calibrate", "mine", "--photos", str(tmp_path), *model])
+    assert done.exit_code
+    assert ("has softmax scores" in str(done.exception)) == (case.kind == "clip")

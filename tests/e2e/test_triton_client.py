@@ -11,7 +11,7 @@ from service.bundle.reader import Bundle
 from service.images.decode import decode_image
 from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.photos import make_photo
-from tests.support.serving import labels_of, to_base64
+from tests.support.serving import labels_of, send_image, to_base64
 
 MODEL = "tiny-open"
 PHOTOS = [make_photo(seed) for seed in range(3)]
@@ -37,7 +37,7 @@ def wanted(server: ServerProcess) -> list[dict[str, float]]:
     """The trained labels' scores of `/predict` for the photos."""
     asked = {"top_k": "1000", "label_set": "trained"}
     with server.open_client() as client:
-        answers = [client.post("/predict", files={"image": p}, params=asked) for p in PHOTOS]
+        answers = [send_image(client, photo, params=asked) for photo in PHOTOS]
     return [dict(labels_of(answer)) for answer in answers]
 
 

@@ -22,17 +22,12 @@ def server(open_bundle: Bundle) -> Iterator[ServerProcess]:
         yield server
 
 
-@pytest.fixture(scope="package")
-def shared_client(server: ServerProcess) -> Iterator[httpx.Client]:
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[httpx.Client]:
+    """A client of the shared server; a good request has to be answered afterwards."""
     with server.open_client() as client:
         yield client
-
-
-@pytest.fixture
-def client(server: ServerProcess, shared_client: httpx.Client) -> Iterator[httpx.Client]:
-    """A client of the shared server; a good request has to be answered afterwards."""
-    yield shared_client
-    assert_still_serving(shared_client)
+        assert_still_serving(client)
     assert "Traceback" not in server.stderr
 
 

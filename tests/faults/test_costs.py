@@ -13,8 +13,9 @@ from PIL import Image
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve
+from tests.fuzz.seeds import make_seeds
 from tests.support.odd_files import make_dense_webp
-from tests.support.photos import encode_picture, make_photo
+from tests.support.photos import encode_picture, make_photo, make_picture
 from tests.support.serving import (
     PHOTO,
     assert_problem,
@@ -27,20 +28,14 @@ from tests.support.threads import wait_until
 
 MIB = 2**20
 SIDE = 7000  # 49 megapixels
+SIZES = ((8, 8), (320, 240), (1, 3000), (1600, 1200), (2500, 300))
+ROUNDS = 6
 
 
 @pytest.fixture(scope="module")
 def server(open_bundle: Bundle) -> Iterator[ServerProcess]:
     with serve(open_bundle, "--decode-threads", "2") as (server, _):
         yield server
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    with server.open_client() as client:
-        yield client
-        assert_still_serving(client)
-    assert "Traceback" not in server.stderr
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +142,18 @@ def test_request_has_a_limited_number_of_overlays(mapped_bundle: Bundle) -> None
                 (value,) = assert_problem(answer, 422, "invalid_parameters")["errors"]
                 says = f"for {images} images send a top_k of at most {100 // images}"
                 assert says in value["reason"]
+
+
+def test_memory_reaches_a_plateau(open_bundle: Bundle) -> None:
+    """The long run, which also measures latency, is `python -m tests.benchmarks.costs soak`."""
+    photos = [encode_picture(make_picture(i, *size), "JPEG") for i, size in enumerate(SIZES)]
+    photos += [photo[: len(photo) // 2] for photo in photos] + make_seeds()
+    with serve(open_bundle) as (server, client):
+        peaks = []
+        for number in range(1, 3 * ROUNDS + 1):
+            for photo in photos:
+                assert send_image(client, photo).status_code in (200, 400, 415)
+            if number in (ROUNDS, 3 * ROUNDS):
+                peaks.append(server.read_memory("VmHWM"))
+        assert peaks[1] - peaks[0] < 10 * MIB
+        assert_still_serving(client)

@@ -44,9 +44,7 @@ def test_every_supported_python_is_found_and_a_broken_one_skipped(
 
 def test_old_python_is_refused_by_name(tmp_path: Path) -> None:
     python = write_command(tmp_path / "bin" / "python3", "exit 1")
-
     done = run_make(tmp_path, ".venv-new/bin/python", path=str(python.parent))
-
     assert done.returncode != 0
     assert "Python 3.11 or newer is needed; name one with PYTHON=" in done.stderr
 
@@ -59,11 +57,9 @@ def test_unfinished_environment_is_made_again(tmp_path: Path) -> None:
     )
     path = f"{python.parent}:{os.environ['PATH']}"
     arguments = (".venv-new/bin/python", f"PYTHON={python}")
-
     failed = run_make(tmp_path, *arguments, path=path)
     (tmp_path / "complete").touch()
     again = run_make(tmp_path, *arguments, path=path)
-
     assert failed.returncode != 0
     assert "-m venv .venv-new" in again.stdout
     assert again.returncode == 0
@@ -81,9 +77,7 @@ def test_bundle_path_may_contain_spaces(tmp_path: Path) -> None:
     write_command(binaries / "python", "")
     write_command(binaries / "ml-decoder", 'echo "$1: $ML_DECODER_BUNDLE"')
     (tmp_path / ".venv-serve-cpu" / ".installed").touch()
-
     done = run_make(tmp_path, "serve", "BUNDLE=my models/pets", path=os.environ["PATH"])
-
     assert "serve: my models/pets" in done.stdout
 
 

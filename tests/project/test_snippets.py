@@ -139,11 +139,6 @@ def assert_same_answer(real: dict[str, Any], shown: dict[str, Any]) -> None:
         assert {**theirs, **numbers} == theirs
 
 
-def test_commands_are_separated_from_their_output() -> None:
-    block = "$ a 'b\nc' \\\n  d\nprinted\n$ e\nprinted\n"
-    assert read_commands(block) == "a 'b\nc' \\\n  d\ne"
-
-
 def test_every_document_is_read() -> None:
     assert any(snippet.answers for snippet in SNIPPETS)
     for document in DOCUMENTS:

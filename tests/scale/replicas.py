@@ -3,7 +3,6 @@
 import itertools
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +13,7 @@ import httpx2 as httpx
 from tests.e2e.server_process import ServerProcess
 from tests.support.nginx import Nginx, deployed_site, find_free_port
 from tests.support.photos import make_photo
+from tests.support.threads import wait_until
 
 TIMEOUT_SECONDS = 120.0
 
@@ -64,23 +64,22 @@ class Load:
     """Clients that predict and register through the proxy until the block ends.
 
     Attributes:
-        predicted: status -> number of predictions; -1 for no answer.
+        predicted: the status of each prediction; -1 for no answer.
         refused: registrations that were not acknowledged: status and name.
         acknowledged: names of the label sets whose registration was acknowledged.
     """
 
     def __init__(self, replicas: Replicas, prefix: str, predicting: int, registering: int) -> None:
-        self.predicted: Counter[int] = Counter()
+        self.predicted: list[int] = []
         self.refused: list[tuple[int, str]] = []
         self.acknowledged: list[str] = []
         self._replicas = replicas
         self._prefix = prefix
         self._numbers = itertools.count()
         self._stopping = threading.Event()
-        self._changed = threading.Condition()
         self._threads = ThreadPoolExecutor(predicting + registering)
-        self._work = [self._threads.submit(self._run, self._predict) for _ in range(predicting)]
-        self._work += [self._threads.submit(self._run, self._register) for _ in range(registering)]
+        steps = [self._predict] * predicting + [self._register] * registering
+        self._work = [self._threads.submit(self._run, step) for step in steps]
 
     def __enter__(self) -> Self:
         return self
@@ -93,35 +92,26 @@ class Load:
 
     def wait_for_more(self, predictions: int, registrations: int) -> None:
         """Waits until this many more requests were answered."""
-        with self._changed:
-            wanted = (self.predicted[200] + predictions, len(self.acknowledged) + registrations)
-            arrived = self._changed.wait_for(
-                lambda: self.predicted[200] >= wanted[0] and len(self.acknowledged) >= wanted[1],
-                TIMEOUT_SECONDS,
-            )
-        assert arrived, (self.predicted, len(self.acknowledged), self.refused)
+        for done, more in ((self.predicted, predictions), (self.acknowledged, registrations)):
+            wanted = len(done) + more
+            wait_until(lambda done=done, wanted=wanted: len(done) >= wanted, TIMEOUT_SECONDS)
 
     def _run(self, step: Callable[[httpx.Client, int], None]) -> None:
         with self._replicas.open_client() as client:
             while not self._stopping.is_set():
                 step(client, next(self._numbers))
-                with self._changed:
-                    self._changed.notify_all()
 
     def _predict(self, client: httpx.Client, number: int) -> None:
-        status = _post(client, "/predict", files={"image": make_photo(number % 8)})
-        with self._changed:
-            self.predicted[status] += 1
+        self.predicted.append(_post(client, "/predict", files={"image": make_photo(number % 8)}))
 
     def _register(self, client: httpx.Client, number: int) -> None:
         name = f"{self._prefix}{number}"
         status = _post(client, "/labels", json={"name": name, "labels": [f"a {name}", "b"]})
-        with self._changed:
-            # 200: a killed replica had committed the first attempt.
-            if status in (200, 201):
-                self.acknowledged.append(name)
-            else:
-                self.refused.append((status, name))
+        # 200: a killed replica had committed the first attempt.
+        if status in (200, 201):
+            self.acknowledged.append(name)
+        else:
+            self.refused.append((status, name))
 
 
 def _post(client: httpx.Client, path: str, **content: Any) -> int:

@@ -29,5 +29,4 @@ def test_steps_of_the_dockerfile_make_a_small_image_that_serves() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     size = re.search(r"^cpu: (\d+) MB", done.stdout, re.MULTILINE)
-    assert size is not None
     assert int(size[1]) < MOST_MB

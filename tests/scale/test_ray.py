@@ -13,13 +13,15 @@ import httpx2 as httpx
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from service.bundle.reader import Bundle
+from service.cli.commands import app
 from tests.scale.ray_cluster import ROOT, START_SECONDS, RayCluster
 from tests.service.cli.bulk.test_command import TOTALS
 from tests.support.nginx import find_free_port
-from tests.support.photos import make_photo
-from tests.support.serving import labels_of
+from tests.support.photos import make_photo, write_photos
+from tests.support.serving import labels_of, send_image
 from tests.support.threads import wait_until
 
 CONFIG = ROOT / "deploy" / "ray" / "serve.yaml"
@@ -69,7 +71,7 @@ def test_ray_serve_answers_like_the_service(
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
     ):
         wait_until(lambda: is_ready(client), START_SECONDS)
-        answer = client.post("/predict", files={"image": make_photo(1)}, params={"top_k": 5})
+        answer = send_image(client, make_photo(1), params={"top_k": 5})
         here = pytest.approx(predict_here(open_bundle, tmp_path), abs=TOLERANCE)
         assert dict(labels_of(answer)) == here
         assert answer.json()["model"]["name"] == open_bundle.card.name
@@ -77,22 +79,16 @@ def test_ray_serve_answers_like_the_service(
         made = client.post("/labels", json={"name": "mine", "labels": ["red", "blue"]})
         assert made.status_code == 201
         asked = {"label_set": "mine", "threshold": "0"}
-        mine = client.post("/predict", files={"image": make_photo(1)}, params=asked)
+        mine = send_image(client, make_photo(1), params=asked)
         assert {label for label, _ in labels_of(mine)} == {"red", "blue"}
-        refused = client.post("/predict", files={"image": b"junk"})
+        refused = send_image(client, b"junk")
         assert (refused.status_code, refused.json()["code"]) == (400, "invalid_image")
 
 
 def predict_here(bundle: Bundle, folder: Path) -> dict[str, float]:
-    photo = folder / "photo.png"
-    photo.write_bytes(make_photo(1))
-    command = [sys.executable, "-m", "service.cli", "predict", "--json", "--top-k", "5"]
-    done = subprocess.run(
-        [*command, "--bundle", str(bundle.path), "--device", "cpu", str(photo)],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
+    photo = write_photos(folder, 2)[1]
+    command = ["predict", "--json", "--top-k", "5", "--device", "cpu"]
+    done = CliRunner().invoke(app, [*command, "--bundle", str(bundle.path), str(photo)])
     return {label["label"]: label["score"] for label in json.loads(done.stdout)["labels"]}
 
 
@@ -100,9 +96,7 @@ def test_ray_data_tags_every_photo_once_and_resumes(
     cluster: RayCluster, open_bundle: Bundle, tmp_path: Path
 ) -> None:
     photos, out = tmp_path / "photos", tmp_path / "out"
-    photos.mkdir()
-    for number in range(PHOTOS):
-        (photos / f"{number:03}.png").write_bytes(make_photo(number))
+    write_photos(photos, PHOTOS)
     (photos / "bad.jpg").write_bytes(b"junk")
     first = run_bulk(cluster, open_bundle, photos, out)
     assert first == TOTALS | {"tagged": PHOTOS, "failed": 1}
@@ -130,10 +124,9 @@ def test_ray_data_tags_every_photo_once_and_resumes(
 def test_worker_larger_than_every_node_fails_at_once(
     cluster: RayCluster, open_bundle: Bundle, tmp_path: Path
 ) -> None:
-    photos = tmp_path / "photos"
-    photos.mkdir()
-    (photos / "one.png").write_bytes(make_photo(1))
-    done = start_bulk(cluster, open_bundle, photos, tmp_path / "out", "--intra-op-threads", "9")
+    write_photos(tmp_path / "photos", 1)
+    folders = tmp_path / "photos", tmp_path / "out"
+    done = start_bulk(cluster, open_bundle, *folders, "--intra-op-threads", "9")
     assert done.returncode == 2
     assert "no node of the cluster has the 9 CPUs and 0 GPUs of a worker" in done.stderr
 

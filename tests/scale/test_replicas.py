@@ -13,9 +13,8 @@ import pytest
 
 from service.bundle.reader import Bundle
 from tests.scale.replicas import Load, Replicas
-from tests.support.photos import make_photo
 from tests.support.postgres import Postgres
-from tests.support.serving import assert_problem
+from tests.support.serving import assert_problem, send_image
 from tests.support.threads import wait_until
 
 FULL = os.environ.get("SCALE_TEST") == "full"
@@ -37,13 +36,11 @@ def replicas(
 
 
 def ask(client: httpx.Client, label_set: str, **parameters: str) -> httpx.Response:
-    photo = {"image": make_photo()}
-    return client.post("/predict", files=photo, params={"label_set": label_set, **parameters})
+    return send_image(client, params={"label_set": label_set, **parameters})
 
 
 def predict(client: httpx.Client, label_set: str) -> int:
-    status: int = ask(client, label_set).status_code
-    return status
+    return ask(client, label_set).status_code
 
 
 def stored_names(client: httpx.Client) -> set[str]:
@@ -63,18 +60,6 @@ def assert_all_are_served_by_all(replicas: Replicas, names: list[str]) -> None:
             is_converged = partial(lambda c: set(names) <= stored_names(c), client)
             wait_until(is_converged, CONVERGED_SECONDS)
             assert predict(client, names[-1]) == 200
-
-
-def test_label_registered_through_one_replica_is_served_by_all(replicas: Replicas) -> None:
-    for index in range(COUNT):
-        with replicas.open_client(index) as client:
-            made = client.post("/labels", json={"name": f"from{index}", "labels": ["x"]})
-        assert made.status_code == 201
-        for other in range(COUNT):
-            with replicas.open_client(other) as client:
-                is_served = partial(lambda c, name: predict(c, name) == 200, client, f"from{index}")
-                wait_until(is_served, CONVERGED_SECONDS)
-    delete_all(replicas)
 
 
 @pytest.mark.parametrize("killed", [True, False])

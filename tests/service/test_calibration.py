@@ -92,7 +92,6 @@ def _draw(
 def test_fit_finds_the_pair_that_made_the_targets() -> None:
     logits, targets = _draw(np.full(4, 0.5), -2.0)
     fit = fit_calibration(logits, targets)
-    assert fit is not None
     assert (fit.pair.scale, fit.pair.shift) == pytest.approx((0.5, -2.0), abs=0.06)
     assert fit.error_after < 0.01 < 0.1 < fit.error_before
     assert sum(each.scores for each in fit.bins) == logits.size
@@ -101,10 +100,8 @@ def test_fit_finds_the_pair_that_made_the_targets() -> None:
 def test_labels_that_differ_get_their_own_pairs() -> None:
     logits, targets = _draw(np.array([0.4, 2.5]), -1.0)
     fit = fit_calibration(logits, targets)
-    assert fit is not None
     assert fit.stack()[0] == pytest.approx([0.4, 2.5], rel=0.1)
     one = fit_calibration(logits, targets, per_label=False)
-    assert one is not None
     assert one.labels == (None, None)
 
 
@@ -113,7 +110,6 @@ def test_label_with_few_positives_takes_the_pair_of_all() -> None:
     targets[:, 2] = 0
     targets[: MIN_POSITIVES - 1, 2] = 1
     fit = fit_calibration(logits, targets)
-    assert fit is not None
     assert [own is None for own in fit.labels] == [False, False, True]
 
 

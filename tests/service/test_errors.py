@@ -22,7 +22,6 @@ def test_codes_are_unique_and_come_with_a_status_and_a_title() -> None:
 
 def test_unsupported_image_lists_the_supported_types() -> None:
     detail = errors.UnsupportedImage("TIFF", FORMATS).detail
-    assert detail is not None
     assert detail.startswith("The file's type is TIFF: save the image in another format.")
     assert f"Supported types: {', '.join(FORMATS)}" in detail
     assert ("extra heif" in detail) == ("HEIF" not in FORMATS)
@@ -52,6 +51,5 @@ def test_detail_has_the_values_in_quotes(error: ServiceError, detail: str) -> No
 def test_long_lists_of_long_names_are_cut() -> None:
     names = tuple("x" * 500 + str(i) for i in range(300))
     detail = errors.UnknownLabel(names, names, ()).detail
-    assert detail is not None
     assert detail.count(" and 290 more.") == 2
     assert len(detail) < 2000

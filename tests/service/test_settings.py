@@ -39,6 +39,7 @@ def test_path_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("name", "value"),
     [("device", "tpu"), ("port", -1), ("queue_size", 0), ("max_wait_ms", -1), ("unknown", 1)]
+    + [("model_alias", alias) for alias in ("a/b", "/", "x" * 201)]
     + [
         (name, value)
         for name, field in Settings.model_fields.items()

@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from service.bundle.reader import Bundle
 from service.errors import StoreUnavailable
 from service.labels.background import MIN_PHOTOS, fit_background
 from service.labels.definition import Definition
-from service.labels.encoders import LabelEncoders, open_label_encoders
 from service.labels.examples import Example
 from service.labels.maker import PhotoSpace
 from service.labels.store.database import open_database
@@ -82,9 +80,3 @@ def make_examples(
     random = np.random.default_rng(seed)
     rows = random.normal(0, 2, width) + spread * random.normal(0, 1, (count, width))
     return [Example(random.bytes(32), row) for row in rows.astype(np.float32)]
-
-
-def make_encoders(bundle: Bundle) -> LabelEncoders:
-    encoders = open_label_encoders(bundle, threads=1, cache_size=9, queue_size=9)
-    assert encoders is not None
-    return encoders

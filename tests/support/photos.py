@@ -1,6 +1,7 @@
 """Small pictures made by seed, so that no test needs a file."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,3 +43,12 @@ def encode_picture(picture: Image.Image, file_format: str = "PNG", **options: An
 def make_photo(seed: int = 0, file_format: str = "PNG", *, width: int = 48) -> bytes:
     """Returns the content of a small photo's file, 32 pixels high."""
     return encode_picture(make_picture(seed, width), file_format)
+
+
+def write_photos(folder: Path, count: int) -> list[Path]:
+    """Writes the photos `00.png`, `01.png` and so on, each of another picture."""
+    folder.mkdir(exist_ok=True)
+    paths = [folder / f"{number:02}.png" for number in range(count)]
+    for number, path in enumerate(paths):
+        path.write_bytes(make_photo(number))
+    return paths

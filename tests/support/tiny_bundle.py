@@ -69,11 +69,7 @@ Graphs = Mapping[GraphName, Mapping[Precision, bytes]]
 
 
 def tiny_card(
-    name: str = "tiny",
-    *,
-    num_labels: int = len(TINY_LABELS),
-    activation: Activation = "sigmoid",
-    input_contract: InputContract | None = None,
+    name: str = "tiny", *, num_labels: int = len(TINY_LABELS), activation: Activation = "sigmoid"
 ) -> ModelCard:
     """Returns the card of a tiny model."""
     return ModelCard(
@@ -83,15 +79,16 @@ def tiny_card(
         provenance=Provenance(
             backbone="tiny", checkpoint_sha256="0" * 64, training_data="none", tools={}
         ),
-        input=input_contract
-        or InputContract(height=SIDE, width=SIDE, resize_mode="squash", interpolation="bilinear"),
+        input=InputContract(
+            height=SIDE, width=SIDE, resize_mode="squash", interpolation="bilinear"
+        ),
         trained_head=TrainedHead(kind="gap", num_labels=num_labels, activation=activation),
     )
 
 
-def open_card(name: str = "tiny-open", *, trained: bool = True) -> ModelCard:
-    """Returns the card of a tiny model with an open head, and a trained one if `trained`."""
-    card = tiny_card(name).model_copy(update={"open_head": OPEN_HEAD})
+def open_card(name: str = "tiny-open", *, trained: bool = True, **changes: Any) -> ModelCard:
+    """Returns the card of a tiny model with `OPEN_HEAD`, changed, and a trained head or none."""
+    card = tiny_card(name).model_copy(update={"open_head": OPEN_HEAD.model_copy(update=changes)})
     return card if trained else card.model_copy(update={"trained_head": None})
 
 
@@ -326,18 +323,15 @@ def write_draft(parent: Path, draft: BundleDraft) -> Bundle:
 def write_calibrated_bundle(parent: Path) -> Bundle:
     """Writes a tiny bundle whose heads, label `dog` and trained names have calibrations."""
     trained = PLAIN_HEAD.model_copy(update={"calibration": make_calibration(2.0, -0.5)})
-    fitted = {
-        "calibration": make_calibration(0.5, -1.0),
-        "trained_names": make_calibration(0.75, 1.0),
-    }
-    opened = OPEN_HEAD.model_copy(update=fitted)
+    pairs = make_calibration(0.5, -1.0), make_calibration(0.75, 1.0)
+    card = open_card(calibration=pairs[0], trained_names=pairs[1])
     own = {"calibration": Calibration(scale=1.5, shift=0.25)}
     labels = [
         label.model_copy(update=own) if label.name == "dog" else label for label in TINY_LABELS
     ]
     sets = {"everyday.json": b'{"name": "everyday", "labels": ["chair", "cat", "lamp"]}'}
-    card = open_card().model_copy(update={"trained_head": trained, "open_head": opened})
-    return write_draft(parent, replace(open_draft(card), labels=labels, label_sets=sets))
+    draft = open_draft(card.model_copy(update={"trained_head": trained}))
+    return write_draft(parent, replace(draft, labels=labels, label_sets=sets))
 
 
 def make_calibration(scale: float, shift: float) -> HeadCalibration:
@@ -356,30 +350,28 @@ def make_calibration(scale: float, shift: float) -> HeadCalibration:
 
 def write_changed_bundle(parent: Path, tokenizer: bytes | None = None, **graphs: bytes) -> Bundle:
     """Writes a tiny bundle with an open head, some of its files replaced, into `parent`."""
-    draft = open_draft()
-    changed = dict(draft.graphs)
-    assert graphs.keys() <= changed.keys()
-    for name in changed.keys() & graphs.keys():
-        changed[name] = dict.fromkeys(changed[name], graphs[name])
-    draft = replace(draft, graphs=changed)
-    draft = replace(draft, tokenizer=tokenizer or draft.tokenizer)
-    return write_draft(parent, draft)
+    draft = change_graphs(open_draft(), **graphs)
+    return write_draft(parent, replace(draft, tokenizer=tokenizer or draft.tokenizer))
+
+
+def change_graphs(draft: BundleDraft, **graphs: Any) -> BundleDraft:
+    """Returns a draft with these graphs in every precision of its own, others in fp32."""
+    own: dict[Any, Any] = dict(draft.graphs)
+    made = {name: dict.fromkeys(own.get(name, ["fp32"]), graph) for name, graph in graphs.items()}
+    return replace(draft, graphs=own | made)
 
 
 def write_screened_bundle(parent: Path, **graphs: bytes) -> Bundle:
     """Writes a tiny bundle with an open head and a screen, some graphs replaced, into `parent`."""
-    head = OPEN_HEAD.model_copy(update={"screen": SCREEN})
-    draft = open_draft(open_card("tiny-screen").model_copy(update={"open_head": head}))
-    screened: dict[str, bytes] = {
+    screened = {
         "label_encoder": add_keys(tiny_label_encoder()),
         "open_head": add_memory(tiny_open_head()),
         "open_head_maps": tiny_open_maps(),
         "screened_head": tiny_screened_head(),
         **graphs,
     }
-    made = {name: {"fp32": graph} for name, graph in screened.items()}
-    draft = replace(draft, graphs={**draft.graphs, **made})  # type: ignore[dict-item]
-    return write_draft(parent, draft)
+    draft = open_draft(open_card("tiny-screen", screen=SCREEN))
+    return write_draft(parent, change_graphs(draft, **screened))
 
 
 def write_open_bundle(parent: Path, *, trained: bool = True, encodes_text: bool = True) -> Bundle:
@@ -417,14 +409,10 @@ def mapped_graphs() -> Graphs:
     }
 
 
-def write_mapped_bundle(
-    parent: Path, graphs: Graphs | None = None, input_contract: InputContract | None = None
-) -> Bundle:
+def write_mapped_bundle(parent: Path, graphs: Graphs | None = None) -> Bundle:
     """Writes a tiny bundle with both heads and their maps into `parent`."""
-    card = open_card("tiny-maps")
-    if input_contract is not None:
-        card = card.model_copy(update={"input": input_contract})
-    return write_draft(parent, replace(open_draft(card), graphs=graphs or mapped_graphs()))
+    draft = open_draft(open_card("tiny-maps"))
+    return write_draft(parent, replace(draft, graphs=graphs or mapped_graphs()))
 
 
 def random_images(seed: int, count: int) -> PixelArray:
@@ -451,15 +439,18 @@ def random_label_set(seed: int, names: Sequence[str]) -> LabelSet:
     )
 
 
-def write_tiny_bundle(
-    parent: Path,
+def tiny_draft(
     card: ModelCard | None = None,
     labels: Sequence[Label] = TINY_LABELS,
     graphs: Graphs | None = None,
-) -> Bundle:
-    """Writes a tiny bundle into `parent`, under its model's name."""
-    card, graphs = card or tiny_card(), graphs or tiny_graphs()
-    return write_draft(parent, BundleDraft(card=card, labels=labels, graphs=graphs))
+) -> BundleDraft:
+    """Returns the draft of a bundle with a trained head alone."""
+    return BundleDraft(card=card or tiny_card(), labels=labels, graphs=graphs or tiny_graphs())
+
+
+def write_tiny_bundle(parent: Path, *parts: Any, **others: Any) -> Bundle:
+    """Writes the bundle of a `tiny_draft` into `parent`, under its model's name."""
+    return write_draft(parent, tiny_draft(*parts, **others))
 
 
 def write_categorised_bundle(parent: Path) -> Bundle:

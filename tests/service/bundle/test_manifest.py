@@ -27,7 +27,6 @@ def test_manifest_that_is_not_an_object_is_refused(
 ) -> None:
     path = copy_bundle(tiny_bundle, tmp_path)
     (path / "manifest.json").write_text(text)
-
     with pytest.raises(BundleError, match=r"manifest\.json is not a JSON object"):
         load_bundle(path)
 
@@ -71,10 +70,8 @@ def test_inconsistent_manifest_is_refused_with_its_reason(
 ) -> None:
     path = copy_bundle(open_bundle, tmp_path)
     edit_manifest(path, edit)
-
     with pytest.raises(BundleError, match=reason) as caught:
         load_bundle(path)
-
     assert "\n" not in str(caught.value)
     assert load_bundle(open_bundle.path) == open_bundle
 

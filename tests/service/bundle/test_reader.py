@@ -25,7 +25,6 @@ from tests.support.tiny_bundle import (
 
 def test_bundle_is_read_back_as_it_was_written(tiny_bundle: Bundle) -> None:
     loaded = load_bundle(tiny_bundle.path)
-
     assert loaded == tiny_bundle
     assert loaded.card == tiny_card()
     assert loaded.labels == TINY_LABELS
@@ -42,9 +41,7 @@ names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=2
 @given(st.lists(names, min_size=1, max_size=5, unique=True))
 def test_any_label_names_survive_the_round_trip(tmp_path: Path, found: list[str]) -> None:
     labels = tuple(Label(name=name) for name in found)
-
     bundle = write_tiny_bundle(tmp_path, tiny_card(num_labels=len(labels)), labels)
-
     assert load_bundle(bundle.path).labels == labels
 
 
@@ -59,7 +56,6 @@ def test_any_changed_byte_of_a_listed_file_is_refused(
     position = data.draw(st.integers(0, len(content) - 1))
     content[position] ^= data.draw(st.integers(1, 255))
     file.write_bytes(content)
-
     with pytest.raises(BundleError, match="does not match its sha256"):
         load_bundle(path)
 
@@ -76,7 +72,6 @@ def test_truncated_or_missing_file_is_refused(
 ) -> None:
     path = copy_bundle(tiny_bundle, tmp_path)
     damage(path / "encoder.fp32.onnx")
-
     with pytest.raises(BundleError, match=reason):
         load_bundle(path)
 
@@ -99,14 +94,12 @@ def test_file_that_changes_after_loading_is_refused(tiny_bundle: Bundle, tmp_pat
     bundle = load_bundle(copy_bundle(tiny_bundle, tmp_path))
     file = bundle.path / "encoder.fp32.onnx"
     file.write_bytes(bytes(len(file.read_bytes())))
-
     with pytest.raises(BundleError, match="sha256"):
         bundle.read_graph("encoder", "fp32")
 
 
 def test_label_named_twice_is_refused(tmp_path: Path) -> None:
     twice = (*TINY_LABELS[:4], TINY_LABELS[0])
-
     with pytest.raises(BundleError, match="twice"):
         write_tiny_bundle(tmp_path, labels=twice)
 
@@ -114,9 +107,7 @@ def test_label_named_twice_is_refused(tmp_path: Path) -> None:
 def test_head_that_lacks_a_precision_runs_in_fp32(tmp_path: Path) -> None:
     graphs: Graphs = {**tiny_graphs()}
     graphs["trained_head"] = {"fp32": graphs["trained_head"]["fp32"]}
-
     bundle = write_tiny_bundle(tmp_path, graphs=graphs)
-
     assert bundle.precisions() == ("fp32", "int8")
     assert bundle.image_precision("encoder", "int8") == "int8"
     assert bundle.image_precision("trained_head", "int8") == "fp32"

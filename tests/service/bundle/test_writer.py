@@ -13,10 +13,8 @@ from tests.support.tiny_bundle import TINY_LABELS, Graphs, tiny_card, tiny_graph
 
 def test_invalid_draft_leaves_the_old_bundle_and_no_other_files(tmp_path: Path) -> None:
     old = write_tiny_bundle(tmp_path)
-
     with pytest.raises(BundleError, match="labels; it has"):
         write_tiny_bundle(tmp_path, labels=TINY_LABELS[:3])
-
     assert load_bundle(old.path) == old
     assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]
 
@@ -25,9 +23,7 @@ def test_new_bundle_replaces_the_old_one_whole(tmp_path: Path) -> None:
     write_tiny_bundle(tmp_path)
     graphs = tiny_graphs()
     only_fp32: Graphs = {name: {"fp32": variants["fp32"]} for name, variants in graphs.items()}
-
     new = write_tiny_bundle(tmp_path, graphs=only_fp32)
-
     assert load_bundle(new.path).precisions() == ("fp32",)
     assert not (new.path / "encoder.int8.onnx").exists()
     assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]

@@ -150,21 +150,6 @@ def test_calibrate_normalises_the_names_of_labels(run_open: Run, folder: Path) -
     assert set(json.loads(out)["thresholds"]) == {"caf\u00e9", "yak"}
 
 
-def test_calibrate_sets_thresholds_that_separate_the_photos(
-    calibrate: Run, run_open: Run, folder: Path
-) -> None:
-    photos = make_photos(20)
-    write_folder(folder, photos, "yak", shown=[])
-    scores = score_yak(run_open, folder)
-    best, others = list(scores)[:8], list(scores)[8:]
-    write_folder(folder, photos, "yak", shown=best)
-    code, out, err = calibrate("--json")
-    assert (code, err) == (0, "")
-    thresholds = json.loads(out)["thresholds"]
-    assert set(thresholds) == {"yak"}, "newt has no photo, so it keeps what it had"
-    assert scores[others[0]] < thresholds["yak"] < scores[best[-1]]
-
-
 def test_calibrate_makes_scores_probabilities_and_converts_other_thresholds(
     run_open: Run, folder: Path
 ) -> None:

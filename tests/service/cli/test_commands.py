@@ -32,7 +32,6 @@ def test_info_shows_default_precision_and_calibration(
     run: Run, tmp_path: Path, tiny_bundle: Bundle
 ) -> None:
     head = tiny_bundle.card.trained_head
-    assert head is not None
     bins = (ReliabilityBin(scores=9, mean_score=0.05, share_right=0.1),)
     calibration = make_calibration(2.0, 0.5).model_copy(update={"bins": bins})
     changes = {
@@ -100,19 +99,3 @@ def test_command_without_arguments_shows_its_help(run: Run) -> None:
         assert (code, err) == (0, "")
         assert "Usage: ml-decoder" in out
     assert "Exit codes" in run()[1]
-
-
-def test_every_command_shows_an_example(run: Run) -> None:
-    for command in ("serve", "predict", "info", "bench", "labels add", "labels calibrate"):
-        code, out, _ = run(*command.split(), "--help")
-        assert code == 0
-        assert out.count(f"ml-decoder {command} ") >= 2, "one in the usage, one to copy"
-
-
-def test_shell_completion_completes_commands(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
-    assert "_ML_DECODER_COMPLETE" in run("--show-completion", "bash")[1]
-    monkeypatch.setenv("_ML_DECODER_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "ml-decoder pre")
-    monkeypatch.setenv("COMP_CWORD", "1")
-    assert run()[1].split() == ["predict"]

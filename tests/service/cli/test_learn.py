@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
+from service.bundle.reader import Bundle
 from tests.service.cli.conftest import Run, assert_refused
 from tests.support.photos import make_photo
-from tests.support.tiny_bundle import write_teachable_bundle
 
 
 @pytest.fixture
-def teach(run_open: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+def teach(run_open: Run, monkeypatch: pytest.MonkeyPatch, teachable_bundle: Bundle) -> Run:
     """Runs the command line with a bundle that has a background."""
-    bundle = write_teachable_bundle(tmp_path / "bundle")
-    monkeypatch.setenv("ML_DECODER_BUNDLE", str(bundle.path))
+    monkeypatch.setenv("ML_DECODER_BUNDLE", str(teachable_bundle.path))
     return run_open
 
 
@@ -94,12 +93,6 @@ def test_learn_refuses_arguments_before_it_reads_photos(
     refuse("The name of a label set should be", "../mine", folder)
     (folder / "yak").rename(folder / "y\u200bak")
     refuse("Text should not contain control characters", "mine", folder)
-
-
-def test_learn_names_the_command_that_gives_a_bundle_its_background(
-    run_open: Run, folder: Path
-) -> None:
-    assert_refused(run_open, "--background FOLDER", "labels", "learn", "mine", folder)
 
 
 def test_exported_set_is_imported_with_what_it_has_learnt(

@@ -62,7 +62,6 @@ def test_folder_and_object_store_have_the_same_photos(
 @pytest.mark.parametrize("folder", ["@eaDir", ".thumbnails", "__MACOSX", "@__thumb", ".@__thumb"])
 def test_folders_of_thumbnails_are_left_out_and_counted(tmp_path: Path, folder: str) -> None:
     make_files(tmp_path, f"{folder}/a.jpg/b.jpg", f"sea/{folder}/._c.jpg", "sea/c.jpg")
-
     assert list_photos(str(tmp_path)) == (["sea/c.jpg"], {f"{folder}/": 2})
     # The folder itself may be asked for.
     assert list_photos(str(tmp_path / folder)) == (["a.jpg/b.jpg"], {})
@@ -84,7 +83,6 @@ def test_pattern_leaves_out_files_and_folders(
     tmp_path: Path, pattern: str, found: list[str], left_out: dict[str, int]
 ) -> None:
     make_files(tmp_path, "a.jpg", "a_small.jpg", "sea/b.jpg", "sea/old/a.jpg")
-
     assert list_photos(str(tmp_path), ["*.txt", pattern]) == (found, left_out)
 
 
@@ -111,7 +109,6 @@ def test_linked_folder_is_searched_once(tmp_path: Path) -> None:
     make_files(tmp_path, "here/a.jpg", "elsewhere/b.jpg")
     (tmp_path / "here" / "linked").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "here" / "back").symlink_to(tmp_path / "here")
-
     assert list_photos(str(tmp_path / "here")) == (["a.jpg", "linked/b.jpg"], {})
 
 
@@ -144,7 +141,6 @@ def test_other_files_are_counted_by_kind(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("service.images.formats.ENDINGS", (".jpg", ".jfif"))
     monkeypatch.setattr("service.images.formats.FORMATS", ("JPEG",))
     make_files(tmp_path, "a.JFIF", "b/c.HEIC", "b/d.tiff", "e", "at 2.5 km", ".f.jpg", "g\n.tIff")
-
     _, left_out = find_photos([tmp_path, tmp_path / "e"])
     assert left_out == {
         ".heic: needs the extra heif": 1, ".tiff": 2, "without ending": 2, "hidden": 1

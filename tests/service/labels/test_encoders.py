@@ -33,13 +33,11 @@ from tests.support.label_store import define
 from tests.support.tiny_bundle import (
     EMBEDDING_WIDTH,
     QUERY_WIDTH,
-    make_calibration,
     parse_graph,
     tiny_head,
     tiny_label_encoder,
     tiny_tokenizer,
     write_changed_bundle,
-    write_open_bundle,
     write_screened_bundle,
 )
 
@@ -143,18 +141,6 @@ async def test_text_that_is_too_long_is_refused_before_any_is_encoded(
     assert not texts.seen
 
 
-async def test_name_in_another_spelling_has_the_calibration_of_a_trained_name(
-    open_fakes: Open,
-) -> None:
-    pairs = {"calibration": make_calibration(2, 0), "trained_names": make_calibration(3, 0)}
-    trained = ["traffic_light", "Cafe\u0301"]
-    fakes = open_fakes(HEAD.model_copy(update=pairs), trained_names=trained)
-    asked = name("traffic light", "Traffic_Light", "CAF\u00c9", "light")
-    labels = fakes.make_set(asked, LabelVectors(np.ones((4, 2), np.float32)), "1", "request")
-    assert labels.calibration is not None
-    assert labels.calibration[0].tolist() == [3, 3, 3, 2]
-
-
 async def test_least_recently_used_candidate_is_evicted(
     fakes: LabelEncoders, texts: FakeTexts
 ) -> None:
@@ -229,9 +215,7 @@ async def test_queries_and_keys_that_are_not_finite_are_refused(
 
 @pytest.fixture(scope="module")
 def text_encoder(open_bundle: Bundle) -> TextEncoder:
-    encoder = open_text_encoder(open_bundle, 1)
-    assert encoder is not None
-    return encoder
+    return open_text_encoder(open_bundle, 1)
 
 
 @settings(max_examples=25)
@@ -260,15 +244,8 @@ def test_text_encoder_reads_no_more_than_its_tokenizer_says(tmp_path: Path) -> N
     tokenizer = Tokenizer.from_str(tiny_tokenizer().decode())
     tokenizer.enable_truncation(7)
     encoder = open_text_encoder(write_changed_bundle(tmp_path, tokenizer.to_str().encode()), 1)
-    assert encoder is not None
     with pytest.raises(InvalidLabelSet, match=r"reads 7 tokens .* has 8"):
         encoder.check(["12345678"])
-
-
-def test_bundle_without_an_encoder_has_none(tiny_bundle: Bundle, tmp_path: Path) -> None:
-    assert open_text_encoder(tiny_bundle, 1) is None
-    assert open_text_encoder(write_open_bundle(tmp_path, encodes_text=False), 1) is None
-    assert open_label_encoder(tiny_bundle, 1) is None
 
 
 @pytest.mark.parametrize(
@@ -288,9 +265,7 @@ EMBEDDINGS = np.random.default_rng(0).normal(size=(10, EMBEDDING_WIDTH)).astype(
 
 @pytest.fixture(scope="module")
 def label_encoder(open_bundle: Bundle) -> LabelEncoder:
-    encoder = open_label_encoder(open_bundle, 1)
-    assert encoder is not None
-    return encoder
+    return open_label_encoder(open_bundle, 1)
 
 
 @pytest.mark.parametrize("per_run", [1, 3, 10, 11])
@@ -312,13 +287,10 @@ def test_keys_are_those_of_the_queries_chunks_unless_the_screen_is_off(
     monkeypatch.setattr(encoders, "LABELS_PER_RUN", 3)
     bundle = write_screened_bundle(tmp_path)
     encoder = open_label_encoder(bundle, 1)
-    assert encoder is not None
     found = encoder.encode(EMBEDDINGS)
-    assert found.keys is not None
     np.testing.assert_array_equal(found.keys["projected"], found.queries)
     assert encoder.encode(EMBEDDINGS, with_keys=False).keys is None
     plain = open_label_encoder(bundle, 1, screen=False)
-    assert plain is not None
     assert plain.encode(EMBEDDINGS).keys is None
 
 
@@ -359,6 +331,5 @@ def test_appended_rows_of_one_snapshot_are_not_those_of_another() -> None:
     others = [append_vectors(old, project(30)), append_vectors(first, project(40, 50))]
     for vectors, added in ((old, []), (first, [20]), (others[0], [30]), (others[1], [20, 40, 50])):
         expected = [*range(1, 17), *added]
-        assert vectors.keys is not None
         assert vectors.queries[:, 2].tolist() == expected
         assert vectors.keys["names"][:, 0].tolist() == expected

@@ -25,13 +25,7 @@ from service.labels.files import (
     read_label_set_folder,
 )
 from tests.support.label_store import define, make_examples
-from tests.support.tiny_bundle import (
-    EMBEDDING_WIDTH,
-    TINY_LABELS,
-    open_draft,
-    tiny_card,
-    tiny_graphs,
-)
+from tests.support.tiny_bundle import EMBEDDING_WIDTH, open_draft, tiny_draft
 
 
 def pack(**arrays: Any) -> bytes:
@@ -57,10 +51,8 @@ def test_json_and_npz_give_the_same_set() -> None:
     text = json.dumps({"labels": labels}).encode()
     rows = np.eye(2, 3, dtype=np.float32)
     arrays = make_npz(["cat", "dog"], rows, thresholds=np.array([0.5, np.nan]))
-
     from_json = parse_label_set(b"\xef\xbb\xbf" + text, ".json", "pets")
     from_npz = parse_label_set(arrays, ".npz", "pets")
-
     assert from_json.digest == from_npz.digest
     assert from_npz.thresholds == (0.5, None)
 
@@ -92,11 +84,7 @@ def test_npz_may_have_several_descriptions_of_a_label() -> None:
         (make_npz(["a"], np.ones((2, 3))), ".npz", "one row"),
         (make_npz(["a", "a"]), ".npz", "twice"),
         (make_npz(["\0a"]), ".npz", "names"),
-        (
-            make_npz(["a"], thresholds=[2.0]),
-            ".npz",
-            "Threshold 1 of 1 must be from 0 to 1",
-        ),
+        (make_npz(["a"], thresholds=[2.0]), ".npz", "Threshold 1 of 1 must be from 0 to 1"),
         (make_npz(["a"], prompts=[1]), ".npz", "prompts"),
         (make_npz(["a"], calibration=[1.0]), ".npz", "calibration must be a scale and a shift"),
         (make_npz(["a"], calibration=[0.0, 0.0]), ".npz", "calibration: scale: Input should be"),
@@ -298,7 +286,7 @@ def test_sets_of_a_bundle_are_read_by_name(tmp_path: Path) -> None:
 
 TEXT = b'{"labels": ["cat"]}'
 OPEN, WORDLESS = open_draft(), open_draft(encodes_text=False)
-CLOSED = BundleDraft(card=tiny_card(), labels=TINY_LABELS, graphs=tiny_graphs())
+CLOSED = tiny_draft()
 
 
 @pytest.mark.parametrize(

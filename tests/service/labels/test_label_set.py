@@ -53,19 +53,9 @@ def test_trained_labels_keep_their_thresholds() -> None:
     assert labels.read_only
 
 
-def test_own_embeddings_marks_labels_that_came_with_one() -> None:
-    definition = replace(DEFINITION, given=(0, 2), embeddings=np.ones((2, 4), np.float32))
-    labels = open_set(definition)
-    assert labels.own_embeddings.tolist() == [True, False, True]
-    assert not open_set().own_embeddings.any()
-    assert make_trained_set([Label(name="a")], PLAIN_HEAD).own_embeddings.tolist() == [False]
-
-
 @pytest.mark.parametrize("origin", ["store", "folder", "request"])
 def test_queries_and_keys_are_writable_only_if_used_once(origin: Origin) -> None:
     labels = screened_set(origin=origin)
-    assert labels.queries is not None
-    assert labels.keys is not None
     for matrix in (labels.queries, labels.keys["projected"]):
         assert matrix.flags.writeable == (origin == "request")
     assert labels.read_only == (origin != "store")
@@ -101,11 +91,7 @@ def test_screened_labels_are_ranked_by_their_calibration() -> None:
     found = labels.screen(0.2, 10, labels.all_positions)
     assert found.scale.tolist() == [0.5] * 3
     np.testing.assert_allclose(found.shift, [np.log(4) - 2] * 3, rtol=1e-6)
-
-
-def test_larger_scale_raises_the_rank_for_the_errors_of_estimates() -> None:
-    labels = screened_set(PAIR)
-    assert labels.calibration is not None
+    # A larger scale raises the rank for the errors of estimates.
     labels.calibration[:, 2] = (0.75, -1.0)
     found = labels.screen(None, 10, labels.all_positions)
     np.testing.assert_allclose(found.shift, [-2, -2, -1 + 4 * 0.25], rtol=1e-6)
@@ -133,7 +119,6 @@ def test_trained_label_with_its_own_calibration_does_not_take_the_heads() -> Non
     head = TrainedHead(kind="gap", num_labels=2, activation="sigmoid", calibration=PAIR)
     own = Calibration(scale=3.0, shift=1.0)
     labels = make_trained_set([Label(name="a"), Label(name="b", calibration=own)], head)
-    assert labels.calibration is not None
     assert labels.calibration.T.tolist() == [[0.5, -2.0], [3.0, 1.0]]
 
 
@@ -143,7 +128,6 @@ def test_open_label_is_calibrated_by_its_set_else_as_a_trained_name_else_by_the_
 
     def scales(definition: Definition) -> list[float]:
         labels = open_set(definition, head, "yak")
-        assert labels.calibration is not None
         return list(labels.calibration[0])
 
     assert scales(DEFINITION) == [0.5, 0.9, 0.5]

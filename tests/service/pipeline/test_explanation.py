@@ -137,7 +137,6 @@ def test_map_of_a_learnt_label_has_the_tokens_parts_of_its_score(
         selection = select_labels([labels], ALL)
         assert drawing.covers(selection)
         (found,) = engine.run(images, [selection.heads], explained=[0], embedded=[0])
-        assert found.tokens is not None
         scored = score_labels(found.logits, selection, found.embedding)
         made = drawing.explain_labels(scored, selection, found.memories, (48, 32), found.tokens)
         maps = {x.label: e.map for x, e in zip(scored, made, strict=True)}
@@ -153,17 +152,6 @@ def test_grid_has_all_tokens_but_those_before_the_patches() -> None:
     assert find_grid(729, 384, 384) == (27, 27)  # 384 is no multiple of 14
     assert find_grid(433, 384, 288) == (24, 18)
     assert find_grid(1, 448, 448) == (1, 1)
-
-
-def test_engine_returns_memory_of_explained_rows_only(engine: Engine) -> None:
-    images = random_images(2, 3)
-    plain = engine.run(images, [[None, OPEN.queries]] * 3)
-    mixed = engine.run(images, [[None, OPEN.queries]] * 3, explained=[1])
-    assert [len(each.memories) for each in mixed] == [0, 2, 0]
-    for before, after in zip(plain, mixed, strict=True):
-        for wanted, found in zip(before.logits, after.logits, strict=True):
-            np.testing.assert_array_equal(found, wanted)
-    assert {memory.shape for memory in mixed[1].memories} == {(TOKENS, QUERY_WIDTH)}
 
 
 def test_inference_fails_on_memory_of_another_width(explainer: Explainer) -> None:

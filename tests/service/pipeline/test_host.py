@@ -58,7 +58,6 @@ async def test_not_ready_says_how_many_label_sets_are_encoded_for_another_model(
     def open_watched(settings: Settings) -> Pipeline:
         pipeline = open_pipeline(settings)
         encoders = pipeline.catalogue.encoders
-        assert encoders is not None
         embed = encoders.embed
 
         async def watch(definition: Definition) -> Embeddings:

@@ -29,7 +29,6 @@ def test_open_bundle_has_engine_and_encoders_that_open_at_the_same_time(
         monkeypatch.setattr(module, name, partial(meet_and_open, getattr(module, name)))
     graphs = open_graphs(make_settings(open_bundle))
     encoders = graphs.encoders
-    assert encoders is not None
     assert encoders.encodes_text
     contract = graphs.bundle.card.input
     black = np.zeros((1, contract.height, contract.width, 3), np.uint8)
@@ -38,30 +37,19 @@ def test_open_bundle_has_engine_and_encoders_that_open_at_the_same_time(
     assert [len(logits) for logits in found.logits] == [len(open_bundle.labels), 2]
 
 
-def test_bundle_without_open_head_has_no_encoders(tiny_bundle: Bundle) -> None:
-    assert open_graphs(make_settings(tiny_bundle)).encoders is None
-
-
 def test_options_of_a_gpu_reach_the_engine(tiny_bundle: Bundle) -> None:
     with pytest.raises(StartError, match=r"^cuda_options: device cpu has none"):
         open_graphs(make_settings(tiny_bundle, device="cpu", cuda_options="prefer_nhwc=1"))
 
 
-def test_encoder_that_does_not_open_stops_the_start(
-    open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("owner", "name"), [(module, "open_encoders"), (Engine, "warm_up")])
+def test_encoder_or_engine_that_does_not_run_stops_the_start(
+    open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
-    fail = Mock(side_effect=BundleError("text_encoder does not run"))
-    monkeypatch.setattr(module, "open_encoders", fail)
-    with pytest.raises(BundleError, match="text_encoder"):
+    fail = Mock(side_effect=BundleError("does not run"))
+    monkeypatch.setattr(owner, name, fail)
+    with pytest.raises(BundleError, match="does not run"):
         open_graphs(make_settings(open_bundle))
-
-
-def test_engine_that_does_not_run_stops_the_start(
-    open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fail = Mock(side_effect=BundleError("an image gave logits of a wrong shape"))
-    monkeypatch.setattr(Engine, "warm_up", fail)
-    with pytest.raises(BundleError, match="wrong shape"):
-        open_graphs(make_settings(open_bundle))
-    (make_blank,) = fail.call_args.args
-    assert len(make_blank(3).queries) == 3
+    if name == "warm_up":
+        (make_blank,) = fail.call_args.args
+        assert len(make_blank(3).queries) == 3

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from service.bundle.card import FALLBACK_THRESHOLD, Activation, Calibration, Label, TrainedHead
+from service.bundle.card import FALLBACK_THRESHOLD, Activation, Label, TrainedHead
 from service.engine.heads import ScreenedLogits
 from service.labels.label_set import LabelSet, make_trained_set
 from service.pipeline.scoring import ScoredLabel, compute_scores, score_labels
@@ -193,49 +193,6 @@ def test_scores_are_sigmoid_and_softmax() -> None:
     assert compute_scores(logits, "softmax") == pytest.approx([0.25, 0.75])
 
 
-@given(
-    st.lists(finite, min_size=4, max_size=4),
-    st.integers(1, 6) | st.none(),
-    st.floats(0, 1) | st.sampled_from(["calibrated", None]),
-)
-def test_answer_is_sorted_and_obeys_its_limits(
-    logits: list[float], top_k: int | None, threshold: Any
-) -> None:
-    answer = ask(Question(top_k=top_k, threshold=threshold), logits=np.array(logits))
-    scores = [label.score for label in answer]
-    assert scores == sorted(scores, reverse=True)
-    if top_k is not None:
-        assert len(answer) <= top_k
-    if threshold is not None:
-        assert all(label.score >= label.threshold for label in answer)
-    if top_k is not None and threshold is None:
-        assert len(answer) == min(top_k, 4)
-
-
-def test_labels_are_scored_by_their_calibration_however_they_are_chosen() -> None:
-    own = Calibration(scale=2.0, shift=-1.0)
-    labels = make_trained_set(
-        [Label(name="a", calibration=own), Label(name="b"), Label(name="c")], PLAIN_HEAD
-    )
-    logits = np.array([0.5, 0.5, -3.0], np.float32)
-    expected = {"a": 0.5, "b": 1 / (1 + np.exp(-0.5)), "c": 1 / (1 + np.exp(3.0))}
-    for names in (["a", "b", "c"], ["a"], ["b", "c"]):
-        selection = select_labels([labels], Question(top_k=3, include=names))
-        found = {label.label: label.score for label in score_labels([logits], selection)}
-        assert found == pytest.approx({name: expected[name] for name in names})
-
-
-def test_some_queries_of_an_open_set_are_scored_by_their_own_calibration() -> None:
-    labels = random_label_set(0, ["x", "y", "z", "u", "v"])
-    calibration = np.array([[1.0, 2.0, 3.0, 4.0, 5.0], [0.0, 0.1, 0.2, 0.3, 0.4]])
-    selection = select_labels(
-        [replace(labels, calibration=calibration)], Question(top_k=5, include=["y", "v"])
-    )
-    found = score_labels([np.array([0.5, -0.5])], selection)  # logits of the chosen queries alone
-    scores = {label.label: label.score for label in found}
-    assert scores == pytest.approx({"y": 1 / (1 + np.exp(-1.1)), "v": 1 / (1 + np.exp(2.1))})
-
-
 EMBEDDING = np.full(WIDTH, WIDTH**-0.5, np.float32)
 
 
@@ -247,7 +204,6 @@ def test_learnt_label_adds_its_score_to_the_calibrated_logit(
     labels = replace(labels, calibration=calibration)
     logits = np.array([0.5, -0.5, 1.0], np.float32)
     values = logits if calibration is None else logits * calibration[0] + calibration[1]
-    assert labels.learnt is not None
     values = values + np.insert(labels.learnt.vectors @ EMBEDDING + 0.5, 1, 0.0)
     expected = dict(zip(labels.names, 1 / (1 + np.exp(-values)), strict=True))
     screened = ScreenedLogits(logits[[0, 2]], np.array([0, 2]))

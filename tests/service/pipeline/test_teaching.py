@@ -8,11 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.bundle.card import BackgroundPhotos
 from service.bundle.reader import Bundle
-from service.bundle.writer import BundleDraft
-from service.errors import BundleError, EmptyImage, InvalidImage
-from service.labels.background import MIN_PHOTOS
+from service.errors import BundleError
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.teaching import Taught, embed_photo, teach_label
 from service.question import Question
@@ -20,12 +17,11 @@ from tests.service.pipeline.conftest import make_settings, running
 from tests.support.label_store import make_photos
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import (
-    TINY_LABELS,
     WIDTH,
     open_draft,
-    tiny_card,
-    tiny_graphs,
+    tiny_draft,
     write_draft,
+    write_teachable_bundle,
 )
 
 pytestmark = pytest.mark.anyio
@@ -38,14 +34,9 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     draft = {
         "texts": open_draft(),
         "no text encoder": open_draft(encodes_text=False),
-        "no open head": BundleDraft(tiny_card(), TINY_LABELS, tiny_graphs()),
+        "no open head": tiny_draft(),
     }[request.param]
-    photos = BackgroundPhotos(dataset="random", images=MIN_PHOTOS)
-    card = draft.card.model_copy(update={"background": photos})
-    background = make_photos().background
-    assert background is not None
-    draft = replace(draft, card=card, background=background.to_bytes())
-    return write_draft(tmp_path_factory.mktemp("taught"), draft)
+    return write_teachable_bundle(tmp_path_factory.mktemp("taught"), draft)
 
 
 @pytest.fixture
@@ -73,29 +64,6 @@ async def test_taught_label_is_found_with_the_scores_that_teaching_answers(
         np.testing.assert_allclose(embedding, found.embedding, atol=1e-5)  # type: ignore[arg-type]
 
 
-async def test_one_unusable_photo_of_several_is_named_and_nothing_is_kept(
-    pipeline: Pipeline,
-) -> None:
-    for bad, error in ((b"junk", InvalidImage), (b"", EmptyImage)):
-        for positive, negative, start in (
-            ([*PHOTOS[:3], bad, *PHOTOS[4:9]], PHOTOS[10:], "Photo 4 of 9 `positive` photos"),
-            (PHOTOS[:3], [bad], "Photo 1 of 1 `negative` photos"),
-        ):
-            with pytest.raises(error) as caught:
-                await teach_label(pipeline, "mine", "mug", positive, negative)
-            assert str(caught.value.detail).startswith(start)
-            assert pipeline.catalogue.get("mine") is None
-    assert (await teach(pipeline, *PHOTOS[:3])).added == 5
-
-
-async def test_labels_that_are_taught_at_the_same_time_lose_nothing(pipeline: Pipeline) -> None:
-    works = [teach(pipeline, *PHOTOS[i : i + 2]) for i in range(0, 8, 2)]
-    taught = await asyncio.gather(*works, teach(pipeline, PHOTOS[8], label="cup"))
-    lessons = pipeline.catalogue.find("mine").lessons
-    assert lessons.keys() == {"mug", "cup"}
-    assert sum(each.count for each in lessons.values()) == sum(each.added for each in taught)
-
-
 async def test_draining_waits_until_an_admitted_request_has_learnt(bundle: Bundle) -> None:
     async def teach_admitted() -> Taught:
         with pipeline.admit():
@@ -109,7 +77,6 @@ async def test_draining_waits_until_an_admitted_request_has_learnt(bundle: Bundl
 
 async def test_background_of_another_width_is_refused_at_the_start(tmp_path: Path) -> None:
     background = make_photos(width=WIDTH + 1).background
-    assert background is not None
     bundle = write_draft(tmp_path, replace(open_draft(), background=background.to_bytes()))
     with pytest.raises(BundleError, match=f"width {WIDTH + 1}, the encoder of {WIDTH}"):
         open_pipeline(make_settings(bundle))

@@ -12,23 +12,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from service.bundle.reader import Bundle
-from service.bundle.writer import BundleDraft
 from service.cli.bulk.run import BulkJob, Totals, run_bulk
 from service.cli.learn import learn_folder
 from service.errors import StartError
 from service.question import Question
 from service.settings import Settings
-from tests.support.photos import make_photo
+from tests.support.photos import make_photo, write_photos
 from tests.support.tiny_bundle import (
-    OPEN_HEAD,
-    TINY_LABELS,
     WIDTH,
+    change_graphs,
     open_card,
     open_draft,
     parse_graph,
-    tiny_card,
+    tiny_draft,
     tiny_encoder,
-    tiny_graphs,
     write_draft,
     write_teachable_bundle,
 )
@@ -46,20 +43,15 @@ FIRST_TOKEN = f"""(float[B, S, {WIDTH}] tokens, float[L, {WIDTH}] queries) =>
 
 def write_towers(parent: Path, **graphs: bytes) -> Bundle:
     """Writes a tiny bundle with the open head of two towers, some graphs replaced."""
-    head = OPEN_HEAD.model_copy(update={"kind": "clip"})
-    card = open_card(trained=False).model_copy(update={"open_head": head})
-    draft = open_draft(card, trained=False)
+    draft = open_draft(open_card(trained=False, kind="clip"), trained=False)
     graphs = {"open_head": parse_graph(FIRST_TOKEN, zero=0, last=[-1]), **graphs}
-    made = {name: {"fp32": graph} for name, graph in graphs.items()}
-    return write_draft(parent, replace(draft, graphs={**draft.graphs, **made}))
+    return write_draft(parent, change_graphs(draft, **graphs))
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> BulkJob:
     """Answers from the embeddings of five photos and a broken file."""
-    (tmp_path / "photos").mkdir()
-    for number in range(5):
-        (tmp_path / f"photos/{number}.png").write_bytes(make_photo(number))
+    write_photos(tmp_path / "photos", 5)
     (tmp_path / "photos/bad.jpg").write_bytes(b"junk")
     settings = Settings(bundle=write_towers(tmp_path).path, device="cpu", label_store="memory")
     first = Question(embedding=True, label_set=["everyday"])
@@ -94,8 +86,7 @@ def test_answers_without_photos_are_those_of_the_photos(job: BulkJob, tmp_path: 
 
 
 def test_sets_of_examples_alone_need_no_photos(job: BulkJob, tmp_path: Path) -> None:
-    draft = BundleDraft(card=tiny_card(), labels=TINY_LABELS, graphs=tiny_graphs())
-    bundle = write_teachable_bundle(tmp_path, draft)
+    bundle = write_teachable_bundle(tmp_path, tiny_draft())
     store = str(tmp_path / "labels.db")
     settings = job.settings.model_copy(update={"bundle": bundle.path, "label_store": store})
 

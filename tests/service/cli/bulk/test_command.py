@@ -10,7 +10,7 @@ import pytest
 from service.bundle.reader import Bundle
 from service.cli.bulk import command
 from tests.service.cli.conftest import Run, assert_refused
-from tests.support.photos import make_photo
+from tests.support.photos import make_photo, write_photos
 
 KEYS = ("tagged", "failed", "skipped", "unread", "failed_before", "left_out")
 TOTALS = dict.fromkeys(KEYS, 0)
@@ -24,11 +24,8 @@ def run(run: Run, monkeypatch: pytest.MonkeyPatch, tiny_bundle: Bundle) -> Run:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for number in range(3):
-        (folder / f"{number}.png").write_bytes(make_photo(number))
-    return folder
+    write_photos(tmp_path / "photos", 3)
+    return tmp_path / "photos"
 
 
 def test_bulk_writes_totals_and_exits_with_1_after_failures(

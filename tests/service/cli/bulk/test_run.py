@@ -26,7 +26,7 @@ from service.question import Question
 from service.settings import Settings
 from tests.e2e.server_process import ROOT
 from tests.support.label_store import LIMITS, put
-from tests.support.photos import encode_picture, make_photo, make_picture
+from tests.support.photos import encode_picture, make_photo, make_picture, write_photos
 from tests.support.threads import wait_until
 from tests.support.tiny_bundle import SPACE, make_calibration, write_tiny_bundle
 
@@ -38,9 +38,7 @@ OTHER_QUESTION = "another model, label set, question, input or limit"
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     folder = tmp_path / "photos"
-    folder.mkdir()
-    for number in range(11):
-        (folder / f"{number:02}.png").write_bytes(make_photo(number))
+    write_photos(folder, 11)
     (folder / "broken.jpg").write_bytes(b"junk")
     return folder
 
@@ -182,32 +180,24 @@ def test_run_writes_nothing_if_the_question_is_invalid(job: BulkJob, out: Path) 
     assert not out.exists()
 
 
-def test_run_refuses_another_question_in_the_same_folder(job: BulkJob) -> None:
-    run(job)
-    with pytest.raises(StartError, match=OTHER_QUESTION):
-        run(replace(job, question=Question(top_k=3)))
-    other_limit = job.settings.model_copy(update={"max_pixels": 7})
-    with pytest.raises(StartError, match=OTHER_QUESTION):
-        run(replace(job, settings=other_limit))
-    assert run(job)[0].skipped == 12
-
-
-def test_run_refuses_a_folder_of_another_calibration_of_the_same_version(
+def test_run_refuses_a_folder_of_another_question_limit_or_calibration_of_the_same_version(
     job: BulkJob, tiny_bundle: Bundle, tmp_path: Path
 ) -> None:
     def calibrate(scale: float) -> BulkJob:
         head = tiny_bundle.card.trained_head
-        assert head is not None
         head = head.model_copy(update={"calibration": make_calibration(scale, 0.5)})
         card = tiny_bundle.card.model_copy(update={"trained_head": head})
         path = write_tiny_bundle(tmp_path / f"scale-{scale}", card).path
         return replace(job, settings=job.settings.model_copy(update={"bundle": path}))
 
-    run(calibrate(2.0))
-    for other in (job, calibrate(3.0)):
+    first = calibrate(2.0)
+    run(first)
+    limited = first.settings.model_copy(update={"max_pixels": 7})
+    others = replace(first, question=Question(top_k=3)), replace(first, settings=limited)
+    for other in (job, calibrate(3.0), *others):
         with pytest.raises(StartError, match=OTHER_QUESTION):
             run(other)
-    assert run(calibrate(2.0))[0].skipped == 12
+    assert run(first)[0].skipped == 12
 
 
 def test_run_compares_label_sets_by_labels_and_not_by_version(

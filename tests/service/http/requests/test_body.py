@@ -196,7 +196,6 @@ async def test_other_messages_do_not_stop_the_work(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(body_module, "_WATCH_AFTER_SECONDS", 0.0)
     messages: asyncio.Queue[Message] = asyncio.Queue()
     gate = asyncio.Event()
-
     answering = asyncio.create_task(
         cancel_on_disconnect(make_request(messages.get), finish_after(gate))
     )
@@ -205,7 +204,6 @@ async def test_other_messages_do_not_stop_the_work(monkeypatch: pytest.MonkeyPat
         await take_turns()
     assert messages.empty()
     gate.set()
-
     assert await answering == 7
 
 

@@ -92,7 +92,6 @@ def test_json_may_begin_with_a_byte_order_mark() -> None:
 def test_long_json_is_parsed_in_a_side_thread(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, length: int, *, in_loop: bool
 ) -> None:
-    assert client.portal is not None
     loop_thread, threads, parse = client.portal.call(get_ident), [], json_bodies.parse_json
 
     def remember(*arguments: Any) -> dict[str, Any]:

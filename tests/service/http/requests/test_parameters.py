@@ -148,9 +148,7 @@ async def test_event_loop_runs_while_long_candidate_labels_are_checked(
     others = asyncio.Event()
     asyncio.get_running_loop().call_soon(others.set)
     names = [str(number).ljust(length, "x") for number in range(50)]
-
     question = await add_fields(Question(top_k=1), {"candidate_labels": names}, 50)
-
     assert question == Question(top_k=1, candidate_labels=names)
     assert others.is_set() is not in_loop
 

@@ -2,11 +2,11 @@
 
 import asyncio
 import socket
-import ssl
 import threading
 from collections import defaultdict
 from collections.abc import Coroutine
 from typing import Any
+from unittest.mock import Mock
 
 import httpcore2 as httpcore
 import pytest
@@ -29,16 +29,11 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(autouse=True)
-def certificates(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The system's certificates, read once for all tests; a list of the reads."""
-    reads: list[object] = []
-
-    def read() -> ssl.SSLContext:
-        reads.append(None)
-        return CONTEXT
-
+def certificates(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """The system's certificates, read once for all tests."""
+    read = Mock(return_value=CONTEXT)
     monkeypatch.setattr(httpcore, "default_ssl_context", read)
-    return reads
+    return read
 
 
 def reply(body: bytes, status: str = "200 OK", **headers: str) -> list[bytes]:
@@ -247,24 +242,12 @@ async def test_huge_image_is_refused_before_its_end(answer: list[bytes]) -> None
     await refuse(serving(answer), BodyTooLarge)
 
 
-async def test_fetched_bytes_count_as_body_in_memory() -> None:
-    budget = BodyBudget(2 * len(PHOTO) - 1)
-    first, second = Reservation(budget), Reservation(budget)
-    fetcher = make_fetcher(serving(*[reply(PHOTO)] * 3))
-    await fetcher.fetch("https://a.example/", first)
-    with pytest.raises(QueueFull):
-        await fetcher.fetch("https://a.example/", second)
-    first.release()
-    second.release()
-    assert await fetcher.fetch("https://a.example/", second) == PHOTO
-
-
 async def test_slow_origin_is_given_up() -> None:
     answer = [b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n", b"abc", 0]
     await refuse(serving(answer), OriginTimeout, seconds=0.05)
 
 
-async def test_fetches_beyond_the_limit_are_refused() -> None:
+async def test_fetches_beyond_the_limit_are_refused(certificates: Mock) -> None:
     network = serving([0], reply(PHOTO))
     fetcher = make_fetcher(network, max_fetches=1)
     first = asyncio.create_task(fetch(fetcher, "https://a.example/"))
@@ -275,6 +258,7 @@ async def test_fetches_beyond_the_limit_are_refused() -> None:
     with pytest.raises(asyncio.CancelledError):
         await first
     assert await fetch(fetcher, "https://a.example/") == PHOTO
+    certificates.assert_called_once_with()
 
 
 async def test_name_server_that_does_not_answer_blocks_no_other_fetch(
@@ -292,13 +276,6 @@ async def test_name_server_that_does_not_answer_blocks_no_other_fetch(
             assert await asyncio.to_thread(str, "others") == "others"
     finally:
         answers.set()
-
-
-async def test_certificates_are_read_once(certificates: list[object]) -> None:
-    fetcher = make_fetcher(serving(reply(PHOTO), reply(PHOTO)))
-    for _ in range(2):
-        assert await fetch(fetcher, "https://a.example/") == PHOTO
-    assert len(certificates) == 1
 
 
 @given(st.text(max_size=60))

@@ -25,14 +25,6 @@ def paths(document: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_predictions_come_first_and_tags_are_described_in_their_order(
-    document: dict[str, Any], paths: dict[str, Any]
-) -> None:
-    used = [tag for path in paths.values() for op in path.values() for tag in op["tags"]]
-    assert list(dict.fromkeys(used)) == [tag["name"] for tag in document["tags"]]
-    assert used[0] == "predict"
-
-
 def list_answers(paths: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yields path, status and description of every documented answer."""
     for path, operations in paths.items():

@@ -49,9 +49,7 @@ def rank_photos(client: TestClient, label: str) -> list[tuple[float, bytes]]:
 def test_threshold_of_separable_photos_separates_them(client: TestClient, label: str) -> None:
     ranked = rank_photos(client, label)
     photos = [photo for _, photo in ranked]
-
     answer = calibrate(client, photos[:4], photos[4:], label).json()
-
     assert (answer["label_set"]["name"], answer["label"]) == ("pets", label)
     best = answer["best"]
     assert (best["precision"], best["recall"]) == (1.0, 1.0)

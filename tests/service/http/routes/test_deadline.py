@@ -50,9 +50,7 @@ def test_labels_and_photos_share_one_deadline(
     client: TestClient, deadlines: list[float | None], route: str
 ) -> None:
     path, options = ROUTES[route]
-
     response = client.post(path, **options)
-
     assert response.status_code == 200, response.text
     if route == "calibrate":  # its labels are chosen before the photos are read
         deadlines.pop(0)

@@ -12,14 +12,7 @@ from fastapi.testclient import TestClient
 from service.http.routes.embed import MAX_TEXTS
 from tests.support.photos import make_photo
 from tests.support.serving import assert_problem, send_image, send_images, serve_app, to_base64
-from tests.support.tiny_bundle import (
-    EMBEDDING_WIDTH,
-    OPEN_HEAD,
-    WIDTH,
-    open_card,
-    open_draft,
-    write_draft,
-)
+from tests.support.tiny_bundle import EMBEDDING_WIDTH, WIDTH, open_card, open_draft, write_draft
 
 BUNDLE = "open_bundle"
 PHOTOS = [make_photo(seed) for seed in range(3)]
@@ -31,9 +24,8 @@ V1 = "/v1/embeddings"
 @pytest.fixture(scope="module")
 def towers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """A model with CLIP's kind of head. Real towers have texts and photos of one width."""
-    head = OPEN_HEAD.model_copy(update={"kind": "clip"})
-    card = open_card("towers").model_copy(update={"open_head": head})
-    with serve_app(write_draft(tmp_path_factory.mktemp("x"), open_draft(card)).path) as client:
+    draft = open_draft(open_card("towers", kind="clip"))
+    with serve_app(write_draft(tmp_path_factory.mktemp("x"), draft).path) as client:
         yield client
 
 

@@ -11,22 +11,12 @@ from service.bundle.reader import Bundle
 from service.http.responses.schemas import answer_label_set
 from tests.support.photos import make_photo
 from tests.support.serving import assert_problem, send_examples, send_image, serve_app
-from tests.support.tiny_bundle import random_label_set, write_teachable_bundle
+from tests.support.tiny_bundle import random_label_set
 
+BUNDLE, SETTINGS = "teachable_bundle", {"max_labels_per_set": 3}
 PHOTOS = [make_photo(seed) for seed in range(12)]
 EXAMPLES = "/labels/mine/examples?label=mug"
 ADMIN, PREDICT = {"X-API-Key": "admin-key-00000001"}, {"X-API-Key": "predict-key-000001"}
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return write_teachable_bundle(tmp_path_factory.mktemp("teachable"))
-
-
-@pytest.fixture(scope="module")
-def shared_client(bundle: Bundle) -> Iterator[TestClient]:
-    with serve_app(bundle.path, max_labels_per_set=3) as client:
-        yield client
 
 
 @pytest.fixture
@@ -145,9 +135,9 @@ def test_examples_of_another_model_are_shown_as_such() -> None:
     assert (own, other and other.this_model, other and other.positive) == (None, False, 0)
 
 
-def test_only_keys_that_change_label_sets_teach(bundle: Bundle) -> None:
+def test_only_keys_that_change_label_sets_teach(teachable_bundle: Bundle) -> None:
     keys = {"predict_keys": PREDICT["X-API-Key"], "admin_keys": ADMIN["X-API-Key"]}
-    with serve_app(bundle.path, **keys) as client:
+    with serve_app(teachable_bundle.path, **keys) as client:
         for headers, status in (({}, 401), (PREDICT, 403)):
             assert teach(client, PHOTOS[:1], headers=headers).status_code == status
             assert client.delete(EXAMPLES, headers=headers).status_code == status

@@ -10,13 +10,7 @@ from PIL import Image
 
 from service.bundle.reader import Bundle
 from service.question import MAX_EXPLAINED
-from tests.support.serving import (
-    PHOTO,
-    assert_problem,
-    send_image,
-    send_images,
-    serve_app,
-)
+from tests.support.serving import PHOTO, assert_problem, send_image, send_images, serve_app
 
 BUNDLE = "mapped_bundle"
 PNG_URL = "data:image/png;base64,"

@@ -327,15 +327,11 @@ def test_model_without_trained_head_answers_from_its_own_sets(tmp_path: Path) ->
 def test_draining_waits_for_a_change(
     open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, change: str, body: Any, status: int
 ) -> None:
-    with (
-        serve_app(open_bundle.path) as client,
-        ThreadPoolExecutor() as threads,
-    ):
+    with serve_app(open_bundle.path) as client, ThreadPoolExecutor() as threads:
         register(client, PETS)
         gate = Gate(monkeypatch, LabelStore, "delete" if status == 204 else "check")
         changing = threads.submit(client.request, *change.split(), json=body)
         gate.wait()
-        assert client.portal is not None
         draining = client.portal.start_task_soon(client.app.state.host.drain)  # type: ignore[attr-defined]
         while client.get("/readyz").status_code == 200:
             pass

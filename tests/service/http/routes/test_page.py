@@ -57,8 +57,13 @@ def test_policy_forbids_everything_but_this_host(client: TestClient, path: str) 
     headers = client.get(path).headers
     policy = headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; ")
+    assert "frame-ancestors 'none'" in policy
     assert "unsafe" not in policy
-    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    for other in (path, "/info", "/nowhere"):
+        headers = client.get(other).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert ("content-security-policy" in headers) == (other == path)
 
 
 def test_every_file_is_served_as_its_type_and_known_again(client: TestClient) -> None:

@@ -66,5 +66,4 @@ def test_event_loop_runs_between_the_images_of_a_batch(client: TestClient) -> No
             turns += 1
         return turns
 
-    assert client.portal is not None
     assert client.portal.call(count_turns) >= 5

@@ -165,11 +165,6 @@ def test_key_file_that_has_no_keys_is_named(
         read_keys(predict_keys=f"@{path}")
 
 
-def test_key_of_invalid_utf8_is_unknown() -> None:
-    with pytest.raises(Unauthorized):
-        read_keys(predict_keys=PREDICT).check_predict(b"k\xe9y".decode("utf-8", "surrogateescape"))
-
-
 @pytest.mark.parametrize("options", [{}, {"rate_limit": "1000000/second"}])
 def test_wrong_keys_are_429_after_a_burst_and_the_right_one_is_served(
     open_bundle: Bundle, options: dict[str, str]

@@ -112,7 +112,6 @@ def test_failure_names_the_address_and_no_password(path: Path, database: Databas
         read(database, COUNT)
     reason = "unable to open database file: let the service read the file and write into its folder"
     assert str(failure.value) == f"label_store {path}: {reason}"
-
     postgres = open_database("postgres://me:secret@127.0.0.1:1/labels?password=secret")
     with closing(postgres), pytest.raises(StoreUnavailable) as failure:
         read(postgres, COUNT)
@@ -210,7 +209,6 @@ def test_new_file_is_waited_for_while_another_process_writes_it(
     impatient = open_database(str(path), timeout_seconds=0.05)
     with closing(impatient), pytest.raises(StoreUnavailable):
         run(impatient, CREATE)
-
     release = threading.Timer(0.1, writer.execute, ["ROLLBACK"])
     release.start()
     run(database, CREATE)

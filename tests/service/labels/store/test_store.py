@@ -103,7 +103,6 @@ def test_set_is_read_back_as_it_was_written(store: LabelStore) -> None:
     written = store.write(given, embeddings, replace=False)
 
     found = store.read("pets")
-    assert found is not None
     assert (found.version, written.created) == (written.version, True)
     assert found.definition.calibration == given.calibration
     assert found.definition.digest == given.digest
@@ -203,7 +202,6 @@ def test_other_spaces_sets_are_listed_until_they_are_here_or_deleted(
     assert others[1].list_others()["cars"] != "c" * 64
     assert store.read("pets") is None
     found = store.read("cars", "b" * 64)
-    assert found is not None
     assert found.definition.names == ("van",)
     put(store, "pets", "cat")
     for name in ("cars", "pets"):
@@ -287,10 +285,12 @@ def test_file_that_was_removed_takes_no_more_writes(path: Path, file_store: Labe
         assert find_versions(fresh) == {"zoo": version}
 
 
-def learn(store: LabelStore, label: str, seed: int = 0, **options: Any) -> tuple[int, bool]:
+def learn(
+    store: LabelStore, label: str, seed: int = 0, photos: Any = None, **options: Any
+) -> tuple[int, bool]:
     usual = {"encoder": "e", "embedding": None, "replace": False, "if_version": None}
-    photos = make_examples(2, seed)
-    learnt = store.learn("pets", label, photos, (), **{**usual, **options})
+    photos = photos or (make_examples(2, seed), ())
+    learnt = store.learn("pets", label, *photos, **{**usual, **options})
     return learnt.added, learnt.created
 
 
@@ -312,13 +312,12 @@ def test_lesson_raises_the_version_of_its_set_and_leaves_its_row(store: LabelSto
     with pytest.raises(errors.LabelSetChanged):
         learn(store, "cat", seed=2, if_version=first)
     with pytest.raises(errors.InvalidLabelSet, match="other kind"):
-        store.learn(
-            *("pets", "cat", (), make_examples(2)),
-            encoder="e", embedding=None, replace=False, if_version=None,
-        )  # fmt: skip
+        learn(store, "cat", photos=((), make_examples(2)))
     assert read_counts(store) == {"cat": 4}
     newer = store.read_lessons("pets", "e", first + 2)
     assert [(row.label, row.lesson) for row in newer] == [("cat", None)]
+    with pytest.raises(errors.LabelSetChanged):
+        store.forget("pets", "cat", if_version=first)
     store.forget("pets", "cat")
     assert (read_counts(store), find_versions(store)) == ({}, {"pets": first + 3})
 
@@ -327,7 +326,6 @@ def test_forgotten_lesson_is_not_in_the_file(path: Path, file_store: LabelStore)
     put(file_store, "pets", "cat")
     learn(file_store, "cat")
     (row,) = file_store.read_lessons("pets", "e")
-    assert row.lesson is not None
     content = row.lesson[40:100]
     assert content in path.read_bytes()
     with file_store.database.connect() as connection:
@@ -344,7 +342,6 @@ def test_label_of_a_set_that_changed_meanwhile_is_not_appended_without_its_text(
         learn(store, "dog")
     assert learn(store, "dog", embedding=np.full((1, 3), 2, np.float32)) == (2, False)
     found = store.read("pets")
-    assert found is not None
     assert (found.definition.names, found.embeddings[:, 0].tolist()) == (("cat", "dog"), [1, 2])
 
 
@@ -402,10 +399,7 @@ def test_full_disk_leaves_no_half_of_a_lesson(file_store: LabelStore) -> None:
     run_in_database(file_store, "PRAGMA max_page_count = 1")
     for label in ("cat", "dog"):  # one that is there, and one that would be appended
         with pytest.raises(errors.StoreFull):
-            file_store.learn(
-                *("pets", label, photos, ()),
-                encoder="f", embedding=None, replace=False, if_version=None,
-            )  # fmt: skip
+            learn(file_store, label, photos=(photos, ()), encoder="f")
     assert (find_versions(file_store), read_counts(file_store)) == (version, {"cat": 2})
     run_in_database(file_store, "PRAGMA max_page_count = 1000000")
     assert learn(file_store, "dog") == (2, False)
