@@ -183,7 +183,8 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
 
 def _describe(request: ExportRequest, source: Source) -> ModelCard:
     """Returns the card without measurements."""
-    config, head = source.config, source.config.head
+    config = source.network.config
+    head = config.head
     trained = opened = None
     if isinstance(head, OpenHeadConfig):
         opened = describe_head(head, config.activation)

@@ -32,17 +32,16 @@ def average_checkpoints(parts: Sequence[tuple[Checkpoint, float]]) -> Checkpoint
 
 def blend_untouched(checkpoint: Checkpoint, share: float) -> Checkpoint:
     """Averages a checkpoint's backbone, in place, with a share of the pretrained weights."""
-    network, config = checkpoint.take_network()
-    untouched = build_backbone(config)
+    network = checkpoint.take_network()
+    untouched, backbone = build_backbone(network.config), network.backbone
     load_pretrained(untouched)
-    backbone = network.backbone
     _load_mean(backbone, [(untouched.state_dict(), share), (backbone.state_dict(), 1 - share)])
     return checkpoint
 
 
 def _identify(checkpoint: Checkpoint) -> tuple[object, ...]:
     """Returns the facts that must be equal in checkpoints; dropout and image size may differ."""
-    _, config = checkpoint.take_network()
+    config = checkpoint.take_network().config
     head = config.head.model_copy(update={"dropout": 0.0})
     pixels = config.input.model_copy(update={"height": 1, "width": 1})
     return config.model_copy(update={"head": head, "input": pixels}), checkpoint.label_names
@@ -80,7 +79,7 @@ def _average(given: argparse.Namespace) -> None:
         averaged = blend_untouched(averaged, given.untouched)
         recipe += f"; then {given.untouched:g} of the untouched backbone"
     notes = {**averaged.notes, "average": recipe}
-    write_checkpoint(given.out, averaged.take_network()[0], averaged.label_names or (), notes)
+    write_checkpoint(given.out, averaged.take_network(), averaged.label_names or (), notes)
     print(f"{given.out}: the average of {recipe}")
 
 

@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError, Hints, add_hint_flags, read_hints
 from models.commands import report_mistakes, run_command
-from models.data import DataError, LabelledFolder, keep_relevant, read_labelled_folder
+from models.data.reader import read_labelled_folder
+from models.data.records import DataError, LabelledFolder, keep_relevant
 from models.metrics import report_multi_label, report_single_label, report_zero_shot
 from models.train.views import Photos, evaluation_transform
 
@@ -64,7 +65,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterator[str]:
     """Yields the figures that fit the network: multi-label, single-label or zero-shot."""
-    (_, config), vectors = checkpoint.take_network(), folder.word_vectors
+    config, vectors = checkpoint.take_network().config, folder.word_vectors
     logits, targets = predict(checkpoint, folder, split)
     if config.activation == "softmax":
         return report_single_label(logits, targets)
@@ -77,7 +78,8 @@ def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterat
 @torch.inference_mode()
 def predict(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> tuple[Tensor, Tensor]:
     """Returns logits and targets of a split's photos, float [n, N], in the folder's order."""
-    network, config = checkpoint.take_network()
+    network = checkpoint.take_network()
+    config = network.config
     columns = _match_labels(config.num_classes, checkpoint.label_names, folder.label_names)
     photos = Photos.of_split(folder, split, evaluation_transform(config.input))
     embeddings: tuple[Tensor, ...] = ()

@@ -13,7 +13,7 @@ from export.sources.photos import LabelledPhotos, PhotoReader, UnusablePhotosErr
 from export.sources.trained import Source, UnusableCheckpointError
 from models.checkpoints.open_head import read_open_head
 from models.config import OpenHeadConfig, RamConfig
-from models.data import read_labelled_folder
+from models.data.reader import read_labelled_folder
 from models.heads.cosine import CosineHead
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import TextEncoder, TextEncoderError, read_text_encoder
@@ -80,7 +80,7 @@ def _read_head(
             option = "--label-set" if request.label_sets else "--open-photos"
             raise ExportError(f"{option} needs --open-head: the checkpoint has no text encoder")
         return source.network.head, source.text, ()
-    if source.is_open or isinstance(source.config.head, RamConfig):
+    if source.is_open or isinstance(source.network.config.head, RamConfig):
         raise UnusableCheckpointError(f"{request.checkpoint.name}: the model has an open head")
     opened = read_open_head(request.checkpoint)
     opened.check_encoder(source.network.backbone)

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from torchvision import transforms
 
 from models.config import InputConfig
-from models.data import DataError, LabelledFolder, LabelledImage, check_photos
+from models.data.records import DataError, LabelledFolder, LabelledImage, check_photos
 from models.train.recipe import Recipe, RecipeError
 
 Transform = Callable[[Image.Image], Tensor]

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.data import DataError, LabelledFolder, LabelledImage, read_labelled_folder
+from models.data.reader import read_labelled_folder
+from models.data.records import DataError, LabelledFolder, LabelledImage
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from export.sources.trained import read_source
 from models.checkpoints.checkpoint import read_checkpoint
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.open_head import Origin, fingerprint_encoder, write_open_head
-from models.data import DataError
+from models.data.records import DataError
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.network import Network
 from models.text import TextEncoder, read_text_encoder

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from export.sources.photos import PhotoReader, UnusablePhotosError, read_splits, select_photos
-from models.data import read_labelled_folder
+from models.data.reader import read_labelled_folder
 from service.images.decode import decode_image
 from tests.export.tiny_network import CONTRACT, LABELS, SPLITS, write_folder
 

@@ -23,7 +23,7 @@ def test_own_file_round_trips_and_its_network_is_in_eval_mode(tmp_path: Path) ->
     expected = network.eval()(IMAGES)
     write_checkpoint(tmp_path / "a.safetensors", network.train(), LABELS, {"recipe": "müsli"})
     read = read_checkpoint(tmp_path / "a.safetensors")
-    assert (read.config, read.label_names) == (network.config, LABELS)
+    assert (read.take_network().config, read.label_names) == (network.config, LABELS)
     assert read.notes == {"recipe": "müsli"}
     assert not any(module.training for module in read.network.modules())
     torch.testing.assert_close(read.network(IMAGES), expected, rtol=0, atol=0)

@@ -217,8 +217,7 @@ def test_tresnet_of_asl_is_pooled_and_multiplied(bottleneck: bool, tmp_path: Pat
     content = {"model": state, "num_classes": 5, "idx_to_class": dict(enumerate("abcde"))}
     torch.save(content, tmp_path / "asl.pth")
     found = read_checkpoint(tmp_path / "asl.pth", Hints(image_size=64))
-    assert found.config is not None
-    assert isinstance(found.config.head, GapConfig)
+    assert isinstance(found.take_network().config.head, GapConfig)
     assert found.label_names == tuple("abcde")
     images = torch.rand(2, 3, 64, 64)
     tokens = whole.get_submodule("backbone")(images)

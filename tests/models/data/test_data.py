@@ -9,13 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.data import (
-    DataError,
-    check_labels_of_photos,
-    check_photos,
-    keep_relevant,
-    read_labelled_folder,
-)
+from models.data.reader import read_labelled_folder
+from models.data.records import DataError, check_labels_of_photos, check_photos, keep_relevant
 
 COCO, NO_ID = "annotations/instances_train2017.json", r"instances_train2017\.json: no image_id"
 VECTORS, NO_TEST = "wordvec_array.pth", r"no label of data\.csv is a test class"

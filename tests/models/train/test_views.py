@@ -11,7 +11,7 @@ from PIL import Image
 from timm.data.auto_augment import RandAugment
 
 from models.config import InputConfig
-from models.data import DataError, LabelledImage
+from models.data.records import DataError, LabelledImage
 from models.train.recipe import Recipe
 from models.train.views import (
     Photos,

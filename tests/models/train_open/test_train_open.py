@@ -15,7 +15,8 @@ from torch.nn import functional
 from models.backbones.backbone import Backbone, input_config
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.open_head import OpenHeadCheckpoint, read_open_head
-from models.data import DataError, read_labelled_folder
+from models.data.reader import read_labelled_folder
+from models.data.records import DataError
 from models.evaluate_open import evaluate_open, score_conse
 from models.text import read_text_encoder
 from models.train.command import RunContext
