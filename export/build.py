@@ -69,7 +69,7 @@ class ExportRequest:
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
 
 
-RequestT = TypeVar("RequestT", ExportRequest, RecalibrationRequest)
+RequestT = TypeVar("RequestT", ExportRequest, OpenRequest, RecalibrationRequest)
 
 
 def run_export(given: argparse.Namespace, left_out: set[Path]) -> None:
@@ -91,12 +91,13 @@ def run_export(given: argparse.Namespace, left_out: set[Path]) -> None:
         again = _make_request(RecalibrationRequest, given, options=options)
         bundle = recalibrate_bundle(again, left_out)
     else:
+        asks_open = any((given.open_head, given.open_photos, given.label_set))
         request = _make_request(
             ExportRequest,
             given,
             precisions=frozenset(given.precision),
             hints=read_hints(given),
-            opened=_read_open_request(given),
+            opened=_make_request(OpenRequest, given) if asks_open else None,
             options=options,
         )
         bundle = build_bundle(request, left_out)
@@ -109,18 +110,6 @@ def _make_request(request: type[RequestT], given: argparse.Namespace, **others: 
     values: dict[str, Any] = vars(given) | others
     names = [each.name for each in fields(request) if values[each.name] is not None]
     return request(**{name: values[name] for name in names})
-
-
-def _read_open_request(given: argparse.Namespace) -> OpenRequest | None:
-    if given.open_head is None and given.open_photos is None and not given.label_set:
-        return None
-    return OpenRequest(
-        checkpoint=given.open_head,
-        text_encoder=given.text_encoder,
-        label_sets=tuple(given.label_set),
-        photos=given.open_photos,
-        split=given.open_split,
-    )
 
 
 def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> Bundle:

@@ -44,7 +44,7 @@ def bundle(model: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) 
         precisions=frozenset({"fp16"}),
         hints=Hints(embedding_template="a photo of a {}."),
         compact_weights=True,
-        opened=OpenRequest(label_sets=(parent / "zoo.json",), photos=folder),
+        opened=OpenRequest(label_set=(parent / "zoo.json",), open_photos=folder),
     )
     return build_bundle(request)
 
@@ -90,14 +90,14 @@ def test_options_of_other_models_are_refused(
     model: Path, checkpoint: Path, folder: Path, tmp_path: Path
 ) -> None:
     out, names = tmp_path / "tiny", tmp_path / "names.txt"
-    zoo = OpenRequest(label_sets=(names,))
+    zoo = OpenRequest(label_set=(names,))
     for request, error, reason in (
         (ExportRequest(model, out, label_names=names), UnusableCheckpointError, "--label-names"),
         (ExportRequest(model, out, photos=folder), ExportError, "trained labels"),
         (ExportRequest(model, out, precisions=frozenset({"int8"})), ExportError, "int8 needs a"),
         (ExportRequest(checkpoint, out, opened=zoo), ExportError, "--label-set needs --open-head"),
         (
-            ExportRequest(model, out, opened=OpenRequest(checkpoint=checkpoint)),
+            ExportRequest(model, out, opened=OpenRequest(checkpoint)),
             UnusableCheckpointError,
             "has an open head",
         ),

@@ -118,7 +118,7 @@ def bundle(
         ExportRequest(
             checkpoint,
             tmp_path_factory.mktemp("bundles") / "model",
-            opened=replace(opened, photos=folder),
+            opened=replace(opened, open_photos=folder),
             photos=folder,
             precisions=frozenset({"fp16", "int8"}),
             compact_weights=True,
@@ -260,10 +260,10 @@ def test_label_set_is_refused_when_it_does_not_fit_the_head(
     good = {"name": "zoo", "labels": ["cat", {"name": "dog", "embedding": [1.0] * WIDTH}]}
     path.write_text(json.dumps({**good, **change}))
     with pytest.raises(ExportError, match=f"zoo.json: .*{reason}"):
-        read_open_source(replace(opened, label_sets=(path,)), source, READER)
+        read_open_source(replace(opened, label_set=(path,)), source, READER)
     space = describe_head(read_open_source(opened, source, READER).head.config).embedding_space
     path.write_text("\ufeff" + json.dumps({**good, "embedding_space": space.fingerprint}))
-    assert read_open_source(replace(opened, label_sets=(path,)), source, READER).label_sets
+    assert read_open_source(replace(opened, label_set=(path,)), source, READER).label_sets
 
 
 def test_files_that_do_not_fit_are_refused(
@@ -279,14 +279,14 @@ def test_files_that_do_not_fit_are_refused(
     foreign = write_head(tmp_path / "open.safetensors", make_open_head(), "0" * 64, text)
     source = read_source(checkpoint)
     for change, error, reason in (
-        ({"checkpoint": checkpoint}, CheckpointError, "has no open head of ours"),
-        ({"checkpoint": foreign}, CheckpointError, "another encoder"),
+        ({"open_head": checkpoint}, CheckpointError, "has no open head of ours"),
+        ({"open_head": foreign}, CheckpointError, "another encoder"),
         ({"text_encoder": other}, CheckpointError, "another text encoder"),
         ({"text_encoder": tmp_path}, ExportError, "has no BERT encoder"),
-        ({"label_sets": (tmp_path / "none.json",)}, ExportError, "cannot be read"),
-        ({"label_sets": opened.label_sets * 2}, ExportError, "repeated"),
-        ({"photos": trained}, UnusablePhotosError, "no label that was not trained"),
-        ({"photos": tmp_path}, DataError, "neither labels.json"),
+        ({"label_set": (tmp_path / "none.json",)}, ExportError, "cannot be read"),
+        ({"label_set": opened.label_set * 2}, ExportError, "repeated"),
+        ({"open_photos": trained}, UnusablePhotosError, "no label that was not trained"),
+        ({"open_photos": tmp_path}, DataError, "neither labels.json"),
     ):
         with pytest.raises(error, match=reason):
             read_open_source(replace(opened, **change), source, READER)  # type: ignore[arg-type]
