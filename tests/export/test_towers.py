@@ -13,13 +13,13 @@ from export.graphs import text
 from export.graphs.text import build_text_graph
 from export.sources.open import OpenRequest
 from export.sources.trained import UnusableCheckpointError
+from models.checkpoints.clip import read_clip
 from models.checkpoints.description import Hints
 from service.bundle.reader import Bundle
 from service.engine.engine import open_engine
 from service.labels.encoders import open_text_encoder
 from service.labels.files import read_bundle_sets
 from tests.export.tiny_network import run_torch
-from tests.models.checkpoints.test_clip import read
 from tests.models.tiny_towers import KINDS, write_towers
 
 NAMES = ["red", "green", "blue"]
@@ -51,14 +51,13 @@ def bundle(model: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 def embed(bundle: Bundle) -> np.ndarray:
     encoder = open_text_encoder(bundle, threads=1)
-    assert encoder is not None
     return encoder.encode([f"a photo of a {name}." for name in NAMES])
 
 
 def test_small_formats_are_close_to_fp32(model: Path, bundle: Bundle) -> None:
     assert bundle.precisions() == ("fp32", "fp16")
     assert set(bundle.manifest.graphs["text_encoder"]) == {"fp32"}
-    network, encoder = read(model)
+    network, encoder = read_clip(model)
     exact = encoder.embed([f"a photo of a {name}." for name in NAMES])
     embeddings = embed(bundle)
     assert np.abs(embeddings - exact.numpy()).max() < 2e-3
@@ -109,7 +108,7 @@ def test_options_of_other_models_are_refused(
 def test_text_encoder_beyond_the_limit_of_a_file_is_stored_in_16_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, encoder = read(write_towers(tmp_path / "clip", "clip"))
+    _, encoder = read_clip(write_towers(tmp_path / "clip", "clip"))
     monkeypatch.setattr(text, "_LARGEST", 0)
     weights = build_text_graph(encoder).graph.initializer
     assert onnx.TensorProto.FLOAT16 in {tensor.data_type for tensor in weights}

@@ -33,8 +33,6 @@ class _OneBadLayer(nn.Module):
         giant = torch.ones(8)
         giant[0] = 3000.0
         second, third = self.layers[1], self.layers[2]
-        assert isinstance(second, nn.Conv2d)
-        assert isinstance(third, nn.Conv2d)
         second.weight.data *= giant.view(8, 1, 1, 1)
         third.weight.data /= giant.view(1, 8, 1, 1)
 

@@ -88,14 +88,6 @@ def test_photo_that_cannot_be_used_is_left_out_of_its_split(
         assert dict(zip(after.paths, after.targets.tolist(), strict=True)) == kept
 
 
-def test_split_is_refused_when_no_photo_can_be_used(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "colours")
-    for path in (folder / "images").glob("val*"):
-        path.write_bytes(b"junk")
-    with pytest.raises(UnusablePhotosError, match=r"no photo of colours/val can be used: .*val0"):
-        read_splits(folder, LABELS, PhotoReader(CONTRACT))
-
-
 def test_calibration_sample_is_filled_up_with_usable_photos(tmp_path: Path) -> None:
     folder = read_labelled_folder(write_folder(tmp_path / "colours"))
     photos = select_photos(folder, "train", LABELS, PhotoReader(CONTRACT)).shuffle()

@@ -145,7 +145,6 @@ def test_damaged_layout_is_refused(
 def test_nus_wide_layout_is_read(tmp_path: Path) -> None:
     folder = read_labelled_folder(write_nus_wide(tmp_path / "nus"))
     assert folder.label_names == ("cat", "dog", "sky")
-    assert folder.word_vectors is not None
     assert (folder.word_vectors.seen, folder.word_vectors.unseen) == (("cat", "sky"), ("dog",))
     np.testing.assert_array_equal(folder.word_vectors.embeddings, [[0, 3], [1, 4], [2, 5]])
     np.testing.assert_array_equal(folder.targets(folder.split("train")), [[1, 0, 1]])
@@ -162,7 +161,6 @@ def test_nus_wide_labels_in_neither_list_are_neither_seen_nor_unseen(tmp_path: P
     found = read_labelled_folder(folder)
     assert found.label_names == ("cat", "dog", "sky")
     np.testing.assert_array_equal(found.targets(found.split("train")), [[1, 0, 1], [0, 0, 0]])
-    assert found.word_vectors is not None
     # `test class` wins over `train class`.
     assert (found.word_vectors.seen, found.word_vectors.unseen) == (("sky",), ("dog",))
     np.testing.assert_array_equal(found.word_vectors.embeddings, np.ones((3, 2)))

@@ -122,7 +122,6 @@ def test_query2label_starts_from_torchvisions_weights_and_resizes_as_they_do() -
     recipe = Recipe.read(RECIPES / "coco_query2label.toml", {})
     assert input_config(recipe.backbone).interpolation == "bilinear"
     assert "download.pytorch.org" in get_pretrained_cfg(recipe.backbone).url
-    assert recipe.frozen_names is not None
     body = Backbone(recipe.backbone, (448, 448)).body
     freeze_named(body, recipe.frozen_names)
     trained = {name for name, parameter in body.named_parameters() if parameter.requires_grad}

@@ -150,7 +150,6 @@ def test_each_loss_falls_on_its_own(loss: str, runs: Runs) -> None:
 def test_trained_labels_are_matched_by_name(sources: Sources) -> None:
     names = Vocabulary(("red", "blue", "green"), ("grey",), ())
     found = match_labels(sources, names)
-    assert found is not None
     assert found.theirs.tolist() == [2, 0]
     assert found.ours.tolist() == [0, 2]
     assert match_labels(sources, Vocabulary(("blue",), ("grey",), ())) is None
