@@ -73,10 +73,7 @@ RequestT = TypeVar("RequestT", ExportRequest, OpenRequest, RecalibrationRequest)
 
 
 def run_export(given: argparse.Namespace, left_out: set[Path]) -> None:
-    """Carries out the parsed options of the command.
-
-    Adds the photos that cannot be used to `left_out`. Raises RequestError, BundleError or OSError.
-    """
+    """Carries out the parsed options; adds the photos that cannot be used to `left_out`."""
     options = CalibrationOptions(given.raw_scores, given.precision_target)
     if given.out is not None and given.triton is not None:
         sets = (
@@ -115,9 +112,8 @@ def _make_request(request: type[RequestT], given: argparse.Namespace, **others: 
 def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> Bundle:
     """Exports a checkpoint as a bundle; writes nothing if a step fails.
 
-    Photos that cannot be used are logged, and added to `left_out`.
-
-    Raises ExportError, CheckpointError, DataError, MetricError or BundleError, in one line.
+    Photos that cannot be used are logged, and added to `left_out`. Raises ExportError,
+    CheckpointError, DataError, MetricError or BundleError, in one line.
     """
     # Read and check everything before the work that takes minutes.
     check_target(request.out)

@@ -76,10 +76,7 @@ def read_source(
     """Reads a checkpoint; a file of label names overrides the checkpoint's own.
 
     The thresholds of a file are the first to count, then those of categories, `NAME=P`, then the
-    tag file's.
-
-    Raises UnusableCheckpointError for a head without a backbone, and for missing or invalid label
-    names and thresholds.
+    tag file's. Raises UnusableCheckpointError for missing or invalid label names and thresholds.
     """
     towers = read_clip(path, hints)
     if towers is not None:

@@ -23,10 +23,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head attention from queries [1 or B, Q, D] to keys and values [B, S, M].
-
-    M, `memory_width`, is D unless given.
-    """
+    """Attention from queries [1 or B, Q, D] to keys and values [B, S, M], where D is the width."""
 
     def __init__(
         self, width: int, num_heads: int, dropout: float, memory_width: int | None = None
