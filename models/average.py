@@ -30,15 +30,6 @@ def average_checkpoints(parts: Sequence[tuple[Checkpoint, float]]) -> Checkpoint
     return last
 
 
-def blend_untouched(checkpoint: Checkpoint, share: float) -> Checkpoint:
-    """Averages a checkpoint's backbone, in place, with a share of the pretrained weights."""
-    network = checkpoint.take_network()
-    untouched, backbone = build_backbone(network.config), network.backbone
-    load_pretrained(untouched)
-    _load_mean(backbone, [(untouched.state_dict(), share), (backbone.state_dict(), 1 - share)])
-    return checkpoint
-
-
 def _identify(checkpoint: Checkpoint) -> tuple[object, ...]:
     """Returns the facts that must be equal in checkpoints; dropout and image size may differ."""
     config = checkpoint.take_network().config
@@ -75,11 +66,14 @@ def _average(given: argparse.Namespace) -> None:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     averaged = average_checkpoints([(read_checkpoint(path), share) for path, share in given.parts])
     recipe = ", ".join(f"{share:g} {path.parent.name}/{path.name}" for path, share in given.parts)
-    if given.untouched:
-        averaged = blend_untouched(averaged, given.untouched)
-        recipe += f"; then {given.untouched:g} of the untouched backbone"
+    network = averaged.take_network()
+    if share := given.untouched:
+        untouched, backbone = build_backbone(network.config), network.backbone
+        load_pretrained(untouched)
+        _load_mean(backbone, [(untouched.state_dict(), share), (backbone.state_dict(), 1 - share)])
+        recipe += f"; then {share:g} of the untouched backbone"
     notes = {**averaged.notes, "average": recipe}
-    write_checkpoint(given.out, averaged.take_network(), averaged.label_names or (), notes)
+    write_checkpoint(given.out, network, averaged.label_names or (), notes)
     print(f"{given.out}: the average of {recipe}")
 
 

@@ -25,7 +25,17 @@ from models.train.views import Photos, evaluation_transform
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 for a mistake in the request."""
-    parser = _make_parser()
+    parser = argparse.ArgumentParser(prog="python -m models.evaluate", description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--checkpoint", type=Path, help="weights: ours, or the authors' layouts")
+    what.add_argument("--bundle", type=Path, help="folder that the export wrote")
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="labelled folder")
+    add("--split", default="test")
+    add("--relevant-photos", action="store_true", help="only photos with a label, zero-shot with "
+        "an unseen one, as ML-Decoder's authors (default: all)")  # fmt: skip
+    add("--precision", default="fp32", choices=["fp32", "fp16", "int8"], help="of a bundle")
+    add_hint_flags(parser)
     given = parser.parse_args(argv)
     unused = [f.name for f in fields(Hints) if vars(given).get(f.name, f.default) != f.default]
     if given.bundle is not None and unused:
@@ -46,21 +56,6 @@ def _evaluate(given: argparse.Namespace) -> None:
         report_bundle = pkgutil.resolve_name("export.evaluate:report_bundle")
         lines = report_bundle(given.bundle, folder, given.split, given.precision)
     print("\n".join(lines))
-
-
-def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m models.evaluate", description=__doc__)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--checkpoint", type=Path, help="weights: ours, or the authors' layouts")
-    what.add_argument("--bundle", type=Path, help="folder that the export wrote")
-    add = parser.add_argument
-    add("--data", type=Path, required=True, help="labelled folder")
-    add("--split", default="test")
-    add("--relevant-photos", action="store_true", help="only photos with a label, zero-shot with "
-        "an unseen one, as ML-Decoder's authors (default: all)")  # fmt: skip
-    add("--precision", default="fp32", choices=["fp32", "fp16", "int8"], help="of a bundle")
-    add_hint_flags(parser)
-    return parser
 
 
 def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterator[str]:

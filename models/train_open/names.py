@@ -54,7 +54,7 @@ def read_hold_out(path: Path) -> tuple[str, ...]:
     if path.is_dir():
         return read_labelled_folder(path).label_names
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"names to hold out cannot be read from {path}") from error
     return tuple(line.strip() for line in lines if line.strip())

@@ -303,7 +303,7 @@ def test_caption_is_dropped_when_it_shares_a_word_with_a_held_out_name(
 
 
 def test_hold_out_reads_a_text_file_or_a_labelled_folder(photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "names.txt").write_text("grey\n\n dark circle \n")
+    (tmp_path / "names.txt").write_text("\ufeffgrey\n\n dark circle \n")
     assert read_hold_out(tmp_path / "names.txt") == ("grey", "dark circle")
     assert read_hold_out(photos) == ("red", "green")
     with pytest.raises(DataError, match="cannot be read"):
