@@ -138,12 +138,6 @@ def test_precision_target_sets_the_thresholds_of_labels_that_reach_it(
     assert all(label.threshold is None for label in labels)
 
 
-def test_open_head_has_one_calibration_and_needs_no_threshold() -> None:
-    head = calibrate_open(OPEN_HEAD, make_scored(), CalibrationOptions())
-    assert (head.calibration.scale, head.calibration.shift) == pytest.approx((2, -1), abs=0.2)
-    assert head.threshold == 0.5
-
-
 @pytest.mark.parametrize("few", [False, True])
 def test_raw_open_scores_get_the_threshold_of_best_f1(few: bool) -> None:
     scored = make_scored(photos=9 if few else 600)
@@ -153,12 +147,13 @@ def test_raw_open_scores_get_the_threshold_of_best_f1(few: bool) -> None:
     assert (head.calibration, head.threshold) == (None, best.threshold)
 
 
-def test_softmax_of_an_open_head_becomes_a_sigmoid_if_it_is_calibrated() -> None:
-    head = OPEN_HEAD.model_copy(update={"activation": "softmax"})
-    calibrated = calibrate_open(head, make_scored(), CalibrationOptions())
-    assert calibrated.calibration is not None
-    assert calibrated.activation == "sigmoid"
-    assert calibrate_open(head, make_scored(), RAW) == head
+def test_open_head_has_one_calibration_and_a_sigmoid_and_needs_no_threshold() -> None:
+    softmax = OPEN_HEAD.model_copy(update={"activation": "softmax"})
+    for before in (OPEN_HEAD, softmax):
+        head = calibrate_open(before, make_scored(), CalibrationOptions())
+        assert (head.calibration.scale, head.calibration.shift) == pytest.approx((2, -1), abs=0.2)
+        assert (head.activation, head.threshold) == ("sigmoid", 0.5)
+    assert calibrate_open(softmax, make_scored(), RAW) == softmax
 
 
 def test_open_head_has_a_threshold_with_a_precision_target() -> None:
@@ -170,15 +165,12 @@ def test_open_head_has_a_threshold_with_a_precision_target() -> None:
     assert head.threshold == point.threshold
 
 
-def test_trained_names_have_their_own_calibration_only_if_it_is_better() -> None:
+def test_trained_names_have_their_own_calibration_only_if_it_is_better_than_others() -> None:
     head = calibrate_open(OPEN_HEAD, make_scored(), CalibrationOptions())
     assert calibrate_trained_names(head, make_scored(seed=1, photos=60)).trained_names is None
     other = calibrate_trained_names(head, make_scored(1.0, 2.0)).trained_names
     assert (other.scale, other.shift) == pytest.approx((1, 2), abs=0.3)
-
-
-def test_trained_names_keep_their_calibration_unless_the_labels_become_raw() -> None:
-    head = calibrate_open(OPEN_HEAD, make_scored(), CalibrationOptions())
+    # They keep it unless the labels become raw.
     both = calibrate_trained_names(head, make_scored(1.0, 2.0))
     again = calibrate_open(both, make_scored(seed=1), CalibrationOptions())
     assert again.trained_names == both.trained_names

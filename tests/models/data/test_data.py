@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from models.data.reader import read_labelled_folder
-from models.data.records import DataError, check_labels_of_photos, check_photos, keep_relevant
+from models.data.records import DataError, check_labels_of_photos, keep_relevant
 
 COCO, NO_ID = "annotations/instances_train2017.json", r"instances_train2017\.json: no image_id"
 VECTORS, NO_TEST = "wordvec_array.pth", r"no label of data\.csv is a test class"
@@ -307,14 +307,6 @@ def test_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     write_simple(simple)
     (simple / "labels.json").write_text("\ufeff" + json.dumps(SIMPLE))
     assert read_labelled_folder(simple).name == "pets"
-
-
-def test_missing_photo_is_named(tmp_path: Path) -> None:
-    folder = read_labelled_folder(write_simple(tmp_path))
-    touch(tmp_path, "images/a.jpg", "images/c.jpg")
-    with pytest.raises(DataError, match=r"b\.jpg is missing"):
-        check_photos(folder.images)
-    check_photos(folder.split("test"))
 
 
 def test_training_photos_without_absent_labels_are_refused(tmp_path: Path) -> None:
