@@ -167,8 +167,7 @@ def test_tresnet_has_timms_size_when_timm_trained_it_else_the_authors(
 
 @pytest.fixture(scope="module")
 def tresnet() -> State:
-    state: State = make_model("tresnet_m").state_dict()
-    return state
+    return make_model("tresnet_m").state_dict()
 
 
 @pytest.mark.parametrize("name", ["test_vit", "test_vit3"])  # class token, and registers too

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from models.backbones.backbone import Backbone, input_config
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.open_head import OpenHeadCheckpoint, read_open_head
+from models.config import GapConfig
 from models.data.reader import read_labelled_folder
 from models.data.records import DataError
 from models.evaluate_open import evaluate_open, score_conse
+from models.heads.baselines import Gap
 from models.text import read_text_encoder
 from models.train.command import RunContext
 from models.train.recipe import RecipeError
@@ -29,19 +31,6 @@ from models.train_open.task import match_labels
 from models.train_open.teacher import Sources, Teacher, share_stages
 from tests.models.colours import read_log, stop_in_second_epoch, write_colours
 from tests.models.tiny_text import write_text_encoder
-
-
-class PooledHead(nn.Module):
-    """A head as small as can be: a linear layer over the mean token."""
-
-    def __init__(self, encoder_width: int, num_classes: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(encoder_width, num_classes)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.linear(tokens.mean(dim=1))
-        return logits
-
 
 OPEN_RECIPES = Path(__file__).parents[3] / "models" / "recipes" / "open"
 RECIPE = OpenRecipe(
@@ -78,7 +67,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
     return Sources(
         encoder=encoder.requires_grad_(False),
         prepared=input_config("test_efficientnet", (32, 32)),
-        head=PooledHead(encoder.width, 3),
+        head=Gap(GapConfig(num_classes=3, encoder_width=encoder.width)),
         label_names=("green", "car", "red"),
         teacher=Teacher(teacher, classifier, ("circle", "square", "dark", "large", "grey")),
         text=read_text_encoder(write_text_encoder(tmp_path_factory.mktemp("text") / "tiny")),
