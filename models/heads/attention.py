@@ -18,8 +18,7 @@ def to_tokens(features: Tensor) -> Tensor:
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """Splits [b, n, D] into [b, heads, n, D / heads]."""
-    split: Tensor = x.unflatten(-1, (heads, -1))
-    return split.transpose(1, 2)
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 class Attention(nn.Module):

@@ -32,12 +32,9 @@ def choose_names(folder: LabelledFolder, hold_out: Collection[str]) -> Vocabular
     if not concepts:
         raise DataError(f"data set {folder.name} has no caption_concepts to train on")
     avoided = _find_avoided(folder, hold_out)
-    kept: list[str] = []
-    out: list[str] = []
-    for name in concepts:
-        words = _words(name)
-        is_out = any(words <= other or other <= words for other in avoided)
-        (out if is_out else kept).append(name)
+    words = {name: _words(name) for name in concepts}
+    out = [n for n in concepts if any(words[n] <= w or w <= words[n] for w in avoided)]
+    kept = sorted(words.keys() - set(out))
     return Vocabulary(folder.label_names, tuple(kept), tuple(out))
 
 

@@ -30,10 +30,7 @@ def run(
     ones = torch.ones(len(queries))
     count = torch.full((len(tokens),), wanted)
     keys = screen.describe(queries)
-    found: tuple[Tensor, Tensor, Tensor, Tensor] = screen(
-        tokens, queries, ones, shift * ones, count, **keys
-    )
-    return found
+    return screen(tokens, queries, ones, shift * ones, count, **keys)
 
 
 def test_readout_is_the_gradient_of_the_logit(head: ZeroShotMLDecoder, queries: Tensor) -> None:
