@@ -69,14 +69,11 @@ class ExportRequest:
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
 
 
-RequestT = TypeVar("RequestT", ExportRequest, RecalibrationRequest)
+RequestT = TypeVar("RequestT", ExportRequest, OpenRequest, RecalibrationRequest)
 
 
 def run_export(given: argparse.Namespace, left_out: set[Path]) -> None:
-    """Carries out the parsed options of the command.
-
-    Adds the photos that cannot be used to `left_out`. Raises RequestError, BundleError or OSError.
-    """
+    """Carries out the parsed options; adds the photos that cannot be used to `left_out`."""
     options = CalibrationOptions(given.raw_scores, given.precision_target)
     if given.out is not None and given.triton is not None:
         sets = (
@@ -91,12 +88,13 @@ def run_export(given: argparse.Namespace, left_out: set[Path]) -> None:
         again = _make_request(RecalibrationRequest, given, options=options)
         bundle = recalibrate_bundle(again, left_out)
     else:
+        asks_open = any((given.open_head, given.open_photos, given.label_set))
         request = _make_request(
             ExportRequest,
             given,
             precisions=frozenset(given.precision),
             hints=read_hints(given),
-            opened=_read_open_request(given),
+            opened=_make_request(OpenRequest, given) if asks_open else None,
             options=options,
         )
         bundle = build_bundle(request, left_out)
@@ -111,24 +109,11 @@ def _make_request(request: type[RequestT], given: argparse.Namespace, **others: 
     return request(**{name: values[name] for name in names})
 
 
-def _read_open_request(given: argparse.Namespace) -> OpenRequest | None:
-    if given.open_head is None and given.open_photos is None and not given.label_set:
-        return None
-    return OpenRequest(
-        checkpoint=given.open_head,
-        text_encoder=given.text_encoder,
-        label_sets=tuple(given.label_set),
-        photos=given.open_photos,
-        split=given.open_split,
-    )
-
-
 def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> Bundle:
     """Exports a checkpoint as a bundle; writes nothing if a step fails.
 
-    Photos that cannot be used are logged, and added to `left_out`.
-
-    Raises ExportError, CheckpointError, DataError, MetricError or BundleError, in one line.
+    Photos that cannot be used are logged, and added to `left_out`. Raises ExportError,
+    CheckpointError, DataError, MetricError or BundleError, in one line.
     """
     # Read and check everything before the work that takes minutes.
     check_target(request.out)
@@ -183,7 +168,8 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
 
 def _describe(request: ExportRequest, source: Source) -> ModelCard:
     """Returns the card without measurements."""
-    config, head = source.config, source.config.head
+    config = source.network.config
+    head = config.head
     trained = opened = None
     if isinstance(head, OpenHeadConfig):
         opened = describe_head(head, config.activation)

@@ -62,7 +62,7 @@ def make_variants(
     """
     if "int8" in precisions and splits is None:
         raise ExportError("int8 needs labelled photos to measure the ranges of values on")
-    network, spec = source.network, source.config.input
+    network, spec = source.network, source.network.config.input
     pixels = make_noise(NUM_IMAGES, spec)
     if splits is not None:
         photos = splits.val.sample(NUM_IMAGES).read()

@@ -30,19 +30,9 @@ def average_checkpoints(parts: Sequence[tuple[Checkpoint, float]]) -> Checkpoint
     return last
 
 
-def blend_untouched(checkpoint: Checkpoint, share: float) -> Checkpoint:
-    """Averages a checkpoint's backbone, in place, with a share of the pretrained weights."""
-    network, config = checkpoint.take_network()
-    untouched = build_backbone(config)
-    load_pretrained(untouched)
-    backbone = network.backbone
-    _load_mean(backbone, [(untouched.state_dict(), share), (backbone.state_dict(), 1 - share)])
-    return checkpoint
-
-
 def _identify(checkpoint: Checkpoint) -> tuple[object, ...]:
     """Returns the facts that must be equal in checkpoints; dropout and image size may differ."""
-    _, config = checkpoint.take_network()
+    config = checkpoint.take_network().config
     head = config.head.model_copy(update={"dropout": 0.0})
     pixels = config.input.model_copy(update={"height": 1, "width": 1})
     return config.model_copy(update={"head": head, "input": pixels}), checkpoint.label_names
@@ -76,11 +66,14 @@ def _average(given: argparse.Namespace) -> None:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     averaged = average_checkpoints([(read_checkpoint(path), share) for path, share in given.parts])
     recipe = ", ".join(f"{share:g} {path.parent.name}/{path.name}" for path, share in given.parts)
-    if given.untouched:
-        averaged = blend_untouched(averaged, given.untouched)
-        recipe += f"; then {given.untouched:g} of the untouched backbone"
+    network = averaged.take_network()
+    if share := given.untouched:
+        untouched, backbone = build_backbone(network.config), network.backbone
+        load_pretrained(untouched)
+        _load_mean(backbone, [(untouched.state_dict(), share), (backbone.state_dict(), 1 - share)])
+        recipe += f"; then {share:g} of the untouched backbone"
     notes = {**averaged.notes, "average": recipe}
-    write_checkpoint(given.out, averaged.take_network()[0], averaged.label_names or (), notes)
+    write_checkpoint(given.out, network, averaged.label_names or (), notes)
     print(f"{given.out}: the average of {recipe}")
 
 

@@ -17,14 +17,25 @@ from torch.utils.data import DataLoader
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError, Hints, add_hint_flags, read_hints
 from models.commands import report_mistakes, run_command
-from models.data import DataError, LabelledFolder, keep_relevant, read_labelled_folder
+from models.data.reader import read_labelled_folder
+from models.data.records import DataError, LabelledFolder, keep_relevant
 from models.metrics import report_multi_label, report_single_label, report_zero_shot
 from models.train.views import Photos, evaluation_transform
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 for a mistake in the request."""
-    parser = _make_parser()
+    parser = argparse.ArgumentParser(prog="python -m models.evaluate", description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--checkpoint", type=Path, help="weights: ours, or the authors' layouts")
+    what.add_argument("--bundle", type=Path, help="folder that the export wrote")
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="labelled folder")
+    add("--split", default="test")
+    add("--relevant-photos", action="store_true", help="only photos with a label, zero-shot with "
+        "an unseen one, as ML-Decoder's authors (default: all)")  # fmt: skip
+    add("--precision", default="fp32", choices=["fp32", "fp16", "int8"], help="of a bundle")
+    add_hint_flags(parser)
     given = parser.parse_args(argv)
     unused = [f.name for f in fields(Hints) if vars(given).get(f.name, f.default) != f.default]
     if given.bundle is not None and unused:
@@ -47,24 +58,9 @@ def _evaluate(given: argparse.Namespace) -> None:
     print("\n".join(lines))
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m models.evaluate", description=__doc__)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--checkpoint", type=Path, help="weights: ours, or the authors' layouts")
-    what.add_argument("--bundle", type=Path, help="folder that the export wrote")
-    add = parser.add_argument
-    add("--data", type=Path, required=True, help="labelled folder")
-    add("--split", default="test")
-    add("--relevant-photos", action="store_true", help="only photos with a label, zero-shot with "
-        "an unseen one, as ML-Decoder's authors (default: all)")  # fmt: skip
-    add("--precision", default="fp32", choices=["fp32", "fp16", "int8"], help="of a bundle")
-    add_hint_flags(parser)
-    return parser
-
-
 def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterator[str]:
     """Yields the figures that fit the network: multi-label, single-label or zero-shot."""
-    (_, config), vectors = checkpoint.take_network(), folder.word_vectors
+    config, vectors = checkpoint.take_network().config, folder.word_vectors
     logits, targets = predict(checkpoint, folder, split)
     if config.activation == "softmax":
         return report_single_label(logits, targets)
@@ -77,7 +73,8 @@ def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterat
 @torch.inference_mode()
 def predict(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> tuple[Tensor, Tensor]:
     """Returns logits and targets of a split's photos, float [n, N], in the folder's order."""
-    network, config = checkpoint.take_network()
+    network = checkpoint.take_network()
+    config = network.config
     columns = _match_labels(config.num_classes, checkpoint.label_names, folder.label_names)
     photos = Photos.of_split(folder, split, evaluation_transform(config.input))
     embeddings: tuple[Tensor, ...] = ()

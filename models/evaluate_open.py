@@ -17,7 +17,8 @@ from tqdm import tqdm
 
 from models.checkpoints.open_head import OpenHeadCheckpoint, read_open_head
 from models.commands import report_mistakes, run_command
-from models.data import DataError, LabelledFolder, read_labelled_folder
+from models.data.reader import read_labelled_folder
+from models.data.records import DataError, LabelledFolder
 from models.metrics import average_precisions
 from models.text import read_text_encoder
 from models.train.views import Photos, evaluation_transform

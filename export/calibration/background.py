@@ -36,8 +36,7 @@ def read_background_photos(folder: Path, reader: PhotoReader) -> LabelledPhotos:
     paths = tuple(folder / name for name in list_photos(str(folder))[0])
     found = LabelledPhotos(folder.resolve().name, (), paths, np.zeros((len(paths), 0), int), reader)
     photos = found.shuffle().keep_usable(MOST_BACKGROUND_PHOTOS)
-    count = len(photos.paths)
-    if count < MIN_PHOTOS:
+    if (count := len(photos.paths)) < MIN_PHOTOS:
         raise UnusablePhotosError(
             f"--background needs at least {MIN_PHOTOS} usable photos; {folder} has {count}"
         )
@@ -47,10 +46,7 @@ def read_background_photos(folder: Path, reader: PhotoReader) -> LabelledPhotos:
 def find_background_photos(
     folder: Path | None, splits: Splits | None, opened: OpenSource | None, reader: PhotoReader
 ) -> LabelledPhotos | None:
-    """Returns photos of the folder, else of training, else of open labels; None if too few.
-
-    Raises as `read_background_photos`.
-    """
+    """Returns photos of the folder, else of training, else of open labels; None if too few."""
     if folder is not None:
         return read_background_photos(folder, reader)
     own = [photos for photos in (splits and splits.background, opened and opened.unseen) if photos]

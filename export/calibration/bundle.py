@@ -18,7 +18,7 @@ from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
 from export.graphs.text import EmbedTexts
 from export.sources.open import read_unseen
 from export.sources.photos import PhotoReader, select_photos
-from models.data import read_labelled_folder
+from models.data.reader import read_labelled_folder
 from service.bundle.card import Calibration, ModelCard, OpenHead, fold_name, format_first_error
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import BundleDraft, check_target
@@ -124,10 +124,7 @@ def _pack_sets(  # noqa: PLR0913 - the parts of a bundle
     embed: EmbedTexts,
     options: CalibrationOptions,
 ) -> dict[str, bytes]:
-    """Returns the label sets of a bundle with their thresholds on the scores of a changed head.
-
-    `scored` has the open head's logits of the trained labels.
-    """
+    """Returns the label sets of a bundle with their thresholds on the scores of a changed head."""
     trained = frozenset(fold_name(label.name) for label in bundle.labels)
     raw = Calibration(scale=1.0, shift=0.0)
     sets = {}

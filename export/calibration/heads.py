@@ -109,12 +109,10 @@ def calibrate_open(head: OpenHead, scored: ScoredPhotos, options: CalibrationOpt
 def calibrate_trained_names(head: OpenHead, scored: ScoredPhotos) -> OpenHead:
     """Returns a head with a calibration for names of trained labels, if that is better.
 
-    `scored` has the open head's logits. Without a calibration of other labels there is none, so
-    that all open labels are on one scale.
+    Without a calibration of other labels there is none: all open labels are on one scale.
     """
-    shared = head.calibration
     fit = None
-    if shared is not None:
+    if (shared := head.calibration) is not None:
         current = shared.scale * scored.logits.astype(np.float64) + shared.shift
         targets = scored.photos.targets
         fit = fit_calibration(scored.logits, targets, per_label=False, current=current)
@@ -134,9 +132,7 @@ def find_open_thresholds(
 
 def score_open(logits: FloatArray, calibration: Calibration | None) -> Scores:
     """Returns the service's scores of open labels, which all have the same calibration."""
-    if calibration is None:
-        return compute_scores(logits, "sigmoid")
-    pair = np.array([[calibration.scale], [calibration.shift]])
+    pair = None if calibration is None else np.array([[calibration.scale], [calibration.shift]])
     return compute_scores(logits, "sigmoid", pair)
 
 

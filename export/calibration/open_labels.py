@@ -41,10 +41,7 @@ def add_open_labels(  # noqa: PLR0913 - the parts of an export
     *,
     compact: bool,
 ) -> BundleDraft:
-    """Adds all of these to a draft; the first of `variants` is what a CPU runs by default.
-
-    `compact` stores float32 weights of the text encoder in 16 bits.
-    """
+    """Adds all of these to a draft; the first of `variants` is what a CPU runs by default."""
     text = build_text_graph(opened.text, compact=compact)
     precision: Precision = "int8" if opened.text.in_8_bits else "fp32"
     embed = make_embedder(opened.text, text)
@@ -91,10 +88,7 @@ def calibrate_open_head(  # noqa: PLR0913 - the parts of an export
     embed: EmbedTexts,
     options: CalibrationOptions,
 ) -> tuple[OpenHead, ScoredPhotos | None]:
-    """Calibrates on photos of labels that were not trained, then on those of trained labels.
-
-    Also returns the open head's logits of the trained labels.
-    """
+    """Calibrates on photos of other labels, then of trained ones; returns their logits too."""
     template = head.embedding_space.template
 
     def score(photos: LabelledPhotos) -> ScoredPhotos:

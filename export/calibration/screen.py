@@ -103,10 +103,7 @@ def _encode(graphs: Graphs, photos: LabelledPhotos) -> FloatArray:
 def fit_screen(
     head: ZeroShotMLDecoder, grid: tuple[int, int], tokens: Tensor, embeddings: Tensor
 ) -> Screen | None:
-    """Returns the cheapest screen that finds enough of the best labels on photos, if there is one.
-
-    `tokens` are [n, S, C], `embeddings` [L, E].
-    """
+    """Returns the cheapest screen that finds enough labels [L, E] on tokens [n, S, C], or None."""
     queries = torch.cat([head.encode_labels(some) for some in embeddings.split(LABELS_PER_RUN)])
     best = [
         torch.cat([head.score(photo, some) for some in queries.split(LABELS_PER_RUN)], dim=1)

@@ -89,13 +89,8 @@ def _separate_scales(model: onnx.ModelProto) -> None:
     """Copies the scales of each Resize, which stay float32: of shared ones, two casts are made."""
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
-        if (
-            node.op_type == "Resize"
-            and len(node.input) > _SCALES
-            and node.input[_SCALES] in constants
-        ):
-            copied = onnx.TensorProto()
-            copied.CopyFrom(constants[node.input[_SCALES]])
+        if node.op_type == "Resize" and any(name in constants for name in node.input[_SCALES:3]):
+            copied = copy.deepcopy(constants[node.input[_SCALES]])
             copied.name = node.input[_SCALES] = f"{node.name}.scales"
             model.graph.initializer.append(copied)
 

@@ -1,6 +1,5 @@
 """Folds normalisation into the first convolution: less arithmetic, the same function."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,8 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from export.graphs.graph import weighted_layers
 
 _Array = NDArray[Any]
+# QuantizeLinear and DequantizeLinear of a layer's input, DequantizeLinear of weights and of bias.
+_Stem = tuple[NodeProto, NodeProto, NodeProto, NodeProto]
 
 # ONNX Runtime has a faster int8 convolution for multiples of four channels, which halves the time
 # of a stem. For larger windows, such as a ViT's patches, a fourth channel costs more than it saves.
@@ -55,17 +56,8 @@ def feed_pixels(model: onnx.ModelProto) -> None:
     del model.graph.value_info[:]  # shapes that are out of date
 
 
-@dataclass(frozen=True, eq=False)
-class _Stem:
-    """The nodes around the first convolution of an int8 encoder."""
-
-    quantise: NodeProto  # QuantizeLinear of its input
-    dequantise: NodeProto  # DequantizeLinear of its input
-    weights: NodeProto  # DequantizeLinear
-    bias: NodeProto  # DequantizeLinear
-
-
 def _find_stem(model: onnx.ModelProto) -> _Stem | None:
+    """Returns the nodes around the first convolution of an int8 encoder."""
     convolution = _first_convolution(model)
     if convolution is None or len(convolution.input) != 3:
         return None
@@ -75,11 +67,12 @@ def _find_stem(model: onnx.ModelProto) -> _Stem | None:
     quantise = _producer(model, dequantise.input[0])
     if quantise is None or quantise.op_type != "QuantizeLinear":
         return None
-    return _Stem(quantise, dequantise, weights, bias)
+    return quantise, dequantise, weights, bias
 
 
 def _drop_mean(model: onnx.ModelProto, stem: _Stem) -> None:
-    found = _find_pixels(model, stem.quantise.input[0])
+    quantise, dequantise, weights, offset = stem
+    found = _find_pixels(model, quantise.input[0])
     if found is None:
         return
     pixels, mean = found
@@ -89,15 +82,15 @@ def _drop_mean(model: onnx.ModelProto, stem: _Stem) -> None:
     zero_point = round(value)
     if not 0 <= zero_point <= 255:  # not a pixel value
         return
-    kernel = _need(model, stem.weights.input[0]).astype(np.float64)
-    scale = _need(model, stem.weights.input[1]).astype(np.float64)  # of each output channel
-    bias = _need(model, stem.bias.input[0]) * _need(model, stem.bias.input[1]).astype(np.float64)
+    kernel = _need(model, weights.input[0]).astype(np.float64)
+    scale = _need(model, weights.input[1]).astype(np.float64)  # of each output channel
+    bias = _need(model, offset.input[0]) * _need(model, offset.input[1]).astype(np.float64)
     bias += (zero_point - value) * scale * kernel.sum(axis=(1, 2, 3))
-    _put(model, stem.bias, 0, np.round(bias / scale).astype(np.int32))
-    _put(model, stem.bias, 1, scale.astype(np.float32))
-    stem.dequantise.input[0] = pixels
-    _put(model, stem.dequantise, 1, np.array(1, np.float32))
-    _put(model, stem.dequantise, 2, np.array(zero_point, np.uint8))
+    _put(model, offset, 0, np.round(bias / scale).astype(np.int32))
+    _put(model, offset, 1, scale.astype(np.float32))
+    dequantise.input[0] = pixels
+    _put(model, dequantise, 1, np.array(1, np.float32))
+    _put(model, dequantise, 2, np.array(zero_point, np.uint8))
 
 
 def _find_pixels(model: onnx.ModelProto, name: str) -> tuple[str, _Array] | None:
@@ -117,15 +110,16 @@ def _find_pixels(model: onnx.ModelProto, name: str) -> tuple[str, _Array] | None
 
 
 def _widen(model: onnx.ModelProto, stem: _Stem) -> None:
-    kernel = _need(model, stem.weights.input[0])
+    _, dequantise, weights, _ = stem
+    kernel = _need(model, weights.input[0])
     if kernel.shape[1] != 3 or max(kernel.shape[2:]) > _LARGEST_WIDENED:
         return
-    _put(model, stem.weights, 0, np.concatenate([kernel, np.zeros_like(kernel[:, :1])], axis=1))
-    sources = [stem.dequantise.input[0], ""]
+    _put(model, weights, 0, np.concatenate([kernel, np.zeros_like(kernel[:, :1])], axis=1))
+    sources = [dequantise.input[0], ""]
     gather = helper.make_node("Gather", sources, ["pixels.wide"], name="pixels.wide", axis=1)
     _put(model, gather, 1, np.array([0, 1, 2, 2]))
-    stem.dequantise.input[0] = gather.output[0]
-    model.graph.node.insert(list(model.graph.node).index(stem.dequantise), gather)
+    dequantise.input[0] = gather.output[0]
+    model.graph.node.insert(list(model.graph.node).index(dequantise), gather)
 
 
 def _first_convolution(model: onnx.ModelProto) -> NodeProto | None:

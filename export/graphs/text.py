@@ -47,7 +47,7 @@ def make_embedder(encoder: TextEncoder, graph: onnx.ModelProto) -> EmbedTexts:
 
     def embed(texts: Sequence[str]) -> FloatArray:
         encoder.check(texts)
-        rows = [_run(session, *encoder.tokenize([text])) for text in texts]
+        rows = [embed_tokens(session, *encoder.tokenize([text])) for text in texts]
         return np.concatenate([np.zeros((0, encoder.width), np.float32), *rows])
 
     return embed
@@ -72,7 +72,7 @@ def build_text_graph(encoder: TextEncoder, *, compact: bool = False) -> onnx.Mod
         stored = trace_text_encoder(_narrow(encoder.module), fold=False)
         return _check_cosine(stored, inputs, expected, "16-bit", COMPACT_COSINE)
     exact = trace_text_encoder(encoder.module)
-    difference = float(np.abs(embed_tokens(exact, *inputs) - expected).max())
+    difference = float(np.abs(embed_tokens(open_session(exact), *inputs) - expected).max())
     if not difference <= TEXT_TOLERANCE:
         raise VerificationError(f"text embeddings deviate from torch by {difference:.1e}")
     if not encoder.in_8_bits:
@@ -87,7 +87,7 @@ def _check_cosine(
     kind: str,
     least: float,
 ) -> onnx.ModelProto:
-    cosine = float((embed_tokens(stored, *inputs) * expected).sum(axis=1).min())
+    cosine = float((embed_tokens(open_session(stored), *inputs) * expected).sum(axis=1).min())
     if not cosine >= least:
         raise VerificationError(f"a text embedding in {kind} has cosine {cosine:.4f} with torch's")
     logger.info(
@@ -142,11 +142,7 @@ def _quantise(model: onnx.ModelProto) -> onnx.ModelProto:
     return quantised
 
 
-def embed_tokens(model: onnx.ModelProto, ids: Tensor, mask: Tensor) -> FloatArray:
-    """Runs a text graph on token ids and mask int64 [L, T]; returns embeddings float32 [L, E]."""
-    return _run(open_session(model), ids, mask)
-
-
-def _run(session: onnxruntime.InferenceSession, ids: Tensor, mask: Tensor) -> FloatArray:
+def embed_tokens(session: onnxruntime.InferenceSession, ids: Tensor, mask: Tensor) -> FloatArray:
+    """Maps token ids and mask int64 [L, T] to embeddings float32 [L, E]."""
     feeds = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
     return np.asarray(session.run(["embeddings"], feeds)[0], np.float32)

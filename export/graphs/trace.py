@@ -8,8 +8,7 @@ maps return their memory too, which the graph of the maps reads.
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -190,31 +189,23 @@ def trace_graph(module: nn.Module, inputs: Mapping[str, Example], *targets: str)
     # (98 instead of 608 on an EfficientNet-Lite).
     dims = {name: torch.export.Dim(name) for name in _SIZES}
     axes = tuple({axis: dims[name] for axis, name in axes.items()} for _, axes in inputs.values())
-    with _quiet_exporter():
-        program = torch.onnx.export(
-            module.eval(),
-            tuple(tensor for tensor, _ in inputs.values()),
-            dynamo=True,
-            verbose=False,
-            opset_version=OPSET,
-            input_names=list(inputs),
-            output_names=list(targets),
-            dynamic_shapes=(axes,) if isinstance(module, _Call) else axes,
-        )
-    if program is None:
-        raise RuntimeError("torch.onnx.export returned no program")
+    for noisy in ("torch.onnx", "onnxscript"):  # they log their internals
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module.eval(),
+                tuple(tensor for tensor, _ in inputs.values()),
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                input_names=list(inputs),
+                output_names=list(targets),
+                dynamic_shapes=(axes,) if isinstance(module, _Call) else axes,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        cause = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise TracingError(f"the network cannot be traced to ONNX: {cause}") from error
+    assert program is not None
     return program.model_proto
-
-
-@contextmanager
-def _quiet_exporter() -> Iterator[None]:
-    """Silences the exporter's logs about its internals; its errors become one line."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for noisy in ("torch.onnx", "onnxscript"):
-            logging.getLogger(noisy).setLevel(logging.ERROR)
-        try:
-            yield
-        except torch.onnx.OnnxExporterError as error:
-            cause = str(error.__cause__ or error).strip().partition("\n")[0]
-            raise TracingError(f"the network cannot be traced to ONNX: {cause}") from error

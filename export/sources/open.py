@@ -2,7 +2,7 @@
 
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from export.sources.photos import LabelledPhotos, PhotoReader, UnusablePhotosErr
 from export.sources.trained import Source, UnusableCheckpointError
 from models.checkpoints.open_head import read_open_head
 from models.config import OpenHeadConfig, RamConfig
-from models.data import read_labelled_folder
+from models.data.reader import read_labelled_folder
 from models.heads.cosine import CosineHead
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import TextEncoder, TextEncoderError, read_text_encoder
@@ -28,12 +28,12 @@ from service.labels.files import parse_label_set
 class OpenRequest:
     """Paths of an open head to export with the trained one, and of photos and label sets."""
 
-    checkpoint: Path | None = None  # of `train_open`; None if the model has both towers
+    open_head: Path | None = None  # of `train_open`; None if the model has both towers
     text_encoder: Path | None = None  # folder; None uses the installed package's
-    label_sets: tuple[Path, ...] = ()  # JSON as of `POST /labels`, or `.npz`
+    label_set: Sequence[Path] = ()  # JSON as of `POST /labels`, or `.npz`
     # Labelled folder for calibrating open labels; labels the head was trained on are skipped.
-    photos: Path | None = None
-    split: str = "val"  # of these photos
+    open_photos: Path | None = None
+    open_split: str = "val"
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +61,13 @@ def read_open_source(request: OpenRequest, source: Source, reader: PhotoReader) 
     """Reads an open head; raises CheckpointError if it has another encoder or text encoder."""
     head, text, trained = _read_head(request, source)
     space = describe_head(head.config).embedding_space
-    sets = tuple(read_label_set(path, space) for path in request.label_sets)
+    sets = tuple(read_label_set(path, space) for path in request.label_set)
     twice = [name for name, count in Counter(s.name for s in sets).items() if count > 1]
     if twice:
         raise ExportError(f"label set {twice[0]} is repeated")
     unseen = None
-    if request.photos is not None:
-        unseen = read_unseen(request.photos, request.split, trained, reader)
+    if request.open_photos is not None:
+        unseen = read_unseen(request.open_photos, request.open_split, trained, reader)
     return OpenSource(head, text, sets, unseen)
 
 
@@ -75,14 +75,14 @@ def _read_head(
     request: OpenRequest, source: Source
 ) -> tuple[ZeroShotMLDecoder | CosineHead, TextEncoder, tuple[str, ...]]:
     """Returns the head, its text encoder and the names of the labels that it was trained on."""
-    if request.checkpoint is None:
+    if request.open_head is None:
         if source.text is None or not isinstance(source.network, TowerNetwork):
-            option = "--label-set" if request.label_sets else "--open-photos"
+            option = "--label-set" if request.label_set else "--open-photos"
             raise ExportError(f"{option} needs --open-head: the checkpoint has no text encoder")
         return source.network.head, source.text, ()
-    if source.is_open or isinstance(source.config.head, RamConfig):
-        raise UnusableCheckpointError(f"{request.checkpoint.name}: the model has an open head")
-    opened = read_open_head(request.checkpoint)
+    if source.is_open or isinstance(source.network.config.head, RamConfig):
+        raise UnusableCheckpointError(f"{request.open_head.name}: the model has an open head")
+    opened = read_open_head(request.open_head)
     opened.check_encoder(source.network.backbone)
     try:
         text = read_text_encoder(request.text_encoder)

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export import ExportError
-from models.data import LabelledFolder, read_labelled_folder
+from models.data.reader import read_labelled_folder
+from models.data.records import LabelledFolder
 from service.bundle.card import InputContract
 from service.errors import ImageError
 from service.images.decode import PixelArray, decode_image
@@ -140,13 +141,12 @@ def read_splits(path: Path, label_names: Sequence[str], reader: PhotoReader) -> 
     val, test = val.keep_usable(), test.keep_usable()  # first: the reader keeps what is read often
     background = train.shuffle().keep_usable(MOST_BACKGROUND_PHOTOS)
     train = background.take(range(len(background.paths))[:_CALIBRATION_PHOTOS])
-    splits = Splits(train, val, test, background)
-    for photos in (splits.val, splits.test):
+    for photos in (val, test):
         if not np.ptp(photos.targets, axis=0).any():
             raise UnusablePhotosError(
                 f"{photos.dataset} has no label that some photos show and others do not"
             )
-    return splits
+    return Splits(train, val, test, background)
 
 
 def select_photos(

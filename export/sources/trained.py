@@ -15,7 +15,7 @@ from models.checkpoints.checkpoint import read_checkpoint
 from models.checkpoints.clip import read_clip
 from models.checkpoints.description import NO_HINTS, Hints
 from models.checkpoints.files import fetch
-from models.config import NetworkConfig, PrefixTokens
+from models.config import PrefixTokens
 from models.network import Network
 from models.text import TextEncoder
 from models.towers import TowerNetwork
@@ -39,7 +39,6 @@ class Source:
     """A network to export."""
 
     network: Network | TowerNetwork  # in eval mode
-    config: NetworkConfig
     labels: tuple[Label, ...]  # N, in the order of the logits; none for an open head
     sha256: str  # of the checkpoint file
     training_data: str  # as the checkpoint names it, else `unknown`
@@ -53,17 +52,18 @@ class Source:
     @property
     def is_open(self) -> bool:
         """Whether the head is for open labels and has no trained ones."""
-        return self.config.num_classes is None
+        return self.network.config.num_classes is None
 
     @property
     def prefix_tokens(self) -> PrefixTokens | None:
         """Whether the head sees the backbone's class and register tokens; None if it has none."""
-        return self.config.prefix_tokens if self.network.backbone.prefix_tokens else None
+        network = self.network
+        return network.config.prefix_tokens if network.backbone.prefix_tokens else None
 
     @property
     def contract(self) -> InputContract:
         """How the service prepares photos for this network."""
-        return InputContract.model_validate(self.config.input.model_dump())
+        return InputContract.model_validate(self.network.config.input.model_dump())
 
 
 def read_source(
@@ -76,10 +76,7 @@ def read_source(
     """Reads a checkpoint; a file of label names overrides the checkpoint's own.
 
     The thresholds of a file are the first to count, then those of categories, `NAME=P`, then the
-    tag file's.
-
-    Raises UnusableCheckpointError for a head without a backbone, and for missing or invalid label
-    names and thresholds.
+    tag file's. Raises UnusableCheckpointError for missing or invalid label names and thresholds.
     """
     towers = read_clip(path, hints)
     if towers is not None:
@@ -88,23 +85,20 @@ def read_source(
                 "--label-names, --label-thresholds and --category-threshold do not fit a model for "
                 "open labels"
             )
-        network, text = towers.network, towers.text
-        return Source(network, network.config, (), text.sha256, "unknown", text)
+        tower, text = towers
+        return Source(tower, (), text.sha256, "unknown", text)
     checkpoint = read_checkpoint(path, hints)
-    whole, config = checkpoint.take_network()
+    network = checkpoint.take_network()
     labels: tuple[Label, ...] = ()
-    if config.num_classes is not None:
+    if (count := network.config.num_classes) is not None:
         origin, labels = _find_labels(path, checkpoint.label_names, label_names)
-        if len(labels) != config.num_classes:
-            raise UnusableCheckpointError(
-                f"{origin}: {len(labels)} label names for {config.num_classes} logits"
-            )
+        if len(labels) != count:
+            raise UnusableCheckpointError(f"{origin}: {len(labels)} label names for {count} logits")
         _check_names(tuple(label.name for label in labels), origin)
     elif label_names is not None:
         raise UnusableCheckpointError("--label-names does not fit a head for open labels")
     return Source(
-        network=whole,
-        config=config,
+        network=network,
         labels=_set_thresholds(labels, label_thresholds, category_threshold),
         sha256=checkpoint.sha256,
         training_data=checkpoint.notes.get("training_data", "unknown"),

@@ -40,5 +40,4 @@ class Cvt(nn.Module):
     def forward_features(self, images: Tensor) -> Tensor:
         """Encodes normalised images [B, 3, H, W] to features [B, C, H / 16, W / 16]."""
         features: Tensor = self.model(images).last_hidden_state
-        normed: Tensor = self.norm(features.permute(0, 2, 3, 1))
-        return normed.permute(0, 3, 1, 2)
+        return self.norm(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)

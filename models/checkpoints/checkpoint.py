@@ -28,16 +28,15 @@ class Checkpoint:
     """A checkpoint's network, in eval mode."""
 
     network: nn.Module  # a `Network`, or a head alone if the file has no backbone
-    config: NetworkConfig | None  # None for a head alone
     label_names: tuple[str, ...] | None  # N names, or None if the file has none
     notes: Mapping[str, str]  # on the training, free text by key
     sha256: str  # of the file
 
-    def take_network(self) -> tuple[Network, NetworkConfig]:
-        """Returns the network and its configuration; raises CheckpointError for a head alone."""
-        if self.config is None or not isinstance(self.network, Network):
+    def take_network(self) -> Network:
+        """Returns the network; raises CheckpointError for a head alone."""
+        if not isinstance(self.network, Network):
             raise CheckpointError("the checkpoint has a head without a backbone")
-        return self.network, self.config
+        return self.network
 
 
 def load_checkpoint(path: Path | str, **hints: Any) -> nn.Module:  # noqa: ANN401
@@ -65,14 +64,14 @@ def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) 
         raise CheckpointError(f"{file.name} was made for RGB: leave out --channels")
     try:
         weights = _read_own(file) if own else _read_foreign(file, hints)
-        network, config = _build(file.name, weights, hints)
-        if hints.channels == "bgr" and config is not None:
-            take_rgb(network.get_submodule("backbone"), config.input)
+        network = _build(file.name, weights, hints)
+        if hints.channels == "bgr" and isinstance(network, Network):
+            take_rgb(network.backbone, network.config.input)
     except CheckpointError:
         raise
     except Exception as error:  # of torch and timm, for odd shapes, types and widths
         raise CheckpointError(f"{file.name} has no network that can be built: {error}") from error
-    return Checkpoint(network, config, weights.label_names, weights.notes, file.sha256)
+    return Checkpoint(network, weights.label_names, weights.notes, file.sha256)
 
 
 def _read_foreign(file: CheckpointFile, hints: Hints) -> Weights:
@@ -100,13 +99,12 @@ def _read_foreign(file: CheckpointFile, hints: Hints) -> Weights:
     return replace(weights, config=weights.config.model_copy(update={"input": photos}))
 
 
-def _build(name: str, weights: Weights, hints: Hints) -> tuple[nn.Module, NetworkConfig | None]:
+def _build(name: str, weights: Weights, hints: Hints) -> nn.Module:
     if not isinstance(weights.config, NetworkConfig):
         head = build_head(weights.config)
         fill(head, weights.state)
-        return head.eval(), None
-    config = hints.complete(name, weights.config)
-    network = Network(config)
+        return head.eval()
+    network = Network(hints.complete(name, weights.config))
     fill(network, add_counters(weights.state, network.state_dict()))
     network.eval()
     if weights.example is not None:
@@ -118,7 +116,7 @@ def _build(name: str, weights: Weights, hints: Hints) -> tuple[nn.Module, Networ
                 f"the model of {name} is more than timm's forward_features and forward_head, and "
                 "cannot be served"
             )
-    return network, config
+    return network
 
 
 def read_backbone(file: CheckpointFile) -> Content | None:

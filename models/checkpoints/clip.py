@@ -38,14 +38,6 @@ _CANONICAL = "SiglipTokenizer"  # of the first SigLIP, which was trained without
 
 
 @dataclass(frozen=True, eq=False)
-class TowerCheckpoint:
-    """A model with both towers, in eval mode."""
-
-    network: TowerNetwork
-    text: TextEncoder
-
-
-@dataclass(frozen=True, eq=False)
 class _Stored:
     model: CLIPModel | SiglipModel
     sha256: str  # of the weights' file
@@ -53,8 +45,10 @@ class _Stored:
     canonical: bool  # texts are encoded without punctuation
 
 
-def read_clip(checkpoint: Path | str, hints: Hints = NO_HINTS) -> TowerCheckpoint | None:
-    """Reads a folder, or `hf-hub:owner/name`; None if it is something else than two towers."""
+def read_clip(
+    checkpoint: Path | str, hints: Hints = NO_HINTS
+) -> tuple[TowerNetwork, TextEncoder] | None:
+    """Reads both towers of a folder or `hf-hub:owner/name`, in eval mode; None for other models."""
     if is_on_hub(checkpoint):
         name = str(checkpoint).partition(":")[2]
     elif Path(checkpoint).is_dir():
@@ -94,7 +88,7 @@ def read_clip(checkpoint: Path | str, hints: Hints = NO_HINTS) -> TowerCheckpoin
     network = TowerNetwork(hints.complete(name, found), stored.model)
     if hints.channels == "bgr":
         take_rgb(network.eval().backbone, network.config.input)
-    return TowerCheckpoint(network.eval().requires_grad_(False), text)
+    return network.eval().requires_grad_(False), text
 
 
 def _read_transformers(checkpoint: Path | str, name: str, found: Mapping[str, Any]) -> _Stored:

@@ -1,7 +1,6 @@
 """A labelled folder, independent of its layout on disk: names, photos and targets."""
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -103,13 +102,6 @@ def keep_relevant(folder: LabelledFolder) -> LabelledFolder:
         if not (seen if image.split == "train" else unseen).isdisjoint(image.labels)
     )
     return replace(folder, images=kept)
-
-
-def check_photos(images: Iterable[LabelledImage]) -> None:
-    """Raises DataError if a photo is missing."""
-    for image in images:
-        if not image.path.is_file():
-            raise DataError(f"the photo {image.path} is missing")
 
 
 def check_labels_of_photos(folder: LabelledFolder, *, single_label: bool = False) -> None:

@@ -18,15 +18,11 @@ def to_tokens(features: Tensor) -> Tensor:
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """Splits [b, n, D] into [b, heads, n, D / heads]."""
-    split: Tensor = x.unflatten(-1, (heads, -1))
-    return split.transpose(1, 2)
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 class Attention(nn.Module):
-    """Multi-head attention from queries [1 or B, Q, D] to keys and values [B, S, M].
-
-    M, `memory_width`, is D unless given.
-    """
+    """Attention from queries [1 or B, Q, D] to keys and values [B, S, M], where D is the width."""
 
     def __init__(
         self, width: int, num_heads: int, dropout: float, memory_width: int | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 from models.checkpoints.checkpoint import write_checkpoint
 from models.checkpoints.files import read_file
 from models.commands import report_mistakes, run_command
-from models.data import check_labels_of_photos, keep_relevant
+from models.data.records import check_labels_of_photos, keep_relevant
 from models.train.build import build_network, start_from
 from models.train.command import RunContext, make_context, make_parser, read_recipe
 from models.train.recipe import Recipe

@@ -12,7 +12,7 @@ from models.checkpoints.layouts.backbones import add_counters, take_pooled_norm
 from models.checkpoints.preparation import TAGS
 from models.checkpoints.pretrained import load_pretrained
 from models.config import HeadConfig, InputConfig, NetworkConfig
-from models.data import DataError, LabelledFolder
+from models.data.records import DataError, LabelledFolder
 from models.network import HEADS, Network
 from models.timm_model import BackboneError
 from models.train.recipe import WHOLE_BACKBONE, Recipe, RecipeError
@@ -103,13 +103,12 @@ def start_from(network: Network, init: CheckpointFile) -> str:
         fill(body, add_counters(kept, own))
         return "its backbone" + _take_pixels(network, _read_pixels(network, bare.described))
     start = read_checkpoint(init, Hints(name, prefix_tokens="drop", features="forward_features"))
-    found, config = start.take_network()
+    found = start.take_network()
     fill(network.backbone, found.backbone.state_dict())
-    pixels = _take_pixels(network, config.input)
-    head = found.head
-    if _describe(head) != _describe(network.head):
+    pixels = _take_pixels(network, found.config.input)
+    if _describe(found.head) != _describe(network.head):
         return f"its backbone{pixels}; its head is built differently"
-    network.head.load_state_dict(head.state_dict())
+    network.head.load_state_dict(found.head.state_dict())
     return f"its backbone and its head{pixels}"
 
 

@@ -33,7 +33,7 @@ def cache_outputs(
     photos' own transform. The paths, `.npy`, must change with everything that the outputs depend
     on. If several runs need the same files, one of them fills the files and the others wait.
     """
-    if not _exist(paths):
+    if not all(path.exists() for path in paths):
         lock = FileLock(paths[-1].with_suffix(".lock"))
         try:
             held = lock.acquire(blocking=False)
@@ -41,15 +41,11 @@ def cache_outputs(
             tqdm.write(f"waiting for another run to fill {paths[-1].name}", file=sys.stderr)
             held = lock.acquire()
         with held:
-            if not _exist(paths):
+            if not all(path.exists() for path in paths):
                 _fill(encode, photos, views, paths, workers)
         # A run that still waits for the deleted lock finds the files complete.
         Path(lock.lock_file).unlink(missing_ok=True)
     return [np.load(path, mmap_mode="r") for path in paths]
-
-
-def _exist(paths: Sequence[Path]) -> bool:
-    return all(path.exists() for path in paths)
 
 
 @torch.inference_mode()

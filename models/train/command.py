@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 
-from models.data import LabelledFolder, read_labelled_folder
+from models.data.reader import read_labelled_folder
+from models.data.records import LabelledFolder
 from models.train.recipe import BaseRecipe
 
 RecipeT = TypeVar("RecipeT", bound=BaseRecipe)

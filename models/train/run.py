@@ -130,8 +130,11 @@ class Run(Generic[BatchT]):
             "schedule": self.schedule,
             "scaler": accelerator.scaler,  # None without float16
         }
-        if folder.state is not None:
-            self._resume(folder.state)
+        if (state := folder.state) is not None:
+            for name, part in self._parts.items():
+                if part is not None and state.get(name):
+                    part.load_state_dict(state[name])
+            self.epoch, self.rows = state["epoch"], state["rows"]
 
     def fit(self) -> dict[str, float]:
         """Runs the epochs that are left, loads the averaged weights and returns their figures."""
@@ -149,22 +152,13 @@ class Run(Generic[BatchT]):
                 rate = f"{self.schedule.get_last_lr()[0]:.3g}"
                 self.rows.append({"epoch": str(self.epoch), **numbers, "lr": rate})
                 self.folder.log(self.rows)
-                self._save()
+                parts = self._parts.items()
+                states = {key: {} if part is None else part.state_dict() for key, part in parts}
+                self.folder.write_state({**states, "epoch": self.epoch, "rows": self.rows})
         if figures is None:
             figures = self.task.measure(self.ema.module)
         self.task.network.load_state_dict(self.ema.module.state_dict())
         return figures
-
-    def _save(self) -> None:
-        parts = self._parts.items()
-        states = {name: {} if part is None else part.state_dict() for name, part in parts}
-        self.folder.write_state({**states, "epoch": self.epoch, "rows": self.rows})
-
-    def _resume(self, state: Mapping[str, Any]) -> None:
-        for name, part in self._parts.items():
-            if part is not None and state.get(name):
-                part.load_state_dict(state[name])
-        self.epoch, self.rows = state["epoch"], state["rows"]
 
     def _train_epoch(self) -> dict[str, float]:
         """Returns the mean of each loss."""

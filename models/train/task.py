@@ -13,7 +13,7 @@ from timm.optim import Lamb
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from models.data import DataError, LabelledFolder
+from models.data.records import DataError, LabelledFolder
 from models.metrics import mean_average_precision
 from models.network import Network
 from models.train.cache import Array, cache_outputs

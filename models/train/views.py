@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from torchvision import transforms
 
 from models.config import InputConfig
-from models.data import DataError, LabelledFolder, LabelledImage, check_photos
+from models.data.records import DataError, LabelledFolder, LabelledImage
 from models.train.recipe import Recipe, RecipeError
 
 Transform = Callable[[Image.Image], Tensor]
@@ -52,7 +52,9 @@ class Photos(Dataset[tuple[Tensor, Tensor]]):
     def of_split(cls, folder: LabelledFolder, split: str, transform: Transform) -> Self:
         """Returns the photos of one split; raises DataError if it is empty or a file is missing."""
         images = folder.split(split)
-        check_photos(images)
+        missing = next((image.path for image in images if not image.path.is_file()), None)
+        if missing is not None:
+            raise DataError(f"the photo {missing} is missing")
         return cls(images, torch.from_numpy(folder.targets(images)).float(), transform)
 
     def __len__(self) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.data import DataError, LabelledFolder, LabelledImage, read_labelled_folder
+from models.data.reader import read_labelled_folder
+from models.data.records import DataError, LabelledFolder, LabelledImage
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,9 @@ def choose_names(folder: LabelledFolder, hold_out: Collection[str]) -> Vocabular
     if not concepts:
         raise DataError(f"data set {folder.name} has no caption_concepts to train on")
     avoided = _find_avoided(folder, hold_out)
-    kept: list[str] = []
-    out: list[str] = []
-    for name in concepts:
-        words = _words(name)
-        is_out = any(words <= other or other <= words for other in avoided)
-        (out if is_out else kept).append(name)
+    words = {name: _words(name) for name in concepts}
+    out = [n for n in concepts if any(words[n] <= w or w <= words[n] for w in avoided)]
+    kept = sorted(words.keys() - set(out))
     return Vocabulary(folder.label_names, tuple(kept), tuple(out))
 
 
@@ -53,7 +51,7 @@ def read_hold_out(path: Path) -> tuple[str, ...]:
     if path.is_dir():
         return read_labelled_folder(path).label_names
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"names to hold out cannot be read from {path}") from error
     return tuple(line.strip() for line in lines if line.strip())

@@ -50,10 +50,10 @@ class Sources:
 def read_sources(checkpoint: Path, text: TextEncoder) -> Sources:
     """Reads a checkpoint's encoder and builds the teacher of the same architecture."""
     found = read_checkpoint(checkpoint)
-    network, config = found.take_network()
-    teacher = load_teacher(config.backbone, (config.input.height, config.input.width))
-    names = found.label_names or ()
-    return Sources(network.backbone, config.input, network.head, names, teacher, text)
+    network = found.take_network()
+    spec = network.config.input
+    teacher = load_teacher(network.config.backbone, (spec.height, spec.width))
+    return Sources(network.backbone, spec, network.head, found.label_names or (), teacher, text)
 
 
 def load_teacher(name: str, image_size: tuple[int, int]) -> Teacher:

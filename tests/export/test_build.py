@@ -51,15 +51,13 @@ def test_service_computes_what_torch_does_on_the_same_pixels(
     assert_close(run_trained(bundle, pixels), run_torch(network, pixels))
 
 
-def test_every_variant_runs_in_the_service(bundle: Bundle) -> None:
+def test_variants_run_in_the_service_and_tell_viewers_name_version_input_and_labels(
+    bundle: Bundle,
+) -> None:
     assert bundle.precisions() == ("fp32", "fp16", "int8")
     for precision in bundle.precisions():
         logits = run_trained(bundle, np.zeros((2, 32, 48, 3), np.uint8), precision)
         assert logits.shape == (2, len(LABELS))
-
-
-def test_graphs_tell_viewers_name_version_input_and_labels(bundle: Bundle) -> None:
-    for precision in bundle.precisions():
         model = onnx.load_from_string(bundle.read_graph("trained_head", precision))
         assert {entry.key: entry.value for entry in model.metadata_props} == {
             "name": "colours-v1",
@@ -82,18 +80,13 @@ def test_card_has_the_provenance_and_the_accuracy_of_every_variant(bundle: Bundl
     assert all(0 <= m.value <= 100 for m in card.metrics)
 
 
-def test_common_labels_have_thresholds_from_validation(bundle: Bundle, folder: Path) -> None:
-    targets = read_splits(folder, LABELS, PhotoReader(CONTRACT)).val.targets
-    assert [label.name for label in bundle.labels] == list(LABELS)
-    assert [label.positives for label in bundle.labels] == targets.sum(axis=0).tolist()
-    assert all(label.threshold is not None for label in bundle.labels)
-
-
-def test_head_has_the_calibration_of_its_validation_logits(bundle: Bundle, folder: Path) -> None:
+def test_thresholds_and_calibration_are_those_of_validation(bundle: Bundle, folder: Path) -> None:
     val = read_splits(folder, LABELS, PhotoReader(CONTRACT)).val
+    assert [label.name for label in bundle.labels] == list(LABELS)
+    assert [label.positives for label in bundle.labels] == val.targets.sum(axis=0).tolist()
+    assert all(label.threshold is not None for label in bundle.labels)
     served = run_trained(bundle, val.read(), bundle.default_precision("cpu"))
     fit, found = fit_calibration(served, val.targets), bundle.card.trained_head.calibration
-    assert fit is not None
     assert (found.scale, found.shift) == pytest.approx((fit.pair.scale, fit.pair.shift), abs=1e-3)
     assert (found.dataset, found.images) == ("colours/val", len(val.paths))
 

@@ -44,26 +44,24 @@ def bundle(model: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) 
         precisions=frozenset({"fp16"}),
         hints=Hints(embedding_template="a photo of a {}."),
         compact_weights=True,
-        opened=OpenRequest(label_sets=(parent / "zoo.json",), photos=folder),
+        opened=OpenRequest(label_set=(parent / "zoo.json",), open_photos=folder),
     )
     return build_bundle(request)
 
 
 def embed(bundle: Bundle) -> np.ndarray:
     encoder = open_text_encoder(bundle, threads=1)
-    assert encoder is not None
     return encoder.encode([f"a photo of a {name}." for name in NAMES])
 
 
 def test_small_formats_are_close_to_fp32(model: Path, bundle: Bundle) -> None:
     assert bundle.precisions() == ("fp32", "fp16")
     assert set(bundle.manifest.graphs["text_encoder"]) == {"fp32"}
-    towers = read_clip(model)
-    assert towers is not None
-    exact = towers.text.embed([f"a photo of a {name}." for name in NAMES])
+    network, encoder = read_clip(model)
+    exact = encoder.embed([f"a photo of a {name}." for name in NAMES])
     embeddings = embed(bundle)
     assert np.abs(embeddings - exact.numpy()).max() < 2e-3
-    expected = run_torch(towers.network, PIXELS, exact)
+    expected = run_torch(network, PIXELS, exact)
     for precision in bundle.precisions():
         engine = open_engine(bundle, device="cpu", precision=precision)
         results = engine.run(PIXELS, [[embeddings]] * 3, embedded=range(3))
@@ -91,14 +89,14 @@ def test_options_of_other_models_are_refused(
     model: Path, checkpoint: Path, folder: Path, tmp_path: Path
 ) -> None:
     out, names = tmp_path / "tiny", tmp_path / "names.txt"
-    zoo = OpenRequest(label_sets=(names,))
+    zoo = OpenRequest(label_set=(names,))
     for request, error, reason in (
         (ExportRequest(model, out, label_names=names), UnusableCheckpointError, "--label-names"),
         (ExportRequest(model, out, photos=folder), ExportError, "trained labels"),
         (ExportRequest(model, out, precisions=frozenset({"int8"})), ExportError, "int8 needs a"),
         (ExportRequest(checkpoint, out, opened=zoo), ExportError, "--label-set needs --open-head"),
         (
-            ExportRequest(model, out, opened=OpenRequest(checkpoint=checkpoint)),
+            ExportRequest(model, out, opened=OpenRequest(checkpoint)),
             UnusableCheckpointError,
             "has an open head",
         ),
@@ -110,8 +108,7 @@ def test_options_of_other_models_are_refused(
 def test_text_encoder_beyond_the_limit_of_a_file_is_stored_in_16_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    towers = read_clip(write_towers(tmp_path / "clip", "clip"))
-    assert towers is not None
+    _, encoder = read_clip(write_towers(tmp_path / "clip", "clip"))
     monkeypatch.setattr(text, "_LARGEST", 0)
-    weights = build_text_graph(towers.text).graph.initializer
+    weights = build_text_graph(encoder).graph.initializer
     assert onnx.TensorProto.FLOAT16 in {tensor.data_type for tensor in weights}

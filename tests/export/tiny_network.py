@@ -12,6 +12,7 @@ from models.network import Network
 from service.bundle.card import InputContract
 from service.engine.heads import LogitsArray
 from service.images.decode import PixelArray
+from tests.models import shake
 
 LABELS = ("blue", "green", "red")
 INPUT = InputConfig(height=32, width=48, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3))
@@ -31,10 +32,7 @@ def make_network() -> Network:
         feedforward_width=64,
     )
     network = Network(NetworkConfig(backbone="test_efficientnet", input=INPUT, head=head))
-    for parameter in network.parameters():
-        if parameter.dim() == 1:  # zero biases would hide mistakes
-            parameter.data += 0.1 * torch.randn_like(parameter)
-    return network.eval()
+    return shake(network, 0.1).eval()
 
 
 def run_torch(network: Network, pixels: PixelArray, *embeddings: torch.Tensor) -> LogitsArray:

@@ -50,8 +50,8 @@ def read_losses(run: Path) -> list[float]:
     return [float(row["loss"]) for row in read_log(run)]
 
 
-class _Stopped(Exception):
-    pass
+class Stopped(Exception):
+    """Ends a run at a chosen place."""
 
 
 @contextmanager
@@ -60,10 +60,10 @@ def stop_in_second_epoch() -> Iterator[None]:
 
     def stop(run: Run[Any]) -> dict[str, float]:
         if run.epoch == 1:
-            raise _Stopped
+            raise Stopped
         return real_epoch(run)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Run, "_train_epoch", stop)
-        with pytest.raises(_Stopped):
+        with pytest.raises(Stopped):
             yield

@@ -65,7 +65,6 @@ def test_average_has_the_weighted_mean_of_every_weight(paths: Paths) -> None:
 def test_average_of_checkpoints_without_label_names_has_none(paths: Paths) -> None:
     a, _, out = paths
     network = read_checkpoint(a).network
-    assert isinstance(network, Network)
     write_checkpoint(a, network, (), {})
     assert run(out, f"{a}=1") == 0
     assert read_checkpoint(out).label_names is None

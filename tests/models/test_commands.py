@@ -26,7 +26,6 @@ def test_interrupted_command_prints_one_line() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _WAITS], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"runs\n"
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)

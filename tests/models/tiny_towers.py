@@ -38,8 +38,6 @@ _TOWER = {
 
 def write_towers(folder: Path, kind: str, side: int = SIDE, patch: int = 8) -> Path:
     """Writes a model with random weights, its tokenizer and image processor; returns the folder."""
-    tokenizer: Any
-    processor: Any
     if kind == "clip":
         tokenizer = _make_clip_tokenizer()
         processor = CLIPImageProcessor(
@@ -58,7 +56,6 @@ def write_towers(folder: Path, kind: str, side: int = SIDE, patch: int = 8) -> P
     }
     images = {"image_size": side, "patch_size": patch, **_TOWER}
     torch.manual_seed(0)
-    model: Any
     if kind == "clip":
         model = CLIPModel(CLIPConfig(text_config=texts, vision_config=images, projection_dim=20))
     else:
@@ -86,8 +83,7 @@ def run_transformers(folder: Path, pixels: Tensor, texts: Sequence[str]) -> Tens
     )
     if isinstance(model, SiglipModel):
         del tokens["attention_mask"]  # the published tokenizers give none
-    logits: Tensor = model(pixel_values=pixels, **tokens).logits_per_image
-    return logits
+    return model(pixel_values=pixels, **tokens).logits_per_image
 
 
 def _make_clip_tokenizer() -> CLIPTokenizer:

@@ -72,10 +72,9 @@ def read_body(
     log_left_out(state.keys() - body.keys(), "the backbone's own classifier")
     if hints.features is None and body.keys() <= state.keys():
         features = _find_features(state, backbone, spec, width, place)
-    given = backbone.width if features == backbone.features else width
-    if width != given:
+    if features == backbone.features and width != backbone.width:
         raise CheckpointError(
-            f"{name} gives tokens of width {given}, the file's head takes {width}"
+            f"{name} gives tokens of width {backbone.width}, the file's head takes {width}"
         )
     if backbone.prefix_tokens and hints.prefix_tokens is None:
         raise CheckpointError(

@@ -84,7 +84,10 @@ def read_timm(name: str, state: State, hints: Hints, described: Description) -> 
         prefix = "keep" if gap[1].pooling == "first" else "drop"
         weights = Weights(*gap, names, example=example)
         weights = weights.put_on(body, **facts, prefix_tokens=prefix)
-        if _is_built_alike(weights):
+        assert isinstance(weights.config, NetworkConfig)
+        with torch.device("meta"):
+            without = Network(weights.config).state_dict()
+        if without.keys() == weights.state.keys():
             return weights
     sizes = tuple(features.shape[1:3] if is_channels_last(model) else features.shape[2:])
     head = TimmHeadConfig(
@@ -129,13 +132,6 @@ def _read_gap(
     gap.load_state_dict(state)
     found = gap(tokens[:, 0 if first else count_prefix_tokens(model) :])
     return (state, config) if found.allclose(logits, atol=_TOLERANCE) else None
-
-
-def _is_built_alike(weights: Weights) -> bool:
-    """Whether the backbone without its head has the tensors of the whole model's."""
-    assert isinstance(weights.config, NetworkConfig)
-    with torch.device("meta"):
-        return Network(weights.config).state_dict().keys() == weights.state.keys()
 
 
 def _to_linear(layer: Mapping[str, Tensor]) -> State:

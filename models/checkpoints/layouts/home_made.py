@@ -25,10 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_home_made(state: State, hints: Hints, described: Description) -> Weights | None:
-    """Translates a classifier; raises CheckpointError if it is more than one linear layer.
-
-    Returns None if the name of its backbone is missing, or not one of timm's.
-    """
+    """Translates a classifier of one linear layer; None without the name of a backbone of timm."""
     if find_prefixes(state, OFFICIAL_TRESNET_MARK):
         return read_asl(take_body(state, OFFICIAL_TRESNET_MARK), hints, described)
     name = find_name(hints, described)

@@ -13,7 +13,6 @@ from export.__main__ import main
 from export.accuracy import check_blank
 from export.calibration.bundle import RecalibrationRequest, recalibrate_bundle
 from export.calibration.heads import CalibrationOptions
-from service.bundle.card import OpenHead
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import write_bundle
 from service.engine.heads import Embeddings, LogitsArray
@@ -76,7 +75,6 @@ def open_photos(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 def embed(bundle: Bundle, names: tuple[str, ...]) -> Embeddings:
     texts = open_text_encoder(bundle, threads=1)
-    assert texts is not None
     return texts.encode([f"a {name}" for name in names])
 
 
@@ -96,12 +94,6 @@ def calibrated(
     return recalibrate_bundle(put_in(request_all, tmp_path_factory.mktemp("new")), set())
 
 
-def get_open(bundle: Bundle) -> OpenHead:
-    head = bundle.card.open_head
-    assert head is not None
-    return head
-
-
 def test_calibrated_bundle_has_the_same_graphs_and_version(
     bundle: Bundle, calibrated: Bundle
 ) -> None:
@@ -116,17 +108,15 @@ def test_calibrated_bundle_has_the_same_graphs_and_version(
 
 def test_heads_get_calibrations_measured_on_the_photos(calibrated: Bundle) -> None:
     head = calibrated.card.trained_head
-    assert head is not None
     for calibration, dataset, labels in (
         (head.calibration, "made/val", 5),
-        (get_open(calibrated).calibration, "other/train", 3),
+        (calibrated.card.open_head.calibration, "other/train", 3),
     ):
-        assert calibration is not None
         assert calibration.scale < 1
         assert (calibration.dataset, calibration.images) == (dataset, len(PICTURES))
         assert calibration.labels == labels
         assert calibration.error_after < calibration.error_before
-    assert get_open(calibrated).threshold == 0.5
+    assert calibrated.card.open_head.threshold == 0.5
 
 
 def test_labels_keep_their_descriptions_and_get_thresholds_on_calibrated_scores(
@@ -138,7 +128,6 @@ def test_labels_keep_their_descriptions_and_get_thresholds_on_calibrated_scores(
     labels = make_trained_set(calibrated.labels, calibrated.card.trained_head)
     scores = compute_scores(run_bundle(calibrated, PICTURES), "sigmoid", labels.calibration)
     for column, label in zip(scores.T, calibrated.labels, strict=True):
-        assert label.threshold is not None
         assert column.min() <= label.threshold <= column.max()
 
 
@@ -149,8 +138,7 @@ def test_thresholds_of_ready_sets_follow_the_new_scores(bundle: Bundle, calibrat
     assert chair is None  # never had one
     assert cat is not None  # a trained label, measured
     # Given by hand: the same photos reach it as before.
-    pair = get_open(calibrated).calibration
-    assert pair is not None
+    pair = calibrated.card.open_head.calibration
     assert lamp == pytest.approx(1 / (1 + np.exp(-(pair.scale * np.log(0.7 / 0.3) + pair.shift))))
     np.testing.assert_allclose(after.embeddings, embed(bundle, before.names), atol=1e-2)
 
@@ -165,10 +153,9 @@ def test_bundle_is_calibrated_in_place_and_raw_again(
     assert second.labels == first.labels
     assert second.read_label_sets() == first.read_label_sets()
     raw = recalibrate_bundle(replace(again, options=CalibrationOptions(raw_scores=True)), set())
-    head = raw.card.trained_head
-    assert head is not None
-    assert head.calibration is get_open(raw).calibration is get_open(raw).trained_names is None
-    assert get_open(raw).threshold != 0.5
+    trained, opened = raw.card.trained_head, raw.card.open_head
+    assert trained.calibration is opened.calibration is opened.trained_names is None
+    assert opened.threshold != 0.5
     assert all(label.calibration is None for label in raw.labels)
     (everyday,) = read_bundle_sets(raw)
     assert everyday.thresholds[2] == pytest.approx(0.7)
@@ -179,7 +166,7 @@ def test_open_head_is_left_alone_without_photos_for_it(
 ) -> None:
     request = replace(request_all, bundle=calibrated.path, open_photos=None)
     written = recalibrate_bundle(put_in(request, tmp_path), set())
-    assert get_open(written).calibration == get_open(calibrated).calibration
+    assert written.card.open_head.calibration == calibrated.card.open_head.calibration
     with pytest.raises(ExportError, match="--raw-scores needs --open-photos"):
         recalibrate_bundle(
             replace(put_in(request, tmp_path), options=CalibrationOptions(raw_scores=True)), set()
@@ -193,7 +180,6 @@ def test_labels_that_are_found_on_blank_photos_are_named(
     greys = (*range(0, 256, 32), 255)
     blank = np.stack([np.full((SIDE, SIDE, 3), grey, np.uint8) for grey in greys])
     head = calibrated.card.trained_head
-    assert head is not None
     for threshold in (0.0, 0.5, 1.0):
         labels = tuple(
             label.model_copy(update={"threshold": threshold}) for label in calibrated.labels

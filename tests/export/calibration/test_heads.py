@@ -47,7 +47,6 @@ def make_scored(
 
 def test_trained_head_gets_the_scale_and_shift_of_its_probabilities() -> None:
     head, labels = calibrate_trained(TRAINED, LABELS, make_scored(), CalibrationOptions())
-    assert head.calibration is not None
     assert (head.calibration.scale, head.calibration.shift) == pytest.approx((2, -1), abs=0.2)
     assert (head.calibration.dataset, head.calibration.images) == ("made/val", 600)
     assert head.calibration.error_after < head.calibration.error_before / 2
@@ -82,8 +81,6 @@ def test_threshold_is_above_blank_photos_if_that_costs_little(options: Calibrati
     assert found.tolist() == [[False, False, True]]
     assert labels[1:] == plain[1:]
     raised, before = labels[0], plain[0]
-    assert raised.threshold is not None
-    assert before.threshold is not None
     assert raised.threshold > before.threshold
     answered = (
         compute_scores(scored.logits, "sigmoid", served.calibration)[:, 0] >= raised.threshold
@@ -104,9 +101,7 @@ def test_softmax_is_never_calibrated() -> None:
 def test_labels_with_own_logits_get_their_own_calibration() -> None:
     scored = make_scored()
     scored.logits[:, 2] -= 1
-    head, labels = calibrate_trained(TRAINED, LABELS, scored, CalibrationOptions())
-    assert head.calibration is not None
-    assert labels[2].calibration is not None
+    _, labels = calibrate_trained(TRAINED, LABELS, scored, CalibrationOptions())
     pair = labels[2].calibration
     assert (pair.scale, pair.shift) == pytest.approx((2, 1), abs=0.4)
 
@@ -135,20 +130,12 @@ def test_precision_target_sets_the_thresholds_of_labels_that_reach_it(
     served = make_trained_set(labels, head)
     scores = compute_scores(scored.logits, "sigmoid", served.calibration)
     point = find_threshold(scores.ravel(), scored.photos.targets.ravel(), 0.9)
-    assert point is not None
     assert head.threshold == point.threshold == served.thresholds[2]
     assert "precision 0.9: 2 of 3 labels reach it" in caplog.text
     unreached = CalibrationOptions(precision_target=0.99)
     head, labels = calibrate_trained(TRAINED, LABELS, make_scored(scale=0.01), unreached)
     assert head.threshold == 0.5
     assert all(label.threshold is None for label in labels)
-
-
-def test_open_head_has_one_calibration_and_needs_no_threshold() -> None:
-    head = calibrate_open(OPEN_HEAD, make_scored(), CalibrationOptions())
-    assert head.calibration is not None
-    assert (head.calibration.scale, head.calibration.shift) == pytest.approx((2, -1), abs=0.2)
-    assert head.threshold == 0.5
 
 
 @pytest.mark.parametrize("few", [False, True])
@@ -160,12 +147,13 @@ def test_raw_open_scores_get_the_threshold_of_best_f1(few: bool) -> None:
     assert (head.calibration, head.threshold) == (None, best.threshold)
 
 
-def test_softmax_of_an_open_head_becomes_a_sigmoid_if_it_is_calibrated() -> None:
-    head = OPEN_HEAD.model_copy(update={"activation": "softmax"})
-    calibrated = calibrate_open(head, make_scored(), CalibrationOptions())
-    assert calibrated.calibration is not None
-    assert calibrated.activation == "sigmoid"
-    assert calibrate_open(head, make_scored(), RAW) == head
+def test_open_head_has_one_calibration_and_a_sigmoid_and_needs_no_threshold() -> None:
+    softmax = OPEN_HEAD.model_copy(update={"activation": "softmax"})
+    for before in (OPEN_HEAD, softmax):
+        head = calibrate_open(before, make_scored(), CalibrationOptions())
+        assert (head.calibration.scale, head.calibration.shift) == pytest.approx((2, -1), abs=0.2)
+        assert (head.activation, head.threshold) == ("sigmoid", 0.5)
+    assert calibrate_open(softmax, make_scored(), RAW) == softmax
 
 
 def test_open_head_has_a_threshold_with_a_precision_target() -> None:
@@ -174,20 +162,15 @@ def test_open_head_has_a_threshold_with_a_precision_target() -> None:
     point = find_threshold(
         score_open(scored.logits, head.calibration).ravel(), scored.photos.targets.ravel(), 0.8
     )
-    assert point is not None
     assert head.threshold == point.threshold
 
 
-def test_trained_names_have_their_own_calibration_only_if_it_is_better() -> None:
+def test_trained_names_have_their_own_calibration_only_if_it_is_better_than_others() -> None:
     head = calibrate_open(OPEN_HEAD, make_scored(), CalibrationOptions())
     assert calibrate_trained_names(head, make_scored(seed=1, photos=60)).trained_names is None
     other = calibrate_trained_names(head, make_scored(1.0, 2.0)).trained_names
-    assert other is not None
     assert (other.scale, other.shift) == pytest.approx((1, 2), abs=0.3)
-
-
-def test_trained_names_keep_their_calibration_unless_the_labels_become_raw() -> None:
-    head = calibrate_open(OPEN_HEAD, make_scored(), CalibrationOptions())
+    # They keep it unless the labels become raw.
     both = calibrate_trained_names(head, make_scored(1.0, 2.0))
     again = calibrate_open(both, make_scored(seed=1), CalibrationOptions())
     assert again.trained_names == both.trained_names

@@ -6,13 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from torch.nn import functional
 
 from export import ExportError
-from export.accuracy import predict_logits
+from export.accuracy import predict_logits, read_graphs
 from export.build import ExportRequest, build_bundle
 from export.calibration import screen as screen_module
 from export.calibration.open_labels import embed_label_set
@@ -24,13 +23,10 @@ from export.sources.trained import read_source
 from models.checkpoints.checkpoint import read_checkpoint
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.open_head import Origin, fingerprint_encoder, write_open_head
-from models.data import DataError
+from models.data.records import DataError
 from models.heads.zero_shot import ZeroShotMLDecoder
-from models.network import Network
 from models.text import TextEncoder, read_text_encoder
 from models.train_open.teacher import read_imagenet_names
-from service.bundle.card import Precision
-from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.calibration import find_threshold
 from service.engine.heads import Embeddings, ScreenedLogits, ScreenedQueries
@@ -74,15 +70,8 @@ def make_open_head() -> ZeroShotMLDecoder:
     torch.manual_seed(0)
     space = {"embedding_width": WIDTH, "embedding_encoder": "tiny", "embedding_template": TEMPLATE}
     head = ZeroShotMLDecoder(OPEN.model_copy(update={**space, "num_prototypes": 6})).eval()
-    assert head.votes is not None
     head.votes.names.copy_(functional.normalize(torch.randn(6, WIDTH), dim=1))
     return head
-
-
-def read_network(checkpoint: Path) -> Network:
-    network = read_checkpoint(checkpoint).network
-    assert isinstance(network, Network)
-    return network
 
 
 def write_head(path: Path, head: ZeroShotMLDecoder, encoder: str, text: TextEncoder) -> Path:
@@ -104,7 +93,7 @@ def opened(
     folder = tmp_path_factory.mktemp("open")
     label_set = folder / "shapes.json"
     label_set.write_text(json.dumps({"name": "shapes", "labels": SHAPES}))
-    encoder = fingerprint_encoder(read_network(checkpoint).backbone)
+    encoder = fingerprint_encoder(read_checkpoint(checkpoint).take_network().backbone)
     head = write_head(folder / "open.safetensors", make_open_head(), encoder, text)
     return OpenRequest(head, text_folder, (label_set,))
 
@@ -118,7 +107,7 @@ def bundle(
         ExportRequest(
             checkpoint,
             tmp_path_factory.mktemp("bundles") / "model",
-            opened=replace(opened, photos=folder),
+            opened=replace(opened, open_photos=folder),
             photos=folder,
             precisions=frozenset({"fp16", "int8"}),
             compact_weights=True,
@@ -143,9 +132,7 @@ def test_bundle_has_both_heads_in_every_precision(bundle: Bundle) -> None:
 
 
 def test_screen_is_measured_on_test_photos_and_other_names(bundle: Bundle, folder: Path) -> None:
-    assert bundle.card.open_head is not None
     screen = bundle.card.open_head.screen
-    assert screen is not None
     assert screen.dataset == read_splits(folder, LABELS, PhotoReader(CONTRACT)).test.dataset
     assert screen.names == len(NOUNS) // 2
     assert (screen.best_found, screen.above_found) == (1.0, 1.0)  # it keeps all of so few
@@ -154,10 +141,8 @@ def test_screen_is_measured_on_test_photos_and_other_names(bundle: Bundle, folde
 def test_screened_head_gives_the_logits_of_the_open_head(bundle: Bundle) -> None:
     sessions = open_session_set(bundle, SessionConfig("cpu", "fp32"))
     encoder = open_label_encoder(bundle, 1)
-    assert encoder is not None
     embeddings = np.random.default_rng(0).normal(size=(50, WIDTH)).astype(np.float32)
     vectors, ones = encoder.encode(embeddings), np.ones(50, np.float32)
-    assert vectors.keys is not None
     screened = ScreenedQueries(vectors.queries, vectors.keys, ones, ones, 10)
     images = np.zeros((2, CONTRACT.height, CONTRACT.width, 3), np.uint8)
     for result in sessions.run(images, [[screened, vectors.queries]] * 2):
@@ -176,17 +161,9 @@ def test_screen_that_finds_too_few_labels_is_left_out(monkeypatch: pytest.Monkey
     assert fit_screen(head, (4, 4), tokens, embeddings) is None
 
 
-def load_graph(bundle: Bundle, name: GraphName, precision: Precision = "fp32") -> onnx.ModelProto:
-    return onnx.load_from_string(bundle.read_graph(name, precision))
-
-
 def test_thresholds_are_of_best_f1_with_the_served_embeddings(bundle: Bundle, folder: Path) -> None:
     val = read_splits(folder, LABELS, PhotoReader(CONTRACT)).val
-    default = bundle.default_precision("cpu")
-    served = {
-        name: load_graph(bundle, name, bundle.image_precision(name, default))
-        for name in PIXELS_TO_OPEN_LOGITS
-    }
+    served = read_graphs(bundle, PIXELS_TO_OPEN_LOGITS, bundle.default_precision("cpu"))
     logits = predict_logits(served, val, embed(bundle, ["red"]))
     targets = val.targets[:, LABELS.index("red")]
     expected = find_threshold(compute_scores(logits, "sigmoid")[:, 0], targets).threshold
@@ -204,7 +181,6 @@ def embed(bundle: Bundle, labels: list[object]) -> Embeddings:
 
     async def encode() -> Embeddings:
         encoders = open_label_encoders(bundle, threads=1, cache_size=0, queue_size=8)
-        assert encoders is not None
         return await encoders.embed(define_label_set(record))
 
     return asyncio.run(encode())
@@ -260,10 +236,10 @@ def test_label_set_is_refused_when_it_does_not_fit_the_head(
     good = {"name": "zoo", "labels": ["cat", {"name": "dog", "embedding": [1.0] * WIDTH}]}
     path.write_text(json.dumps({**good, **change}))
     with pytest.raises(ExportError, match=f"zoo.json: .*{reason}"):
-        read_open_source(replace(opened, label_sets=(path,)), source, READER)
+        read_open_source(replace(opened, label_set=(path,)), source, READER)
     space = describe_head(read_open_source(opened, source, READER).head.config).embedding_space
     path.write_text("\ufeff" + json.dumps({**good, "embedding_space": space.fingerprint}))
-    assert read_open_source(replace(opened, label_sets=(path,)), source, READER).label_sets
+    assert read_open_source(replace(opened, label_set=(path,)), source, READER).label_sets
 
 
 def test_files_that_do_not_fit_are_refused(
@@ -279,14 +255,14 @@ def test_files_that_do_not_fit_are_refused(
     foreign = write_head(tmp_path / "open.safetensors", make_open_head(), "0" * 64, text)
     source = read_source(checkpoint)
     for change, error, reason in (
-        ({"checkpoint": checkpoint}, CheckpointError, "has no open head of ours"),
-        ({"checkpoint": foreign}, CheckpointError, "another encoder"),
+        ({"open_head": checkpoint}, CheckpointError, "has no open head of ours"),
+        ({"open_head": foreign}, CheckpointError, "another encoder"),
         ({"text_encoder": other}, CheckpointError, "another text encoder"),
         ({"text_encoder": tmp_path}, ExportError, "has no BERT encoder"),
-        ({"label_sets": (tmp_path / "none.json",)}, ExportError, "cannot be read"),
-        ({"label_sets": opened.label_sets * 2}, ExportError, "repeated"),
-        ({"photos": trained}, UnusablePhotosError, "no label that was not trained"),
-        ({"photos": tmp_path}, DataError, "neither labels.json"),
+        ({"label_set": (tmp_path / "none.json",)}, ExportError, "cannot be read"),
+        ({"label_set": opened.label_set * 2}, ExportError, "repeated"),
+        ({"open_photos": trained}, UnusablePhotosError, "no label that was not trained"),
+        ({"open_photos": tmp_path}, DataError, "neither labels.json"),
     ):
         with pytest.raises(error, match=reason):
             read_open_source(replace(opened, **change), source, READER)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from models.heads.baselines import Gap
 from models.heads.cosine import CosineHead
 from models.heads.ml_decoder import MLDecoder
 from models.heads.zero_shot import ZeroShotMLDecoder
+from tests.models import shake
 
 GRID = (2, 3)
 TOKENS, WIDTH = 6, 24
@@ -31,11 +32,7 @@ FULL = MLDecoderConfig(num_classes=7, **WIDTHS)
 def make_head(config: MLDecoderConfig | ZeroShotMLDecoderConfig) -> MLDecoder | ZeroShotMLDecoder:
     torch.manual_seed(0)
     trained = isinstance(config, MLDecoderConfig)
-    head = MLDecoder(config) if trained else ZeroShotMLDecoder(config)
-    for parameter in head.parameters():
-        if parameter.dim() == 1:
-            parameter.data += 0.1 * torch.randn_like(parameter)
-    return head.eval()
+    return shake(MLDecoder(config) if trained else ZeroShotMLDecoder(config), 0.1).eval()
 
 
 def test_graphs_of_two_towers_equal_torch() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from export.graphs.graph import open_session, prelude_nodes
 from export.graphs.optimise import optimise
@@ -26,29 +26,11 @@ _IMAGENET = (0.485, 0.456, 0.406)
 _READ_PIXELS = {"Transpose", "Gather", "DequantizeLinear"}
 
 
-class Stem(nn.Module):
+def make_stem(window: int = 3, *, bias: bool = True) -> nn.Module:
     """A backbone of one padded convolution, whose borders show a wrong mean."""
-
-    def __init__(self, window: int = 3, *, bias: bool = True) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Conv2d(3, 8, window, stride=2, padding=1, bias=bias)
-
-    def forward(self, images: Tensor) -> Tensor:
-        tokens: Tensor = self.layer(images).relu().flatten(2).transpose(1, 2)
-        return tokens
-
-
-class Patches(nn.Module):
-    """A backbone that begins with no convolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3 * _SIDE, 8)
-
-    def forward(self, images: Tensor) -> Tensor:
-        tokens: Tensor = self.layer(images.permute(0, 2, 3, 1).flatten(2))
-        return tokens
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 8, window, stride=2, padding=1, bias=bias)
+    return nn.Sequential(layer, nn.ReLU(), nn.Flatten(2)).eval()
 
 
 def make_spec(mean: tuple[float, float, float]) -> InputConfig:
@@ -70,7 +52,7 @@ def trace(backbone: nn.Module, mean: tuple[float, float, float]) -> onnx.ModelPr
     return optimise(trace_encoder(backbone, make_spec(mean)))
 
 
-STEM = Stem().eval()
+STEM = make_stem()
 
 
 def quantise_stem(model: onnx.ModelProto, pictures: PixelArray, folder: Path) -> onnx.ModelProto:
@@ -99,7 +81,7 @@ def test_scale_becomes_part_of_the_weights(pictures: PixelArray) -> None:
 
 
 def test_scale_stays_before_another_layer(pictures: PixelArray) -> None:
-    model = trace(Patches().eval(), _IMAGENET)
+    model = trace(nn.Sequential(nn.Flatten(2), nn.Linear(_SIDE**2, 8)).eval(), _IMAGENET)
     before = run(model, pictures)
 
     fold_scale(model)
@@ -135,7 +117,7 @@ def test_int8_layer_reads_pixels_when_the_channels_share_a_mean_in_their_range(
 
 
 def test_fourth_channel_is_for_small_windows(pictures: PixelArray, tmp_path: Path) -> None:
-    model = quantise_stem(trace(Stem(8).eval(), _GREY), pictures, tmp_path)
+    model = quantise_stem(trace(make_stem(8), _GREY), pictures, tmp_path)
 
     assert kinds_before(model) == {"Transpose", "DequantizeLinear"}
 
@@ -143,7 +125,7 @@ def test_fourth_channel_is_for_small_windows(pictures: PixelArray, tmp_path: Pat
 def test_feed_pixels_skips_layers_without_bias_or_in_float(
     pictures: PixelArray, tmp_path: Path
 ) -> None:
-    exact = trace(Stem(bias=False).eval(), _GREY)
+    exact = trace(make_stem(bias=False), _GREY)
     for model in (exact, quantise_stem(exact, pictures, tmp_path)):
         before = run(model, pictures)
 

@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 from export.graphs import text
+from export.graphs.graph import open_session
 from export.graphs.text import (
     INT8_COSINE,
     build_text_graph,
@@ -37,7 +38,7 @@ def test_text_graph_equals_torch_for_any_texts(
     encoder: TextEncoder, exact: onnx.ModelProto
 ) -> None:
     for texts in (TEXTS, TEXTS[:1], TEXTS * 3):
-        found = embed_tokens(exact, *encoder.tokenize(texts))
+        found = embed_tokens(open_session(exact), *encoder.tokenize(texts))
         assert np.abs(found - encoder.embed(texts).numpy()).max() <= 1e-5
 
 
@@ -48,7 +49,7 @@ def test_int8_text_graph_is_close_and_logs_nothing(
         stored = build_text_graph(encoder)
     assert capfd.readouterr().err == ""
     assert not caplog.records
-    found = embed_tokens(stored, *encoder.tokenize(TEXTS))
+    found = embed_tokens(open_session(stored), *encoder.tokenize(TEXTS))
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
     assert (found * encoder.embed(TEXTS).numpy()).sum(axis=1).min() >= INT8_COSINE
     assert [port.name for port in stored.graph.input] == ["input_ids", "attention_mask"]

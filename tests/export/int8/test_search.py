@@ -2,7 +2,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from export.graphs.graph import EncoderAndHead, Graphs
 from export.graphs.optimise import optimise
@@ -23,31 +23,18 @@ from service.images.decode import PixelArray
 _SPEC = InputConfig(height=8, width=8)
 
 
-class _OneBadLayer(nn.Module):
-    """Four convolutions; between the second and the third one channel dwarfs the others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Conv2d(3 if i == 0 else 8, 8, 1) for i in range(4))
-        giant = torch.ones(8)
-        giant[0] = 3000.0
-        second, third = self.layers[1], self.layers[2]
-        assert isinstance(second, nn.Conv2d)
-        assert isinstance(third, nn.Conv2d)
-        second.weight.data *= giant.view(8, 1, 1, 1)
-        third.weight.data /= giant.view(1, 8, 1, 1)
-
-    def forward(self, images: Tensor) -> Tensor:
-        for layer in self.layers:
-            images = layer(images)
-        return images.flatten(2).transpose(1, 2)
-
-
 @pytest.fixture(scope="module")
 def bad_graphs() -> Graphs:
-    head = Gap(GapConfig(num_classes=4, encoder_width=8))
-    return {"encoder": optimise(trace_encoder(_OneBadLayer(), _SPEC)), **trace_heads(head, 64, 8)}
+    """Four convolutions; between the second and the third one channel dwarfs the others."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(8 if i else 3, 8, 1) for i in range(4)]
+    giant = torch.ones(8)
+    giant[0] = 3000.0
+    layers[1].weight.data *= giant.view(8, 1, 1, 1)
+    layers[2].weight.data /= giant.view(1, 8, 1, 1)
+    encoder = trace_encoder(nn.Sequential(*layers, nn.Flatten(2)), _SPEC)
+    head = Gap(GapConfig(num_classes=4, encoder_width=64))
+    return {"encoder": optimise(encoder), **trace_heads(head, 8, 64)}
 
 
 @pytest.fixture(scope="module")

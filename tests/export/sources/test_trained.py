@@ -27,28 +27,32 @@ def test_label_names_may_come_from_a_file(checkpoint: Path, tmp_path: Path) -> N
     names.write_bytes("\ufeffsea\r\n\r\n  meadow \r\nrose\r\n".encode())
     source = read_source(checkpoint, label_names=names)
     assert source.label_names == ("sea", "meadow", "rose")
+    names.write_bytes(b"a\nb\n" + b"c" * 200)
+    assert read_source(checkpoint, label_names=names).label_names == ("a", "b", "c" * 200)
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    ("option", "content", "reason"),
     [
-        (b"a\nb\n", "2 label names for 3 logits"),
-        (b"a\nb\nb\n", "label names 2 and 3 are both 'b'"),
-        (b"\xff\xfe\n", "cannot be read"),
-        ("a\nb\u2028b\nc".encode(), r"label name 'b\\u2028b': .*control characters"),
-        (b"a\nb\rb\nc", r"label name 'b\\rb': .*control characters"),
-        (b"a\nb\n" + b"c" * 201, "at most 200 characters"),
+        ("label_names", b"a\nb\n", "2 label names for 3 logits"),
+        ("label_names", b"a\nb\nb\n", "label names 2 and 3 are both 'b'"),
+        ("label_names", b"\xff\xfe\n", "cannot be read"),
+        ("label_names", "a\nb\u2028b\nc".encode(), r"name 'b\\u2028b': .*control characters"),
+        ("label_names", b"a\nb\rb\nc", r"label name 'b\\rb': .*control characters"),
+        ("label_names", b"a\nb\n" + b"c" * 201, "at most 200 characters"),
+        ("label_thresholds", b"0.5\n" * 4, "4 label thresholds for 3 labels"),
+        ("label_thresholds", b"0.5\n\n0.5\n", "threshold 2 must be a number from 0 to 1; it is ''"),
+        ("label_thresholds", b"0.5\n1.5\n", "threshold 2 must be a number .* it is '1.5'"),
+        ("label_thresholds", b"nan\n", "label threshold 1 must be"),
+        ("label_thresholds", b"\xff", "cannot be read"),
     ],
 )
-def test_unfit_label_names_are_refused(
-    checkpoint: Path, tmp_path: Path, content: bytes, reason: str
+def test_unfit_names_and_thresholds_are_refused(
+    checkpoint: Path, tmp_path: Path, option: str, content: bytes, reason: str
 ) -> None:
-    names = tmp_path / "names.txt"
-    names.write_bytes(content)
+    (tmp_path / "given.txt").write_bytes(content)
     with pytest.raises(ExportError, match=reason):
-        read_source(checkpoint, label_names=names)
-    names.write_bytes(b"a\nb\n" + b"c" * 200)
-    assert read_source(checkpoint, label_names=names).label_names == ("a", "b", "c" * 200)
+        read_source(checkpoint, **{option: tmp_path / "given.txt"})
 
 
 @pytest.mark.parametrize("name", ["", " ", "two\nlines", "x" * 201])
@@ -74,22 +78,3 @@ def test_labels_beyond_the_thresholds_have_none(checkpoint: Path, tmp_path: Path
         source = read_source(checkpoint, label_thresholds=path)
         assert tuple(label.threshold for label in source.labels) == expected
     assert [label.threshold for label in read_source(checkpoint).labels] == [None, None, None]
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"0.5\n" * 4, "4 label thresholds for 3 labels"),
-        (b"0.5\n\n0.5\n", "label threshold 2 must be a number from 0 to 1; it is ''"),
-        (b"0.5\n1.5\n", "label threshold 2 must be a number from 0 to 1; it is '1.5'"),
-        (b"nan\n", "label threshold 1 must be"),
-        (b"\xff", "cannot be read"),
-    ],
-)
-def test_unfit_thresholds_are_refused(
-    checkpoint: Path, tmp_path: Path, content: bytes, reason: str
-) -> None:
-    path = tmp_path / "thresholds.txt"
-    path.write_bytes(content)
-    with pytest.raises(ExportError, match=reason):
-        read_source(checkpoint, label_thresholds=path)

@@ -110,13 +110,12 @@ def make_state() -> State:
 def test_query2label_on_a_cvt_equals_the_authors_code(tmp_path: Path) -> None:
     state = make_state()
     path, head = write_query2label(tmp_path, make_official_head(384, (4, 6)), state)
-    checkpoint = read_checkpoint(path)
-    assert checkpoint.config is not None
-    spec = checkpoint.config.input
-    assert (checkpoint.config.backbone, spec.height, spec.width) == ("cvt_13", 64, 96)
+    network = read_checkpoint(path).take_network()
+    spec = network.config.input
+    assert (network.config.backbone, spec.height, spec.width) == ("cvt_13", 64, 96)
     images = torch.randn(2, 3, 64, 96)
     expected = head(compute(state, images))
-    torch.testing.assert_close(checkpoint.network(images), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(network(images), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_backbone_that_is_not_query2labels_is_refused(tmp_path: Path) -> None:

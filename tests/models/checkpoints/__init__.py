@@ -11,9 +11,7 @@ from models.config import NetworkConfig
 
 def read_config(path: Path | str, hints: Hints = NO_HINTS) -> NetworkConfig:
     """Reads the configuration of a checkpoint that has a backbone."""
-    config = read_checkpoint(path, hints).config
-    assert config is not None
-    return config
+    return read_checkpoint(path, hints).take_network().config
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from transformers import CLIPModel, SiglipModel
 
 from models.checkpoints.checkpoint import load_checkpoint
-from models.checkpoints.clip import TowerCheckpoint, read_clip
+from models.checkpoints.clip import read_clip
 from models.checkpoints.description import CheckpointError, Hints
 from models.config import CosineConfig
 from tests.models.tiny_towers import KINDS, SIDE, run_transformers, write_towers
@@ -34,29 +34,23 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_towers(tmp_path_factory.mktemp("clip") / "tiny", "clip")
 
 
-def read(folder: Path, hints: Hints | None = None) -> TowerCheckpoint:
-    towers = read_clip(folder, hints or Hints())
-    assert towers is not None
-    return towers
-
-
 def copy(folder: Path, target: Path) -> Path:
     return Path(shutil.copytree(folder, target / folder.name))
 
 
 def test_logits_equal_transformers(folder: Path) -> None:
-    towers, images = read(folder), torch.randn(3, 3, SIDE, SIDE)
+    (network, text), images = read_clip(folder), torch.randn(3, 3, SIDE, SIDE)
     expected = run_transformers(folder, images, TEXTS)
     assert expected.std() > 0.1
     with torch.inference_mode():
-        found = towers.network(images, towers.text.embed(TEXTS))
+        found = network(images, text.embed(TEXTS))
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
 def test_configuration_has_the_models_facts(folder: Path) -> None:
-    towers = read(folder)
-    config, rules = towers.network.config, Tokenizer.from_str(towers.text.tokenizer.decode())
-    assert rules.truncation["max_length"] == towers.text.module.max_tokens
+    network, text = read_clip(folder)
+    config, rules = network.config, Tokenizer.from_str(text.tokenizer.decode())
+    assert rules.truncation["max_length"] == text.module.max_tokens
     clip = config.head.kind == "clip"
     assert config.backbone == folder.name
     assert isinstance(config.head, CosineConfig)
@@ -68,7 +62,7 @@ def test_configuration_has_the_models_facts(folder: Path) -> None:
     assert (spec.resize_mode, spec.crop_pct) == ("squash", 1.0)
     assert spec.mean[0] == (0.48145466 if clip else 0.5)
     hints = Hints(embedding_template="{}", single_label=True)
-    hinted = read(folder, hints).network.config
+    hinted = read_clip(folder, hints)[0].config
     assert (hinted.head.embedding_template, hinted.activation) == ("{}", "softmax")
 
 
@@ -80,19 +74,19 @@ def test_weights_of_older_versions_are_read(folder: Path, tmp_path: Path) -> Non
     weights.unlink()
     torch.save(state, old / "pytorch_model.bin")
     images = torch.randn(1, 3, SIDE, SIDE)
-    embeddings = torch.randn(2, read(folder).text.width)
+    embeddings = torch.randn(2, read_clip(folder)[1].width)
     with torch.inference_mode():
-        found, expected = (read(each).network(images, embeddings) for each in (old, folder))
+        found, expected = (read_clip(each)[0](images, embeddings) for each in (old, folder))
     torch.testing.assert_close(found, expected)
 
 
 def test_photos_are_cut_as_the_image_processor_says_if_asked(clip: Path, tmp_path: Path) -> None:
     folder = copy(clip, tmp_path)
     change(folder / "preprocessor_config.json", size={"shortest_edge": 32}, resample=2)
-    spec = read(folder, Hints(crop=True)).network.config.input
+    spec = read_clip(folder, Hints(crop=True))[0].config.input
     assert (spec.resize_mode, spec.crop_pct, spec.interpolation) == ("crop", 0.75, "bilinear")
     change(folder / "preprocessor_config.json", size={"shortest_edge": 59})  # 24 / (24 / 59) < 59
-    share = read(folder, Hints(crop=True)).network.config.input.crop_pct
+    share = read_clip(folder, Hints(crop=True))[0].config.input.crop_pct
     assert int(SIDE / share) == 59
     with pytest.raises(CheckpointError, match="leave out --crop"):
         read_clip(write_towers(tmp_path / "other", "siglip"), Hints(crop=True))
@@ -107,7 +101,7 @@ def test_siglip_texts_are_cleaned_as_in_training(tmp_path: Path, *, canonical: b
     (folder / "tokenizer.json").write_text(json.dumps(rules))
     if canonical:
         change(folder / "tokenizer_config.json", tokenizer_class="SiglipTokenizer")
-    tokenizer = Tokenizer.from_str(read(folder).text.tokenizer.decode())
+    tokenizer = Tokenizer.from_str(read_clip(folder)[1].tokenizer.decode())
     found = tokenizer.encode("A Photo, of  CATS. ").tokens
     clean, kept = "a▁photo▁of▁cats<eos>", "a▁photo,▁of▁▁cats.▁<eos>"
     assert "".join(found) == (clean if canonical else kept)
@@ -181,7 +175,7 @@ def test_code_in_a_folder_is_neither_run_nor_offered(  # noqa: PLR0913 - fixture
         with pytest.raises(CheckpointError, match="a preparation of photos that is not supported"):
             read_clip(copied)
     else:
-        assert read(copied)
+        assert read_clip(copied)
     assert not marker.exists()
     assert asked == []
 
@@ -199,10 +193,9 @@ def test_repository_on_the_hub_is_read_and_one_of_timm_left(
         return str(shutil.copy(found, cache / name))
 
     monkeypatch.setattr("models.checkpoints.files.hf_hub_download", download)
-    towers = read_clip("hf-hub:someone/tiny")
-    assert towers is not None
-    assert towers.network.config.backbone == towers.text.name == "someone/tiny"
-    torch.testing.assert_close(towers.text.embed(TEXTS), read(folder).text.embed(TEXTS))
+    network, text = read_clip("hf-hub:someone/tiny")
+    assert network.config.backbone == text.name == "someone/tiny"
+    torch.testing.assert_close(text.embed(TEXTS), read_clip(folder)[1].embed(TEXTS))
     config = {"architecture": "resnet50", "model_type": "timm_wrapper"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_clip("hf-hub:timm/resnet50") is None

@@ -15,6 +15,7 @@ from models.checkpoints.description import (
     read_names,
 )
 from tests.export.tiny_network import INPUT, LABELS, make_network
+from tests.models.checkpoints import read_config
 
 HEIGHT, WIDTH = INPUT.height, INPUT.width
 
@@ -78,12 +79,9 @@ def test_hints_that_fit_are_taken(tmp_path: Path) -> None:
     path, network = tmp_path / "a.safetensors", make_network()
     write_checkpoint(path, network, LABELS, {})
     hints = Hints(network.config.backbone, num_heads=4, pre_norm=False, plain_pixels=True)
-    found = read_checkpoint(path, hints).config
-    assert found is not None
+    found = read_config(path, hints)
     assert (found.input.mean, found.input.std) == ((0, 0, 0), (1, 1, 1))
-    single = read_checkpoint(path, Hints(single_label=True)).config
-    assert single is not None
-    assert single.activation == "softmax"
+    assert read_config(path, Hints(single_label=True)).activation == "softmax"
 
 
 @pytest.mark.parametrize(

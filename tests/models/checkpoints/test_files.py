@@ -13,9 +13,8 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors.torch import save_file
 from timm.layers.ml_decoder import add_ml_decoder_head
 
-from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
+from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
-from tests.export.tiny_network import LABELS, make_network
 from tests.models.checkpoints import read_config
 
 REFERENCE = "hf-hub:someone/tagger"
@@ -54,11 +53,6 @@ def test_repository_has_the_architecture_the_preparation_and_the_label_names(hub
     assert read_checkpoint(REFERENCE).label_names == ("sea", "meadow", "rose")
     hinted = read_config(REFERENCE, Hints(image_size=64)).input
     assert (hinted.height, hinted.width) == (64, 64)
-
-
-def test_checkpoint_of_ours_on_the_hub_is_read(hub: Path) -> None:
-    write_checkpoint(hub / "model.safetensors", make_network(), LABELS, {})
-    assert read_checkpoint(REFERENCE).label_names == LABELS
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,17 @@
 """Files and folders that users give as checkpoints."""
 
-import json
 import pickle
 import re
 import zipfile
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 
 from models.checkpoints.checkpoint import load_checkpoint, write_checkpoint
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.formats import check_checkpoint
 from tests.export.tiny_network import LABELS, make_network
-from tests.models.checkpoints import assert_gives
 
 
 @pytest.fixture
@@ -94,11 +91,3 @@ def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint file at "):
         check_checkpoint(tmp_path / "gone.pth")
     check_checkpoint("hf-hub:someone/model")
-
-
-def test_folder_of_timm_is_read_as_its_repository_on_the_hub(tmp_path: Path) -> None:
-    model = timm.create_model("test_resnet", num_classes=3).eval()
-    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "test_resnet"}))
-    images = torch.rand(1, 3, 64, 64)
-    assert_gives(tmp_path, images, model(images))

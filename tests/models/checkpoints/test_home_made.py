@@ -15,8 +15,6 @@ from models.checkpoints.checkpoint import load_checkpoint
 from models.checkpoints.description import CheckpointError, Description, Hints
 from models.checkpoints.layouts.reader import read_foreign
 from models.checkpoints.layouts.state import rename
-from models.config import GapConfig
-from models.network import Network
 from tests.models import shake
 from tests.models.checkpoints import assert_gives
 
@@ -71,7 +69,6 @@ def test_backbone_and_a_linear_layer_are_found_under_any_names(
     state = rename(module.state_dict(), ((r"^backbone\.", backbone), (r"^fc\.", fc)))
     torch.save({"state_dict": state}, tmp_path / "a.ckpt")
     network = load_checkpoint(tmp_path / "a.ckpt", backbone=name)
-    assert isinstance(network, Network)
     images = torch.rand(1, 3, network.config.input.height, network.config.input.width)
     assert_gives(network, images, module(images))
 
@@ -87,8 +84,6 @@ def test_gem_pools_with_the_power_of_the_file(tmp_path: Path) -> None:
     module = make_numbered(gem=True)
     torch.save(module.state_dict(), tmp_path / "a.pth")
     network = load_checkpoint(tmp_path / "a.pth", backbone="test_resnet")
-    assert isinstance(network, Network)
-    assert isinstance(network.config.head, GapConfig)
     assert network.config.head.pooling == "gem"
     assert_gives(network, IMAGES, module(IMAGES))
 
@@ -147,17 +142,9 @@ def test_missing_or_wrong_backbone_is_named() -> None:
         read(state, "resnet18")
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("test_vit", {"class_token": False, "global_pool": "avg", "fc_norm": False}),
-        ("eva02_tiny_patch14_224", {"depth": 1, "patch_size": 16, "ref_feat_shape": [4, 4],
-         "img_size": [64, 64], "qkv_fused": True}),
-    ],
-)  # fmt: skip
-def test_body_is_found_with_the_arguments_of_config_json(
-    name: str, arguments: dict[str, Any], tmp_path: Path
-) -> None:
+def test_body_is_found_with_the_arguments_of_config_json(tmp_path: Path) -> None:
+    name, arguments = "eva02_tiny_patch14_224", {"depth": 1, "patch_size": 16, "qkv_fused": True}
+    arguments |= {"ref_feat_shape": [4, 4], "img_size": [64, 64]}
     torch.manual_seed(0)
     module = nn.Sequential(timm.create_model(name, num_classes=0, **arguments), nn.Module())
     module[1].head = nn.Sequential(nn.Linear(module[0].num_features, 5))  # as PixAI's
@@ -166,6 +153,5 @@ def test_body_is_found_with_the_arguments_of_config_json(
     config = {"architecture": name, "model_args": arguments}
     (tmp_path / "config.json").write_text(json.dumps(config))
     network = load_checkpoint(tmp_path / "model.pth")
-    assert isinstance(network, Network)
     images = torch.rand(2, 3, network.config.input.height, network.config.input.width)
     assert_gives(network, images, module[1].head(module[0](images)))

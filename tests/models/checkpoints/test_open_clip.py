@@ -14,7 +14,6 @@ from timm.models.vision_transformer import VisionTransformer
 from models.checkpoints.clip import read_clip
 from models.checkpoints.description import CheckpointError, Hints
 from tests.goldens import FOLDER
-from tests.models.checkpoints.test_clip import read
 from tests.models.tiny_towers import KINDS, write_towers
 
 
@@ -58,25 +57,25 @@ def write(folder: Path, kind: str, *, pickled: bool = False, **changes: Any) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_open_clip(kind: str, tmp_path: Path, *, pickled: bool) -> None:
     golden = write(tmp_path / "tiny", kind, pickled=pickled)
-    towers = read(tmp_path / "tiny")
+    network, text = read_clip(tmp_path / "tiny")
     mask = (golden["ids"] != 0).long()
     with torch.inference_mode():
-        found = towers.network(golden["images"], towers.text.module(golden["ids"], mask))
+        found = network(golden["images"], text.module(golden["ids"], mask))
     torch.testing.assert_close(found, golden["logits"], atol=1e-4, rtol=0)
-    assert towers.network.config.activation == ("softmax" if kind == "clip" else "sigmoid")
+    assert network.config.activation == ("softmax" if kind == "clip" else "sigmoid")
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("clip", "crop"), ("siglip", "squash")])
 def test_photos_are_prepared_as_the_file_says(kind: str, mode: str, tmp_path: Path) -> None:
     write(tmp_path / "tiny", kind)
-    spec = read(tmp_path / "tiny", Hints(crop=mode == "crop")).network.config.input
+    spec = read_clip(tmp_path / "tiny", Hints(crop=mode == "crop"))[0].config.input
     assert (spec.mean, spec.std) == ((0.5, 0.4, 0.3), (0.5, 0.5, 0.6))
     assert (spec.height, spec.resize_mode, spec.interpolation) == (24, mode, "bicubic")
 
 
 def test_punctuation_is_removed_as_the_file_says(tmp_path: Path) -> None:
     write(tmp_path / "tiny", "siglip")
-    text = read(tmp_path / "tiny").text
+    _, text = read_clip(tmp_path / "tiny")
     some, same = text.tokenize(["A photo, of cats."])[0], text.tokenize(["a photo of cats"])[0]
     assert some.tolist() == same.tolist()
 

@@ -58,7 +58,6 @@ def test_head_adds_the_votes_to_the_decoders_logit_outside_training() -> None:
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     tokens, embeddings = torch.randn(3, 9, 12), torch.randn(4, 5)
-    assert head.votes is not None
     votes = head.votes(tokens, head.votes.weigh(functional.normalize(embeddings, dim=1)))
     assert float(votes.abs().max()) > 0.1
     found, trained_on = head(tokens, embeddings), head.train()(tokens, embeddings)
@@ -72,5 +71,4 @@ def test_head_adds_the_votes_to_the_decoders_logit_outside_training() -> None:
 def test_labels_do_not_bend_the_classifier_in_training(training: bool) -> None:
     head = make_open(6).train(training)
     head(torch.randn(2, 9, 12), torch.randn(4, 5)).sum().backward()
-    assert head.votes is not None
     assert (head.votes.classifier.weight.grad is None) == training

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from models.data import LabelledImage
+from models.data.records import LabelledImage
 from models.train import cache
 from models.train.cache import cache_outputs
 from models.train.views import Photos

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from models.data import LabelledImage
+from models.data.records import LabelledImage
 from models.train.recipe import Recipe
 from models.train.run import Run, RunFolder, make_accelerator
 from models.train.task import LabelTask

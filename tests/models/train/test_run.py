@@ -18,7 +18,7 @@ from models.train.run import (
     make_accelerator,
     one_cycle,
 )
-from tests.models.colours import read_log
+from tests.models.colours import Stopped, read_log
 
 
 class ConstantTask(Task[float]):
@@ -67,10 +67,6 @@ def test_averaged_weights_keep_their_decay_from_the_start_without_warmup(tmp_pat
     assert decays == pytest.approx([0.99934, 0.9997], abs=1e-5)
 
 
-class _Stopped(Exception):
-    pass
-
-
 def test_run_killed_between_its_row_and_its_state_has_one_row_an_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,12 +74,12 @@ def test_run_killed_between_its_row_and_its_state_has_one_row_an_epoch(
 
     def stop_in_the_second(folder: RunFolder, state: dict[str, Any]) -> None:
         if state["epoch"] == 2:
-            raise _Stopped
+            raise Stopped
         real_write(folder, state)
 
     with monkeypatch.context() as patched:
         patched.setattr(RunFolder, "write_state", stop_in_the_second)
-        with pytest.raises(_Stopped):
+        with pytest.raises(Stopped):
             make_run(tmp_path, 1.0, epochs=3).fit()
     assert [row["epoch"] for row in read_log(tmp_path)] == ["1", "2"]
     resumed = make_run(tmp_path, 1.0, epochs=3)

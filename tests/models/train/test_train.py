@@ -13,8 +13,8 @@ from torch import Tensor
 from models.backbones.backbone import Backbone
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from models.checkpoints.pretrained import PretrainedError
-from models.data import DataError, LabelledFolder, read_labelled_folder
-from models.data.records import WordVectors
+from models.data.reader import read_labelled_folder
+from models.data.records import DataError, LabelledFolder, WordVectors
 from models.evaluate import predict
 from models.metrics import average_precisions
 from models.train import build
@@ -167,8 +167,7 @@ def test_single_label_data_gets_a_softmax_and_no_cutmix_of_tokens(
     # A backbone without stages is frozen whole.
     assert run(data, tmp_path / "run", "--single-label", "--backbone", "test_resnet") == 0
     found = read(tmp_path / "run")
-    assert found.config is not None
-    assert found.config.activation == "softmax"
+    assert found.take_network().config.activation == "softmax"
     assert found.notes["training_data"] == "colours/2026, 96 photos"
 
 

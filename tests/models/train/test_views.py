@@ -11,7 +11,7 @@ from PIL import Image
 from timm.data.auto_augment import RandAugment
 
 from models.config import InputConfig
-from models.data import DataError, LabelledImage
+from models.data.records import DataError, LabelledFolder, LabelledImage
 from models.train.recipe import Recipe
 from models.train.views import (
     Photos,
@@ -120,3 +120,9 @@ def test_description_has_the_path_in_the_folder_the_size_and_the_time_of_a_photo
         os.utime(path, ns=(0, 10**9))
     before = "cat/1.png 4 1000000000\ndog/1.png 4 1000000000"
     assert describe_files([LabelledImage(path, "train", ()) for path in paths]) == before
+
+
+def test_missing_photo_of_a_split_is_named(tmp_path: Path) -> None:
+    photo = LabelledImage(tmp_path / "b.jpg", "train", ())
+    with pytest.raises(DataError, match=r"b\.jpg is missing"):
+        Photos.of_split(LabelledFolder("x", (), (photo,)), "train", str)

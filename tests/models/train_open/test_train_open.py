@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from models.backbones.backbone import Backbone, input_config
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.open_head import OpenHeadCheckpoint, read_open_head
-from models.data import DataError, read_labelled_folder
+from models.config import GapConfig
+from models.data.reader import read_labelled_folder
+from models.data.records import DataError
 from models.evaluate_open import evaluate_open, score_conse
+from models.heads.baselines import Gap
 from models.text import read_text_encoder
 from models.train.command import RunContext
 from models.train.recipe import RecipeError
@@ -28,19 +31,6 @@ from models.train_open.task import match_labels
 from models.train_open.teacher import Sources, Teacher, share_stages
 from tests.models.colours import read_log, stop_in_second_epoch, write_colours
 from tests.models.tiny_text import write_text_encoder
-
-
-class PooledHead(nn.Module):
-    """A head as small as can be: a linear layer over the mean token."""
-
-    def __init__(self, encoder_width: int, num_classes: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(encoder_width, num_classes)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.linear(tokens.mean(dim=1))
-        return logits
-
 
 OPEN_RECIPES = Path(__file__).parents[3] / "models" / "recipes" / "open"
 RECIPE = OpenRecipe(
@@ -77,7 +67,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
     return Sources(
         encoder=encoder.requires_grad_(False),
         prepared=input_config("test_efficientnet", (32, 32)),
-        head=PooledHead(encoder.width, 3),
+        head=Gap(GapConfig(num_classes=3, encoder_width=encoder.width)),
         label_names=("green", "car", "red"),
         teacher=Teacher(teacher, classifier, ("circle", "square", "dark", "large", "grey")),
         text=read_text_encoder(write_text_encoder(tmp_path_factory.mktemp("text") / "tiny")),
@@ -149,7 +139,6 @@ def test_each_loss_falls_on_its_own(loss: str, runs: Runs) -> None:
 def test_trained_labels_are_matched_by_name(sources: Sources) -> None:
     names = Vocabulary(("red", "blue", "green"), ("grey",), ())
     found = match_labels(sources, names)
-    assert found is not None
     assert found.theirs.tolist() == [2, 0]
     assert found.ours.tolist() == [0, 2]
     assert match_labels(sources, Vocabulary(("blue",), ("grey",), ())) is None
@@ -303,7 +292,7 @@ def test_caption_is_dropped_when_it_shares_a_word_with_a_held_out_name(
 
 
 def test_hold_out_reads_a_text_file_or_a_labelled_folder(photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "names.txt").write_text("grey\n\n dark circle \n")
+    (tmp_path / "names.txt").write_text("\ufeffgrey\n\n dark circle \n")
     assert read_hold_out(tmp_path / "names.txt") == ("grey", "dark circle")
     assert read_hold_out(photos) == ("red", "green")
     with pytest.raises(DataError, match="cannot be read"):
