@@ -1,14 +1,12 @@
 """When each stage of a request ran: one set of times for metrics and traces."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 StageName = Literal["decode", "queue", "encode", "head"]
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(NamedTuple):
     """One stage of a photo, on `time.perf_counter`; `encode` and `head` are the whole batch's."""
 
     name: StageName

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from service.bundle.reader import Bundle
 from service.engine.engine import Engine
 from service.engine.heads import Head, HeadResults
-from service.engine.remote import EngineFacts, Request, unpack_head
+from service.engine.remote import EngineFacts, Request, send, unpack_head
 from service.engine.shared_arrays import ArrayReader
 from service.errors import InferenceFailed, OutOfMemory, StartError
 
@@ -237,4 +237,4 @@ class EngineServer:
 
     def _send(self, part: _Part, answer: Sequence[HeadResults] | Exception) -> None:
         with suppress(OSError):  # its process has ended
-            part.waiting.channel.connection.send(answer)
+            send(part.waiting.channel.connection, answer)

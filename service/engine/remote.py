@@ -101,6 +101,11 @@ def unpack_head(content: bytes, arrays: ArrayReader) -> Head:
     return read(packed)
 
 
+def send(connection: Connection, message: object) -> None:
+    """Sends what `recv` returns; the connection's own `send` takes 8 us more for its pickler."""
+    connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+
 class _Channel:
     """A connection for one run at a time."""
 
@@ -163,6 +168,7 @@ class RemoteEngine:
             with suppress(OSError, EOFError):
                 self._link.connection.recv()  # no message comes
             self.available = False
+            self._idle.clear()
             logger.warning("the engine process ended; waiting for its replacement")
             with suppress(StartError):
                 self._link = self._connect()
@@ -198,7 +204,7 @@ class RemoteEngine:
         try:
             channel = self._take()
             channel.pixels[: len(images)] = images
-            channel.connection.send(request)
+            send(channel.connection, request)
             found: list[HeadResults] | Exception = channel.connection.recv()
         except (OSError, EOFError) as error:
             raise NotReady("the engine process ended") from error
@@ -208,10 +214,8 @@ class RemoteEngine:
         return found
 
     def _take(self) -> _Channel:
-        while self._idle:
-            channel = self._idle.pop()
-            if not channel.connection.poll():  # else it has ended
-                return channel
+        with suppress(IndexError):
+            return self._idle.pop()
         return _Channel(self._address, (self.max_batch_size, *self._image_shape))
 
     def check(self) -> None:
