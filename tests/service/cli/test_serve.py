@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,10 @@ from service.errors import StartError
 from service.pipeline.host import OpenPipeline
 from service.pipeline.loading import Graphs
 from service.pipeline.pipeline import Pipeline
-from service.process import server
+from service.process import engine_process, server
+from service.process.plan import Plan
+from service.scheduling.cpu import CoreShare
+from service.scheduling.gpus import Gpu
 from service.settings import Settings
 
 
@@ -81,3 +85,36 @@ def test_workers_share_a_label_store_instead_of_memory_and_a_folder_of_metrics(
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "mine")
     with serving._share_state(Settings(label_store="a.db")) as (shared, _):
         assert (shared.label_store, os.environ["PROMETHEUS_MULTIPROC_DIR"]) == ("a.db", "mine")
+
+
+@pytest.mark.parametrize(("planned", "gpus", "fitting"), [(8, 1, 2), (8, 2, 4), (1, 1, 1)])
+def test_workers_are_counted_by_the_memory_that_the_first_took(
+    monkeypatch: pytest.MonkeyPatch, planned: int, gpus: int, fitting: int
+) -> None:
+    free = iter([100, 70])
+    monkeypatch.setattr(Gpu, "free_bytes", lambda _: next(free))
+    plan = Plan(planned, 0, (), [Gpu("GPU-1")] * gpus, on_gpu=True)
+    count = serving._measure_gpu(plan)
+    assert count is not None
+    assert count() == fitting
+    assert serving._measure_gpu(Plan(2, 1, (), plan.gpus, on_gpu=True)) is None
+    assert serving._measure_gpu(Plan(2, 0, (), (), on_gpu=True)) is None
+
+
+@pytest.mark.parametrize(("engines", "seen"), [(0, "GPU-2"), (2, None)])
+def test_process_with_the_model_sees_its_gpu_before_the_model_opens(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engines: int, seen: str | None
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpus, shares = [Gpu("GPU-1"), Gpu("GPU-2")], [CoreShare(1)] * 4
+    plan, opened = Plan(4, engines, shares, gpus, on_gpu=True), list[str | None]()
+
+    def note(*_: object) -> None:
+        opened.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+    monkeypatch.setattr(serving, "_serve", note)
+    monkeypatch.setattr(engine_process, "run_engine", note)
+    processes = serving._Processes(plan, Settings(), [str(tmp_path)], note)  # type: ignore[arg-type]
+    for number, run in ((4, processes.serve), (6, processes.run_engine)):
+        run(SimpleNamespace(number=number, is_orphan=bool))  # type: ignore[arg-type]
+    assert opened == [seen, "GPU-2"]

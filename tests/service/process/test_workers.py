@@ -1,0 +1,38 @@
+"""How many workers a supervisor starts; `tests/faults/test_workers.py` has real ones."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import os, signal, sys
+from service.process.workers import Supervisor
+
+class Ports:
+    def log_serving(self):
+        print("serving", flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+def serve(worker):
+    print("worker", worker.number, flush=True)
+    worker.report_ready()
+    worker.link.recv()  # the supervisor's stop
+
+def count():
+    print("count", flush=True)
+    return int(sys.argv[1])
+
+Supervisor(3, Ports(), serve, count_fitting=count).run()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="several workers need Linux")
+@pytest.mark.parametrize("fitting", [1, 2, 3])
+def test_as_many_workers_start_as_fit_beside_the_first(fitting: int) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(fitting)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, counted, *others, last = done.stdout.splitlines()
+    assert (first, counted, last) == ("worker 1", "count", "serving")
+    assert sorted(others) == [f"worker {number}" for number in range(2, fitting + 1)]
