@@ -454,6 +454,15 @@ async def gather_writes(
     return [result for result in results if not isinstance(result, BaseException)], failures
 
 
+async def test_sets_that_are_written_at_the_same_time_are_not_encoded_again(
+    sets: RegisteredSets, store: FlakyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "read", None)
+    made, failures = await gather_writes(sets, *[define(n, "cat") for n in "abcd"], replace=False)
+    assert not failures
+    assert [labels for labels, _ in made] == [sets.by_name[name] for name in "abcd"]
+
+
 async def test_same_set_at_the_same_time_is_made_once(sets: RegisteredSets) -> None:
     made, failures = await gather_writes(sets, *[define("pets", "cat")] * 8, replace=False)
     assert not failures
