@@ -269,6 +269,7 @@ class RegisteredSets:
             others = sorted(self.by_name.keys() - self._fixed)
             known = (*self._fixed, *others) if self.revision >= 0 else ()
             raise errors.LabelSetNotFound(name, known) from error
+        self.by_name = MappingProxyType({n: s for n, s in self.by_name.items() if n != name})
         await self._refresh_written(name)
 
     async def _load_written(self, labels: LabelSet, version: int) -> LabelSet:
