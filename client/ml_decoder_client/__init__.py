@@ -31,3 +31,5 @@ from ml_decoder_client.calls import Photo as Photo
 from ml_decoder_client.calls import Question as Question
 from ml_decoder_client.clients import AsyncClient as AsyncClient
 from ml_decoder_client.clients import Client as Client
+
+__all__ = [name for name in dir() if name[0].isupper()]  # as `help` shows them

@@ -11,6 +11,7 @@ from service.errors import StartError
 from service.images.decode import PixelArray
 
 _GRAPHS = "enable_cuda_graph"
+_ON = {"1", "true", "True"}  # as ONNX Runtime reads them
 # The values of our own options. A process uses the first visible GPU.
 _VALUES = {"shared_arena": ("0", "1"), "size_factor": ("2", "4", "8", "16"), "device_id": ("0",)}
 
@@ -26,7 +27,7 @@ class CudaOptions:
     @property
     def uses_graphs(self) -> bool:
         """Whether CUDA captures the kernels of encoders and replays them as one graph."""
-        return dict(self.provider).get(_GRAPHS, "0") in {"1", "true", "True"}
+        return dict(self.provider).get(_GRAPHS) in _ON
 
     def list_for(self, graph: GraphName) -> list[tuple[str, str]]:
         """Returns the provider's options for a graph: those but the encoder have varying shapes."""
@@ -47,7 +48,7 @@ def parse_cuda_options(text: str | None, device: Device) -> CudaOptions:
         if value not in (allowed := _VALUES.get(name, (value,))):
             raise StartError(f"cuda_options: {name} must be {' or '.join(allowed)}; it is {value}")
         found[name] = value
-    if found.get("fuse_conv_bias", "0") != "0" and found.get("prefer_nhwc", "0") == "0":
+    if found.get("fuse_conv_bias") in _ON and found.get("prefer_nhwc") not in _ON:
         raise StartError("cuda_options: fuse_conv_bias gives wrong scores without prefer_nhwc=1")
     arena, factor = found.pop("shared_arena", "0"), found.pop("size_factor", "2")
     options = CudaOptions(tuple(found.items()), arena == "1", int(factor))

@@ -111,9 +111,8 @@ class Engine:
         padding = size - len(images)
         batch = np.concatenate([images, self._make_black(padding)]) if padding else images
         sessions = self._by_size.get(size, sessions)
-        run = partial(sessions.run, batch, asked, explained, embedded)
         try:
-            return run() if self._replayer is None else self._replayer.submit(run).result()
+            return self._call(partial(sessions.run, batch, asked, explained, embedded))
         except Exception as error:
             # ONNX Runtime's exceptions have no common base, and none of their own for memory.
             text = str(error).lower()
@@ -126,7 +125,12 @@ class Engine:
 
         Two towers score the first token, of any length; the others are for maps.
         """
-        return self._shared.run_heads(embeddings[:, np.newaxis], [heads] * len(embeddings))
+        asked = [heads] * len(embeddings)
+        return self._call(partial(self._shared.run_heads, embeddings[:, np.newaxis], asked))
+
+    def _call(self, run: Callable[[], list[HeadResults]]) -> list[HeadResults]:
+        # A replay writes into memory that its capture used, which a shared arena takes for free.
+        return run() if self._replayer is None else self._replayer.submit(run).result()
 
     def try_out(self) -> None:
         """Runs one black image; raises `InferenceFailed` if the device does not work."""

@@ -45,7 +45,7 @@ def find_photos(paths: Sequence[Path], exclude: Sequence[str] = ()) -> tuple[lis
 
 
 def list_photos(folder: str, exclude: Sequence[str] = ()) -> tuple[list[str], LeftOut]:
-    """Returns the photos in and below a folder, sorted; counts what it leaves out.
+    """Returns the photos in and below a folder, relative to it, sorted; counts what it leaves out.
 
     Links are followed, each folder once. Dangling links, pipes and unreadable subfolders are among
     the photos: reading them fails, which is reported. Raises OSError for the folder itself.

@@ -197,7 +197,10 @@ def read_orientation(exif: bytes) -> int:
 def shrink_jpeg(
     photo: Jpeg, width: int, height: int, interpolation: Interpolation
 ) -> NDArray[np.uint8] | None:
-    """Decodes to RGB uint8 [height, width, 3]; None if Pillow has to. InvalidImage if it is cut."""
+    """Decodes to RGB uint8 [height, width, 3]; None if Pillow has to. InvalidImage if it is cut.
+
+    `interpolation` is any but `nearest`.
+    """
     is_scaled = photo.frame in _SCALED and photo.bits == 8 and photo.components in (1, 3)
     if not (AVAILABLE and is_scaled):
         return None

@@ -26,7 +26,7 @@ _SCALES = {"1": (1, 255), "L;2": (3, 85), "L;4": (15, 17)}
 
 
 def parse_png(data: bytes) -> tuple[bytes, bytes] | None:
-    """Returns a PNG without metadata, and EXIF of at most 64 KiB; None if not a PNG."""
+    """Returns a PNG without metadata, and EXIF up to 64 KiB; None if no PNG; or InvalidImage."""
     if not data.startswith(_SIGNATURE):
         return None
     kept: list[bytes | memoryview] = [_SIGNATURE]

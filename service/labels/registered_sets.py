@@ -74,7 +74,7 @@ class RegisteredSets:
         self._timeout_seconds = _TIMEOUT_SECONDS
         self.failure: str | None = None
         """Why the last poll of the store failed."""
-        self._made: LabelSet | None = None  # of the last write: not encoded again
+        self._made: dict[str, LabelSet] = {}  # by name, of writes: not encoded again
         self._stopped = False
         self.reencoding_progress: tuple[int, int] | None = None
         """Sets done and in total while those of another space are encoded again; else None."""
@@ -235,7 +235,7 @@ class RegisteredSets:
         if (new := learnt.entry) is not None:
             known = self.by_name.get(name)
             made = await self._maker.make(new.definition, new.embeddings, "0", "store", known)
-            self._made = made
+            self._made[name] = made
         labels = await self._find_latest(name)
         if label not in labels.lessons:
             raise errors.LabelSetChanged(name, labels.version)
@@ -269,16 +269,23 @@ class RegisteredSets:
             others = sorted(self.by_name.keys() - self._fixed)
             known = (*self._fixed, *others) if self.revision >= 0 else ()
             raise errors.LabelSetNotFound(name, known) from error
-        await self.refresh(name)
+        self.by_name = MappingProxyType({n: s for n, s in self.by_name.items() if n != name})
+        await self._refresh_written(name)
 
     async def _load_written(self, labels: LabelSet, version: int) -> LabelSet:
-        self._made = labels
-        await self.refresh(labels.name)
+        self._made[labels.name] = labels
+        await self._refresh_written(labels.name)
         found = self.by_name.get(labels.name)
-        if found is None or found.digest != labels.digest:
+        if found is None or found.digest != labels.digest or int(found.version) < version:
             # Another client has changed the set since, and this one must not overwrite that.
             return replace_fields(labels, version=str(version))
         return found
+
+    async def _refresh_written(self, name: str) -> None:
+        try:
+            await self.refresh(name)
+        except errors.StoreError as error:  # the write is durable, and a poll will load it
+            self._note_failure(error)
 
     async def _find_latest(self, name: str) -> LabelSet:
         await self.refresh(name)
@@ -305,9 +312,8 @@ class RegisteredSets:
         self, name: str, version: SetVersion, known: LabelSet | None, *, restored: bool
     ) -> LabelSet | None:
         try:
-            labels = known
-            if self._made is not None and self._made.digest == version.digest:
-                labels, self._made = self._made, None
+            made = self._made.pop(name, None)
+            labels = made if made is not None and made.digest == version.digest else known
             if labels is None or labels.digest != version.digest:
                 entry = await self._call(self._store.read, name)
                 if entry is None:
@@ -385,9 +391,7 @@ class RegisteredSets:
             if await self._call(self._store.read_state) != self._state:
                 await self.refresh()
         except errors.StoreError as error:
-            if self.failure is None:
-                logger.warning("the label store is unavailable: %s", error)
-            self.failure = str(error)
+            self._note_failure(error)
             if isinstance(error, errors.StoreIncompatible):
                 raise
         except Exception:
@@ -396,6 +400,11 @@ class RegisteredSets:
             if self.failure is not None:
                 logger.warning("the label store is back")
             self.failure = None
+
+    def _note_failure(self, error: errors.StoreError) -> None:
+        if self.failure is None:
+            logger.warning("the label store is unavailable: %s", error)
+        self.failure = str(error)
 
     async def _call(
         self, work: Callable[ParamsT, ResultT], *args: ParamsT.args, **options: ParamsT.kwargs

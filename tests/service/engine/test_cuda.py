@@ -11,7 +11,7 @@ from service.bundle.card import Device
 from service.bundle.reader import Bundle
 from service.engine.cuda import CudaOptions, Replay, parse_cuda_options
 from service.engine.engine import Engine, open_engine
-from service.engine.session_set import open_encoder
+from service.engine.session_set import SessionSet, open_encoder
 from service.engine.sessions import SessionConfig
 from service.errors import StartError
 from tests.support.engines import (
@@ -43,6 +43,7 @@ def test_options_are_read_and_ours_are_not_passed_on() -> None:
         ("size_factor=3", "tensorrt", "size_factor must be 2 or 4 or 8 or 16; it is 3"),
         ("a=1", "cpu", "device cpu has none: set device cuda, or unset them"),
         ("fuse_conv_bias=1", "cuda", "fuse_conv_bias gives wrong scores without prefer_nhwc=1"),
+        ("prefer_nhwc=false,fuse_conv_bias=true", "cuda", "fuse_conv_bias gives wrong scores .*"),
         (GRAPHS, "tensorrt", "enable_cuda_graph needs device cuda; it is tensorrt"),
     ],
 )
@@ -96,3 +97,19 @@ def test_tokens_of_a_replay_outlive_the_next_run_of_any_thread(mapped_bundle: Bu
 
     expected = [embed(cpu, seed) for seed in range(8)]
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+
+
+def test_embeddings_are_scored_by_the_thread_of_replays(
+    mapped_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def remember(*_: object) -> list[object]:
+        threads.append(threading.current_thread().name)
+        return []
+
+    with pretend_gpu():
+        gpu = open_engine(mapped_bundle, device="cuda", max_batch_size=2, cuda_options=GRAPHS)
+    monkeypatch.setattr(SessionSet, "run_heads", remember)
+    gpu.score(np.zeros((2, 4), np.float32), [None])
+    assert threads == ["replay_0"]

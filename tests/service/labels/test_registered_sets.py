@@ -154,6 +154,30 @@ async def test_unavailable_store_keeps_the_sets_and_is_logged_once(
     assert logged == ["the label store is unavailable: away", "the label store is back"]
 
 
+async def test_write_is_reported_if_the_store_fails_after_it(
+    sets: RegisteredSets, store: FlakyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(work: Callable[..., Any]) -> Callable[..., Any]:
+        def write(*args: Any, **options: Any) -> Any:
+            result, store.away = work(*args, **options), True
+            return result
+
+        return write
+
+    monkeypatch.setattr(store, "write", failing(store.write))
+    monkeypatch.setattr(store, "delete", failing(store.delete))
+    for definition in (define("pets", "cat"), define("pets", "dog")):
+        labels, created = await sets.register(definition, replace=True)
+        assert created == ("pets" not in sets.by_name)
+        assert sets.failure == "away"
+        store.away = False
+        await sets.refresh()
+        assert (labels.names, labels.version) == (definition.names, sets.by_name["pets"].version)
+    await sets.delete("pets")
+    assert store.away
+    assert not sets.by_name
+
+
 async def test_hanging_database_is_unavailable_until_it_goes_on(
     start: Start, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,6 +451,15 @@ async def gather_writes(
     results = await asyncio.gather(*writes, return_exceptions=True)
     failures = [result for result in results if isinstance(result, BaseException)]
     return [result for result in results if not isinstance(result, BaseException)], failures
+
+
+async def test_sets_that_are_written_at_the_same_time_are_not_encoded_again(
+    sets: RegisteredSets, store: FlakyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "read", None)
+    made, failures = await gather_writes(sets, *[define(n, "cat") for n in "abcd"], replace=False)
+    assert not failures
+    assert [labels for labels, _ in made] == [sets.by_name[name] for name in "abcd"]
 
 
 async def test_same_set_at_the_same_time_is_made_once(sets: RegisteredSets) -> None:
