@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from service.fields import LabelSetName, LabelText, NoBool, replace_errors
+from service.fields import LabelSetName, LabelText, NoBool, ThresholdName, replace_errors
 
 MAX_EXPLAINED = 100
 """Most labels of an image that get a map."""
@@ -14,9 +14,6 @@ ItemT = TypeVar("ItemT")
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 # A list may hold millions of invalid items: report the first only.
 Names = Annotated[list[ItemT], Field(max_length=10_000, fail_fast=True)]
-Purpose = Literal["balanced", "recall"]
-"""Further thresholds of a bundle: of best F1, and lowered until they find three quarters."""
-ThresholdName = Literal["calibrated", Purpose]
 Threshold = float | ThresholdName
 
 _COMMAS = "A single value in a query string or form is separated at its commas."
@@ -49,8 +46,7 @@ class Question(BaseModel):
         default=None,
         description="Lowest score of a label in the answer: a number from 0 to 1 for every label, "
         "or a word for each label's own threshold: `calibrated`, which is also the default without "
-        "`top_k`; `balanced`, of best F1; `recall`, which finds at least three "
-        "quarters.",
+        "`top_k`; `balanced`, of best F1; `recall`, which finds at least three quarters.",
         examples=["calibrated"],
     )
     include: Names[LabelName] | None = Field(

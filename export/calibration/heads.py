@@ -29,8 +29,8 @@ from service.calibration import (
     find_thresholds,
     fit_calibration,
 )
+from service.fields import ThresholdName
 from service.pipeline.scoring import compute_scores
-from service.question import ThresholdName
 
 Scores = NDArray[np.float64]
 

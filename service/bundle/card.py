@@ -17,8 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from service.fields import explain_error
-from service.question import ThresholdName
+from service.fields import ThresholdName, explain_error
 
 Precision = Literal["fp32", "fp16", "int8"]
 RunPrecision = Literal[Precision, "bf16"]

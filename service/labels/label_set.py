@@ -20,10 +20,11 @@ from service.bundle.card import (
 )
 from service.engine.heads import Keys, LabelVectors, QueryArray, ScreenedQueries
 from service.errors import InvalidLabelSet, quote
+from service.fields import Purpose
 from service.labels.background import Background, Vectors
 from service.labels.definition import Definition
 from service.labels.examples import Lesson
-from service.question import Purpose, Threshold
+from service.question import Threshold
 
 # Questions whose arrays for the screened head a set caches.
 _MAX_SCREENED = 16

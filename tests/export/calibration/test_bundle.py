@@ -119,6 +119,14 @@ def test_heads_get_calibrations_measured_on_the_photos(calibrated: Bundle) -> No
     assert calibrated.card.open_head.threshold == 0.5
 
 
+def test_finished_bundle_gets_thresholds_by_purpose(bundle: Bundle, calibrated: Bundle) -> None:
+    assert not bundle.card.trained_head.by_purpose
+    for head in (calibrated.card.trained_head, calibrated.card.open_head):
+        assert [*head.by_purpose] == ["calibrated", "balanced", "recall"]
+        assert head.by_purpose["recall"].recall >= 0.75
+    assert all([*label.by_purpose] == ["balanced", "recall"] for label in calibrated.labels)
+
+
 def test_labels_keep_their_descriptions_and_get_thresholds_on_calibrated_scores(
     calibrated: Bundle,
 ) -> None:

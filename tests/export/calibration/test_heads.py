@@ -90,6 +90,48 @@ def test_threshold_is_above_blank_photos_if_that_costs_little(options: Calibrati
     assert raised.recall == answered[shown].mean()
 
 
+@pytest.mark.parametrize("options", [CalibrationOptions(precision_target=0.9), RAW])
+def test_thresholds_by_purpose_are_measured_on_the_served_scores(
+    options: CalibrationOptions,
+) -> None:
+    scored = make_scored(blank=(0.8, -9.0, 9.0))
+    (rows,) = scored.photos.targets[:, 2].nonzero()
+    scored.photos.targets[rows[MIN_POSITIVES - 1 :], 2] = 0
+    targets = scored.photos.targets
+    head, labels = calibrate_trained(TRAINED, LABELS, scored, options)
+    opened = calibrate_open(OPEN_HEAD, scored, options)
+    assert [*head.by_purpose] == [*opened.by_purpose] == ["calibrated", "balanced", "recall"]
+    assert [*labels[0].by_purpose] == ["balanced", "recall"]
+    assert labels[2].by_purpose == {}
+    assert opened.by_purpose["calibrated"].threshold == opened.threshold
+    scores = {
+        "trained": compute_scores(
+            scored.logits, "sigmoid", make_trained_set(labels, head).calibration
+        ),
+        "open": score_open(scored.logits, opened.calibration),
+    }
+    for purpose, aim in (("balanced", None), ("recall", 0.75)):
+        points = [label.by_purpose.get(purpose) for label in labels]
+        plain = find_threshold(scores["trained"][:, 1], targets[:, 1], None, aim)
+        assert points[1].model_dump() == vars(plain)
+        own = [(point or head.by_purpose[purpose]).threshold for point in points]
+        for answered, measured in (
+            (scores["trained"] >= own, head.by_purpose[purpose]),
+            (scores["open"] >= opened.by_purpose[purpose].threshold, opened.by_purpose[purpose]),
+        ):
+            assert measured.precision == targets[answered].mean()
+            assert measured.recall == answered[targets == 1].mean()
+    assert all(label.by_purpose["recall"].recall >= 0.75 for label in labels[:2])
+    assert opened.by_purpose["recall"].recall >= 0.75
+
+
+def test_photos_without_a_positive_measure_no_purpose() -> None:
+    scored = make_scored()
+    scored.photos.targets[:] = 0
+    head, _ = calibrate_trained(TRAINED, LABELS, scored, CalibrationOptions())
+    assert [*head.by_purpose] == ["calibrated"]
+
+
 def test_softmax_is_never_calibrated() -> None:
     softmax = TRAINED.model_copy(update={"activation": "softmax"})
     head, labels = calibrate_trained(softmax, LABELS, make_scored(), CalibrationOptions())

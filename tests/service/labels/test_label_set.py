@@ -14,10 +14,11 @@ from service.bundle.card import (
     TrainedHead,
 )
 from service.engine.heads import LabelVectors
+from service.fields import Purpose
 from service.labels.definition import Definition
 from service.labels.label_set import LabelSet, Origin, make_open_set, make_trained_set
 from service.question import Threshold
-from tests.support.tiny_bundle import PLAIN_HEAD, SPACE, make_calibration
+from tests.support.tiny_bundle import PLAIN_HEAD, SPACE, make_by_purpose, make_calibration
 
 DEFINITION = Definition("pets", ("cat", "yak", "newt"), (None, "a yak", None), (0.0, None, 0.9))
 PAIR = make_calibration(0.5, -2.0)
@@ -51,6 +52,32 @@ def test_trained_labels_keep_their_thresholds() -> None:
     assert labels.calibration is None
     assert labels.positions == {"a": 0, "b": 1}
     assert labels.read_only
+
+
+@pytest.mark.parametrize(
+    ("purpose", "trained", "opened"),
+    [
+        ("balanced", {"a": (0.7, True), "b": (0.4, False)}, [0.0, 0.25, 0.9]),
+        ("recall", {"a": (0.6, True), "b": (0.1, False)}, [0.0, 0.125, 0.125]),
+    ],
+)
+def test_label_without_a_threshold_of_a_purpose_takes_the_heads(
+    purpose: Purpose, trained: dict[str, tuple[float, bool]], opened: list[float]
+) -> None:
+    own = Label(name="a", threshold=0.9, by_purpose=make_by_purpose(0.7, 0.6))
+    head = PLAIN_HEAD.model_copy(update={"by_purpose": make_by_purpose(0.4, 0.1)})
+    labels = make_trained_set([own, Label(name="b", threshold=0.2)], head)
+    used = labels.use(purpose)
+    rows = zip(used.thresholds.tolist(), used.calibrated.tolist(), strict=True)
+    assert dict(zip(used.names, rows, strict=True)) == trained
+    assert labels.use(purpose) is used
+    assert labels.thresholds.tolist() == [0.9, 0.2]
+    head = _head(0.3).model_copy(update={"by_purpose": make_by_purpose(0.25, 0.125)})
+    pets = open_set(DEFINITION, head)
+    assert pets.use(purpose).thresholds.tolist() == opened
+    assert pets.use(purpose).calibrated.tolist() == [True, False, purpose == "balanced"]
+    assert pets.use(purpose).queries is pets.queries
+    assert open_set().use(purpose) is None
 
 
 @pytest.mark.parametrize("origin", ["store", "folder", "request"])

@@ -16,7 +16,7 @@ from service.pipeline.scoring import ScoredLabel, compute_scores, score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
 from tests.service.pipeline.conftest import teach
-from tests.support.tiny_bundle import PLAIN_HEAD, WIDTH, random_label_set
+from tests.support.tiny_bundle import PLAIN_HEAD, WIDTH, make_by_purpose, random_label_set
 
 TRAINED = [
     Label(name="a", threshold=0.9),
@@ -74,6 +74,26 @@ def test_question_answers_with_these_labels_best_first(
     activation: Activation, question: Question, expected: list[str]
 ) -> None:
     assert [label.label for label in ask(question, activation=activation)] == expected
+
+
+def test_best_rating_alone_is_in_the_answer_of_a_purpose() -> None:
+    head = PLAIN_HEAD.model_copy(update={"by_purpose": make_by_purpose(0.3, 0.01)})
+    labels = make_trained_set(
+        [*(Label(name=name, category="rating") for name in ("low", "high")), Label(name="sun")],
+        head,
+    )
+    for question, expected in (
+        (Question(threshold="recall"), ["sun", "high"]),
+        (Question(threshold="recall", top_k=9), ["sun", "high", "low"]),
+        (Question(threshold="balanced"), ["sun", "high"]),
+        (Question(threshold="balanced", top_k=9), ["sun"]),
+    ):
+        selection = select_labels([labels], question)
+        found = score_labels([np.array([-3.0, -2.0, 0.0])], selection)
+        assert [label.label for label in found] == expected
+        assert {label.threshold for label in found} == {
+            0.3 if question.threshold == "balanced" else 0.01
+        }
 
 
 NUMBERED = make_trained_set([Label(name=str(i)) for i in range(600)], PLAIN_HEAD)
