@@ -375,8 +375,8 @@ class NotMeasured(QuestionError):
         command = f"ml-decoder export --bundle BUNDLE {photos} --out BUNDLE"
         super().__init__(
             names,
-            f": thresholds for `{purpose}` were not measured: run `{command}` and start the "
-            "service again, or send a number or `calibrated`.",
+            f": measure `{purpose}` with `{command}`, then start the service again; or send a "
+            "number or `calibrated`.",
         )
 
 
