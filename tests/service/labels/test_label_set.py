@@ -56,27 +56,20 @@ def test_trained_labels_keep_their_thresholds() -> None:
 
 @pytest.mark.parametrize(
     ("purpose", "trained", "opened"),
-    [
-        ("balanced", {"a": (0.7, True), "b": (0.4, False)}, [0.0, 0.25, 0.9]),
-        ("recall", {"a": (0.6, True), "b": (0.1, False)}, [0.0, 0.125, 0.125]),
-    ],
+    [("balanced", [0.7, 0.25], [0.0, 0.25, 0.9]), ("recall", [0.6, 0.125], [0.0, 0.125, 0.125])],
 )
 def test_label_without_a_threshold_of_a_purpose_takes_the_heads(
-    purpose: Purpose, trained: dict[str, tuple[float, bool]], opened: list[float]
+    purpose: Purpose, trained: list[float], opened: list[float]
 ) -> None:
-    own = Label(name="a", threshold=0.9, by_purpose=make_by_purpose(0.7, 0.6))
-    head = PLAIN_HEAD.model_copy(update={"by_purpose": make_by_purpose(0.4, 0.1)})
-    labels = make_trained_set([own, Label(name="b", threshold=0.2)], head)
+    by_purpose = {"by_purpose": make_by_purpose(0.25, 0.125)}
+    names = Label(name="a", by_purpose=make_by_purpose(0.7, 0.6)), Label(name="b", threshold=0.2)
+    labels = make_trained_set(names, PLAIN_HEAD.model_copy(update=by_purpose))
     used = labels.use(purpose)
-    rows = zip(used.thresholds.tolist(), used.calibrated.tolist(), strict=True)
-    assert dict(zip(used.names, rows, strict=True)) == trained
-    assert labels.use(purpose) is used
-    assert labels.thresholds.tolist() == [0.9, 0.2]
-    head = _head(0.3).model_copy(update={"by_purpose": make_by_purpose(0.25, 0.125)})
-    pets = open_set(DEFINITION, head)
-    assert pets.use(purpose).thresholds.tolist() == opened
-    assert pets.use(purpose).calibrated.tolist() == [True, False, purpose == "balanced"]
-    assert pets.use(purpose).queries is pets.queries
+    assert (used.thresholds.tolist(), used.calibrated.tolist()) == (trained, [True, False])
+    assert (labels.use(purpose), labels.thresholds.tolist()) == (used, [0.5, 0.2])
+    pets = open_set(head=_head(0.3).model_copy(update=by_purpose)).use(purpose)
+    assert pets.thresholds.tolist() == opened
+    assert pets.calibrated.tolist() == [True, False, purpose == "balanced"]
     assert open_set().use(purpose) is None
 
 

@@ -76,26 +76,6 @@ def test_question_answers_with_these_labels_best_first(
     assert [label.label for label in ask(question, activation=activation)] == expected
 
 
-def test_best_rating_alone_is_in_the_answer_of_a_purpose() -> None:
-    head = PLAIN_HEAD.model_copy(update={"by_purpose": make_by_purpose(0.3, 0.01)})
-    labels = make_trained_set(
-        [*(Label(name=name, category="rating") for name in ("low", "high")), Label(name="sun")],
-        head,
-    )
-    for question, expected in (
-        (Question(threshold="recall"), ["sun", "high"]),
-        (Question(threshold="recall", top_k=9), ["sun", "high", "low"]),
-        (Question(threshold="balanced"), ["sun", "high"]),
-        (Question(threshold="balanced", top_k=9), ["sun"]),
-    ):
-        selection = select_labels([labels], question)
-        found = score_labels([np.array([-3.0, -2.0, 0.0])], selection)
-        assert [label.label for label in found] == expected
-        assert {label.threshold for label in found} == {
-            0.3 if question.threshold == "balanced" else 0.01
-        }
-
-
 NUMBERED = make_trained_set([Label(name=str(i)) for i in range(600)], PLAIN_HEAD)
 
 
@@ -146,7 +126,7 @@ TAGS = make_trained_set(
         Label(name="odd", threshold=0.1),
         Label(name="ann", category="character", threshold=0.8),
     ],
-    PLAIN_HEAD,
+    PLAIN_HEAD.model_copy(update={"by_purpose": make_by_purpose(0.3, 0.2)}),
 )
 TAG_LOGITS = np.array([-3.0, 0.0, -2.0, -1.0, 1.0])
 
@@ -158,6 +138,9 @@ TAG_LOGITS = np.array([-3.0, 0.0, -2.0, -1.0, 1.0])
         (Question(threshold=0.1), ["ann", "sun", "odd", "high"]),
         (Question(top_k=9), ["ann", "sun", "odd", "high", "low"]),
         (Question(threshold="calibrated", top_k=9), ["sun", "odd"]),
+        (Question(threshold="balanced"), ["ann", "sun", "high"]),
+        (Question(threshold="balanced", top_k=9), ["ann", "sun"]),
+        (Question(threshold="recall", exclude=["high"]), ["ann", "sun", "odd"]),
         (Question(exclude=["high", "low"]), ["sun", "odd"]),
         (Question(category=["rating"], top_k=5), ["high", "low"]),
         (Question(category=["character", "general"]), ["sun"]),
@@ -171,10 +154,11 @@ def test_category_restricts_the_labels_and_of_ratings_the_best_is_in_the_answer(
     question: Question, expected: list[str], hiding: bool
 ) -> None:
     # A set without categories does not hide labels if a category is asked for.
-    sets = [random_label_set(0, ["low"] if question.category else ["x"])] * hiding + [TAGS]
+    other = random_label_set(0, ["low"] if question.category else ["x"])
+    sets = [replace(other, shared=TAGS.shared)] * hiding + [TAGS]
     selection = select_labels(sets, question)
-    logits = [TAG_LOGITS if part.labels is TAGS else np.full(1, -9.0) for part in selection.parts]
-    shown = score_labels(logits, selection)
+    logits = [TAG_LOGITS if each.labels.categories else [-9.0] for each in selection.parts]
+    shown = score_labels([np.array(each) for each in logits], selection)
     assert [label.label for label in shown if label.source == "trained"] == expected
     for label in shown:
         assert vars(label).get("category") == TAGS.categories.get(label.label)
