@@ -140,7 +140,6 @@ TAG_LOGITS = np.array([-3.0, 0.0, -2.0, -1.0, 1.0])
         (Question(threshold="calibrated", top_k=9), ["sun", "odd"]),
         (Question(threshold="balanced"), ["ann", "sun", "high"]),
         (Question(threshold="balanced", top_k=9), ["ann", "sun"]),
-        (Question(threshold="recall", exclude=["high"]), ["ann", "sun", "odd"]),
         (Question(exclude=["high", "low"]), ["sun", "odd"]),
         (Question(category=["rating"], top_k=5), ["high", "low"]),
         (Question(category=["character", "general"]), ["sun"]),

@@ -52,7 +52,6 @@ def test_info_has_the_measured_thresholds(client: TestClient) -> None:
     info = client.get("/info").json()
     found = [info["head"], info["open_head"], info["labels"][0]]
     assert [each["by_purpose"]["recall"]["threshold"] for each in found] == [0.35, 0.125, 0.0625]
-    assert "by_purpose" not in info["labels"][1]
 
 
 def test_bundle_without_them_names_the_command_that_measures_them(open_bundle: Bundle) -> None:
