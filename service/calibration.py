@@ -152,14 +152,17 @@ def measure_error(bins: tuple[ReliabilityBin, ...]) -> float:
 
 
 def find_threshold(
-    scores: Scores, targets: Targets, precision_target: float | None = None
+    scores: Scores,
+    targets: Targets,
+    precision_target: float | None = None,
+    recall_target: float | None = None,
 ) -> OperatingPoint | None:
     """Returns a point for scores 0..1 [n] and targets 0/1 [n], at least one 1.
 
     It is that of best F1; of several, that with the highest threshold (fewest predictions). With a
-    target, it is that of the lowest threshold whose precision reaches the target, or None: the
-    lower end of Wilson's interval of 95 % confidence has to reach it, so that a few predictions do
-    not reach it by luck.
+    recall target, the threshold is lowered until the recall reaches it. With a precision target, it
+    is that of the lowest threshold whose precision reaches it, or None: the lower end of Wilson's
+    interval of 95 % confidence has to reach it, so that a few predictions do not reach it by luck.
     """
     order = np.argsort(-scores, kind="stable")
     ranked = scores[order]
@@ -168,15 +171,17 @@ def find_threshold(
     hits = np.cumsum(targets[order], dtype=np.float64)[cuts]
     count = cuts + 1.0
     if precision_target is None:
-        cut = int(np.argmax(2 * hits / (count + hits[-1])))  # the first of equals
+        enough = hits >= (recall_target or 0.0) * hits[-1]
+        # The first of equals.
+        cut = int(max(np.argmax(2 * hits / (count + hits[-1])), np.argmax(enough)))
     else:
         share, z = hits / count, _CONFIDENCE
         middle = share + z**2 / (2 * count)
         margin = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-        (enough,) = ((middle - margin) / (1 + z**2 / count) >= precision_target).nonzero()
-        if not len(enough):
+        (sure,) = ((middle - margin) / (1 + z**2 / count) >= precision_target).nonzero()
+        if not len(sure):
             return None
-        cut = int(enough[-1])
+        cut = int(sure[-1])
     # Halfway to the next lower score, which deviations of another device seldom cross.
     score, lower = float(ranked[cuts[cut]]), float(ranked[min(cuts[cut] + 1, len(ranked) - 1)])
     between = (score + lower) / 2
@@ -188,11 +193,15 @@ def find_threshold(
 
 
 def find_thresholds(
-    names: Sequence[str], scores: Scores, targets: Targets, precision_target: float | None = None
+    names: Sequence[str],
+    scores: Scores,
+    targets: Targets,
+    precision_target: float | None = None,
+    recall_target: float | None = None,
 ) -> dict[str, OperatingPoint | None]:
     """Returns `find_threshold` of labels with `MIN_POSITIVES` photos; the scores are [n, L]."""
     return {
-        name: find_threshold(scores[:, column], targets[:, column], precision_target)
+        name: find_threshold(scores[:, column], targets[:, column], precision_target, recall_target)
         for column, name in enumerate(names)
         if targets[:, column].sum() >= MIN_POSITIVES
     }

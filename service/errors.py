@@ -368,6 +368,18 @@ class NoMaps(QuestionError):
     hint = ": ask for these label sets without `explain`."
 
 
+class NotMeasured(QuestionError):
+    status, code, title = 422, "not_measured", "The bundle has no thresholds for this purpose"
+
+    def __init__(self, names: tuple[str, ...], purpose: str, photos: str) -> None:
+        command = f"ml-decoder export --bundle BUNDLE {photos} --out BUNDLE"
+        super().__init__(
+            names,
+            f": measure `{purpose}` with `{command}`, then start the service again; or send a "
+            "number or `calibrated`.",
+        )
+
+
 class LabelSetError(_DetailedError):
     """A label set cannot be registered, read, replaced or deleted as asked."""
 

@@ -3,7 +3,7 @@
 import unicodedata
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Annotated, Any, LiteralString, TypeVar, get_args
+from typing import Annotated, Any, Literal, LiteralString, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -43,6 +43,10 @@ def replace_errors(code: LiteralString, message: LiteralString) -> WrapValidator
 
     return WrapValidator(check)
 
+
+Purpose = Literal["balanced", "recall"]
+"""Further thresholds of a bundle: of best F1, and lowered until they find three quarters."""
+ThresholdName = Literal["calibrated", Purpose]
 
 # A name is a part of URLs and, with a suffix, a file name.
 LabelSetName = Annotated[

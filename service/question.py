@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from service.fields import LabelSetName, LabelText, NoBool, replace_errors
+from service.fields import LabelSetName, LabelText, NoBool, ThresholdName, replace_errors
 
 MAX_EXPLAINED = 100
 """Most labels of an image that get a map."""
@@ -14,7 +14,7 @@ ItemT = TypeVar("ItemT")
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 # A list may hold millions of invalid items: report the first only.
 Names = Annotated[list[ItemT], Field(max_length=10_000, fail_fast=True)]
-Threshold = float | Literal["calibrated"]
+Threshold = float | ThresholdName
 
 _COMMAS = "A single value in a query string or form is separated at its commas."
 
@@ -34,16 +34,19 @@ class Question(BaseModel):
     )
     threshold: (
         Annotated[
-            Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | Literal["calibrated"],
+            Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | ThresholdName,
             NoBool,
-            replace_errors("threshold", "Input should be a number from 0 to 1, or 'calibrated'"),
+            replace_errors(
+                "threshold",
+                "Input should be a number from 0 to 1, 'calibrated', 'balanced' or 'recall'",
+            ),
         ]
         | None
     ) = Field(
         default=None,
         description="Lowest score of a label in the answer: a number from 0 to 1 for every label, "
-        "or `calibrated` for each label's own threshold, which is also the default without "
-        "`top_k`.",
+        "or a word for each label's own threshold: `calibrated`, which is also the default without "
+        "`top_k`; `balanced`, of best F1; `recall`, which finds at least three quarters.",
         examples=["calibrated"],
     )
     include: Names[LabelName] | None = Field(

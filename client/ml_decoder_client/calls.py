@@ -55,7 +55,8 @@ class Question(TypedDict, total=False):
     """The parameters of `/predict`, all optional."""
 
     top_k: int  # most labels to return; without `threshold`, exactly the k best
-    threshold: float | Literal["calibrated"]  # 0..1 for every label, or each label's own
+    # 0..1 for every label, or each label's own: default, of best F1, or finding three quarters
+    threshold: float | Literal["calibrated", "balanced", "recall"]
     include: Sequence[str]  # only these labels
     exclude: Sequence[str]  # all labels but these
     category: Sequence[str]  # only labels of these

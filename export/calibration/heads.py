@@ -18,6 +18,7 @@ from service.bundle.card import (
     Calibration,
     HeadCalibration,
     Label,
+    MeasuredThreshold,
     OpenHead,
     TrainedHead,
 )
@@ -28,6 +29,7 @@ from service.calibration import (
     find_thresholds,
     fit_calibration,
 )
+from service.fields import ThresholdName
 from service.pipeline.scoring import compute_scores
 
 Scores = NDArray[np.float64]
@@ -45,6 +47,13 @@ class CalibrationOptions:
 
     raw_scores: bool = False  # serve the sigmoid of the logits as they are
     precision_target: float | None = None  # 0..1; None chooses the thresholds of best F1
+    recall_target: float | None = None  # 0..1; lowers those of best F1 until they reach it
+
+
+_PURPOSES: dict[ThresholdName, CalibrationOptions] = {
+    "balanced": CalibrationOptions(),
+    "recall": CalibrationOptions(recall_target=0.75),
+}
 
 
 def calibrate_trained(
@@ -65,15 +74,26 @@ def calibrate_trained(
         compute_scores(logits, head.activation, pair) for logits in (scored.logits, scored.blank)
     )
     names = [label.name for label in labels]
-    points = _find_points(names, scores, blank, targets, options)
     found = None if options.precision_target is None else _find_shared(scores, targets, options)
     threshold = FALLBACK_THRESHOLD if found is None else found
-    chosen = [points[name].threshold if name in points else threshold for name in names]
-    _log_answers("trained labels", scores >= np.array(chosen), scored.photos)
+    shared = _find_purposes(scores, targets, threshold)
+    points, measured = {}, {}
+    for word, least in shared.items():
+        aim = options if word == "calibrated" else _PURPOSES[word]
+        points[word] = own_points = _find_points(names, scores, blank, targets, aim)
+        chosen = [own_points[name].threshold if name in own_points else least for name in names]
+        answered = scores >= np.array(chosen)
+        measured[word] = _measure(f"trained labels, {word}", least, answered, scored.photos)
     own = (None,) * len(names) if fit is None else fit.labels
-    changed = {"calibration": _describe(fit, scored.photos), "threshold": threshold}
+    changed = {"threshold": threshold, "by_purpose": measured}
+    changed["calibration"] = _describe(fit, scored.photos)
     return head.model_copy(update=changed), tuple(
-        _change_label(label, points.get(label.name), int(positives), calibration)
+        _change_label(
+            label,
+            {word: found[label.name] for word, found in points.items() if label.name in found},
+            int(positives),
+            calibration,
+        )
         for label, positives, calibration in zip(labels, targets.sum(axis=0), own, strict=True)
     )
 
@@ -99,8 +119,12 @@ def calibrate_open(head: OpenHead, scored: ScoredPhotos, options: CalibrationOpt
     if fit is None and threshold is None:  # 0.5 would have no meaning on raw scores
         threshold = _find_shared(scores, targets, CalibrationOptions())
     threshold = FALLBACK_THRESHOLD if threshold is None else threshold
-    _log_answers("open labels", scores >= threshold, scored.photos)
-    changed = {"activation": "sigmoid", "calibration": calibration, "threshold": threshold}
+    measured = {
+        word: _measure(f"open labels, {word}", least, scores >= least, scored.photos)
+        for word, least in _find_purposes(scores, targets, threshold).items()
+    }
+    changed = {"activation": "sigmoid", "threshold": threshold, "by_purpose": measured}
+    changed["calibration"] = calibration
     if fit is None:  # all open labels are on one scale
         changed["trained_names"] = None
     return head.model_copy(update=changed)
@@ -143,7 +167,8 @@ def _find_points(
     targets: NDArray[np.int64],
     options: CalibrationOptions,
 ) -> dict[str, OperatingPoint]:
-    found = find_thresholds(names, scores, targets, options.precision_target)
+    aims = options.precision_target, options.recall_target
+    found = find_thresholds(names, scores, targets, *aims)
     points = {name: point for name, point in found.items() if point is not None}
     if options.precision_target is not None:
         logger.info(
@@ -151,44 +176,64 @@ def _find_points(
             *(options.precision_target, len(points), len(names)),
             np.mean([point.recall for point in points.values()]) if points else 0.0,
         )
+    least = options.recall_target or 0.0
     floors = blank.max(axis=0, initial=0.0)
     for name, floor, own, truths in zip(names, floors, scores.T, targets.T, strict=True):
-        if name in points:
-            points[name] = _clear_blank(name, points[name], float(floor), own, truths)
+        point = points.get(name)
+        clear = point and _clear_blank(point, float(floor), own, truths)
+        if point and clear and clear.recall >= least:
+            points[name] = clear
+            both = clear.threshold, point.threshold
+            logger.info("%s: threshold %.2f not %.2f, above blank photos", name, *both)
     return points
 
 
 def _clear_blank(
-    name: str, point: OperatingPoint, floor: float, scores: Scores, targets: NDArray[np.int64]
-) -> OperatingPoint:
-    """Raises a threshold above the label's highest score on blank photos, if that costs little."""
+    point: OperatingPoint, floor: float, scores: Scores, targets: NDArray[np.int64]
+) -> OperatingPoint | None:
+    """Returns a threshold above the label's highest score on blank photos, if that costs little."""
     raised = min(floor + _BLANK_MARGIN, (1 + floor) / 2)
     if point.threshold >= raised:
-        return point
+        return None
     answered = scores >= raised
     hits = int(targets[answered].sum())
     clear = OperatingPoint(raised, hits / max(int(answered.sum()), 1), hits / int(targets.sum()))
-    if point.f1 - clear.f1 > _MAX_LOSS:
-        return point
-    logger.info("%s: threshold %.2f not %.2f, above blank photos", name, raised, point.threshold)
-    return clear
+    return None if point.f1 - clear.f1 > _MAX_LOSS else clear
 
 
 def _find_shared(
     scores: Scores, targets: NDArray[np.int64], options: CalibrationOptions
 ) -> float | None:
-    point = find_threshold(scores.ravel(), targets.ravel(), options.precision_target)
+    aims = options.precision_target, options.recall_target
+    point = find_threshold(scores.ravel(), targets.ravel(), *aims)
     if point is None:
         logger.warning("precision %g: not reached by all labels together", options.precision_target)
         return None
     return point.threshold
 
 
+def _find_purposes(
+    scores: Scores, targets: NDArray[np.int64], threshold: float
+) -> dict[ThresholdName, float]:
+    """Returns thresholds for all labels together; without a positive, the given default alone."""
+    found: dict[ThresholdName, float] = {"calibrated": threshold}
+    for word, aim in (_PURPOSES if targets.any() else {}).items():
+        if (shared := _find_shared(scores, targets, aim)) is not None:
+            found[word] = shared
+    return found
+
+
 def _change_label(
-    label: Label, point: OperatingPoint | None, positives: int, calibration: Calibration | None
+    label: Label,
+    points: dict[ThresholdName, OperatingPoint],
+    positives: int,
+    calibration: Calibration | None,
 ) -> Label:
+    point = points.pop("calibrated", None)
     found = vars(point) if point else dict.fromkeys(("threshold", "precision", "recall"))
-    return label.model_copy(update={**found, "positives": positives, "calibration": calibration})
+    by_purpose = {word: MeasuredThreshold(**vars(each)) for word, each in points.items()}
+    changed = {"positives": positives, "calibration": calibration, "by_purpose": by_purpose}
+    return label.model_copy(update=found | changed)
 
 
 def _describe(fit: Fit | None, photos: LabelledPhotos) -> HeadCalibration | None:
@@ -203,10 +248,15 @@ def _log_fit(labels: str, fit: Fit | None, photos: LabelledPhotos) -> None:
     logger.info("%s: %s on %s, %d with their own", labels, fit.figures, photos.dataset, own)
 
 
-def _log_answers(labels: str, answered: NDArray[np.bool_], photos: LabelledPhotos) -> None:
+def _measure(
+    labels: str, threshold: float, answered: NDArray[np.bool_], photos: LabelledPhotos
+) -> MeasuredThreshold:
+    """Returns and logs precision and recall of answers [n, L] over all labels."""
     right = int((answered & (photos.targets == 1)).sum())
+    precision = right / max(int(answered.sum()), 1)
+    recall = right / max(int(photos.targets.sum()), 1)
     logger.info(
         "%s: precision %.2f and recall %.2f at the thresholds, over %d labels of %s",
-        *(labels, right / max(int(answered.sum()), 1), right / max(int(photos.targets.sum()), 1)),
-        *(len(photos.label_names), photos.dataset),
+        *(labels, precision, recall, len(photos.label_names), photos.dataset),
     )
+    return MeasuredThreshold(threshold=threshold, precision=precision, recall=recall)

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from service.fields import explain_error
+from service.fields import ThresholdName, explain_error
 
 Precision = Literal["fp32", "fp16", "int8"]
 RunPrecision = Literal[Precision, "bf16"]
@@ -112,6 +112,25 @@ class InputContract(Record):
         return text
 
 
+class MeasuredThreshold(Record):
+    """A threshold, with precision and recall on the photos that it was chosen on."""
+
+    threshold: float = Field(ge=0.0, le=1.0)
+    precision: float = Field(ge=0.0, le=1.0)
+    recall: float = Field(ge=0.0, le=1.0)
+
+
+ByPurpose = Annotated[
+    dict[ThresholdName, MeasuredThreshold],
+    Field(
+        description="Thresholds by the words of the parameter `threshold`. Those of a head are "
+        "for labels without their own; its precision and recall count all labels. Absent if they "
+        "were not measured.",
+        exclude_if=operator.not_,
+    ),
+]
+
+
 class Calibration(Record):
     """Turns a logit into a probability: the score is sigmoid(scale * logit + shift)."""
 
@@ -151,6 +170,7 @@ class TrainedHead(Record):
     num_labels: int = Field(ge=1)
     activation: Activation
     threshold: _HeadThreshold = FALLBACK_THRESHOLD
+    by_purpose: ByPurpose = {}
     calibration: HeadCalibration | None = None
 
 
@@ -211,6 +231,7 @@ class OpenHead(Record):
     activation: Activation = "sigmoid"
     embedding_space: EmbeddingSpace
     threshold: _HeadThreshold = FALLBACK_THRESHOLD
+    by_purpose: ByPurpose = {}
     calibration: HeadCalibration | None = None
     trained_names: HeadCalibration | None = None
     screen: Screen | None = None
@@ -257,7 +278,7 @@ class Label(Record):
     """One trained label, predicted at and above its threshold, chosen on validation images.
 
     `precision` and `recall` are at the threshold; `positives` counts validation images.
-    `calibration` replaces the head's.
+    `by_purpose` and `calibration` replace the head's.
     """
 
     name: str = Field(min_length=1, max_length=200)
@@ -270,6 +291,7 @@ class Label(Record):
     precision: float | None = Field(default=None, ge=0.0, le=1.0)
     recall: float | None = Field(default=None, ge=0.0, le=1.0)
     positives: int | None = Field(default=None, ge=0)
+    by_purpose: ByPurpose = {}
     calibration: Calibration | None = None
 
 

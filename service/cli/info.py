@@ -40,6 +40,12 @@ def show_bundle(bundle: Bundle) -> None:
         for each in bundle.card.metrics
     }
     scores = {f"scores of {name}": _describe_scores(each) for name, each in calibrations.items()}
+    for name, head in heads.items():
+        for word, each in (head.by_purpose if head else {}).items():
+            scores[f"{name}, {word}"] = (
+                f"precision {each.precision:.2f}, recall {each.recall:.2f}, "
+                f"{_describe_least(each.threshold)}"
+            )
     show_pairs(_describe_card(bundle) | scores | _describe_screen(bundle.card.open_head) | metrics)
     _show_labels(bundle.labels)
     for name, calibration in calibrations.items():
@@ -79,8 +85,11 @@ def _find_defaults(bundle: Bundle) -> dict[str, str]:
 def _describe_head(head: TrainedHead | OpenHead | None) -> str:
     if head is None:
         return "-"
-    least = f"threshold {head.threshold:g} unless a label has its own"
-    return f"{head.kind}, {head.activation}, {least}"
+    return f"{head.kind}, {head.activation}, {_describe_least(head.threshold)}"
+
+
+def _describe_least(threshold: float) -> str:
+    return f"threshold {threshold:.3g} unless a label has its own"
 
 
 def _describe_scores(calibration: HeadCalibration | None) -> str:
@@ -108,13 +117,17 @@ def _show_labels(labels: Sequence[Label]) -> None:
     if counts:
         show_pairs({name: f"{count:,} labels" for name, count in counts.items()})
     shares = ("threshold", "precision", "recall", "positives")
-    table = Table("label", *["category"] * bool(counts), *shares)
+    purposes = dict.fromkeys(word for label in labels for word in label.by_purpose)
+    others = (f"for {word}" for word in purposes)
+    table = Table("label", *["category"] * bool(counts), *shares, *others)
     for label in labels[:_MAX_ROWS]:
         category = [Text(label.category or "-")] * bool(counts)
-        values = (label.threshold, label.precision, label.recall)
-        texts = ("-" if value is None else f"{value:.3f}" for value in values)
+        points = [label.by_purpose.get(word) for word in purposes]
+        values = [label.threshold, label.precision, label.recall]
+        values += [point.threshold if point else None for point in points]
+        texts = ["-" if value is None else f"{value:.3f}" for value in values]
         positives = "-" if label.positives is None else str(label.positives)
-        table.add_row(Text(label.name), *category, *texts, positives)
+        table.add_row(Text(label.name), *category, *texts[:3], positives, *texts[3:])
     Console().print(table)
     if len(labels) > _MAX_ROWS:
         Console().print(Text(f"{len(labels) - _MAX_ROWS:,} more labels: --json has all", "dim"))

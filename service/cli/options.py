@@ -18,7 +18,10 @@ _Texts = list[str] | None
 _QUESTION_FLAGS: dict[str, Any] = {
     "top_k": Annotated[str | None, typer.Option(metavar="INT", help="Most labels per photo.")],
     "threshold": Annotated[
-        str | None, typer.Option(metavar="SCORE", help="Minimum score from 0 to 1, or calibrated.")
+        str | None,
+        typer.Option(
+            metavar="SCORE", help="Minimum score from 0 to 1; or calibrated, balanced, recall."
+        ),
     ],
     "include": Annotated[_Texts, typer.Option(help="Only this label; repeatable.")],
     "exclude": Annotated[_Texts, typer.Option(help="Not this label; repeatable.")],

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from service.bundle.card import (
     FALLBACK_THRESHOLD,
     Activation,
+    ByPurpose,
     Calibration,
     Label,
     OpenHead,
@@ -19,6 +20,7 @@ from service.bundle.card import (
 )
 from service.engine.heads import Keys, LabelVectors, QueryArray, ScreenedQueries
 from service.errors import InvalidLabelSet, quote
+from service.fields import Purpose
 from service.labels.background import Background, Vectors
 from service.labels.definition import Definition
 from service.labels.examples import Lesson
@@ -74,6 +76,9 @@ class LabelSet:
     categories: Mapping[str, str] = field(default_factory=dict)  # of trained labels, by name
     learnt: LearntLabels | None = None  # from photos with this encoder; None if none has
     foreign: frozenset[str] = frozenset()  # labels that have examples of another encoder only
+    shared: ByPurpose = field(default_factory=dict)  # the head's thresholds by purpose
+    # Trained labels' own thresholds by purpose, [L], NaN if a label has none.
+    measured: Mapping[Purpose, NDArray[np.float64]] = field(default_factory=dict)
 
     @property
     def num_labels(self) -> int:
@@ -144,12 +149,31 @@ class LabelSet:
             return None
         return np.flatnonzero(self.find_members([RATING])) if RATING in self._members else None
 
+    def use(self, purpose: Purpose) -> "LabelSet | None":
+        """Returns the set with its thresholds for a purpose; None if they were not measured.
+
+        An open label keeps its own threshold, for `recall` if it is below the open head's.
+        """
+        if purpose not in self._used and purpose in self.shared:
+            shared, own = self.shared[purpose].threshold, self.measured.get(purpose)
+            if own is None:
+                most = shared if purpose == "recall" else np.inf
+                own = np.where(self.calibrated & (self.thresholds < most), self.thresholds, np.nan)
+            known = ~np.isnan(own)
+            changed = replace(self, thresholds=np.where(known, own, shared), calibrated=known)
+            self._used[purpose] = changed
+        return self._used.get(purpose)
+
+    @cached_property
+    def _used(self) -> dict[Purpose, "LabelSet"]:
+        return {}
+
     def screen(
         self, threshold: Threshold | None, wanted: int, chosen: NDArray[np.intp]
     ) -> ScreenedQueries:
         """Returns the head for a question to a set with keys.
 
-        It scores the labels of the `chosen` positions that reach the threshold, `calibrated` or one
+        It scores the labels of the `chosen` positions that reach the threshold, their own or one
         for all, those that have learnt from photos, and at least the `wanted` best, these included.
         Equal questions share it, and so share a run.
         """
@@ -174,7 +198,7 @@ class LabelSet:
         if self.calibration is not None:
             scale, shift = self.calibration
         if threshold is not None:
-            floors = self.thresholds if threshold == "calibrated" else np.float64(threshold)
+            floors = self.thresholds if isinstance(threshold, str) else np.float64(threshold)
             with np.errstate(divide="ignore"):
                 shift = shift - (np.log(floors) - np.log1p(-floors))
         shift = shift + _MARGIN * (scale - scale.min())
@@ -188,6 +212,10 @@ class LabelSet:
 def make_trained_set(labels: Sequence[Label], head: TrainedHead, *, version: str = "1") -> LabelSet:
     """Returns the set of a bundle's trained labels."""
     thresholds, calibrated = _fill([label.threshold for label in labels], head.threshold)
+    measured = {}
+    for purpose in get_args(Purpose):
+        points = [label.by_purpose.get(purpose) for label in labels]
+        measured[purpose] = np.array([point.threshold if point else np.nan for point in points])
     return LabelSet(
         name=TRAINED_SET,
         version=version,
@@ -200,6 +228,8 @@ def make_trained_set(labels: Sequence[Label], head: TrainedHead, *, version: str
         prompts=(None,) * len(labels),
         own_embeddings=np.zeros(len(labels), np.bool_),
         categories={label.name: label.category for label in labels if label.category},
+        shared=head.by_purpose,
+        measured=measured,
     )
 
 
@@ -238,6 +268,7 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
         own_calibration=own,
         queries=vectors.queries if vectors else None,
         keys=vectors.keys if vectors else None,
+        shared=head.by_purpose if head else {},
     )
 
 

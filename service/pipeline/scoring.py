@@ -112,7 +112,7 @@ def _score_part(
     scores = _score_logits(logits, labels, chosen, embedding)
     fixed = threshold if isinstance(threshold, float | int) else None
     floors = labels.thresholds
-    if threshold == "calibrated" and limit is None:
+    if isinstance(threshold, str) and limit is None:
         floors = _find_floors(labels, scores)
     if len(scores) != len(chosen):
         scores = scores[chosen]

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.engine.heads import Head, NoHead, SomeQueries
-from service.errors import ConflictingLabels, UnknownCategory, UnknownLabel
+from service.errors import ConflictingLabels, NotMeasured, UnknownCategory, UnknownLabel
 from service.labels.label_set import LabelSet
-from service.question import Question
+from service.question import Question, Threshold
 
 # The screen costs as much as scoring 90 labels; of 200 it leaves out 110.
 _MIN_SCREENED = 200
@@ -77,9 +77,10 @@ class Selection:
 def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
     """Chooses the labels that may be in the answer; the first set with a name answers it.
 
-    Raises UnknownLabel or ConflictingLabels for names in `include` and `exclude`, and
-    UnknownCategory.
+    Raises UnknownLabel or ConflictingLabels for names in `include` and `exclude`, UnknownCategory,
+    and NotMeasured for a `threshold` that a set does not have.
     """
+    sets = _use_threshold(sets, question.threshold)
     if len(sets) == 1 and not (question.include or question.exclude or question.category):
         chosen = sets[0].all_positions
         part = SelectedLabels(sets[0], chosen, _choose_head(sets[0], chosen, question))
@@ -111,6 +112,20 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
             some = labels.all_positions if chosen.all() else np.flatnonzero(chosen)
             parts.append(SelectedLabels(labels, some, _choose_head(labels, some, question)))
     return Selection(question, tuple(sets), tuple(parts), hidden)
+
+
+def _use_threshold(sets: Sequence[LabelSet], threshold: Threshold | None) -> Sequence[LabelSet]:
+    """Returns the sets, with their thresholds for a purpose if it is one; raises NotMeasured."""
+    if not isinstance(threshold, str) or threshold == "calibrated":
+        return sets
+    used = [labels.use(threshold) for labels in sets]
+    missing = [labels for labels, found in zip(sets, used, strict=True) if found is None]
+    if missing:
+        options = {"trained": "--photos FOLDER"}
+        photos = [options.get(labels.source, "--open-photos FOLDER") for labels in missing]
+        names = tuple(labels.name for labels in missing)
+        raise NotMeasured(names, threshold, " ".join(dict.fromkeys(photos)))
+    return [found for found in used if found is not None]
 
 
 def _find_members(

@@ -56,6 +56,7 @@ def test_predict_sends_every_parameter(client: Any) -> None:
     assert set(names(include=["cat", "dog"], threshold=0.0)) == {"cat", "dog"}
     assert "cat" not in names(exclude=["cat"], threshold=0)
     assert names(min_version=0, threshold="calibrated") == names()
+    assert_problem(422, "not_measured", client.predict, PHOTO, threshold="balanced")
 
 
 def test_predict_takes_numpy_values_and_sets_of_names(client: Any) -> None:

@@ -44,6 +44,17 @@ def test_no_threshold_gives_a_better_f1(photos: list[tuple[float, int]]) -> None
     assert best.recall == pytest.approx(predicted[targets == 1].mean())
 
 
+@given(_photos, st.sampled_from([0.25, 0.5, 0.75, 1.0]))
+def test_wanted_recall_lowers_the_best_threshold_no_further_than_it_has_to(
+    photos: list[tuple[float, int]], target: float
+) -> None:
+    scores, targets = _columns(photos)
+    best, found = find_threshold(scores, targets), find_threshold(scores, targets, None, target)
+    assert found.recall >= target
+    above = scores > scores[scores >= found.threshold].min()
+    assert found == best or targets[above].sum() < target * targets.sum()
+
+
 @pytest.mark.parametrize(
     ("scores", "targets", "threshold"),
     [

@@ -12,7 +12,7 @@ from service.question import Question
     ("name", "value"),
     [
         *(("top_k", value) for value in (0, -1, "0", "a", "", "1.5", "1e9", 1.5, "9" * 5000, True)),
-        ("top_k", {"a": []}),
+        *(("top_k", value) for value in ({"a": []}, "recall")),
         *(("threshold", value) for value in (-0.1, 1.1, 2, float("nan"), float("inf"), True)),
         *(("threshold", value) for value in ("NaN", "inf", "-1", "1e999", "", "sometimes", [0.5])),
         *(("include", value) for value in ("cat", [1], [""], ["x" * 201], ["\ud800"])),
@@ -32,7 +32,9 @@ def test_question_names_a_bad_value_once(name: str, value: Any) -> None:
     if name == "explain":
         assert error["msg"] == "Input should be true, false or 'overlay'"
     if name == "threshold" and not isinstance(value, bool):
-        assert error["msg"] == "Input should be a number from 0 to 1, or 'calibrated'"
+        assert error["msg"] == (
+            "Input should be a number from 0 to 1, 'calibrated', 'balanced' or 'recall'"
+        )
 
 
 @pytest.mark.parametrize("name", ["include", "exclude", "label_set", "candidate_labels"])
@@ -43,7 +45,7 @@ def test_list_ends_at_its_first_error_and_at_its_limit(name: str, value: list[An
     assert caught.value.error_count() <= 2  # an invalid item also leaves the list too short
 
 
-@pytest.mark.parametrize("threshold", [0, 1, "0", "1", "0.25", "calibrated"])
+@pytest.mark.parametrize("threshold", [0, 1, "0", "1", "0.25", "calibrated", "balanced", "recall"])
 def test_ends_of_the_threshold_range_are_allowed(threshold: Any) -> None:
     assert Question(threshold=threshold).threshold is not None
 

@@ -22,11 +22,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from service.bundle.card import (
     Activation,
     BackgroundPhotos,
+    ByPurpose,
     Calibration,
     EmbeddingSpace,
     HeadCalibration,
     InputContract,
     Label,
+    MeasuredThreshold,
     ModelCard,
     OpenHead,
     Precision,
@@ -348,6 +350,24 @@ def make_calibration(scale: float, shift: float) -> HeadCalibration:
     )
 
 
+def make_by_purpose(balanced: float, recall: float) -> ByPurpose:
+    """Returns thresholds with made-up figures."""
+    return {
+        "balanced": MeasuredThreshold(threshold=balanced, precision=0.8, recall=0.4),
+        "recall": MeasuredThreshold(threshold=recall, precision=0.6, recall=0.8),
+    }
+
+
+def write_measured_bundle(parent: Path) -> Bundle:
+    """Writes a bundle with thresholds by purpose; of trained labels `cat` has its own."""
+    card = open_card("tiny-measured", by_purpose=make_by_purpose(0.25, 0.125))
+    trained = PLAIN_HEAD.model_copy(update={"by_purpose": make_by_purpose(0.45, 0.35)})
+    own = {"by_purpose": make_by_purpose(0.55, 0.0625)}
+    labels = [la.model_copy(update=own) if la.name == "cat" else la for la in TINY_LABELS]
+    draft = open_draft(card.model_copy(update={"trained_head": trained}))
+    return write_draft(parent, replace(draft, labels=labels))
+
+
 def write_changed_bundle(parent: Path, tokenizer: bytes | None = None, **graphs: bytes) -> Bundle:
     """Writes a tiny bundle with an open head, some of its files replaced, into `parent`."""
     draft = change_graphs(open_draft(), **graphs)
@@ -370,7 +390,8 @@ def write_screened_bundle(parent: Path, **graphs: bytes) -> Bundle:
         "screened_head": tiny_screened_head(),
         **graphs,
     }
-    draft = open_draft(open_card("tiny-screen", screen=SCREEN))
+    by_purpose = make_by_purpose(0.6, 0.2)
+    draft = open_draft(open_card("tiny-screen", screen=SCREEN, by_purpose=by_purpose))
     return write_draft(parent, change_graphs(draft, **screened))
 
 

@@ -27,6 +27,10 @@ export function fillCard(element, info) {
   const rows = Object.entries(facts).filter(([, value]) => value);
   const tables = [makeTable("Facts", [], rows)];
   for (const [name, head] of heads) {
+    const rows = Object.entries(head.by_purpose ?? {}).map(thresholdRow);
+    if (rows.length > 0) tables.push(makeTable(`Thresholds of ${name}`, THRESHOLD_HEAD, rows));
+  }
+  for (const [name, head] of heads) {
     if (!head.calibration) continue;
     const rows = head.calibration.bins.map(binRow).filter(([, scores]) => scores > 0);
     tables.push(makeTable(`Scores of ${name}`, BIN_HEAD, rows));
@@ -38,6 +42,7 @@ export function fillCard(element, info) {
 
 const METRIC_HEAD = ["Figure", "Precision", "Value", "Photos"];
 const BIN_HEAD = ["Score", "Count", "Mean score", "Share right"];
+const THRESHOLD_HEAD = ["threshold=", "Without an own", "Precision", "Recall"];
 const LABEL_HEAD = ["Label", "Threshold", "Precision", "Recall", "Photos"];
 
 /** `error` is the expected calibration error: the mean gap between score and share right. */
@@ -51,6 +56,10 @@ function describeScores({ calibration }) {
 function binRow({ scores, mean_score, share_right }, i) {
   const range = `${(i / 10).toFixed(1)}\u00a0to\u00a0${((i + 1) / 10).toFixed(1)}`;
   return [range, scores, mean_score.toFixed(3), share_right.toFixed(3)];
+}
+
+function thresholdRow([word, { threshold, precision, recall }]) {
+  return [word, threshold.toFixed(3), precision.toFixed(2), recall.toFixed(2)];
 }
 
 function metricRow(metric) {

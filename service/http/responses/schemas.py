@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.bundle.card import (
     Activation,
     BackgroundPhotos,
+    ByPurpose,
     Calibration,
     Device,
     HeadCalibration,
@@ -249,6 +250,7 @@ class HeadAnswer(_Answer):
     activation: Activation
     maps: bool = Field(description="Whether `explain` works for the trained labels.")
     threshold: float = Field(description="Threshold of labels without their own.", examples=[0.5])
+    by_purpose: ByPurpose = {}
     calibration: HeadCalibration | None = Field(
         description="How logits become probabilities. Null: scores are the activation of the "
         "checkpoint's logits, which are not probabilities."
@@ -283,6 +285,7 @@ class OpenHeadAnswer(_Answer):
     )
     embedding_space: EmbeddingSpaceAnswer
     threshold: float = Field(description="Threshold of labels without their own.", examples=[0.5])
+    by_purpose: ByPurpose = {}
     calibration: HeadCalibration | None = Field(
         description="As that of `head`, measured on labels that were not trained."
     )

@@ -90,6 +90,34 @@ def test_threshold_is_above_blank_photos_if_that_costs_little(options: Calibrati
     assert raised.recall == answered[shown].mean()
 
 
+@pytest.mark.parametrize("options", [CalibrationOptions(precision_target=0.9), RAW])
+def test_thresholds_by_purpose_are_measured_on_the_served_scores(
+    options: CalibrationOptions,
+) -> None:
+    scored = make_scored(blank=(0.8, -9.0, 9.0))
+    targets = scored.photos.targets
+    targets[targets[:, 2].nonzero()[0][MIN_POSITIVES - 1 :], 2] = 0
+    head, labels = calibrate_trained(TRAINED, LABELS, scored, options)
+    opened = calibrate_open(OPEN_HEAD, scored, options)
+    assert opened.by_purpose["calibrated"].threshold == opened.threshold
+    assert labels[2].by_purpose == {}
+    pairs = make_trained_set(labels, head).calibration
+    scores = compute_scores(scored.logits, "sigmoid", pairs)
+    for purpose, target in (("balanced", None), ("recall", 0.75)):
+        points = [label.by_purpose.get(purpose) for label in labels]
+        best = find_threshold(scores[:, 1], targets[:, 1], None, target)
+        assert points[1].model_dump() == vars(best)
+        assert points[0].recall >= (target or 0)
+        own = [(point or head.by_purpose[purpose]).threshold for point in points]
+        found = opened.by_purpose[purpose]
+        answered = score_open(scored.logits, opened.calibration) >= found.threshold
+        for each, measured in ((scores >= own, head.by_purpose[purpose]), (answered, found)):
+            assert measured.precision == targets[each].mean()
+            assert measured.recall == each[targets == 1].mean()
+    targets[:] = 0
+    assert [*calibrate_trained(TRAINED, LABELS, scored, options)[0].by_purpose] == ["calibrated"]
+
+
 def test_softmax_is_never_calibrated() -> None:
     softmax = TRAINED.model_copy(update={"activation": "softmax"})
     head, labels = calibrate_trained(softmax, LABELS, make_scored(), CalibrationOptions())

@@ -34,12 +34,16 @@ def test_manifest_that_is_not_an_object_is_refused(
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
-        (lambda m: m.update(schema_version=4), "schema_version is 4, this service reads 1 to 3"),
+        (lambda m: m.update(schema_version=5), "schema_version is 5, this service reads 1 to 4"),
         (lambda m: m.update(extra=1), "extra: Extra inputs"),
         (lambda m: m["card"].pop("version"), r"card\.version: Field required"),
         (lambda m: m["card"].update(name="../up"), r"card\.name"),
         (lambda m: m["card"]["input"].update(crop_pct=0), r"card\.input\.crop_pct"),
         (lambda m: m["card"]["trained_head"].update(num_labels=4), "must have 4 labels; it has 5"),
+        (
+            lambda m: m["card"]["open_head"].update(by_purpose={"recall": {"threshold": 1.5}}),
+            r"card\.open_head\.by_purpose\.recall\.threshold",
+        ),
         (lambda m: m["files"].pop("labels.json"), "lists no labels.json"),
         (lambda m: m["graphs"].pop("encoder"), "lists no encoder graph"),
         (lambda m: m["graphs"]["encoder"].update(fp32="other.onnx"), "not among the manifest"),
@@ -78,7 +82,7 @@ def test_inconsistent_manifest_is_refused_with_its_reason(
 
 def test_bundle_of_an_older_schema_is_read(open_bundle: Bundle, tmp_path: Path) -> None:
     path = copy_bundle(open_bundle, tmp_path)
-    for version in (1, 2):
+    for version in (1, 2, 3):
         edit_manifest(path, lambda m, version=version: m.update(schema_version=version))
         assert load_bundle(path).card == open_bundle.card
 

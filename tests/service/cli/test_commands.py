@@ -14,6 +14,7 @@ from service.bundle.reader import Bundle
 from service.bundle.writer import write_bundle
 from service.cli import commands as cli
 from tests.service.cli.conftest import Run, assert_refused, run_without_onnx_runtime
+from tests.support import tiny_bundle as tiny_bundles
 from tests.support.tiny_bundle import make_calibration, open_draft, tiny_card, write_tiny_bundle
 
 
@@ -56,6 +57,12 @@ def test_info_shows_the_threshold_that_labels_without_their_own_have(
         manifest["card"]["trained_head"]["threshold"] = stored
         (bundle.path / "manifest.json").write_text(json.dumps(manifest))
         assert f"threshold {shown} unless a label has its own" in run("info", bundle.path)[1]
+
+
+def test_info_shows_thresholds_by_purpose(run: Run, tmp_path: Path) -> None:
+    table = run("info", tiny_bundles.write_measured_bundle(tmp_path).path)[1]
+    assert re.search("open labels, recall +│ precision 0.60, recall 0.80, threshold 0.125", table)
+    assert re.search(r"│ cat +│ 0.400 .*│ 0.550 +│ 0.062 +│", table)
 
 
 def test_info_refuses_a_bundle_with_an_unusable_label_set(run: Run, tmp_path: Path) -> None:

@@ -145,6 +145,7 @@ def test_predict_writes_a_csv_row_per_label_and_failure(predict: Run, tmp_path: 
         (("--out", "maps"), "--out needs --explain"),
         (("--explain", "--json"), "This model has no maps of these labels: 'trained': ask"),
         (("--exclude-path", ""), "it is empty"),
+        (("--threshold", "recall"), "purpose: 'trained': measure `recall` with `ml-decoder export"),
     ],
 )
 def test_predict_writes_one_line_for_an_invalid_argument(

@@ -14,10 +14,11 @@ from service.bundle.card import (
     TrainedHead,
 )
 from service.engine.heads import LabelVectors
+from service.fields import Purpose
 from service.labels.definition import Definition
 from service.labels.label_set import LabelSet, Origin, make_open_set, make_trained_set
 from service.question import Threshold
-from tests.support.tiny_bundle import PLAIN_HEAD, SPACE, make_calibration
+from tests.support.tiny_bundle import PLAIN_HEAD, SPACE, make_by_purpose, make_calibration
 
 DEFINITION = Definition("pets", ("cat", "yak", "newt"), (None, "a yak", None), (0.0, None, 0.9))
 PAIR = make_calibration(0.5, -2.0)
@@ -51,6 +52,25 @@ def test_trained_labels_keep_their_thresholds() -> None:
     assert labels.calibration is None
     assert labels.positions == {"a": 0, "b": 1}
     assert labels.read_only
+
+
+@pytest.mark.parametrize(
+    ("purpose", "trained", "opened"),
+    [("balanced", [0.7, 0.25], [0.0, 0.25, 0.9]), ("recall", [0.6, 0.125], [0.0, 0.125, 0.125])],
+)
+def test_label_without_a_threshold_of_a_purpose_takes_the_heads(
+    purpose: Purpose, trained: list[float], opened: list[float]
+) -> None:
+    by_purpose = {"by_purpose": make_by_purpose(0.25, 0.125)}
+    names = Label(name="a", by_purpose=make_by_purpose(0.7, 0.6)), Label(name="b", threshold=0.2)
+    labels = make_trained_set(names, PLAIN_HEAD.model_copy(update=by_purpose))
+    used = labels.use(purpose)
+    assert (used.thresholds.tolist(), used.calibrated.tolist()) == (trained, [True, False])
+    assert (labels.use(purpose), labels.thresholds.tolist()) == (used, [0.5, 0.2])
+    pets = open_set(head=_head(0.3).model_copy(update=by_purpose)).use(purpose)
+    assert pets.thresholds.tolist() == opened
+    assert pets.calibrated.tolist() == [True, False, purpose == "balanced"]
+    assert open_set().use(purpose) is None
 
 
 @pytest.mark.parametrize("origin", ["store", "folder", "request"])

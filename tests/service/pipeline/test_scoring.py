@@ -16,7 +16,7 @@ from service.pipeline.scoring import ScoredLabel, compute_scores, score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
 from tests.service.pipeline.conftest import teach
-from tests.support.tiny_bundle import PLAIN_HEAD, WIDTH, random_label_set
+from tests.support.tiny_bundle import PLAIN_HEAD, WIDTH, make_by_purpose, random_label_set
 
 TRAINED = [
     Label(name="a", threshold=0.9),
@@ -126,7 +126,7 @@ TAGS = make_trained_set(
         Label(name="odd", threshold=0.1),
         Label(name="ann", category="character", threshold=0.8),
     ],
-    PLAIN_HEAD,
+    PLAIN_HEAD.model_copy(update={"by_purpose": make_by_purpose(0.3, 0.2)}),
 )
 TAG_LOGITS = np.array([-3.0, 0.0, -2.0, -1.0, 1.0])
 
@@ -138,6 +138,8 @@ TAG_LOGITS = np.array([-3.0, 0.0, -2.0, -1.0, 1.0])
         (Question(threshold=0.1), ["ann", "sun", "odd", "high"]),
         (Question(top_k=9), ["ann", "sun", "odd", "high", "low"]),
         (Question(threshold="calibrated", top_k=9), ["sun", "odd"]),
+        (Question(threshold="balanced"), ["ann", "sun", "high"]),
+        (Question(threshold="balanced", top_k=9), ["ann", "sun"]),
         (Question(exclude=["high", "low"]), ["sun", "odd"]),
         (Question(category=["rating"], top_k=5), ["high", "low"]),
         (Question(category=["character", "general"]), ["sun"]),
@@ -151,10 +153,11 @@ def test_category_restricts_the_labels_and_of_ratings_the_best_is_in_the_answer(
     question: Question, expected: list[str], hiding: bool
 ) -> None:
     # A set without categories does not hide labels if a category is asked for.
-    sets = [random_label_set(0, ["low"] if question.category else ["x"])] * hiding + [TAGS]
+    other = random_label_set(0, ["low"] if question.category else ["x"])
+    sets = [replace(other, shared=TAGS.shared)] * hiding + [TAGS]
     selection = select_labels(sets, question)
-    logits = [TAG_LOGITS if part.labels is TAGS else np.full(1, -9.0) for part in selection.parts]
-    shown = score_labels(logits, selection)
+    logits = [TAG_LOGITS if each.labels.categories else [-9.0] for each in selection.parts]
+    shown = score_labels([np.array(each) for each in logits], selection)
     assert [label.label for label in shown if label.source == "trained"] == expected
     for label in shown:
         assert vars(label).get("category") == TAGS.categories.get(label.label)

@@ -56,6 +56,8 @@ QUESTIONS: list[dict[str, Any]] = [
     {"threshold": 0.9},
     {"threshold": 0.999999},
     {"threshold": "calibrated", "top_k": 5},
+    {"threshold": "balanced"},
+    {"threshold": "recall", "top_k": 5},
     {"threshold": 0.01, "top_k": 70},
     {"exclude": list(NAMES[:20])},
     {"exclude": list(NAMES[100:120]), "top_k": 30},

@@ -247,6 +247,7 @@ def test_body_that_is_not_a_json_object_is_refused(client: TestClient) -> None:
         ([{"name": "a", "embedding": "1"}], "labels.0.embedding", "Input should be a valid list"),
         ([], "labels", "List should have at least 1 item"),
         ("a", "labels", "Input should be a valid list"),
+        ([zeros(threshold="recall")], "labels.0.threshold", "Input should be a valid number"),
         ([zeros(calibrated=1)], "labels.0.calibrated", "Input should be a valid boolean"),
     ],
 )

@@ -1,0 +1,67 @@
+"""Tests of `threshold=balanced` and `threshold=recall`."""
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.bundle.reader import Bundle
+from tests.support.serving import PHOTO, assert_problem, send_image, serve_app, to_base64
+from tests.support.tiny_bundle import write_measured_bundle
+
+BUNDLE = "measured_bundle"
+BALANCED = {"cat": 0.55, "dog": 0.45, "chair": 0.25, "table": 0.7}
+RECALL = {"cat": 0.0625, "dog": 0.35, "chair": 0.125, "table": 0.125}
+
+
+@pytest.fixture(scope="module")
+def measured_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return write_measured_bundle(tmp_path_factory.mktemp("bundle"))
+
+
+def list_thresholds(response: Any) -> dict[str, float]:
+    return {label["label"]: label["threshold"] for label in response.json()["labels"]}
+
+
+@pytest.mark.parametrize(("word", "expected"), [("balanced", BALANCED), ("recall", RECALL)])
+def test_labels_have_their_thresholds_of_the_purpose(
+    client: TestClient, word: str, expected: dict[str, float]
+) -> None:
+    everything = send_image(client, params={"threshold": "0"}).json()["labels"]
+    scores = {label["label"]: label["score"] for label in everything}
+    wanted = {name: least for name, least in expected.items() if scores[name] >= least}
+    for response in (
+        send_image(client, params={"threshold": word}),
+        send_image(client, data={"threshold": word}),
+        client.post("/predict", json={"image": to_base64(PHOTO), "threshold": word}),
+    ):
+        found = list_thresholds(response)
+        assert {name: least for name, least in found.items() if name in expected} == wanted
+
+
+def test_registered_and_candidate_labels_take_the_open_heads(client: TestClient) -> None:
+    labels = ["yak", {"name": "newt", "threshold": 0.0}]
+    assert client.put("/labels/pets", json={"labels": labels}).is_success
+    params = {"threshold": "recall", "label_set": "pets", "candidate_labels": "lemur"}
+    found = list_thresholds(send_image(client, params=params))
+    assert {"newt": 0.0}.items() <= found.items()
+    assert found.items() <= {"yak": 0.125, "newt": 0.0, "lemur": 0.125}.items()
+
+
+def test_info_has_the_measured_thresholds(client: TestClient) -> None:
+    info = client.get("/info").json()
+    found = [info["head"], info["open_head"], info["labels"][0]]
+    assert [each["by_purpose"]["recall"]["threshold"] for each in found] == [0.35, 0.125, 0.0625]
+
+
+def test_bundle_without_them_names_the_command_that_measures_them(open_bundle: Bundle) -> None:
+    with serve_app(open_bundle.path) as client:
+        for params, options in (
+            ({}, "--photos FOLDER --open-photos FOLDER"),
+            ({"label_set": "trained"}, "--photos FOLDER"),
+            ({"candidate_labels": "yak"}, "--open-photos FOLDER"),
+        ):
+            response = send_image(client, params=params | {"threshold": "recall"})
+            detail = assert_problem(response, 422, "not_measured")["detail"]
+            assert f"`ml-decoder export --bundle BUNDLE {options} --out BUNDLE`" in detail
+            assert send_image(client, params=params).status_code == 200
