@@ -1,0 +1,209 @@
+"""`bulk --xmp`: labels as tags in XMP sidecars, `NAME.EXT.xmp` next to each photo.
+
+Own tags are those below the root `ml-decoder` of the two hierarchical fields, and their names in
+`dc:subject`. A label that the photo has as a tag of other programs is not written, so an own tag
+never stands for another's, and removing it is safe.
+"""
+
+import logging
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable, Set
+from pathlib import Path
+from typing import NamedTuple
+
+from lxml import etree
+
+from service.cli.bulk.parts import open_results
+from service.errors import StartError
+
+_ROOT = "ml-decoder"
+_SPACES = {
+    "x": "adobe:ns:meta/",
+    "rdf": "http://www.w3.org/1999/02/22-rdf-syntax-ns#",
+    "dc": "http://purl.org/dc/elements/1.1/",
+    "digiKam": "http://www.digikam.org/ns/1.0/",
+    "lr": "http://ns.adobe.com/lightroom/1.0/",
+}
+_RDF = f"{{{_SPACES['rdf']}}}"
+_LISTS = {f"{_RDF}Bag", f"{_RDF}Seq", f"{_RDF}Alt"}
+
+
+class _Field(NamedTuple):
+    name: str
+    kind: str  # of a new list
+    prefix: str  # of own tags, up to their name
+    separator: str  # of levels
+
+
+_SUBJECT = _Field("dc:subject", "Bag", "", "\0")
+_TREES = (
+    _Field("digiKam:TagsList", "Seq", f"{_ROOT}/", "/"),
+    _Field("lr:hierarchicalSubject", "Bag", f"{_ROOT}|", "|"),
+)
+_SEPARATORS = str.maketrans("/|", "--")
+_EMPTY = (
+    b'<?xml version="1.0" encoding="UTF-8"?>\n<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF '
+    b'xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"/></x:xmpmeta>'
+)
+# darktable's history of many drawn masks takes some hundred kB.
+_MAX_BYTES = 8_000_000
+
+logger = logging.getLogger(__name__)
+
+
+def find_folder(location: str, *, again: bool) -> Path:
+    """Returns the real path of the photos of a run, of results if `again`; raises StartError."""
+    if again:
+        location = str(open_results(location).question["photos"])
+    if "://" in location or not Path(location).is_dir():
+        raise StartError(f"--xmp needs a local folder of photos; {location} is none")
+    return Path(location).resolve()
+
+
+def write_sidecars(out: str, folder: Path) -> Counter[str]:
+    """Writes the sidecars of all photos with labels in results; returns fields of `Totals`.
+
+    A label is written if its score reaches its threshold, which `--top-k` alone does not ask for.
+    Photos that no longer exist are ignored.
+    """
+    counts = Counter[str]()
+    for name, found in open_results(out).read_labels():
+        path = f"{folder}/{name}"
+        labels = [label["label"] for label in found if label["score"] >= label["threshold"]]
+        try:
+            if path != os.path.realpath(path):
+                raise ValueError("the photo is a link, or in a linked folder")
+            counts["sidecars"] += os.path.exists(path) and _update(Path(f"{path}.xmp"), labels)
+        except (OSError, ValueError, etree.LxmlError) as error:
+            reason = "it is not XML" if isinstance(error, etree.LxmlError) else error
+            logger.error("%s.xmp was not written: %s", name, reason)
+            counts["unwritten"] += 1
+    return counts
+
+
+def _update(path: Path, labels: Iterable[str]) -> bool:
+    """Replaces the own tags of a sidecar; returns whether that changed it.
+
+    Raises OSError, or ValueError or LxmlError for a file that must be left as it is.
+    """
+    content, status = _load(path)
+    declared = content.startswith(b"<?xml ")
+    # `encoding` overrides the file's own, in which a DOCTYPE could hide.
+    parser = etree.XMLParser(
+        encoding="utf-8", resolve_entities=False, no_network=True, strip_cdata=False
+    )
+    root = etree.fromstring(content, parser)
+    rdf = root if root.tag == f"{_RDF}RDF" else root.find("rdf:RDF", _SPACES)
+    if rdf is None:
+        raise ValueError("it is not XMP")
+    if not _replace_tags(rdf, [label.translate(_SEPARATORS) for label in labels]):
+        return False
+    if status is None:
+        etree.indent(root)
+    tree = root.getroottree()  # with what surrounds the root, as `<?xpacket ...?>`
+    _write(path, etree.tostring(tree, encoding="UTF-8", xml_declaration=declared), status)
+    return True
+
+
+def _replace_tags(rdf: etree._Element, labels: Iterable[str]) -> bool:
+    own, others = {_ROOT}, set[str]()
+    for field in _TREES:
+        for item in _find_items(rdf, field):
+            levels = _read(item).split(field.separator)
+            (own if levels[0] == _ROOT else others).update(levels)
+    own -= others
+    others.update({_read(item) for item in _find_items(rdf, _SUBJECT)} - own)
+    labels = [label for label in dict.fromkeys(labels) if label not in others]
+    changes = [_edit(rdf, field, {_ROOT}, labels) for field in _TREES]
+    return any([_edit(rdf, _SUBJECT, own, labels), *changes])
+
+
+def _edit(rdf: etree._Element, field: _Field, roots: Set[str], labels: Iterable[str]) -> bool:
+    """Replaces the tags of a field whose first level is in `roots`; returns whether it did."""
+    wanted = [field.prefix + label for label in labels]
+    items = _find_items(rdf, field)
+    own = [item for item in items if _read(item).split(field.separator)[0] in roots]
+    old = set(map(_read, own))
+    if old == set(wanted):
+        return False
+    for item in own:
+        if _read(item) not in wanted:
+            item.getparent().remove(item)
+    found = _find_list(rdf, field)
+    if found is None:
+        found = _add_list(rdf, field)
+    for name in wanted:
+        if name not in old:
+            etree.SubElement(found, f"{_RDF}li").text = name
+    if not len(found):
+        found.getparent().getparent().remove(found.getparent())
+    return True
+
+
+def _read(item: etree._Element) -> str:
+    return (item.text or "").strip()
+
+
+def _find_items(rdf: etree._Element, field: _Field) -> list[etree._Element]:
+    found = _find_list(rdf, field)
+    return [] if found is None else found.findall("rdf:li", _SPACES)
+
+
+def _find_list(rdf: etree._Element, field: _Field) -> etree._Element | None:
+    """Returns the list of a field, or None; raises ValueError if it has another form."""
+    prefix, name = field.name.split(":")
+    if any(each.get(f"{{{_SPACES[prefix]}}}{name}") for each in rdf):
+        raise ValueError(f"its {field.name} is not a list")
+    found = rdf.findall(f"rdf:Description/{field.name}", _SPACES)
+    if not found:
+        return None
+    if len(found) > 1 or len(found[0]) != 1 or found[0][0].tag not in _LISTS:
+        raise ValueError(f"its {field.name} is not one list")
+    return found[0][0]
+
+
+def _add_list(rdf: etree._Element, field: _Field) -> etree._Element:
+    prefix, name = field.name.split(":")
+    place = rdf.find("rdf:Description", _SPACES)
+    if place is None:
+        place = etree.SubElement(rdf, f"{_RDF}Description", {f"{_RDF}about": ""})
+    space = _SPACES[prefix]
+    added = etree.SubElement(place, f"{{{space}}}{name}", nsmap={prefix: space})
+    return etree.SubElement(added, f"{_RDF}{field.kind}")
+
+
+def _load(path: Path) -> tuple[bytes, os.stat_result | None]:
+    """Returns a sidecar's content and status, of a new one None; raises OSError or ValueError."""
+    try:
+        place = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return _EMPTY, None
+    with open(place, "rb") as file:
+        status = os.fstat(place)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is not a regular file")
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"it is larger than {_MAX_BYTES} bytes")
+    if b"<!DOCTYPE" in content:
+        raise ValueError("it has a DOCTYPE")
+    return content, status
+
+
+def _write(path: Path, content: bytes, like: os.stat_result | None) -> None:
+    """Writes a file with the owner and mode of the old one; readers see the old or the new one."""
+    staging = path.with_name(f".{path.name}.tmp")
+    staging.unlink(missing_ok=True)  # of a run that was killed
+    try:
+        with staging.open("xb") as file:
+            if like is not None:
+                os.fchown(file.fileno(), like.st_uid, like.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(like.st_mode))
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        staging.replace(path)
+    finally:
+        staging.unlink(missing_ok=True)
