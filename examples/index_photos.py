@@ -64,13 +64,12 @@ def load_results(tags: Path, database: Path) -> tuple[int, int]:
         connection.execute("DELETE FROM labels")
         connection.execute("INSERT INTO names (names) VALUES ('delete-all')")
         for batch in table.to_batches(max_chunksize=100):
-            for row in batch.to_pylist():
-                path = folder / row["photo"]
-                if path.exists():
-                    _add(connection, path, row["error"], row["labels"] or ())
-                    failed += row["error"] is not None
-                    added += row["error"] is None
-    return added, failed
+            rows = [row for row in batch.to_pylist() if (folder / row["photo"]).exists()]
+            for row in rows:
+                _add(connection, folder / row["photo"], row["error"], row["labels"] or ())
+            failed += sum(row["error"] is not None for row in rows)
+            added += len(rows)
+    return added - failed, failed
 
 
 def search(

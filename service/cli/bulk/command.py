@@ -122,16 +122,15 @@ def _show(totals: Totals, as_json: bool) -> None:
     if as_json:
         write_json(asdict(totals))
         return
-    before = f" ({totals.failed_before} of them failed)" if totals.failed_before else ""
-    done = f"{totals.tagged} tagged, {totals.failed} failed, {totals.skipped} done before{before}"
-    others = {
-        "not read: run it again for them": totals.unread,
-        "gone": totals.gone,
-        "sidecars written": totals.sidecars,
-        "sidecars not written": totals.unwritten,
-    }
-    counts = [done, *(f"{count} {what}" for what, count in others.items() if count)]
-    sys.stdout.write(", ".join(counts) + "\n")
+    others = [
+        (totals.failed_before, " ({} of them failed)"),
+        (totals.unread, ", {} not read: run it again for them"),
+        (totals.gone, ", {} gone"),
+        (totals.sidecars, ", {} sidecars written"),
+        (totals.unwritten, ", {} sidecars not written"),
+    ]
+    done = f"{totals.tagged} tagged, {totals.failed} failed, {totals.skipped} done before"
+    sys.stdout.write("".join([done, *(text.format(n) for n, text in others if n), "\n"]))
 
 
 def _require(package: str, extra: str, needed: bool = True) -> None:

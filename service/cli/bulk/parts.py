@@ -11,6 +11,7 @@ import io
 import json
 import os
 import posixpath
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -169,12 +170,25 @@ class PartFolder:
                 stream.write(content)
             return
         folder, name = os.path.split(path)
-        staging = Path(folder) / f".{name}.{os.getpid()}.tmp"
-        with staging.open("wb") as file:
+        replace_file(Path(path), content, Path(folder) / f".{name}.{os.getpid()}.tmp")
+
+
+def replace_file(
+    path: Path, content: bytes, staging: Path, old: os.stat_result | None = None
+) -> None:
+    """Writes a file durably, with owner and mode of the old one; readers see all or nothing."""
+    staging.unlink(missing_ok=True)  # of a run that was killed; a link is not followed
+    try:
+        with staging.open("xb") as file:
+            if old is not None:
+                os.fchown(file.fileno(), old.st_uid, old.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         staging.replace(path)
+    finally:
+        staging.unlink(missing_ok=True)
 
 
 @contextmanager

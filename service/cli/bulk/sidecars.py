@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from lxml import etree
 
-from service.cli.bulk.parts import open_results
+from service.cli.bulk.parts import open_results, replace_file
 from service.errors import StartError
+from service.images.folders import read_photo
 
 _ROOT = "ml-decoder"
 _SPACES = {
-    "x": "adobe:ns:meta/",
     "rdf": "http://www.w3.org/1999/02/22-rdf-syntax-ns#",
     "dc": "http://purl.org/dc/elements/1.1/",
     "digiKam": "http://www.digikam.org/ns/1.0/",
@@ -91,9 +91,7 @@ def _update(path: Path, labels: Iterable[str]) -> bool:
     content, status = _load(path)
     declared = content.startswith(b"<?xml ")
     # `encoding` overrides the file's own, in which a DOCTYPE could hide.
-    parser = etree.XMLParser(
-        encoding="utf-8", resolve_entities=False, no_network=True, strip_cdata=False
-    )
+    parser = etree.XMLParser(encoding="utf-8", resolve_entities=False, strip_cdata=False)
     root = etree.fromstring(content, parser)
     rdf = root if root.tag == f"{_RDF}RDF" else root.find("rdf:RDF", _SPACES)
     if rdf is None:
@@ -103,7 +101,8 @@ def _update(path: Path, labels: Iterable[str]) -> bool:
     if status is None:
         etree.indent(root)
     tree = root.getroottree()  # with what surrounds the root, as `<?xpacket ...?>`
-    _write(path, etree.tostring(tree, encoding="UTF-8", xml_declaration=declared), status)
+    content = etree.tostring(tree, encoding="UTF-8", xml_declaration=declared)
+    replace_file(path, content, path.with_name(f".{path.name}.tmp"), status)
     return True
 
 
@@ -132,8 +131,7 @@ def _edit(rdf: etree._Element, field: _Field, roots: Set[str], labels: Iterable[
         if _read(item) not in wanted:
             item.getparent().remove(item)
     found = _find_list(rdf, field)
-    if found is None:
-        found = _add_list(rdf, field)
+    found = _add_list(rdf, field) if found is None else found
     for name in wanted:
         if name not in old:
             etree.SubElement(found, f"{_RDF}li").text = name
@@ -176,34 +174,14 @@ def _add_list(rdf: etree._Element, field: _Field) -> etree._Element:
 
 def _load(path: Path) -> tuple[bytes, os.stat_result | None]:
     """Returns a sidecar's content and status, of a new one None; raises OSError or ValueError."""
-    try:
-        place = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return _EMPTY, None
-    with open(place, "rb") as file:
-        status = os.fstat(place)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is not a regular file")
-        content = file.read(_MAX_BYTES + 1)
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is not a regular file")
+    content = read_photo(path, _MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
         raise ValueError(f"it is larger than {_MAX_BYTES} bytes")
     if b"<!DOCTYPE" in content:
         raise ValueError("it has a DOCTYPE")
     return content, status
-
-
-def _write(path: Path, content: bytes, like: os.stat_result | None) -> None:
-    """Writes a file with the owner and mode of the old one; readers see the old or the new one."""
-    staging = path.with_name(f".{path.name}.tmp")
-    staging.unlink(missing_ok=True)  # of a run that was killed
-    try:
-        with staging.open("xb") as file:
-            if like is not None:
-                os.fchown(file.fileno(), like.st_uid, like.st_gid)
-                os.fchmod(file.fileno(), stat.S_IMODE(like.st_mode))
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        staging.replace(path)
-    finally:
-        staging.unlink(missing_ok=True)

@@ -199,7 +199,7 @@ def test_interrupted_write_leaves_the_old_sidecar(
             raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("service.cli.bulk.sidecars.os.fsync", fail)
+        patch.setattr("service.cli.bulk.parts.os.fsync", fail)
         assert tag("dog") == {"unwritten": 1}
     assert sidecar.read_bytes() == PLAIN
     assert not staging.exists()
