@@ -97,16 +97,13 @@ def _add(
     connection: sqlite3.Connection, path: Path, error: str | None, labels: Iterable[dict[str, Any]]
 ) -> None:
     connection.execute("INSERT INTO photos VALUES (?, ?)", (str(path), error))
-    columns = ("label", "score", "threshold")
-    rows = [(str(path), *(label[column] for column in columns)) for label in labels]
+    rows = [(str(path), each["label"], each["score"], each["threshold"]) for each in labels]
     connection.executemany("INSERT INTO labels VALUES (?, ?, ?, ?)", rows)
 
 
 def main() -> None:
     """Runs a command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="http://localhost:8000", help="address of the service")
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("index", "load", "search"):
@@ -118,10 +115,11 @@ def main() -> None:
     command.add_argument("--least", type=float, help="lowest score, instead of the thresholds")
     given = parser.parse_args()
     if given.command == "search":
-        found = list(search(given.database, given.words, given.least))
-        for path, score in found:
-            print(f"{score:.3f} {path}")
-        sys.exit(None if found else "no photo has these labels")
+        found = search(given.database, given.words, given.least)
+        if not (lines := [f"{score:.3f} {path}" for path, score in found]):
+            sys.exit("no photo has these labels")
+        print("\n".join(lines))
+        return
     if given.command == "load":
         added, failed = load_results(given.folder, given.database)
     else:

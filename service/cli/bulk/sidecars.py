@@ -27,6 +27,7 @@ _SPACES = {
     "lr": "http://ns.adobe.com/lightroom/1.0/",
 }
 _RDF = f"{{{_SPACES['rdf']}}}"
+_ITEM = f"{_RDF}li"
 _LISTS = {f"{_RDF}Bag", f"{_RDF}Seq", f"{_RDF}Alt"}
 
 
@@ -107,69 +108,54 @@ def _update(path: Path, labels: Iterable[str]) -> bool:
 
 
 def _replace_tags(rdf: etree._Element, labels: Iterable[str]) -> bool:
+    lists = {field: _open_list(rdf, field) for field in (_SUBJECT, *_TREES)}
     own, others = {_ROOT}, set[str]()
     for field in _TREES:
-        for item in _find_items(rdf, field):
+        for item in lists[field].iterfind(_ITEM):
             levels = _read(item).split(field.separator)
             (own if levels[0] == _ROOT else others).update(levels)
     own -= others
-    others.update({_read(item) for item in _find_items(rdf, _SUBJECT)} - own)
+    others.update({_read(item) for item in lists[_SUBJECT].iterfind(_ITEM)} - own)
     labels = [label for label in dict.fromkeys(labels) if label not in others]
-    changes = [_edit(rdf, field, {_ROOT}, labels) for field in _TREES]
-    return any([_edit(rdf, _SUBJECT, own, labels), *changes])
+    changes = [_edit(lists[field], field, {_ROOT}, labels) for field in _TREES]
+    return _edit(lists[_SUBJECT], _SUBJECT, own, labels) or any(changes)
 
 
-def _edit(rdf: etree._Element, field: _Field, roots: Set[str], labels: Iterable[str]) -> bool:
-    """Replaces the tags of a field whose first level is in `roots`; returns whether it did."""
+def _edit(found: etree._Element, field: _Field, roots: Set[str], labels: Iterable[str]) -> bool:
+    """Replaces the tags of a list whose first level is in `roots`; returns whether it did."""
     wanted = [field.prefix + label for label in labels]
-    items = _find_items(rdf, field)
-    own = [item for item in items if _read(item).split(field.separator)[0] in roots]
+    own = [each for each in found.findall(_ITEM) if _read(each).split(field.separator)[0] in roots]
     old = set(map(_read, own))
-    if old == set(wanted):
-        return False
     for item in own:
         if _read(item) not in wanted:
-            item.getparent().remove(item)
-    found = _find_list(rdf, field)
-    found = _add_list(rdf, field) if found is None else found
+            found.remove(item)
     for name in wanted:
         if name not in old:
-            etree.SubElement(found, f"{_RDF}li").text = name
+            etree.SubElement(found, _ITEM).text = name
     if not len(found):
         found.getparent().getparent().remove(found.getparent())
-    return True
+    return old != set(wanted)
 
 
 def _read(item: etree._Element) -> str:
     return (item.text or "").strip()
 
 
-def _find_items(rdf: etree._Element, field: _Field) -> list[etree._Element]:
-    found = _find_list(rdf, field)
-    return [] if found is None else found.findall("rdf:li", _SPACES)
-
-
-def _find_list(rdf: etree._Element, field: _Field) -> etree._Element | None:
-    """Returns the list of a field, or None; raises ValueError if it has another form."""
+def _open_list(rdf: etree._Element, field: _Field) -> etree._Element:
+    """Returns the list of a field, a new one if there is none; ValueError for another form."""
     prefix, name = field.name.split(":")
-    if any(each.get(f"{{{_SPACES[prefix]}}}{name}") for each in rdf):
-        raise ValueError(f"its {field.name} is not a list")
+    space = _SPACES[prefix]
     found = rdf.findall(f"rdf:Description/{field.name}", _SPACES)
     if not found:
-        return None
-    if len(found) > 1 or len(found[0]) != 1 or found[0][0].tag not in _LISTS:
+        place = rdf.find("rdf:Description", _SPACES)
+        if place is None:
+            place = etree.SubElement(rdf, f"{_RDF}Description", {f"{_RDF}about": ""})
+        found = [etree.SubElement(place, f"{{{space}}}{name}", nsmap={prefix: space})]
+        etree.SubElement(found[0], f"{_RDF}{field.kind}")
+    in_attribute = any(each.get(f"{{{space}}}{name}") for each in rdf)
+    if in_attribute or len(found) > 1 or len(found[0]) != 1 or found[0][0].tag not in _LISTS:
         raise ValueError(f"its {field.name} is not one list")
     return found[0][0]
-
-
-def _add_list(rdf: etree._Element, field: _Field) -> etree._Element:
-    prefix, name = field.name.split(":")
-    place = rdf.find("rdf:Description", _SPACES)
-    if place is None:
-        place = etree.SubElement(rdf, f"{_RDF}Description", {f"{_RDF}about": ""})
-    space = _SPACES[prefix]
-    added = etree.SubElement(place, f"{{{space}}}{name}", nsmap={prefix: space})
-    return etree.SubElement(added, f"{_RDF}{field.kind}")
 
 
 def _load(path: Path) -> tuple[bytes, os.stat_result | None]:

@@ -85,10 +85,6 @@ def test_add_new_asks_the_results_question_of_new_photos(
 ) -> None:
     add_new = partial(run, photos, tmp_path / "a", "--add-new")
     assert_refused(add_new, "a has no results: run bulk without --add-new and --from first")
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/_bulk.json").write_text("[]")
-    assert_refused(add_new, "a has no results")
-    (tmp_path / "a/_bulk.json").unlink()
     question = ("--top-k", "1", "--exclude", "cat", "--embeddings")
     assert run(photos, tmp_path / "a", *question)[0] == 0
     (photos / "00.png").rename(photos / "new.png")
