@@ -88,8 +88,7 @@ def test_add_new_asks_the_results_question_of_new_photos(
     question = ("--top-k", "1", "--exclude", "cat", "--embeddings")
     assert run(photos, tmp_path / "a", *question)[0] == 0
     (photos / "00.png").rename(photos / "new.png")
-    told = "1 tagged, 0 failed, 2 done before, 1 gone\n"
-    assert add_new() == (0, told, "")
+    assert add_new() == (0, "1 tagged, 0 failed, 2 done before, 1 gone\n", "")
     rows = pq.read_table(tmp_path / "a").to_pylist()
     assert [len(row["labels"]) for row in rows] == [1, 1, 1, 1]
     assert None not in {row["embedding"] and len(row["embedding"]) for row in rows}

@@ -19,10 +19,8 @@ from tests.service.cli.bulk.test_parts import LABEL, QUESTION, record
 FOREIGN = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 <x:xmpmeta xmlns:x="adobe:ns:meta/" x:xmptk="XMP Core 4.4.0-Exiv2">
  <rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
-  <rdf:Description rdf:about="" xmlns:xmp="http://ns.adobe.com/xap/1.0/"
-    xmlns:dt="http://darktable.sf.net/" xmp:Rating="4">
-   <!-- by hand -->
-   <dt:history><rdf:Seq><rdf:li dt:num="0" dt:params="gz09"/></rdf:Seq></dt:history>
+  <rdf:Description rdf:about="" xmlns:dt="http://darktable.sf.net/" dt:xmp_version="5">
+   <!-- by hand --><dt:history><rdf:Seq><rdf:li dt:num="0" dt:params="gz09"/></rdf:Seq></dt:history>
   </rdf:Description>
   <rdf:Description rdf:about="" xmlns:dc='http://purl.org/dc/elements/1.1/'
     xmlns:lr="http://ns.adobe.com/lightroom/1.0/">
@@ -34,7 +32,6 @@ FOREIGN = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 <?xpacket end="w"?>
 """
 PLAIN = (FOREIGN % "").encode()
-WHOLE = {"strip_text": True, "with_comments": True}
 PREFIXES = {"Subject": "", "TagsList": "ml-decoder/", "HierarchicalSubject": "ml-decoder|"}
 Tag = Callable[..., dict[str, int]]
 
@@ -113,19 +110,13 @@ def test_fields_and_tags_of_other_programs_stay(tag: Tag, folder: Path) -> None:
         "HierarchicalSubject": ["trips|holiday", "ml-decoder|dog"],
     }
     assert tag("trips") == {"sidecars": 1}
-    found, before = (canonicalize(each, **WHOLE) for each in (sidecar.read_bytes(), PLAIN))
-    assert found == before
-
-
-def test_an_own_tag_becomes_anothers_when_it_is_in_a_tree(tag: Tag, folder: Path) -> None:
-    sidecar = folder / "a.jpg.xmp"
+    contents = (sidecar.read_bytes(), PLAIN)
+    assert len({canonicalize(x, strip_text=True, with_comments=True) for x in contents}) == 1
+    # The label is below `animals` since it was written, so it is no longer the command's own.
     sidecar.write_text(FOREIGN % "<rdf:li>ml-decoder|cat</rdf:li><rdf:li>animals|cat</rdf:li>")
     assert tag("cat") == {"sidecars": 1}
-    assert read_tags(sidecar) == {
-        "Subject": ["holiday", "cat"],
-        "TagsList": [],
-        "HierarchicalSubject": ["animals|cat", "trips|holiday"],
-    }
+    trees = {"HierarchicalSubject": ["animals|cat", "trips|holiday"]}
+    assert read_tags(sidecar) == {"Subject": ["holiday", "cat"], "TagsList": [], **trees}
     assert tag("cat") == {"sidecars": 0}
 
 
@@ -163,10 +154,8 @@ def test_sidecar_of_another_form_is_left_as_it_is(
 def test_nothing_is_written_outside_of_the_folder(
     tag: Tag, folder: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "other").mkdir()
-    for place in (tmp_path / "a.jpg", tmp_path / "other/a.jpg"):
-        place.write_bytes(b"photo")
-    (folder / "linked").symlink_to(tmp_path / "other")
+    (tmp_path / "a.jpg").touch()
+    (folder / "linked").symlink_to(tmp_path)
     (folder / "link.jpg").symlink_to(tmp_path / "a.jpg")
     assert tag("cat", name=name) == {"unwritten": 1}
     assert "the photo is a link, or in a linked folder" in caplog.text
