@@ -72,7 +72,7 @@ def split_photos(
     If the ending of a file does not decide, its first bytes do: `read_start` returns `START_BYTES`
     of a file, or raises OSError. It is called in several threads. Hidden folders, folders of
     thumbnails and names that `exclude` matches are left out; a folder counts once. The pictures of
-    `--explain` are neither photos nor counted.
+    `--explain` and XMP sidecars are neither photos nor counted.
     """
     photos: list[str] = []
     left_out = LeftOut()
@@ -82,7 +82,7 @@ def split_photos(
         file = os.path.basename(name)
         if skipped := _find_skipped_folder(name, exclude):
             folders.add(skipped)
-        elif is_overlay_name(file):
+        elif is_overlay_name(file) or file.lower().endswith(".xmp"):
             continue
         elif _is_excluded(name, exclude):
             left_out["excluded"] += 1

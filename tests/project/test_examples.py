@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import load_bundle
+from service.cli.bulk.parts import open_parts
 from tests.e2e.server_process import ROOT
+from tests.service.cli.bulk.test_parts import LABEL, QUESTION, record
 from tests.support.fake_service import ANSWER, run_fake
 from tests.support.photos import make_photo
 
@@ -33,7 +36,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
     def run_main(name: str, *arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-        load_example(name).main()
+        with suppress(SystemExit):  # of a search
+            load_example(name).main()
         return capsys.readouterr().out
 
     return run_main
@@ -55,6 +59,29 @@ def test_photos_are_indexed_once_and_found_by_label(run: Any, tmp_path: Path) ->
     found = run("index_photos", "search", database, "cat").splitlines()
     assert found == [f"0.900 {tmp_path / name}" for name in ("a.jpg", "sea/b.PNG")]
     assert run("index_photos", "search", database, "dog") == ""
+
+
+def test_results_of_bulk_replace_the_index_and_are_searched_by_words(
+    run: Any, tmp_path: Path
+) -> None:
+    photos, tags, database = (tmp_path / name for name in ("photos", "tags", "photos.db"))
+    photos.mkdir()
+    (photos / "a.jpg").touch()
+    (photos / "bad.jpg").touch()
+    row = record("a.jpg")
+    found = {"cat": 0.9, "cup of coffee": 0.7, "red pandas": 0.2}
+    row["labels"] = [LABEL | {"label": name, "score": score} for name, score in found.items()]
+    with open_parts(str(tags), QUESTION | {"photos": str(photos)}) as parts:
+        parts.write([row, record("gone.jpg"), record("bad.jpg", error="broken")])
+    for _ in range(2):
+        assert run("index_photos", "load", tags, database) == "1 photos added, 1 failed\n"
+    searches = {"cats": "0.900", "coffee CAT": "0.700", "panda cat --least 0.1": "0.200"}
+    for words, score in searches.items():
+        found = run("index_photos", "search", database, *words.split())
+        assert found == f"{score} {photos / 'a.jpg'}\n"
+    assert run("index_photos", "search", database, "cup of coffee").startswith("0.700 ")
+    for word in ("red panda", "dog", "gone", 'c" OR "cat'):
+        assert run("index_photos", "search", database, "cat", word) == ""
 
 
 def test_app_tags_uploads(monkeypatch: pytest.MonkeyPatch) -> None:

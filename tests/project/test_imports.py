@@ -17,7 +17,7 @@ PARTS = ("ml_decoder_client", "service", "export", "models")
 
 # Packages of the base install and of the service's extras, by import name.
 _PACKAGES = """
-    PIL cv2 simplejpeg fastapi fastapi_offline httptools httpcore2 numpy onnxruntime
+    PIL cv2 simplejpeg fastapi fastapi_offline httptools httpcore2 lxml numpy onnxruntime
     onnxruntime_ep_openvino opentelemetry pillow_heif prometheus_client pyarrow pydantic
     pydantic_core pydantic_settings pynvml multipart pythonjsonlogger ray rich sqlalchemy starlette
     tokenizers typer uvicorn

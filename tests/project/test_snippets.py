@@ -55,7 +55,8 @@ def lay_out(folder: Path) -> None:
     if folder.exists():
         return
     folder.mkdir()
-    (folder / "docs").symlink_to(ROOT / "docs")
+    for name in ("docs", "examples"):
+        (folder / name).symlink_to(ROOT / name)
     (folder / "bundles").mkdir()
     for bundle in (ROOT / "bundles").iterdir():
         (folder / "bundles" / bundle.name).symlink_to(bundle)

@@ -53,6 +53,12 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
             "--from", help="IN is the OUT of a run with --embeddings: answer without its photos."
         ),
     ] = False,
+    add_new: Annotated[
+        bool, typer.Option("--add-new", help="Tag what came since, with the labels of OUT.")
+    ] = False,
+    xmp: Annotated[
+        bool, typer.Option("--xmp", help="Write the labels to XMP sidecars beside the photos.")
+    ] = False,
     part_size: Annotated[int, typer.Option(min=1, help="Photos per Parquet file.")] = 1000,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Retry photos that could not be used.")
@@ -73,10 +79,16 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
         raise StartError("--from takes no --embeddings, --exclude-path or --ray")
     question = question.model_copy(update={"embedding": embeddings or None})
     _require("pyarrow", "bulk")
-    if ray:
-        _require("ray", "ray")
-    from service.cli.bulk.run import BulkJob, run_bulk
+    _require("ray", "ray", ray)
+    _require("lxml", "bulk", xmp)
+    from service.cli.bulk.run import BulkJob, Totals, run_bulk
 
+    if add_new:
+        question = _ask_again(question, out)
+    if xmp:
+        from service.cli.bulk.sidecars import find_folder, write_sidecars
+
+        folder = find_folder(photos, again=again)
     configure_logs("warning")  # a fallback to the CPU may cost hours
     exclude = tuple(exclude_path or ())
     job = BulkJob(photos, out, question, settings, part_size, retry_failed, exclude, again)
@@ -91,17 +103,36 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
             totals = run_bulk_on_ray(job, workers, report)
         else:
             totals = asyncio.run(run_bulk(job, report))
-    if as_json:
-        write_json(asdict(totals))
-    else:
-        before = f" ({totals.failed_before} of them failed)" if totals.failed_before else ""
-        unread = f", {totals.unread} not read: run it again for them" if totals.unread else ""
-        done = f"{totals.tagged} tagged, {totals.failed} failed, {totals.skipped} done before"
-        sys.stdout.write(f"{done}{before}{unread}\n")
-    if totals.failed or totals.unread or totals.failed_before:
+    if xmp:
+        totals.add(Totals(**write_sidecars(out, folder)))
+    _show(totals, as_json)
+    if totals.failed or totals.unread or totals.failed_before or totals.unwritten:
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
-def _require(package: str, extra: str) -> None:
-    if importlib.util.find_spec(package) is None:
+def _ask_again(question: Question, out: str) -> Question:
+    from service.cli.bulk.parts import open_results
+
+    if question.model_dump(exclude_none=True):
+        raise StartError("--add-new asks as before: leave out --embeddings and choices of labels")
+    return question.model_validate(open_results(out).question["question"])
+
+
+def _show(totals: Totals, as_json: bool) -> None:
+    if as_json:
+        write_json(asdict(totals))
+        return
+    others = [
+        (totals.failed_before, " ({} of them failed)"),
+        (totals.unread, ", {} not read: run it again for them"),
+        (totals.gone, ", {} gone"),
+        (totals.sidecars, ", {} sidecars written"),
+        (totals.unwritten, ", {} sidecars not written"),
+    ]
+    done = f"{totals.tagged} tagged, {totals.failed} failed, {totals.skipped} done before"
+    sys.stdout.write("".join([done, *(text.format(n) for n, text in others if n), "\n"]))
+
+
+def _require(package: str, extra: str, needed: bool = True) -> None:
+    if needed and importlib.util.find_spec(package) is None:
         raise StartError(f"bulk needs {package}: pip install -e '.[{extra}]' in the checkout")

@@ -11,8 +11,9 @@ import io
 import json
 import os
 import posixpath
+import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,12 @@ from pyarrow import fs
 from service.cli.bulk.photos import open_filesystem, read_file
 from service.errors import StartError
 from service.pipeline.prediction import Prediction
+from service.question import Question
 
 QUESTION_FILE = "_bulk.json"
 _LOCK_FILE = "_bulk.lock"
 _METADATA_KEY = b"ml-decoder"
+_ROWS_AT_ONCE = 16  # a row may have 9,605 labels of 1 kB each
 
 CATEGORIES = "categories"
 """Key of a label set in a question, if its labels have categories."""
@@ -91,6 +94,13 @@ class PartFolder:
             table = self._read_table(path, columns)
             chosen = table.filter(pc.is_in(table["photo"], wanted)).combine_chunks()
             yield from chosen.to_batches(max_chunksize=most)
+
+    def read_labels(self) -> Iterator[tuple[str, list[Record]]]:
+        """Yields each tagged photo and its labels, best first."""
+        for path in self._list_parts():
+            table = self._read_table(path, ["photo", "labels"])
+            for rows in table.filter(pc.is_valid(table["labels"])).to_batches(_ROWS_AT_ONCE):
+                yield from zip(*map(pa.Array.to_pylist, rows.columns), strict=True)
 
     def forget_failed(self, names: Sequence[str]) -> None:
         """Removes the rows of those photos that have an error."""
@@ -160,12 +170,25 @@ class PartFolder:
                 stream.write(content)
             return
         folder, name = os.path.split(path)
-        staging = Path(folder) / f".{name}.{os.getpid()}.tmp"
-        with staging.open("wb") as file:
+        replace_file(Path(path), content, Path(folder) / f".{name}.{os.getpid()}.tmp")
+
+
+def replace_file(
+    path: Path, content: bytes, staging: Path, old: os.stat_result | None = None
+) -> None:
+    """Writes a file durably, with owner and mode of the old one; readers see all or nothing."""
+    staging.unlink(missing_ok=True)  # of a run that was killed; a link is not followed
+    try:
+        with staging.open("xb") as file:
+            if old is not None:
+                os.fchown(file.fileno(), old.st_uid, old.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         staging.replace(path)
+    finally:
+        staging.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -183,15 +206,24 @@ def open_parts(location: str, question: dict[str, Any]) -> Iterator[PartFolder]:
         raise StartError(f"{location}: {error.strerror or 'cannot be used'}") from error
 
 
-def open_embedded(location: str) -> PartFolder:
-    """Opens the results of an earlier run with embeddings, to read them; raises StartError."""
+def open_results(location: str) -> PartFolder:
+    """Opens the results of an earlier run, to read them; raises StartError."""
     filesystem, folder = open_filesystem(location)
     try:
         question = json.loads(read_file(filesystem, posixpath.join(folder, QUESTION_FILE)))
-        if isinstance(question[ENCODER], str):
-            return PartFolder(filesystem, folder, question)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # not ours, or of a run without embeddings
+        Question.model_validate(question["question"])
+        return PartFolder(filesystem, folder, question)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = "has no results: run bulk without --add-new and --from first"
+        raise StartError(f"{location} {reason}") from error
+
+
+def open_embedded(location: str) -> PartFolder:
+    """Opens the results of an earlier run with embeddings, to read them; raises StartError."""
+    with suppress(StartError):
+        earlier = open_results(location)
+        if isinstance(earlier.question.get(ENCODER), str):
+            return earlier
     raise StartError(f"{location} has no embeddings: run bulk --embeddings on the photos first")
 
 

@@ -60,6 +60,9 @@ class Totals:
     unread: int = 0  # could not be read; the next run tries them again
     failed_before: int = 0  # have an error, among the skipped
     left_out: int = 0  # other files and folders
+    gone: int = 0  # have a row of an earlier run, and are not among the photos
+    sidecars: int = 0  # written or changed
+    unwritten: int = 0  # sidecars that could not be written
 
     @property
     def seen(self) -> int:
@@ -132,7 +135,9 @@ def begin_run(
         totals.add(part)
         report(totals, to_do)
 
-    add(Totals(skipped=len(usable), failed_before=usable.count(False), unread=len(unread)))
+    skipped, gone = len(usable), len(done) - len(usable)
+    failed = usable.count(False)
+    add(Totals(skipped=skipped, failed_before=failed, unread=len(unread), gone=gone))
     return remaining, add
 
 

@@ -30,7 +30,7 @@ def make_files(folder: Path, *names: str) -> None:
 
 HIDDEN = ("._a.jpg", ".git/a.jpg", ".git/b.jpg", ".git/c/d.jpg", "a.jpg")
 STORED = ("a.jpg", "@eaDir/a.jpg", "@eaDir/b.jpg", "sea/.x/y.jpg", "sea/b.txt", "sea/c_small.jpg")
-MIXED = ("b/2.JPG", "a.png", "b/1.webp", "notes.txt", "b/1.webp.map-1-cat.jpg")
+MIXED = ("b/2.JPG", "a.png", "b/1.webp", "notes.txt", "b/1.webp.map-1-cat.jpg", "a.png.xmp")
 CAMERAS = ["a.INSP", "b.apng", "c.jfif", "d.jpe", "e.mpo"]
 
 

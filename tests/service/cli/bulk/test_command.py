@@ -5,6 +5,7 @@ import os
 from functools import partial
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from service.bundle.reader import Bundle
@@ -12,7 +13,8 @@ from service.cli.bulk import command
 from tests.service.cli.conftest import Run, assert_refused
 from tests.support.photos import make_photo, write_photos
 
-KEYS = ("tagged", "failed", "skipped", "unread", "failed_before", "left_out")
+KEYS = ("tagged", "failed", "skipped", "unread", "failed_before", "left_out", "gone")
+KEYS += ("sidecars", "unwritten")
 TOTALS = dict.fromkeys(KEYS, 0)
 
 
@@ -57,12 +59,13 @@ def test_bulk_names_unread_photos_and_recommends_another_run(
 
 
 @pytest.mark.parametrize(
-    ("missing", "extra", "flags"), [("pyarrow", "bulk", ()), ("ray", "ray", ("--ray",))]
+    ("missing", "extra", "flags"),
+    [("pyarrow", "bulk", ()), ("ray", "ray", ("--ray",)), ("lxml", "bulk", ("--xmp",))],
 )
 def test_bulk_names_the_extra_of_a_missing_package(
     run: Run, monkeypatch: pytest.MonkeyPatch, missing: str, extra: str, flags: tuple[str, ...]
 ) -> None:
-    found = {"pyarrow": object(), "ray": object()} | {missing: None}
+    found = dict.fromkeys(("pyarrow", "lxml", "ray"), object()) | {missing: None}
     monkeypatch.setattr(command.importlib.util, "find_spec", found.__getitem__)
     reason = f"bulk needs {missing}: pip install -e '.[{extra}]' in the checkout\n"
     assert run("photos", "out", *flags) == (2, "", f"ml-decoder: {reason}")
@@ -75,3 +78,34 @@ def test_bulk_from_reads_the_results_of_embeddings(run: Run, photos: Path, tmp_p
     assert_refused(again, reason)
     assert_refused(again, "--from takes no --embeddings, --exclude-path or --ray", "--embeddings")
     assert_refused(run, "b has no embeddings", "--from", tmp_path / "b", tmp_path / "a")
+
+
+def test_add_new_asks_the_results_question_of_new_photos(
+    run: Run, photos: Path, tmp_path: Path
+) -> None:
+    add_new = partial(run, photos, tmp_path / "a", "--add-new")
+    assert_refused(add_new, "a has no results: run bulk without --add-new and --from first")
+    question = ("--top-k", "1", "--exclude", "cat", "--embeddings")
+    assert run(photos, tmp_path / "a", *question)[0] == 0
+    (photos / "00.png").rename(photos / "new.png")
+    assert add_new() == (0, "1 tagged, 0 failed, 2 done before, 1 gone\n", "")
+    rows = pq.read_table(tmp_path / "a").to_pylist()
+    assert [len(row["labels"]) for row in rows] == [1, 1, 1, 1]
+    assert None not in {row["embedding"] and len(row["embedding"]) for row in rows}
+    for flags in (question[:2], question[-1:]):
+        assert_refused(add_new, "--add-new asks as before: leave out", *flags)
+
+
+def test_bulk_counts_sidecars_and_exits_with_1_if_one_is_not_written(
+    run: Run, photos: Path, tmp_path: Path
+) -> None:
+    tags = ("--threshold", "0", "--xmp")
+    (photos / "00.png.xmp").mkdir()
+    assert_refused(run, "--xmp needs a local folder", "s3://bucket/a", tmp_path / "a", *tags)
+    assert not (tmp_path / "a").exists()
+    told = "3 tagged, 0 failed, 0 done before, 2 sidecars written, 1 sidecars not written\n"
+    assert run(photos, tmp_path / "a", *tags)[:2] == (1, told)
+    (photos / "00.png.xmp").rmdir()
+    told = "0 tagged, 0 failed, 3 done before, 1 sidecars written\n"
+    assert run(photos, tmp_path / "a", "--add-new", "--xmp") == (0, told, "")
+    assert len(list(photos.glob("*.png.xmp"))) == 3
