@@ -130,7 +130,8 @@ $(DOCS)/.installed: constraints/dev.txt | $(DOCS)/bin/python
 	$(DOCS)/bin/python -m pip install --quiet --constraint constraints/dev.txt mkdocs-material
 	@touch $@
 
-$(SERVE)/.installed: pyproject.toml constraints/serve-$(RUNTIME).txt | $(SERVE)/bin/python
-	$(SERVE)/bin/python -m pip install --quiet \
-		--constraint constraints/serve-$(RUNTIME).txt --editable '.[$(RUNTIME),fast]'
+$(SERVE)/.installed: pyproject.toml client/pyproject.toml constraints/serve-$(RUNTIME).txt \
+		constraints/dev.txt | $(SERVE)/bin/python
+	$(SERVE)/bin/python -m pip install --quiet --constraint constraints/serve-$(RUNTIME).txt \
+		--constraint constraints/dev.txt --editable '.[$(RUNTIME),fast,bulk]' --editable ./client
 	@touch $@

@@ -66,8 +66,10 @@ def test_unfinished_environment_is_made_again(tmp_path: Path) -> None:
 
 
 def make_checkout(folder: Path, runtime: str) -> None:
-    (folder / "constraints").mkdir()
-    for needed in ("pyproject.toml", f"constraints/serve-{runtime}.txt"):
+    for part in ("constraints", "client"):
+        (folder / part).mkdir()
+    constraints = f"constraints/serve-{runtime}.txt", "constraints/dev.txt"
+    for needed in ("pyproject.toml", "client/pyproject.toml", *constraints):
         (folder / needed).touch()
 
 
