@@ -90,8 +90,8 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
     totals = Totals(left_out=left_out)
     async with run_pipeline(prepare_settings(job.settings)) as pipeline:
         selection = await pipeline.select(job.question)
-        if selection.hidden:
-            logger.warning("%s", selection.describe_hidden())
+        for note in selection.list_notes(pipeline.bundle.path):
+            logger.warning("%s", note)
         tag = (
             prepare_again(pipeline, selection, store)
             if isinstance(store, PartFolder)
