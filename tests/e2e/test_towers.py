@@ -88,10 +88,10 @@ def test_registered_labels_have_the_scores_of_transformers(case: Case, tmp_path:
 
 
 def test_export_without_options_answers_the_first_request_with_everyday_labels(
-    case: Case, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    bundle = tmp_path / "plain"
-    assert export(["--checkpoint", str(case.folder), "--out", str(bundle)]) == 0
+    folder, bundle = write_towers(tmp_path / "tiny", "siglip"), tmp_path / "plain"
+    assert export(["--checkpoint", str(folder), "--out", str(bundle)]) == 0
     known = set(json.loads(EVERYDAY.read_bytes())["labels"])
     command = serve_command(load_bundle(bundle))
     with ServerProcess(*command) as server, server.open_client() as client:

@@ -164,6 +164,8 @@ def _describe_set(labels: LabelSet) -> dict[str, Any]:
     if labels.categories:
         columns = repr(labels.categories).encode() + labels.thresholds.tobytes()
         found[CATEGORIES] = hashlib.sha256(columns).hexdigest()
+    if labels.ranked:  # earlier versions answered by a threshold of 0.5
+        found["ranked"] = True
     if labels.calibration is not None:  # a bundle that is calibrated again may keep its version
         columns = labels.calibration.tobytes() + labels.thresholds.tobytes()
         found["calibration"] = hashlib.sha256(columns).hexdigest()
