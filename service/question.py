@@ -46,7 +46,8 @@ class Question(BaseModel):
         default=None,
         description="Lowest score of a label in the answer: a number from 0 to 1 for every label, "
         "or a word for each label's own threshold: `calibrated`, which is also the default without "
-        "`top_k`; `balanced`, of best F1; `recall`, which finds at least three quarters.",
+        "`top_k`; `balanced`, of best F1; `recall`, which finds at least three quarters. Sets with "
+        "`ranked` have no thresholds: by default their 5 best labels answer.",
         examples=["calibrated"],
     )
     include: Names[LabelName] | None = Field(

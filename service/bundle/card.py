@@ -43,6 +43,12 @@ _HeadThreshold = Annotated[
     Field(ge=0.0, le=1.0),
     BeforeValidator(lambda value: FALLBACK_THRESHOLD if value is None else value),
 ]
+RANKED = (
+    "ranked, not probabilities: calibrate them with `ml-decoder export --bundle {0} --open-photos "
+    "FOLDER --out {0}`"
+)
+"""What to say of scores that only rank, with the bundle's place for `{0}`."""
+_TOWERS = frozenset({"clip", "siglip"})
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -236,6 +242,15 @@ class OpenHead(Record):
     trained_names: HeadCalibration | None = None
     screen: Screen | None = None
 
+    @property
+    def ranked(self) -> bool:
+        """Whether scores only rank labels: a cosine for which no photos gave a scale or threshold.
+
+        Heads that were trained on labels know a threshold from their training: 0.5.
+        """
+        fallback = self.threshold == FALLBACK_THRESHOLD
+        return self.kind in _TOWERS and self.calibration is None and fallback
+
     def find_calibration(self, name: str, trained_names: Collection[str]) -> Calibration | None:
         """Returns the calibration of a label; `trained_names` are as `fold_name` returns them."""
         if self.trained_names is not None and fold_name(name) in trained_names:
@@ -313,7 +328,7 @@ class ModelCard(Record):
     @property
     def has_two_towers(self) -> bool:
         """Whether the first token is the photo's embedding in the space of the texts."""
-        return self.open_head is not None and self.open_head.kind in {"clip", "siglip"}
+        return self.open_head is not None and self.open_head.kind in _TOWERS
 
     @model_validator(mode="after")
     def _has_a_head(self) -> Self:

@@ -86,7 +86,7 @@ def test_export_goes_on_without_photos_that_cannot_be_used(
     [
         (["--checkpoint", "gone.pth"], "no checkpoint file"),
         (["--photos", "gone"], "neither labels.json"),
-        (["--precision", "fp32,int8"], "int8 needs labelled photos"),
+        (["--precision", "fp32,int8"], "int8 needs photos to measure"),
         (["--label-names", "gone"], "cannot be read"),
         (["--label-thresholds", "gone"], "gone cannot be read, or is not UTF-8"),
         (["--num-heads", "8"], "has 4 attention heads, not 8"),
