@@ -133,7 +133,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--bundle", type=Path, help="a finished bundle, instead of --checkpoint: for --triton, or "
         "to calibrate it again or give it a --background, and write it to --out")  # fmt: skip
     add("--photos", type=Path, help="labelled folder with splits train, val and test")
-    add("--precision", type=_to_precisions, help="some of fp32,fp16,int8; int8 needs --photos")
+    add("--precision", type=_to_precisions, help="some of fp32,fp16,int8; int8 needs --photos or "
+        "--background")  # fmt: skip
     add("--compact-weights", action="store_true", help="store fp32 weights in 16 bits")
     add("--raw-scores", action="store_true", help="do not calibrate scores on the photos")
     add("--precision-target", type=float, metavar="P", help="choose each label's lowest threshold "
@@ -144,10 +145,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--open-head", type=Path, help="checkpoint of `models.train_open`, for the same encoder")
     add("--text-encoder", type=Path, help="folder of the open head's (default: the package's)")
     add("--label-set", type=Path, action="append", default=[], help="JSON or .npz of a ready label "
-        "set of open labels; may be given again")  # fmt: skip
+        "set of open labels; may be given again (default of CLIP and SigLIP: everyday)"
+    )  # fmt: skip
     add("--open-photos", type=Path, help="labelled folder to calibrate open labels on")
     add("--background", type=Path, help="folder of 200 or more photos without labels, so that new "
-        "labels learn from photos (default: those of --photos or --open-photos; the bundle's)"
+        "labels learn from photos, and for int8 (default: those of --photos or --open-photos; the "
+        "bundle's)"
     )  # fmt: skip
     add("--open-split", default="val", help="split of --open-photos (default: val)")
     add_hint_flags(parser)

@@ -19,7 +19,7 @@ from export.graphs.graph import (
 )
 from export.sources.photos import LabelledPhotos
 from models.metrics import mean_average_precision
-from service.bundle.card import Activation, Precision, fold_name
+from service.bundle.card import RANKED, Activation, Precision, fold_name
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft, write_bundle
@@ -99,6 +99,9 @@ def check_blank(bundle: Bundle) -> None:
             vectors = LabelVectors(each.embeddings)
             sets.append(make_open_set(each, vectors, opened, trained, version="", origin="bundle"))
     for labels in sets:
+        if labels.ranked:  # any photo has a best label
+            logger.info("scores of %s: %s", labels.name, RANKED.format(bundle.path))
+            continue
         embeddings = labels.queries
         names = PIXELS_TO_LOGITS if embeddings is None else PIXELS_TO_OPEN_LOGITS
         variants = [read_graphs(bundle, names, precision) for precision in bundle.precisions()]

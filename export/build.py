@@ -19,8 +19,14 @@ from export.calibration.bundle import RecalibrationRequest, recalibrate_bundle
 from export.calibration.heads import CalibrationOptions, calibrate_trained
 from export.calibration.open_labels import add_open_labels
 from export.int8.search import variation_to_noise
-from export.sources.open import OpenRequest, describe_head, read_label_set, read_open_source
-from export.sources.photos import PhotoReader, Splits, read_splits
+from export.sources.open import (
+    EVERYDAY,
+    OpenRequest,
+    describe_head,
+    read_label_set,
+    read_open_source,
+)
+from export.sources.photos import PhotoReader, Splits, find_measured, read_splits
 from export.sources.trained import Source, read_source
 from export.triton.repository import check_places, write_repository
 from export.variants import Variants, add_open_head, make_variants
@@ -51,8 +57,8 @@ class ExportRequest:
 
     checkpoint: Path  # the file, or `hf-hub:owner/name`
     out: Path  # the bundle's folder; its last part becomes the model's name
-    # Labelled folder with the splits train, val and test; without it there are no int8, no
-    # thresholds and no accuracy.
+    # Labelled folder with the splits train, val and test; without it there are no thresholds and no
+    # accuracy, and int8 needs a background.
     photos: Path | None = None
     precisions: frozenset[Precision] = frozenset()  # besides fp32, which is always written
     hints: Hints = NO_HINTS
@@ -77,7 +83,7 @@ def run_export(given: argparse.Namespace, left_out: set[Path]) -> None:
     options = CalibrationOptions(given.raw_scores, given.precision_target)
     if given.out is not None and given.triton is not None:
         sets = (
-            [read_label_set(path).name for path in given.label_set]
+            [read_label_set(path).name for path in given.label_set or [EVERYDAY]]
             if given.bundle is None
             else [each.name for each in read_bundle_sets(load_bundle(given.bundle))]
         )
@@ -135,8 +141,8 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
     logger.info("photos: %s, channels %s", contract.describe(), channels)
     if request.photos is not None and source.is_open:
         raise ExportError("photos measure a head with trained labels; this one is for open labels")
-    if source.is_open and "int8" in request.precisions:
-        raise ExportError("int8 needs a head with trained labels; this one is for open labels")
+    if source.is_open and source.text is None and "int8" in request.precisions:
+        raise ExportError("int8 needs trained labels or a text encoder; this head has neither")
     reader = PhotoReader(contract, left_out)
     opened = splits = None
     if request.opened is not None or source.text is not None:
@@ -147,7 +153,8 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
 
     # Trace, optimise and verify the graphs; make the other precisions.
     compact = request.compact_weights
-    variants = make_variants(source, splits, request.precisions, compact=compact)
+    measured = find_measured(splits, background)
+    variants = make_variants(source, measured, request.precisions, compact=compact)
     if opened is not None and source.text is None:
         variants = add_open_head(variants, opened.head, source, compact=compact)
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import numpy as np
 import onnx
 
 from export import ExportError
@@ -24,7 +25,7 @@ from export.graphs.verify import (
     verify_head,
 )
 from export.int8.search import MIN_AGREEMENT, find_int8, variation_to_noise
-from export.sources.photos import Splits
+from export.sources.photos import LabelledPhotos
 from export.sources.trained import Source
 from models.heads.cosine import CosineHead
 from models.heads.maps import find_grid
@@ -54,18 +55,27 @@ class Variants:
 
 
 def make_variants(
-    source: Source, splits: Splits | None, precisions: Collection[Precision], *, compact: bool
+    source: Source,
+    measured: tuple[LabelledPhotos, LabelledPhotos] | None,
+    precisions: Collection[Precision],
+    *,
+    compact: bool,
 ) -> Variants:
     """Makes fp32 and the other precisions; int8 becomes the CPU's default if it agrees with fp32.
 
-    Raises VerificationError if a graph deviates from torch, ExportError for int8 without photos.
+    `measured` has photos for the ranges of int8 and others to compare it with fp32 on; labels are
+    not used. Raises VerificationError if a graph deviates from torch, ExportError for int8 without
+    photos.
     """
-    if "int8" in precisions and splits is None:
-        raise ExportError("int8 needs labelled photos to measure the ranges of values on")
+    if "int8" in precisions and measured is None:
+        raise ExportError(
+            "int8 needs photos to measure the ranges of values on: give --photos, or --background "
+            "with 200 photos without labels"
+        )
     network, spec = source.network, source.network.config.input
     pixels = make_noise(NUM_IMAGES, spec)
-    if splits is not None:
-        photos = splits.val.sample(NUM_IMAGES).read()
+    if measured is not None:
+        photos = measured[1].sample(NUM_IMAGES).read()
         pixels[: len(photos)] = photos
     encoder = optimise(trace_encoder(network.backbone, spec))
     exact: Graphs = {"encoder": encoder, **trace_heads(network.head, *_read_grid(encoder, source))}
@@ -75,15 +85,19 @@ def make_variants(
         compact=compact,
         half="fp16" in precisions,
     )
-    if "int8" not in precisions or splits is None:
+    if "int8" not in precisions or measured is None:
         return Variants(graphs, {})
-    val = splits.val
-    expected = predict_logits(exact, val)
-    int8 = find_int8(
-        exact,
-        splits.train.read(),
-        lambda graphs: variation_to_noise(expected, predict_logits(graphs, val)),
-    )
+    ranges, others = measured
+    # Labels along the axes of the texts' space: their logits are the photo's embedding.
+    axes = None
+    if isinstance(network.head, CosineHead):
+        axes = np.eye(network.head.config.embedding_width, dtype=np.float32)
+    expected = predict_logits(exact, others, axes)
+
+    def measure_agreement(graphs: Graphs) -> float:
+        return variation_to_noise(expected, predict_logits({**exact, **graphs}, others, axes))
+
+    int8 = find_int8(exact, ranges.read(), measure_agreement, axes)
     defaults: dict[Device, Precision] = {"cpu": "int8"} if int8.agreement >= MIN_AGREEMENT else {}
     logger.info(
         "int8: %d layers in float, %.1f dB (default from %.0f); the CPU's default is %s",

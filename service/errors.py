@@ -359,7 +359,7 @@ class UnknownLabelSet(QuestionError):
             default = ", the default of requests that name none" if by_default else ""
             hint = f"{default}{_suggest(names[0], known)}"
         else:
-            hint = "There is no default: send `label_set` or `candidate_labels`."
+            hint = "There is no default: send `candidate_labels=cat,dog` or a `label_set`."
         super().__init__(names, f"{hint} {_describe_sets(known)}")
 
 

@@ -43,7 +43,7 @@ class Question(BaseModel):
         default=None,
         description="Lowest score of a label in the answer: a number from 0 to 1 for every label, "
         "or `calibrated` for each label's own threshold, which is also the default without "
-        "`top_k`.",
+        "`top_k`. Sets with `ranked` have no thresholds: by default their 5 best labels answer.",
         examples=["calibrated"],
     )
     include: Names[LabelName] | None = Field(

@@ -21,6 +21,7 @@ class NameAndVersion(_Record):
 class SetInAnswer(NameAndVersion):
     """A label set that answers."""
 
+    ranked: bool = False  # scores are ranked, not probabilities: they are not calibrated
     num_hidden: int = 0  # labels of a registered set that a set named before it answers
     hidden: list[str] | None = None  # the first of them
 
@@ -118,6 +119,7 @@ class LabelSetSummary(_Record):
     read_only: bool
     num_labels: int
     num_learnt: int = 0  # labels that have learnt from photos
+    ranked: bool = False  # scores are ranked, not probabilities: they are not calibrated
     category_counts: dict[str, int] | None = None  # of labels; None without categories
 
 

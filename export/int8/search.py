@@ -1,5 +1,7 @@
 """Which layers int8 leaves in float: as few as keep its logits close to float32's.
 
+Of a model for open labels alone, the encoder is in int8; its logits are those of given labels.
+
 Layers are ranked by the noise on the logits if only one is in 8 bits. ONNX Runtime's own
 measures of quantisation loss (`qdq_loss_debug`) are local to a tensor and do not find these
 layers. On the default bundle and 500 photos, with 0, 4 and 16 layers in float, the agreement is
@@ -44,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Int8Graphs:
-    """Encoder and head in int8."""
+    """Encoder, and trained head if there is one, in int8."""
 
     graphs: Graphs
     kept_float: tuple[Layer, ...]  # worst first
@@ -52,19 +54,23 @@ class Int8Graphs:
 
 
 def find_int8(
-    graphs: Graphs, samples: PixelArray, measure_agreement: Callable[[Graphs], float]
+    graphs: Graphs,
+    samples: PixelArray,
+    measure_agreement: Callable[[Graphs], float],
+    embeddings: FloatArray | None = None,
 ) -> Int8Graphs:
     """Quantises with the fewest layers in float for `MIN_AGREEMENT`, else with the best number.
 
     Ranges of values are measured on `samples`; `measure_agreement` compares with fp32 in decibels.
+    Without a trained head, logits are those of labels with these `embeddings` [L, E].
     """
     with tempfile.TemporaryDirectory() as folder:
-        quantisers = _open_quantisers(graphs, samples, Path(folder))
+        quantisers = _open_quantisers(graphs, samples, Path(folder), embeddings)
         ranked: tuple[Layer, ...] = ()
         tried: list[Int8Graphs] = []
         for count in KEPT_FLOAT_STEPS:
             if count == 1:
-                ranked = rank_layers(quantisers, samples[:RANKING_PHOTOS])
+                ranked = rank_layers(quantisers, samples[:RANKING_PHOTOS], graphs, embeddings)
             kept = ranked[:count]
             int8 = {
                 name: quantiser.quantise([layer for graph, layer in kept if graph == name])
@@ -81,15 +87,18 @@ def find_int8(
 
 
 def rank_layers(
-    quantisers: Mapping[GraphName, Quantiser], samples: PixelArray
+    quantisers: Mapping[GraphName, Quantiser],
+    samples: PixelArray,
+    graphs: Graphs,
+    embeddings: FloatArray | None = None,
 ) -> tuple[Layer, ...]:
     """Orders layers by the noise on the logits if only that layer is in int8, worst first."""
-    exact = {name: quantiser.exact for name, quantiser in quantisers.items()}
-    expected = EncoderAndHead(exact).predict(samples)
+    exact = {**graphs, **{name: quantiser.exact for name, quantiser in quantisers.items()}}
+    expected = EncoderAndHead(exact, embeddings).predict(samples)
     noise: dict[Layer, float] = {}
     for name, quantiser in quantisers.items():
         for layer in quantiser.layers:
-            model = EncoderAndHead({**exact, name: quantiser.quantise_only(layer)})
+            model = EncoderAndHead({**exact, name: quantiser.quantise_only(layer)}, embeddings)
             noise[name, layer] = signal_to_noise(expected, model.predict(samples))
     return tuple(sorted(noise, key=noise.__getitem__))
 
@@ -111,9 +120,9 @@ def variation_to_noise(expected: FloatArray, actual: FloatArray) -> float:
 
 
 def _open_quantisers(
-    graphs: Graphs, samples: PixelArray, folder: Path
+    graphs: Graphs, samples: PixelArray, folder: Path, embeddings: FloatArray | None
 ) -> dict[GraphName, Quantiser]:
-    exact = EncoderAndHead(graphs)
+    exact = EncoderAndHead(graphs, embeddings)
     photos = [photo[np.newaxis] for photo in samples]
     feeds: dict[GraphName, Iterator[Feed]] = {
         "encoder": ({"images": photo} for photo in photos),
@@ -121,6 +130,8 @@ def _open_quantisers(
     }
     quantisers = {}
     for name, samples_of_graph in feeds.items():
+        if name not in graphs:
+            continue
         (folder / name).mkdir()
         quantisers[name] = Quantiser(graphs[name], samples_of_graph, folder / name)
     return quantisers

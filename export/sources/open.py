@@ -23,6 +23,9 @@ from service.errors import LabelSetError
 from service.labels.definition import Definition, LabelSetRecord, check_fit, define_label_set
 from service.labels.files import parse_label_set
 
+EVERYDAY = Path(__file__).parents[1] / "label_sets" / "everyday.json"
+"""The label set of a model that has no other labels."""
+
 
 @dataclass(frozen=True)
 class OpenRequest:
@@ -30,7 +33,8 @@ class OpenRequest:
 
     open_head: Path | None = None  # of `train_open`; None if the model has both towers
     text_encoder: Path | None = None  # folder; None uses the installed package's
-    label_set: Sequence[Path] = ()  # JSON as of `POST /labels`, or `.npz`
+    # JSON as of `POST /labels`, or `.npz`; a model of open labels alone has `EVERYDAY` by default.
+    label_set: Sequence[Path] = ()
     # Labelled folder for calibrating open labels; labels the head was trained on are skipped.
     open_photos: Path | None = None
     open_split: str = "val"
@@ -61,7 +65,8 @@ def read_open_source(request: OpenRequest, source: Source, reader: PhotoReader) 
     """Reads an open head; raises CheckpointError if it has another encoder or text encoder."""
     head, text, trained = _read_head(request, source)
     space = describe_head(head.config).embedding_space
-    sets = tuple(read_label_set(path, space) for path in request.label_set)
+    paths = request.label_set or ([EVERYDAY] if source.is_open else [])
+    sets = tuple(read_label_set(path, space) for path in paths)
     twice = [name for name, count in Counter(s.name for s in sets).items() if count > 1]
     if twice:
         raise ExportError(f"label set {twice[0]} is repeated")

@@ -149,6 +149,21 @@ def read_splits(path: Path, label_names: Sequence[str], reader: PhotoReader) -> 
     return Splits(train, val, test, background)
 
 
+def find_measured(
+    splits: Splits | None, background: LabelledPhotos | None
+) -> tuple[LabelledPhotos, LabelledPhotos] | None:
+    """Returns photos for the ranges of int8 and others to compare it with fp32 on.
+
+    Without splits they are halves of a background, whose order is random, of at most 256 each.
+    """
+    if splits is not None:
+        return splits.train, splits.val
+    if background is None:
+        return None
+    half = min(len(background.paths) // 2, _CALIBRATION_PHOTOS)
+    return background.take(range(half)), background.take(range(half, 2 * half))
+
+
 def select_photos(
     folder: LabelledFolder,
     split: str,

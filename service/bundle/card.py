@@ -43,6 +43,11 @@ _HeadThreshold = Annotated[
     Field(ge=0.0, le=1.0),
     BeforeValidator(lambda value: FALLBACK_THRESHOLD if value is None else value),
 ]
+RANKED = (
+    "ranked, not probabilities: calibrate them with `ml-decoder export --bundle {0} --open-photos "
+    "FOLDER --out {0}`"
+)
+"""What to say of scores that only rank, with the bundle's place for `{0}`."""
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -214,6 +219,11 @@ class OpenHead(Record):
     calibration: HeadCalibration | None = None
     trained_names: HeadCalibration | None = None
     screen: Screen | None = None
+
+    @property
+    def ranked(self) -> bool:
+        """Whether scores only rank labels: no photos gave a calibration or a threshold."""
+        return self.calibration is None and self.threshold == FALLBACK_THRESHOLD
 
     def find_calibration(self, name: str, trained_names: Collection[str]) -> Calibration | None:
         """Returns the calibration of a label; `trained_names` are as `fold_name` returns them."""

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from service.bundle.card import Device, HeadCalibration, Label, OpenHead, TrainedHead
+from service.bundle.card import RANKED, Device, HeadCalibration, Label, OpenHead, TrainedHead
 from service.bundle.reader import Bundle
 from service.cli.console import show_pairs
 
@@ -40,6 +40,8 @@ def show_bundle(bundle: Bundle) -> None:
         for each in bundle.card.metrics
     }
     scores = {f"scores of {name}": _describe_scores(each) for name, each in calibrations.items()}
+    if bundle.card.open_head is not None and bundle.card.open_head.ranked:
+        scores["scores of open labels"] = RANKED.format(bundle.path)
     show_pairs(_describe_card(bundle) | scores | _describe_screen(bundle.card.open_head) | metrics)
     _show_labels(bundle.labels)
     for name, calibration in calibrations.items():

@@ -51,8 +51,8 @@ async def predict_photos(
         # Closed in any case: if Python exits while a model runs, it ends with SIGABRT.
         async with run_pipeline(settings) as pipeline:
             selection = await pipeline.select(question)
-            if selection.hidden:
-                sys.stderr.write(f"{selection.describe_hidden()}\n")
+            for note in selection.list_notes(pipeline.bundle.path):
+                sys.stderr.write(f"{note}\n")
             if output == "csv":
                 has_categories = any(labels.categories for labels in selection.sets)
                 columns = (*_CSV_COLUMNS, *["category"] * has_categories, "error")

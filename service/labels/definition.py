@@ -96,6 +96,7 @@ class LabelSetRecord(Record):
     read_only: bool | None = Field(default=None, exclude=True)
     num_labels: int | None = Field(default=None, exclude=True)
     num_learnt: int | None = Field(default=None, exclude=True)
+    ranked: bool | None = Field(default=None, exclude=True)
     category_counts: dict[str, int] | None = Field(default=None, exclude=True)
 
 

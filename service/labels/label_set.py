@@ -35,6 +35,7 @@ _FAR = 1e6
 TRAINED_SET = "trained"
 CANDIDATE_SET = "candidate_labels"
 RESERVED_NAMES = frozenset({TRAINED_SET, CANDIDATE_SET})
+MOST_RANKED = 5
 RATING = "rating"
 """Category of labels that exclude each other, such as `general` and `explicit`."""
 
@@ -74,6 +75,8 @@ class LabelSet:
     categories: Mapping[str, str] = field(default_factory=dict)  # of trained labels, by name
     learnt: LearntLabels | None = None  # from photos with this encoder; None if none has
     foreign: frozenset[str] = frozenset()  # labels that have examples of another encoder only
+    # Scores only rank: all thresholds are 0, and by default the `MOST_RANKED` best labels answer.
+    ranked: bool = False
 
     @property
     def num_labels(self) -> int:
@@ -223,12 +226,14 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
     if head is not None:
         pairs = [own or head.find_calibration(name, trained_names) for name in names]
     calibration = _stack(pairs)
+    # A threshold of one's own shows that answers by thresholds are wanted.
+    ranked = bool(head and head.ranked and calibration is None and not calibrated.any())
     return LabelSet(
         name=definition.name,
         version=version,
         origin=origin,
         names=names,
-        thresholds=thresholds,
+        thresholds=np.zeros(len(names)) if ranked else thresholds,
         calibrated=calibrated,
         calibration=calibration,
         activation=head.activation if head and calibration is None else "sigmoid",
@@ -238,6 +243,7 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
         own_calibration=own,
         queries=vectors.queries if vectors else None,
         keys=vectors.keys if vectors else None,
+        ranked=ranked,
     )
 
 

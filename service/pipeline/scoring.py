@@ -1,7 +1,7 @@
 """Turns logits into labels, best first: activation, thresholds, top-k.
 
-`Question` says what `top_k` and `threshold` do. With neither, a lone softmax set, whose scores
-compete, answers with its best label.
+`Question` says what `top_k` and `threshold` do. With neither, a set that ranks answers with its
+best labels, and a lone set of a trained softmax, whose scores compete, with its best label.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from service.bundle.card import Activation
 from service.engine.heads import ScreenedLogits
 from service.labels.background import Vector
-from service.labels.label_set import LabelSet, Source
+from service.labels.label_set import MOST_RANKED, LabelSet, Source
 from service.pipeline.selection import SelectedLabels, Selection
 from service.question import Threshold
 
@@ -84,13 +84,16 @@ def score_labels(
     """
     threshold, limit = selection.question.threshold, selection.question.top_k
     if threshold is None and limit is None:
-        threshold = "calibrated"
-        if len(selection.sets) == 1 and selection.sets[0].activation == "softmax":
+        threshold, first = "calibrated", selection.sets[0]
+        if len(selection.sets) == 1 and first.activation == "softmax" and not first.ranked:
             threshold, limit = None, 1  # the scores compete: the best label is the answer
+    best = MOST_RANKED if threshold == "calibrated" and limit is None else limit
     found = [
         label
         for values, part in zip(logits, selection.parts, strict=True)
-        for label in _score_part(values, part, embedding, threshold, limit)
+        for label in _score_part(
+            values, part, embedding, threshold, best if part.labels.ranked else limit
+        )
     ]
     # Each part is sorted already; the sort is stable.
     if len(selection.parts) > 1:

@@ -4,13 +4,15 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from service.bundle.card import RANKED
 from service.engine.heads import Head, NoHead, SomeQueries
 from service.errors import ConflictingLabels, UnknownCategory, UnknownLabel
-from service.labels.label_set import LabelSet
+from service.labels.label_set import MOST_RANKED, LabelSet
 from service.question import Question
 
 # The screen costs as much as scoring 90 labels; of 200 it leaves out 110.
@@ -67,6 +69,13 @@ class Selection:
         """Returns one line about `hidden`, if there are some."""
         counts = ", ".join(f"{len(labels)} of {name}" for name, labels in self.hidden.items())
         return f"labels answered by a set named before theirs: {counts}"
+
+    def list_notes(self, bundle: Path) -> list[str]:
+        """Returns what a user should know of all answers; `bundle` is the bundle's folder."""
+        notes = [self.describe_hidden()] if self.hidden else []
+        if ranked := [labels.name for labels in self.sets if labels.ranked]:
+            notes.append(f"scores of {', '.join(ranked)}: {RANKED.format(bundle)}")
+        return notes
 
     @property
     def num_labels(self) -> int:
@@ -141,10 +150,10 @@ def _choose_head(labels: LabelSet, chosen: NDArray[np.intp], question: Question)
         return SomeQueries(queries, chosen)
     threshold, wanted = question.threshold, _MIN_WANTED
     if threshold is None:
-        if question.top_k is None:
+        if question.top_k is None and not labels.ranked:
             threshold = "calibrated"
         else:
-            wanted = max(wanted, question.top_k)
+            wanted = max(wanted, question.top_k or MOST_RANKED)
     wanted += labels.num_learnt  # the screen keeps them all
     if (
         labels.keys is None

@@ -123,10 +123,10 @@ def answer_info(route: Route, visit: Visit) -> None:
     """Answers `/info` with the maps of open labels and the calibration of the visit."""
     response = route.fetch()
     info = response.json()
-    info["head"]["maps"] = False
-    info["open_head"]["maps"] = visit.maps is not None
-    for head in ("head", "open_head"):
-        info[head]["calibration"] = visit.calibration
+    for name in ("head", "open_head"):
+        if head := info[name]:
+            shows_maps = name == "open_head" and visit.maps is not None
+            head |= {"maps": shows_maps, "calibration": visit.calibration}
     route.fulfill(response=response, json=info)
 
 

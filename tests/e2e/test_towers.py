@@ -12,7 +12,9 @@ from transformers import AutoImageProcessor
 from typer.testing import CliRunner
 
 from export.__main__ import main as export
+from export.sources.open import EVERYDAY
 from export.triton.repository import write_repository
+from service.bundle.card import RANKED
 from service.bundle.reader import Bundle, load_bundle
 from service.cli.commands import app
 from service.images.decode import PixelArray
@@ -83,6 +85,30 @@ def test_registered_labels_have_the_scores_of_transformers(case: Case, tmp_path:
         assert (head["kind"], head["maps"], head["encodes_text"]) == (case.kind, True, True)
         assert head["activation"] == ("softmax" if case.kind == "clip" else "sigmoid")
         assert head["embedding_space"]["encoder"] == case.folder.name
+
+
+def test_export_without_options_answers_the_first_request_with_everyday_labels(
+    tmp_path: Path,
+) -> None:
+    folder, bundle = write_towers(tmp_path / "tiny", "siglip"), tmp_path / "plain"
+    assert export(["--checkpoint", str(folder), "--out", str(bundle)]) == 0
+    known = set(json.loads(EVERYDAY.read_bytes())["labels"])
+    command = serve_command(load_bundle(bundle))
+    with ServerProcess(*command) as server, server.open_client() as client:
+        answer = send_image(client, encode_picture(Image.fromarray(PICTURE)))
+        sets = client.get("/labels").json()["label_sets"]
+        info = client.get("/info").json()
+    assert answer.status_code == 200
+    found = answer.json()
+    assert found["label_sets"] == [{"name": "everyday", "version": "1", "ranked": True}]
+    assert {label["label"] for label in found["labels"]} <= known
+    assert [label["threshold"] for label in found["labels"]] == [0] * 5
+    assert sets[0]["ranked"]
+    assert info["open_head"]["ranked"]
+    (tmp_path / "photo.png").write_bytes(encode_picture(Image.fromarray(PICTURE)))
+    for command in (["predict", str(tmp_path / "photo.png"), "--bundle"], ["info"]):
+        said = CliRunner().invoke(app, [*command, str(bundle)], env={"COLUMNS": "300"}).output
+        assert RANKED.format(bundle) in said
 
 
 def test_ensemble_of_triton_gives_the_scores_of_transformers(case: Case, tmp_path: Path) -> None:

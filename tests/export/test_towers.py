@@ -7,20 +7,23 @@ import numpy as np
 import onnx
 import pytest
 
-from export import ExportError
+from export import ExportError, variants
 from export.build import ExportRequest, build_bundle
 from export.graphs import text
 from export.graphs.text import build_text_graph
+from export.int8 import search
 from export.sources.open import OpenRequest
 from export.sources.trained import UnusableCheckpointError
 from models.checkpoints.clip import read_clip
 from models.checkpoints.description import Hints
 from service.bundle.reader import Bundle
 from service.engine.engine import open_engine
+from service.labels.background import MIN_PHOTOS
 from service.labels.encoders import open_text_encoder
 from service.labels.files import read_bundle_sets
 from tests.export.tiny_network import run_torch
 from tests.models.tiny_towers import KINDS, write_towers
+from tests.support.photos import make_picture
 
 NAMES = ["red", "green", "blue"]
 SIDE, PATCHES = 23, 11  # of 2 pixels, which do not fill the photo
@@ -93,7 +96,7 @@ def test_options_of_other_models_are_refused(
     for request, error, reason in (
         (ExportRequest(model, out, label_names=names), UnusableCheckpointError, "--label-names"),
         (ExportRequest(model, out, photos=folder), ExportError, "trained labels"),
-        (ExportRequest(model, out, precisions=frozenset({"int8"})), ExportError, "int8 needs a"),
+        (ExportRequest(model, out, precisions=frozenset({"int8"})), ExportError, "int8 needs ph"),
         (ExportRequest(checkpoint, out, opened=zoo), ExportError, "--label-set needs --open-head"),
         (
             ExportRequest(model, out, opened=OpenRequest(checkpoint)),
@@ -103,6 +106,36 @@ def test_options_of_other_models_are_refused(
     ):
         with pytest.raises(error, match=reason):
             build_bundle(request)
+
+
+def test_photos_without_labels_give_the_ranges_of_int8_and_everyday_is_the_default_set(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "KEPT_FLOAT_STEPS", (0,))
+    monkeypatch.setattr(search, "MIN_AGREEMENT", -np.inf)
+    monkeypatch.setattr(variants, "MIN_AGREEMENT", -np.inf)
+    few = tmp_path / "everyday.json"
+    few.write_text(json.dumps({"name": "everyday", "labels": NAMES}))
+    monkeypatch.setattr("export.sources.open.EVERYDAY", few)
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for seed in range(MIN_PHOTOS):
+        make_picture(seed, SIDE, SIDE).save(folder / f"{seed}.png")
+    request = ExportRequest(
+        model, tmp_path / "tiny", precisions=frozenset({"int8"}), background=folder
+    )
+    bundle = build_bundle(request)
+    assert [each.name for each in read_bundle_sets(bundle)] == ["everyday"]
+    assert bundle.card.open_head.ranked
+    assert bundle.default_precision("cpu") == "int8"
+    assert set(bundle.manifest.graphs["open_head"]) == {"fp32"}
+    found = {}
+    for precision in ("fp32", "int8"):
+        engine = open_engine(bundle, device="cpu", precision=precision)
+        results = engine.run(PIXELS, [()] * 3, embedded=range(3))
+        found[precision] = np.stack([result.embedding for result in results])
+    cosines = (found["fp32"] * found["int8"]).sum(axis=1)
+    assert 0.9 < cosines.min() < cosines.max() < 0.999999
 
 
 def test_text_encoder_beyond_the_limit_of_a_file_is_stored_in_16_bits(

@@ -25,7 +25,7 @@ SIDE = 24
 """Pixels; nine patches."""
 VOCABULARY = 400
 """More than the tokenizers have: small tensors stay in float32."""
-MAX_TOKENS = {"clip": 40, "siglip": 32}
+MAX_TOKENS = {"clip": 40, "siglip": 64}
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz.,!'"
 _TOWER = {
@@ -98,5 +98,5 @@ def _make_siglip_tokenizer() -> Siglip2Tokenizer:
     vocabulary = {piece: place for place, piece in enumerate(pieces)}
     # The published tokenizers pad at the right, the class at the left.
     return Siglip2Tokenizer(
-        vocabulary, [("p", "h")], add_eos_token=True, padding_side="right", model_max_length=32
+        vocabulary, [("p", "h")], add_eos_token=True, padding_side="right", model_max_length=64
     )

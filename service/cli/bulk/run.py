@@ -90,8 +90,8 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
     totals = Totals(left_out=left_out)
     async with run_pipeline(prepare_settings(job.settings)) as pipeline:
         selection = await pipeline.select(job.question)
-        if selection.hidden:
-            logger.warning("%s", selection.describe_hidden())
+        for note in selection.list_notes(pipeline.bundle.path):
+            logger.warning("%s", note)
         tag = (
             prepare_again(pipeline, selection, store)
             if isinstance(store, PartFolder)
@@ -164,6 +164,8 @@ def _describe_set(labels: LabelSet) -> dict[str, Any]:
     if labels.categories:
         columns = repr(labels.categories).encode() + labels.thresholds.tobytes()
         found[CATEGORIES] = hashlib.sha256(columns).hexdigest()
+    if labels.ranked:  # earlier versions answered by a threshold of 0.5
+        found["ranked"] = True
     if labels.calibration is not None:  # a bundle that is calibrated again may keep its version
         columns = labels.calibration.tobytes() + labels.thresholds.tobytes()
         found["calibration"] = hashlib.sha256(columns).hexdigest()

@@ -23,6 +23,7 @@ import { listOwnPhotos, showBelow, startPhotos } from "./photos.js";
 import { makeColumn } from "./results.js";
 import {
   MOST_LABELS,
+  RANKED,
   choiceParameters,
   describeThreshold,
   findLabels,
@@ -112,7 +113,7 @@ async function ask() {
     const wanted = [{ sets: chosenSets(), candidates: typedLabels() }];
     if (comparedSet()) wanted.push({ sets: [comparedSet()], candidates: [] });
     const columns = await Promise.all(wanted.map((column) => askColumn(column, signal)));
-    if (wanted[0].sets.length + wanted[0].candidates.length === 0) {
+    if (isEmpty(columns[0].choice)) {
       tickSets(columns[0].answer.label_sets.map((set) => set.name));
     }
     shown.columns = columns;
@@ -123,6 +124,10 @@ async function ask() {
   } catch (error) {
     if (signal.aborted) return;
     if (shown.columns[0]?.photo !== shown.photo) forgetAnswer();
+    if (error.code === "unknown_label_set" && isEmpty(readChoice())) {
+      askForLabels();
+      return;
+    }
     showProblem(error);
     if (!error.isOfPhoto) return;
     byId("alert").textContent = `${shown.photo.name}: ${error.message}`;
@@ -148,6 +153,19 @@ function askAll(photo, choice, signal, patience) {
 
 function readChoice() {
   return choiceParameters(chosenSets(), typedLabels());
+}
+
+function isEmpty({ label_set: sets, candidate_labels: typed }) {
+  return sets.length + typed.length === 0;
+}
+
+/** The model has no default label set, as CLIP may have none. */
+function askForLabels() {
+  forgetAnswer();
+  byId("alert").hidden = true;
+  byId("summary").textContent = byId("own").hidden
+    ? "Tick a label set: none is the default."
+    : "Type labels under “Your own labels”: this model has no default label set.";
 }
 
 function note(photo, choice, found) {
@@ -328,10 +346,11 @@ function drawColumn(column, groups, i, controls) {
   const others = Object.values(groups[1 - i] ?? {}).flat();
   const { labels } = column.answer;
   const count = labels.length < MOST_LABELS ? `${labels.length}` : `the best ${MOST_LABELS}`;
+  const isRanked = column.answer.label_sets.some((set) => set.ranked);
   return makeColumn({
     title: column.answer.label_sets.map((set) => TITLES[set.name] ?? set.name).join(" + "),
     groups: groups[i],
-    note: `${groups[i].found.length} found of ${count} labels`,
+    note: `${groups[i].found.length} found of ${count} labels${isRanked ? `; scores are ${RANKED}` : ""}`,
     steps: i === 0 ? listNextSteps(labels[0]) : [],
     typed: column.typed,
     kept: column.kept,

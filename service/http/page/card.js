@@ -1,5 +1,7 @@
 // The model card: the answer of `/info` as tables.
 
+import { RANKED } from "./scores.js";
+
 /** How photos are prepared; padding in white and a first fit by `bilinear` are left out of `/info`. */
 function describeInput({ width, height, resize_mode, interpolation, pad_color, fit_size, fit_interpolation, mean, std }) {
   const colour = pad_color ? `rgb(${pad_color})` : "white";
@@ -41,7 +43,8 @@ const BIN_HEAD = ["Score", "Count", "Mean score", "Share right"];
 const LABEL_HEAD = ["Label", "Threshold", "Precision", "Recall", "Photos"];
 
 /** `error` is the expected calibration error: the mean gap between score and share right. */
-function describeScores({ calibration }) {
+function describeScores({ calibration, ranked }) {
+  if (ranked) return RANKED;
   if (!calibration) return "as the checkpoint gives them, not calibrated";
   const { images, dataset, error_before: before, error_after: after } = calibration;
   return `calibrated on ${images} photos of ${dataset}: error ${after.toFixed(3)}, ${before.toFixed(3)} before`;

@@ -4,6 +4,9 @@
 /** One request asks for this many labels, so that the slider needs none. */
 export const MOST_LABELS = 1000;
 
+export const RANKED =
+  "ranked, not probabilities: calibrate them with “ml-decoder export --bundle BUNDLE --open-photos FOLDER --out BUNDLE”";
+
 const MOST_MAYBES = 3;
 // A calibrated label at half of the usual threshold is right once in four times, at 0.2 once in five.
 const MAYBE_SHARE = 0.5;

@@ -41,9 +41,20 @@ class NameAndVersion(_Answer):
     version: str = Field(examples=["1.0.0"])
 
 
+_Ranked = Annotated[
+    bool,
+    Field(
+        description="True: the scores are not calibrated. They are ranked, not probabilities, and "
+        "without `top_k` and `threshold` the 5 best labels answer. Absent if false.",
+        exclude_if=operator.not_,
+    ),
+]
+
+
 class SetInAnswer(NameAndVersion):
     """A label set that answers."""
 
+    ranked: _Ranked = False
     num_hidden: int | None = Field(
         default=None,
         description="If the set is registered: how many of its labels a set before it answers, "
@@ -179,6 +190,7 @@ class LabelSetSummary(_Answer):
     num_learnt: int = Field(
         default=0, description="Labels with examples; absent if 0.", exclude_if=operator.not_
     )
+    ranked: _Ranked = False
 
 
 class Separation(_Answer):
@@ -293,6 +305,7 @@ class OpenHeadAnswer(_Answer):
         description="Whether the bundle has a text encoder, so that a name is enough."
     )
     maps: bool = Field(description="Whether `explain` works for open labels.")
+    ranked: _Ranked = False
     screen: Screen | None = Field(description="Null if the bundle has no screen, or it is off.")
 
 
@@ -364,7 +377,10 @@ def answer_info(pipeline: Pipeline) -> InfoAnswer:
         if not pipeline.settings.screen:
             fields["screen"] = None
         open_head = OpenHeadAnswer(
-            **fields, encodes_text=encoders.encodes_text, maps=pipeline.explainer.knows_open
+            **fields,
+            encodes_text=encoders.encodes_text,
+            maps=pipeline.explainer.knows_open,
+            ranked=encoders.head.ranked,
         )
     return InfoAnswer(
         model=NameAndVersion.model_validate(card),

@@ -189,7 +189,12 @@ async def write_batch(
 def _describe_model(pipeline: Pipeline, selection: Selection) -> dict[str, Any]:
     card = pipeline.bundle.card
     sets: list[dict[str, Any]] = [
-        {"name": labels.name, "version": labels.version} for labels in selection.sets
+        {
+            "name": labels.name,
+            "version": labels.version,
+            **({"ranked": True} if labels.ranked else {}),
+        }
+        for labels in selection.sets
     ]
     if selection.hidden:
         for described in sets:

@@ -133,6 +133,6 @@ def test_one_layer_in_int8_adds_less_noise_than_all(
 def test_ranking_has_every_layer_of_both_graphs(
     quantiser: Quantiser, head_quantiser: Quantiser, pixels: PixelArray
 ) -> None:
-    ranked = rank_layers({"encoder": quantiser, "trained_head": head_quantiser}, pixels[:2])
+    ranked = rank_layers({"encoder": quantiser, "trained_head": head_quantiser}, pixels[:2], {})
     layers = {("encoder", layer) for layer in quantiser.layers}
     assert set(ranked) == layers | {("trained_head", layer) for layer in head_quantiser.layers}

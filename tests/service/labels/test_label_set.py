@@ -136,6 +136,20 @@ def test_open_label_is_calibrated_by_its_set_else_as_a_trained_name_else_by_the_
     assert scales(replace(DEFINITION, calibration=own)) == [0.7, 0.7, 0.7]
 
 
+def test_open_labels_are_ranked_unless_a_calibration_or_threshold_is_known() -> None:
+    own = Calibration(scale=2.0, shift=-1.0)
+    for definition, head, ranked in (
+        (replace(DEFINITION, thresholds=(None,) * 3), {"threshold": 0.5}, True),
+        (replace(DEFINITION, thresholds=(None,) * 3), {"threshold": 0.3}, False),
+        (replace(DEFINITION, thresholds=(None,) * 3), {"calibration": PAIR}, False),
+        (replace(DEFINITION, thresholds=(None,) * 3, calibration=own), {"threshold": 0.5}, False),
+        (replace(DEFINITION, thresholds=(None, 0.5, None)), {"threshold": 0.5}, False),
+    ):
+        labels = open_set(definition, _head(None).model_copy(update=head))
+        assert labels.ranked == ranked
+        assert (labels.thresholds == 0).all() == ranked
+
+
 def test_open_labels_compete_only_without_calibration() -> None:
     head = _head(None).model_copy(update={"activation": "softmax"})
     pair = Calibration(scale=2.0, shift=-1.0)

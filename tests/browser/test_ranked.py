@@ -1,0 +1,49 @@
+"""Pages of bundles without calibration, and without label sets, as CLIP and SigLIP may be."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.actions import CAT, ask, expect_sets, rows
+from tests.browser.conftest import Visit
+from tests.e2e.server_process import ServerProcess, serve_command
+from tests.support.tiny_bundle import open_card, open_draft, write_draft
+
+SETS = {"everyday.json": b'{"name": "everyday", "labels": ["a", "b", "c", "d", "e", "f"]}'}
+
+
+@pytest.fixture
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    draft = open_draft(open_card(trained=False, threshold=0.5), trained=False)
+    bundle = write_draft(tmp_path, replace(draft, label_sets=request.param))
+    command = serve_command(bundle, "--label-store", "memory")
+    with ServerProcess(*command) as server, server.open_client() as client:
+        yield str(client.base_url).rstrip("/")
+
+
+@pytest.mark.parametrize("address", [SETS], indirect=True)
+def test_page_says_beside_the_answer_and_on_the_card_that_scores_are_ranked(visit: Visit) -> None:
+    page = visit.open()
+    expect(page.locator("#results")).to_contain_text("scores are ranked, not probabilities")
+    found = rows(page, part=".found")
+    assert found == ask(visit.url, CAT, top_k=6)
+    assert list(found)[:5] == list(ask(visit.url, CAT))
+    page.get_by_role("button", name="Model card").click()
+    expect(page.locator("#card-body")).to_contain_text("ranked, not probabilities: calibrate")
+
+
+@pytest.mark.parametrize("address", [{}], indirect=True)
+def test_page_without_label_sets_asks_for_labels_instead_of_an_error(visit: Visit) -> None:
+    page = visit.page
+    page.goto(visit.url)
+    expect(page.locator("#summary")).to_contain_text("Type labels")
+    expect(page.locator("#alert")).to_be_hidden()
+    page.get_by_label("Any words").fill("cat, dog")
+    expect_sets(page, "your own")
+    assert rows(page, part=".found") == ask(visit.url, CAT, candidate_labels=["cat", "dog"])
+    page.get_by_label("Any words").fill("")
+    expect(page.locator("#summary")).to_contain_text("Type labels")
+    expect(page.locator(".label")).to_have_count(0)
