@@ -156,7 +156,7 @@ def _announce(name: str, folder: Path | None, out: Path, precision: str) -> None
         f"{name} is {model.hub}, licence {model.license}\n"
         f"  environment: {new if makes else 'ready'}\n"
         f"  download:    {folder or f'{model.download_mb:,} MB'}\n"
-        f"  export:      minutes, {model.memory}; {precision}\n"
+        f"  export:      minutes, {model.memory}, {precision.strip('-')}\n"
         f"  bundle:      {out}, {model.bundle_mb:,} MB in fp32\n"
         f"  speed:       {model.speed}\n"
     )
