@@ -48,6 +48,7 @@ RANKED = (
     "FOLDER --out {0}`"
 )
 """What to say of scores that only rank, with the bundle's place for `{0}`."""
+_TOWERS = frozenset({"clip", "siglip"})
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -222,8 +223,12 @@ class OpenHead(Record):
 
     @property
     def ranked(self) -> bool:
-        """Whether scores only rank labels: no photos gave a calibration or a threshold."""
-        return self.calibration is None and self.threshold == FALLBACK_THRESHOLD
+        """Whether scores only rank labels: a cosine for which no photos gave a scale or threshold.
+
+        Heads that were trained on labels know a threshold from their training: 0.5.
+        """
+        fallback = self.threshold == FALLBACK_THRESHOLD
+        return self.kind in _TOWERS and self.calibration is None and fallback
 
     def find_calibration(self, name: str, trained_names: Collection[str]) -> Calibration | None:
         """Returns the calibration of a label; `trained_names` are as `fold_name` returns them."""
@@ -301,7 +306,7 @@ class ModelCard(Record):
     @property
     def has_two_towers(self) -> bool:
         """Whether the first token is the photo's embedding in the space of the texts."""
-        return self.open_head is not None and self.open_head.kind in {"clip", "siglip"}
+        return self.open_head is not None and self.open_head.kind in _TOWERS
 
     @model_validator(mode="after")
     def _has_a_head(self) -> Self:

@@ -17,7 +17,7 @@ SETS = {"everyday.json": b'{"name": "everyday", "labels": ["a", "b", "c", "d", "
 
 @pytest.fixture
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    draft = open_draft(open_card(trained=False, threshold=0.5), trained=False)
+    draft = open_draft(open_card(trained=False, kind="siglip", threshold=0.5), trained=False)
     bundle = write_draft(tmp_path, replace(draft, label_sets=request.param))
     command = serve_command(bundle, "--label-store", "memory")
     with ServerProcess(*command) as server, server.open_client() as client:
@@ -45,5 +45,4 @@ def test_page_without_label_sets_asks_for_labels_instead_of_an_error(visit: Visi
     expect_sets(page, "your own")
     assert rows(page, part=".found") == ask(visit.url, CAT, candidate_labels=["cat", "dog"])
     page.get_by_label("Any words").fill("")
-    expect(page.locator("#summary")).to_contain_text("Type labels")
     expect(page.locator(".label")).to_have_count(0)

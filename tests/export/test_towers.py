@@ -112,7 +112,6 @@ def test_photos_without_labels_give_the_ranges_of_int8_and_everyday_is_the_defau
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "KEPT_FLOAT_STEPS", (0,))
-    monkeypatch.setattr(search, "MIN_AGREEMENT", -np.inf)
     monkeypatch.setattr(variants, "MIN_AGREEMENT", -np.inf)
     few = tmp_path / "everyday.json"
     few.write_text(json.dumps({"name": "everyday", "labels": NAMES}))
@@ -121,20 +120,15 @@ def test_photos_without_labels_give_the_ranges_of_int8_and_everyday_is_the_defau
     folder.mkdir()
     for seed in range(MIN_PHOTOS):
         make_picture(seed, SIDE, SIDE).save(folder / f"{seed}.png")
-    request = ExportRequest(
-        model, tmp_path / "tiny", precisions=frozenset({"int8"}), background=folder
-    )
-    bundle = build_bundle(request)
+    asked = {"precisions": frozenset({"int8"}), "background": folder}
+    bundle = build_bundle(ExportRequest(model, tmp_path / "tiny", **asked))
     assert [each.name for each in read_bundle_sets(bundle)] == ["everyday"]
-    assert bundle.card.open_head.ranked
     assert bundle.default_precision("cpu") == "int8"
     assert set(bundle.manifest.graphs["open_head"]) == {"fp32"}
-    found = {}
-    for precision in ("fp32", "int8"):
-        engine = open_engine(bundle, device="cpu", precision=precision)
-        results = engine.run(PIXELS, [()] * 3, embedded=range(3))
-        found[precision] = np.stack([result.embedding for result in results])
-    cosines = (found["fp32"] * found["int8"]).sum(axis=1)
+    engines = [open_engine(bundle, device="cpu", precision=name) for name in ("fp32", "int8")]
+    results = [engine.run(PIXELS, [()] * 3, embedded=range(3)) for engine in engines]
+    exact, int8 = (np.stack([each.embedding for each in found]) for found in results)
+    cosines = (exact * int8).sum(axis=1)
     assert 0.9 < cosines.min() < cosines.max() < 0.999999
 
 

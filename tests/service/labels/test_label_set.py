@@ -1,6 +1,7 @@
 """Label sets: columns in the order of the logits, thresholds with their fallback, read-only."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,18 +137,25 @@ def test_open_label_is_calibrated_by_its_set_else_as_a_trained_name_else_by_the_
     assert scales(replace(DEFINITION, calibration=own)) == [0.7, 0.7, 0.7]
 
 
-def test_open_labels_are_ranked_unless_a_calibration_or_threshold_is_known() -> None:
-    own = Calibration(scale=2.0, shift=-1.0)
-    for definition, head, ranked in (
-        (replace(DEFINITION, thresholds=(None,) * 3), {"threshold": 0.5}, True),
-        (replace(DEFINITION, thresholds=(None,) * 3), {"threshold": 0.3}, False),
-        (replace(DEFINITION, thresholds=(None,) * 3), {"calibration": PAIR}, False),
-        (replace(DEFINITION, thresholds=(None,) * 3, calibration=own), {"threshold": 0.5}, False),
-        (replace(DEFINITION, thresholds=(None, 0.5, None)), {"threshold": 0.5}, False),
-    ):
-        labels = open_set(definition, _head(None).model_copy(update=head))
-        assert labels.ranked == ranked
-        assert (labels.thresholds == 0).all() == ranked
+@pytest.mark.parametrize(
+    ("thresholds", "pair", "head", "ranked"),
+    [
+        ((None, None, None), None, {}, True),
+        ((None, None, None), None, {"kind": "ram"}, False),
+        ((None, None, None), None, {"threshold": 0.3}, False),
+        ((None, None, None), None, {"calibration": PAIR}, False),
+        ((None, None, None), Calibration(scale=2.0, shift=-1.0), {}, False),
+        ((None, 0.5, None), None, {}, False),
+    ],
+)
+def test_labels_of_towers_are_ranked_unless_a_calibration_or_threshold_is_known(
+    thresholds: tuple[float | None, ...], pair: Calibration | None, head: Any, ranked: bool
+) -> None:
+    definition = replace(DEFINITION, thresholds=thresholds, calibration=pair)
+    towers = {"kind": "clip", "threshold": 0.5}
+    labels = open_set(definition, _head(None).model_copy(update=towers | head))
+    assert labels.ranked == ranked
+    assert (labels.thresholds == 0).all() == ranked
 
 
 def test_open_labels_compete_only_without_calibration() -> None:
