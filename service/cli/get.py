@@ -1,11 +1,11 @@
 """`ml-decoder get NAME`: a published model as a bundle, exported in an environment of its own."""
 
+import importlib.util
 import shutil
 import signal
 import subprocess
 import sys
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -56,7 +56,9 @@ _ENVIRONMENT_MB = 6000  # with CUDA
 
 def can_export() -> bool:
     """Whether this Python has the extra `export`."""
-    return all(find_spec(module) is not None for module in ("torch", "onnx", "export"))
+    return all(
+        importlib.util.find_spec(module) is not None for module in ("torch", "onnx", "export")
+    )
 
 
 def get(
