@@ -195,11 +195,10 @@ def fetch(checkpoint: Path | str, name: str) -> Path | None:
         raise CheckpointError(f"{checkpoint} cannot be fetched: the hub is out of reach") from error
     except EntryNotFoundError:
         return None
-    except CheckpointError:
-        raise
     except Exception as error:  # the library raises the errors of every layer below it
-        full = ": the disk is full" * (getattr(error, "errno", None) == errno.ENOSPC)
-        raise CheckpointError(f"{checkpoint} cannot be fetched{full}") from error
+        reason = getattr(error, "strerror", None)  # of a full disk and the like
+        why = f": {reason}" if reason else ""
+        raise CheckpointError(f"{checkpoint} cannot be fetched{why}") from error
 
 
 def _resume(repository: str, name: str) -> None:
@@ -214,7 +213,7 @@ def _resume(repository: str, name: str) -> None:
         raise
     except Exception:  # no network: `hf_hub_download` looks into its cache, or names the reason
         return
-    if found.etag is None or not _SHA256.fullmatch(found.etag):
+    if found.etag is None or not _SHA256.fullmatch(found.etag):  # not a large file
         return
     folder = repo_folder_name(repo_id=repository, repo_type="model")
     path = Path(constants.HF_HUB_CACHE, folder, "blobs", found.etag)
@@ -234,7 +233,7 @@ def _resume(repository: str, name: str) -> None:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != found.etag:
         part.unlink()
-        raise CheckpointError(f"{name} was damaged by the download: repeat the command")
+        raise OSError(errno.EIO, f"{name} was damaged by the download: repeat the command")
     part.replace(path)
 
 
