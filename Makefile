@@ -9,10 +9,11 @@ DEV := .venv
 DEV_BIN := $(DEV)/bin
 DOCS := .venv-docs
 
-# make serve: ONNX Runtime for `cpu`, `openvino` or `gpu`, the bundle, and where to listen.
+# make serve: ONNX Runtime for `cpu`, `openvino` or `gpu`, the bundle or a model of `ml-decoder get`
+# (and FROM, the folder with its files), and where to listen.
 RUNTIME ?= cpu
 DEVICE = $(or $(ML_DECODER_DEVICE),$(if $(filter gpu,$(RUNTIME)),auto,$(RUNTIME)))
-BUNDLE ?= $(or $(ML_DECODER_BUNDLE),bundles/ml-decoder-lite0)
+BUNDLE ?= $(or $(MODEL:%=bundles/%),$(ML_DECODER_BUNDLE),bundles/ml-decoder-lite0)
 # Not `?=`: some environments have a HOST that is no address.
 HOST = $(or $(ML_DECODER_HOST),127.0.0.1)
 PORT ?= $(or $(ML_DECODER_PORT),8000)
@@ -36,7 +37,8 @@ export ORT_DISABLE_TELEMETRY := 1
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-serve: $(SERVE)/.installed ## Serve a bundle (RUNTIME=cpu|openvino|gpu, BUNDLE, HOST, PORT), no torch
+serve: $(SERVE)/.installed ## Serve a bundle (MODEL=NAME, RUNTIME=cpu|openvino|gpu, BUNDLE, HOST, PORT), no torch
+	$(if $(MODEL),$(SERVE)/bin/ml-decoder get "$(MODEL)" --out "$(BUNDLE)" $(if $(FROM),--from "$(FROM)"))
 	ML_DECODER_BUNDLE="$(BUNDLE)" ML_DECODER_DEVICE=$(DEVICE) ML_DECODER_HOST=$(HOST) \
 		ML_DECODER_PORT=$(PORT) $(SERVE)/bin/ml-decoder serve
 

@@ -1,5 +1,6 @@
 """Checkpoint files, local or on the Hugging Face hub (`hf-hub:owner/name`), hashed when read."""
 
+import errno
 import hashlib
 import json
 import re
@@ -10,9 +11,10 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from huggingface_hub import hf_hub_download
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-from huggingface_hub.utils import logging
+from huggingface_hub.file_download import http_get, repo_folder_name
+from huggingface_hub.utils import build_hf_headers, logging  # type: ignore[attr-defined]
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -31,6 +33,7 @@ from models.checkpoints.preparation import PREPROCESS, TAGS, read_preprocess
 from models.config import ModelArgument
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", *INDICES)
+_LARGE = (".safetensors", ".bin")
 CONFIG = "config.json"
 _OF_TIMM = {"architecture", "pretrained_cfg"}  # one of them is in each `CONFIG` of timm
 
@@ -39,6 +42,7 @@ _model_args = TypeAdapter(dict[str, ModelArgument | None])
 # Of timm's arguments: what the tensors and the preparation of photos show.
 _READ_ELSEWHERE = {"num_classes", "in_chans", "img_size"}
 _MAX_DEPTH = 3  # of dictionaries: the file's, one of its wrappings, `module` in that
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"\w[\w.-]*\.(safetensors|bin)")  # of weights in several files, in one folder
 
 
@@ -182,14 +186,55 @@ def fetch(checkpoint: Path | str, name: str) -> Path | None:
         path = (given if given.is_dir() else given.parent) / name
         return path if path.is_file() else None
     logging.set_verbosity_error()  # it would log each of its retries
+    repository = str(checkpoint).removeprefix(HUB)
     try:
-        return Path(hf_hub_download(str(checkpoint).removeprefix(HUB), name))
+        if name.endswith(_LARGE):
+            _resume(repository, name)
+        return Path(hf_hub_download(repository, name))
     except LocalEntryNotFoundError as error:  # a subclass: there is no network
         raise CheckpointError(f"{checkpoint} cannot be fetched: the hub is out of reach") from error
     except EntryNotFoundError:
         return None
     except Exception as error:  # the library raises the errors of every layer below it
-        raise CheckpointError(f"{checkpoint} cannot be fetched") from error
+        reason = getattr(error, "strerror", None)  # of a full disk and the like
+        why = f": {reason}" if reason else ""
+        raise CheckpointError(f"{checkpoint} cannot be fetched{why}") from error
+
+
+def _resume(repository: str, name: str) -> None:
+    """Downloads a file into the cache of `hf_hub_download`, from where the last call stopped.
+
+    `hf_hub_download` starts an interrupted file again, and compares its size but not its hash.
+    """
+    url = hf_hub_url(repository, name)
+    try:
+        found = get_hf_file_metadata(url)
+    except EntryNotFoundError:
+        raise
+    except Exception:  # no network: `hf_hub_download` looks into its cache, or names the reason
+        return
+    if found.etag is None or not _SHA256.fullmatch(found.etag):  # not a large file
+        return
+    folder = repo_folder_name(repo_id=repository, repo_type="model")
+    path = Path(constants.HF_HUB_CACHE, folder, "blobs", found.etag)
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    with part.open("ab") as file:
+        http_get(
+            *(url, file),
+            resume_size=file.tell(),
+            headers=build_hf_headers(),
+            expected_size=found.size,
+            displayed_filename=name,
+        )
+    with part.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != found.etag:
+        part.unlink()
+        raise OSError(errno.EIO, f"{name} was damaged by the download: repeat the command")
+    part.replace(path)
 
 
 def _parse_safetensors(name: str, data: bytes) -> tuple[State, Mapping[str, str]]:

@@ -19,6 +19,7 @@ import typer
 from service.cli import labels
 from service.cli.bulk.command import BULK_SETTINGS, bulk
 from service.cli.console import EXIT_SOME_FAILED, write_json
+from service.cli.get import can_export, get
 from service.cli.options import ExcludedPaths, OneObject, add_flags, path_argument, path_option
 from service.errors import (
     BundleError,
@@ -194,7 +195,7 @@ def info(
 
 def export(context: typer.Context) -> None:
     """Make a bundle from a checkpoint; `ml-decoder export --help` shows the options."""
-    if any(importlib.util.find_spec(module) is None for module in ("torch", "onnx", "export")):
+    if not can_export():
         raise StartError("export needs torch and onnx: pip install -e '.[export]' in the checkout")
     # By name: the service must not import modules that need torch.
     sys.argv = ["ml-decoder export", *context.args]
@@ -250,4 +251,5 @@ app.command()(add_flags(bulk, BULK_SETTINGS))
 app.add_typer(labels.app, name="labels")
 app.command()(info)
 app.command(context_settings=_PASS_ON, add_help_option=False)(export)
+app.command()(get)
 app.command()(bench)

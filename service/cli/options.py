@@ -88,9 +88,9 @@ def path_argument(metavar: str, about: str) -> Any:  # noqa: ANN401 - typer's ow
     return typer.Argument(metavar=metavar, help=about, parser=read_path, show_default=False)
 
 
-def path_option(metavar: str, about: str) -> Any:  # noqa: ANN401
-    """Returns the description of an option that is a path."""
-    return typer.Option(metavar=metavar, help=about, parser=read_path, show_default=False)
+def path_option(metavar: str, about: str, *flags: str) -> Any:  # noqa: ANN401
+    """Returns the description of an option that is a path; without flags, its parameter's name."""
+    return typer.Option(*flags, metavar=metavar, help=about, parser=read_path, show_default=False)
 
 
 def refuse_empty(text: str) -> str:

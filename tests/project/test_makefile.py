@@ -92,3 +92,12 @@ def test_serve_asks_for_the_device_of_the_runtime(
     make_checkout(tmp_path, runtime)
     done = run_make(tmp_path, "-n", "serve", f"RUNTIME={runtime}", path=os.environ["PATH"])
     assert f"ML_DECODER_DEVICE={device} " in done.stdout
+
+
+def test_serve_makes_a_model_by_name_first(tmp_path: Path) -> None:
+    make_checkout(tmp_path, "cpu")
+    arguments = ("-n", "serve", "MODEL=siglip2-base", "FROM=my files")
+    done = run_make(tmp_path, *arguments, path=os.environ["PATH"])
+    out = "bundles/siglip2-base"
+    assert f'get "siglip2-base" --out "{out}" --from "my files"\n' in done.stdout
+    assert f'ML_DECODER_BUNDLE="{out}"' in done.stdout

@@ -1,21 +1,25 @@
 """Checkpoints on the hub, with a folder in its place."""
 
+import errno
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
+from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors.torch import save_file
 from timm.layers.ml_decoder import add_ml_decoder_head
 
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
+from models.checkpoints.files import fetch
 from tests.models.checkpoints import read_config
+from tests.support.fake_hub import FakeHub, serve_hub
 
 REFERENCE = "hf-hub:someone/tagger"
 
@@ -133,3 +137,45 @@ def test_other_config_next_to_a_file_is_ignored(content: str, tmp_path: Path) ->
     with pytest.raises(CheckpointError, match="does not name its backbone"):
         read_config(path)
     assert read_config(path, Hints("test_resnet")).backbone == "test_resnet"
+
+
+@pytest.fixture
+def real_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    (tmp_path / "hub").mkdir()
+    write_timm_repository(tmp_path / "hub")
+    with serve_hub(tmp_path / "hub") as hub:
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        template = hub.address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield hub
+
+
+def test_interrupted_download_goes_on_and_a_damaged_one_is_noticed(
+    real_hub: FakeHub, tmp_path: Path
+) -> None:
+    content = (real_hub.folder / "pytorch_model.bin").read_bytes()
+    blobs = tmp_path / "cache" / "models--someone--tagger" / "blobs"
+    blobs.mkdir(parents=True)
+    part = blobs / f"{hashlib.sha256(content).hexdigest()}.part"
+    part.write_bytes(content[:1000])
+    real_hub.damages = True
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin was damaged by the download"):
+        fetch(REFERENCE, "pytorch_model.bin")
+    assert list(blobs.iterdir()) == []
+    real_hub.damages = False
+    part.write_bytes(content[:2000])
+    found = fetch(REFERENCE, "pytorch_model.bin")
+    assert found is not None
+    assert found.read_bytes() == content
+    assert real_hub.ranges == ["bytes=1000-", "bytes=2000-"]
+    assert fetch(REFERENCE, "model.safetensors") is None
+
+
+@pytest.mark.usefixtures("real_hub")
+def test_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("models.checkpoints.files.http_get", write)
+    with pytest.raises(CheckpointError, match="cannot be fetched: No space left"):
+        fetch(REFERENCE, "pytorch_model.bin")

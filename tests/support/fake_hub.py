@@ -1,0 +1,47 @@
+"""A model hub on this machine: the files of a folder, by HEAD and by GET with ranges."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+
+class FakeHub:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.address = ""
+        self.damages = False  # the last byte of each file that is sent
+        self.ranges: list[str] = []  # of all requests
+
+
+@contextmanager
+def serve_hub(folder: Path) -> Iterator[FakeHub]:
+    hub = FakeHub(folder)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = hub.folder / self.path.rpartition("/")[2]
+            content = path.read_bytes() if path.is_file() else b""
+            given = self.headers.get("Range", "")
+            part = content[int(given.strip("bytes=-") or 0) :]
+            self.send_response((206 if given else 200) if content else 404)
+            self.send_header("X-Repo-Commit" if content else "X-Error-Code", "EntryNotFound")
+            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+            self.send_header("Content-Length", str(len(part)))
+            self.end_headers()
+            if self.command == "GET":
+                hub.ranges += [given] if given else []
+                self.wfile.write(part[:-1] + (b"?" if hub.damages else part[-1:]))
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        hub.address = f"http://127.0.0.1:{server.server_port}"
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield hub
+        server.shutdown()
