@@ -100,6 +100,10 @@ class _Slot:
     failed_starts: int = 0  # one after the other
     start_at: float = 0.0  # seconds of `time.monotonic`
 
+    @property
+    def kind(self) -> str:
+        return "engine" if self.is_engine else "worker"
+
 
 class Supervisor:
     """Runs `serve` in `count` forked processes, and `run_engine` in `engines` more.
@@ -176,7 +180,7 @@ class Supervisor:
         shared = self._ports, theirs, self._suspects, self._state
         worker = Worker(slot.number, at_once, os.getpid(), *shared)
         slot.process = multiprocessing.get_context("fork").Process(
-            target=self._run_worker, args=(slot, worker, link), name=f"worker {slot.number}"
+            target=self._run_worker, args=(slot, worker, link), name=f"{slot.kind} {slot.number}"
         )
         # A signal between the fork and the worker's own handlers would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -186,8 +190,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         theirs.close()
         self._running[link] = slot
-        started = "engine started" if slot.is_engine else "worker started"
-        logger.info(started, extra={"worker": slot.number, "pid": slot.process.pid})
+        logger.info(f"{slot.kind} started", extra={"worker": slot.number, "pid": slot.process.pid})
 
     def _run_worker(self, slot: _Slot, worker: Worker, link: Connection) -> None:
         for each in (link, *self._running):
@@ -249,20 +252,19 @@ class Supervisor:
         code = slot.process.exitcode or 0
         was_ready, slot.ready = slot.ready, False
         stack, refused = self._suspects.end(slot.number)
-        if self._stops and (slot.is_engine or code in (0, -signal.SIGTERM)):
+        if self._stops and (slot.is_engine or not was_ready or code in (0, -signal.SIGTERM)):
             return
         reason = slot.reason or _describe(code)
         if not (self._state[_COMPLETE] or was_ready or self._stops):
-            raise StartError(slot.reason or f"worker {slot.number} cannot start: {reason}")
-        ended = "engine ended" if slot.is_engine else "worker ended"
+            raise StartError(slot.reason or f"{slot.process.name} cannot start: {reason}")
         fields = {"worker": slot.number, "reason": reason}
         if stack:
             fields |= {"refused_photos": refused, "stack": stack}
-        logger.error(ended, extra=fields)
+        logger.error(f"{slot.kind} ended", extra=fields)
         if was_ready or self._stops:
             return
         if not any(each.ready for each in self._slots if each.is_engine == slot.is_engine):
-            raise ServiceBroken(f"no worker can start: {reason}")
+            raise ServiceBroken(f"no {slot.kind} can start: {reason}")
         pause = min(2.0**slot.failed_starts, _LONGEST_PAUSE_SECONDS)
         slot.failed_starts += 1
         slot.start_at = time.monotonic() + pause
