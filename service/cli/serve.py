@@ -25,6 +25,7 @@ from service.errors import BundleError, StartError
 from service.http.telemetry.logs import configure_logs
 from service.pipeline.loading import Graphs, open_graphs
 from service.process.plan import Plan, plan_workers
+from service.scheduling.cpu import divide_cores
 from service.scheduling.gpus import count_fitting
 from service.settings import MIB, Settings
 
@@ -86,7 +87,7 @@ def _serve(
         run_server(settings, lambda settings: open_pipeline(settings, opening.result()), worker)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Processes:
     """What the processes of a service run after the fork; they share `folders`."""
 
@@ -156,12 +157,13 @@ def _supervise(processes: _Processes) -> None:
         processes.serve,
         engines=plan.engines,
         run_engine=processes.run_engine,
-        count_fitting=_measure_gpu(plan) if processes.settings.workers == "auto" else None,
+        count_fitting=_measure_gpu(processes) if processes.settings.workers == "auto" else None,
     ).run()
 
 
-def _measure_gpu(plan: Plan) -> Callable[[], int] | None:
-    """Returns what counts, once worker 1 is ready, how many fit on the GPUs; None if all do."""
+def _measure_gpu(processes: _Processes) -> Callable[[], int] | None:
+    """Returns what plans, once worker 1 is ready, how many fit on the GPUs; None if all do."""
+    plan = processes.plan
     if plan.engines or not plan.gpus:
         return None
     gpu, places = plan.gpus[0], len(plan.gpus)
@@ -173,6 +175,7 @@ def _measure_gpu(plan: Plan) -> Callable[[], int] | None:
         workers = min(plan.workers, places * count_fitting(before, after, most))
         fields = {"workers": workers, "planned": plan.workers, "gpu_mib": (before - after) // MIB}
         logger.info("counted workers that fit on the GPU", extra=fields)
+        processes.plan = replace(plan, workers=workers, shares=divide_cores(workers, pin=False))
         return workers
 
     return count

@@ -115,7 +115,8 @@ class Supervisor:
     seconds. A failure before all have been ready is a failed start. Later, a replacement that fails
     is tried again after 1, 2, 4 and up to 30 seconds, as long as another of its kind is ready.
 
-    With `count_fitting`, worker 1 starts alone. Once it is ready, this returns how many may run.
+    With `count_fitting`, worker 1 starts alone. Once it is ready, this returns how many may run. If
+    that is fewer, worker 1 starts again, because its share of cores and limits is larger then.
     """
 
     def __init__(  # noqa: PLR0913 - two kinds of processes
@@ -241,11 +242,19 @@ class Supervisor:
             return
         slot.ready, slot.failed_starts = True, 0
         if self._count_fitting is not None:
-            self._slots = self._slots[: self._count_fitting()]
-            self._count_fitting = None
+            fitting, self._count_fitting = self._count_fitting(), None
+            if fitting < len(self._slots):
+                self._slots = self._slots[:fitting]
+                self._restart(slot)
         if not self._state[_COMPLETE] and all(each.ready for each in self._slots):
             self._state[_COMPLETE] = 1
             self._ports.log_serving()
+
+    def _restart(self, slot: _Slot) -> None:
+        slot.process.kill()
+        slot.process.join()  # it frees its GPU
+        self._running = {link: each for link, each in self._running.items() if each is not slot}
+        slot.ready = False
 
     def _reap(self, slot: _Slot) -> None:
         slot.process.join()

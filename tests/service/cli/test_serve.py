@@ -13,9 +13,12 @@ from service.cli import serve as serving
 from service.cli.serve import serve_model
 from service.errors import StartError
 from service.pipeline.host import OpenPipeline
-from service.pipeline.loading import Graphs
+from service.pipeline.loading import Graphs, open_graphs
 from service.pipeline.pipeline import Pipeline
 from service.process import server
+from service.process.plan import Plan
+from service.scheduling.cpu import CoreShare
+from service.scheduling.gpus import Gpu
 from service.settings import Settings
 
 
@@ -81,3 +84,26 @@ def test_workers_share_a_label_store_instead_of_memory_and_a_folder_of_metrics(
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "mine")
     with serving._share_state(Settings(label_store="a.db")) as (shared, _):
         assert (shared.label_store, os.environ["PROMETHEUS_MULTIPROC_DIR"]) == ("a.db", "mine")
+
+
+def test_workers_that_fit_on_the_gpu_share_the_cores_and_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = iter([1000, 700])
+    monkeypatch.setattr(Gpu, "free_bytes", lambda _gpu: next(free))
+    settings = Settings(label_store="memory")
+    plan = Plan(8, 0, [CoreShare(1)] * 8, [Gpu("GPU-a")], on_gpu=True)
+    processes = serving._Processes(plan, settings, [], open_graphs)
+    count = serving._measure_gpu(processes)
+    assert count is not None
+    assert count() == processes.plan.workers == len(processes.plan.shares) == 2
+    held = processes.plan.adapt_settings(1, settings).max_held_bytes
+    assert held == settings.max_held_bytes // 2
+
+
+def test_limits_that_count_for_each_worker_are_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serving, "_supervise", lambda _processes: None)
+    serve_model(Settings(label_store="memory", workers=2, rate_limit="9/s"))
+    assert "rate_limit counts for each of the 2 workers: divide by them" in caplog.text
