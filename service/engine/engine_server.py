@@ -182,7 +182,9 @@ class EngineServer:
                     self._waiting.append(_Waiting(channel, request, heads))
             except (OSError, EOFError) as error:
                 if not isinstance(error, EOFError | ConnectionError):
-                    logger.warning("a worker's connection was closed: %s", error)
+                    is_silent = isinstance(error, BlockingIOError)
+                    reason = "it is suspended or overloaded" if is_silent else error
+                    logger.warning("a worker's connection was closed: %s", reason)
                 if channel is not None:
                     self._selector.unregister(channel.connection)
                     channel.connection.close()

@@ -104,6 +104,7 @@ def test_workers_that_fit_on_the_gpu_share_the_cores_and_limits(
 def test_limits_that_count_for_each_worker_are_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "mine")
     monkeypatch.setattr(serving, "_supervise", lambda _processes: None)
     serve_model(Settings(label_store="memory", workers=2, rate_limit="9/s"))
     assert "rate_limit counts for each of the 2 workers: divide by them" in caplog.text
