@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from service.errors import BundleError, StartError
 from service.http.telemetry.logs import configure_logs
 from service.pipeline.loading import Graphs, open_graphs
 from service.process.plan import Plan, plan_workers
+from service.scheduling.cpu import divide_cores
 from service.scheduling.gpus import count_fitting
 from service.settings import MIB, Settings
 
@@ -51,6 +53,17 @@ def serve_model(
     if plan.workers == 1 and not plan.engines:
         _serve(plan.adapt_settings(1, settings), open_graphs)
     else:
+        own = [
+            name
+            for name in ("rate_limit", "max_connections", "max_connections_per_address")
+            if getattr(settings, name) and plan.workers > 1
+        ]
+        if own:
+            names, verb = " and ".join(own), "count" if own[1:] else "counts"
+            logger.warning(
+                "%s %s for each of the %d workers: divide by them, or set workers to 1",
+                *(names, verb, plan.workers),
+            )
         with _share_state(settings) as (shared, folders):
             _supervise(_Processes(plan, shared, folders, open_graphs))
 
@@ -74,7 +87,7 @@ def _serve(
         run_server(settings, lambda settings: open_pipeline(settings, opening.result()), worker)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Processes:
     """What the processes of a service run after the fork; they share `folders`."""
 
@@ -100,8 +113,8 @@ class _Processes:
             address = self._find_socket((worker.number - 1) % plan.engines)
             return open_remote_graphs(settings, address, arrays, worker.is_stopping)
 
-        _serve(plan.adapt_settings(worker.number, self.settings), open_shared, worker)
-        self._clean_up(worker)
+        with self._clean_up(worker):
+            _serve(plan.adapt_settings(worker.number, self.settings), open_shared, worker)
 
     def run_engine(self, worker: Worker) -> None:
         """Runs an engine process; their numbers follow the workers'."""
@@ -109,8 +122,8 @@ class _Processes:
 
         number = worker.number - self.plan.workers
         self._choose_gpu(number)
-        run_engine(self.settings, self.open_graphs, self._find_socket(number - 1), worker)
-        self._clean_up(worker)
+        with self._clean_up(worker):
+            run_engine(self.settings, self.open_graphs, self._find_socket(number - 1), worker)
 
     def _find_socket(self, place: int) -> Path:
         return Path(self.folders[-1]) / f"engine-{place}"
@@ -119,10 +132,13 @@ class _Processes:
         if gpu := self.plan.find_gpu(number):
             os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid  # before ONNX Runtime loads CUDA
 
-    def _clean_up(self, worker: Worker) -> None:
-        if worker.is_orphan():  # the supervisor was killed, before it removed them
-            for folder in self.folders:
-                shutil.rmtree(folder, ignore_errors=True)
+    @contextmanager
+    def _clean_up(self, worker: Worker) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if worker.is_orphan():  # the supervisor was killed, before it removed them
+                _remove(self.folders)
 
 
 def _supervise(processes: _Processes) -> None:
@@ -141,12 +157,13 @@ def _supervise(processes: _Processes) -> None:
         processes.serve,
         engines=plan.engines,
         run_engine=processes.run_engine,
-        count_fitting=_measure_gpu(plan) if processes.settings.workers == "auto" else None,
+        count_fitting=_measure_gpu(processes) if processes.settings.workers == "auto" else None,
     ).run()
 
 
-def _measure_gpu(plan: Plan) -> Callable[[], int] | None:
-    """Returns what counts, once worker 1 is ready, how many fit on the GPUs; None if all do."""
+def _measure_gpu(processes: _Processes) -> Callable[[], int] | None:
+    """Returns what plans, once worker 1 is ready, how many fit on the GPUs; None if all do."""
+    plan = processes.plan
     if plan.engines or not plan.gpus:
         return None
     gpu, places = plan.gpus[0], len(plan.gpus)
@@ -158,6 +175,7 @@ def _measure_gpu(plan: Plan) -> Callable[[], int] | None:
         workers = min(plan.workers, places * count_fitting(before, after, most))
         fields = {"workers": workers, "planned": plan.workers, "gpu_mib": (before - after) // MIB}
         logger.info("counted workers that fit on the GPU", extra=fields)
+        processes.plan = replace(plan, workers=workers, shares=divide_cores(workers, pin=False))
         return workers
 
     return count
@@ -176,8 +194,21 @@ def _share_state(settings: Settings) -> Iterator[tuple[Settings, Sequence[str]]]
     place = _MEMORY_FOLDER if os.access(_MEMORY_FOLDER, os.W_OK | os.X_OK) else None
     make_folder = partial(TemporaryDirectory, prefix="ml-decoder-", ignore_cleanup_errors=True)
     with make_folder(dir=place) as metrics, make_folder() as folder:
+        folders = metrics, folder
+        # Until the supervisor has its own handler. An import could swallow an exception.
+        signal.signal(signal.SIGTERM, lambda *_: _abort(folders))
         os.environ.setdefault(variable, metrics)
         if settings.label_store == MEMORY:
             store = str(Path(folder) / "labels.db")
             settings = settings.model_copy(update={"label_store": store})
-        yield settings, (metrics, folder)
+        yield settings, folders
+
+
+def _abort(folders: Sequence[str]) -> None:
+    _remove(folders)
+    os._exit(128 + signal.SIGTERM)
+
+
+def _remove(folders: Sequence[str]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)

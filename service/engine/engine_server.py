@@ -9,6 +9,7 @@ import mmap
 import os
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections import deque
@@ -31,6 +32,9 @@ from service.errors import InferenceFailed, OutOfMemory, StartError
 
 _MAX_TICKS = 10
 _ORPHAN_SECONDS = 0.2
+# Seconds and microseconds that a part of a message may take: a suspended worker must not stop
+# the others.
+_PATIENCE = struct.pack("ll", 1, 0)
 _EXIT_BROKEN = 3
 
 logger = logging.getLogger(__name__)
@@ -50,6 +54,7 @@ class _Waiting:
 
     channel: _Channel
     request: Request
+    heads: Sequence[Head]
     taken: int = 0
     results: dict[int, HeadResults] = field(default_factory=dict)  # by image
     failed: bool = False
@@ -101,7 +106,9 @@ class EngineServer:
             self._listener.bind(str(address))
         except OSError as error:
             self._listener.close()
-            raise StartError(f"the engine cannot listen at {address}: {error}") from error
+            raise StartError(
+                f"the engine cannot listen at {address}: {error}: set another TMPDIR"
+            ) from error
         self._listener.listen()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -169,15 +176,25 @@ class EngineServer:
                 if channel is None:
                     self._accept()
                 else:
-                    self._waiting.append(_Waiting(channel, channel.connection.recv()))
-            except (OSError, EOFError):
+                    # A failure must not reach other processes' images in the same run.
+                    request: Request = channel.connection.recv()
+                    heads = [unpack_head(content, self._arrays) for content in request.heads]
+                    self._waiting.append(_Waiting(channel, request, heads))
+            except (OSError, EOFError) as error:
+                if not isinstance(error, EOFError | ConnectionError):
+                    is_silent = isinstance(error, BlockingIOError)
+                    reason = "it is suspended or overloaded" if is_silent else error
+                    logger.warning("a worker's connection was closed: %s", reason)
                 if channel is not None:
                     self._selector.unregister(channel.connection)
                     channel.connection.close()
                     self._num_channels -= 1
 
     def _accept(self) -> None:
-        connection = Connection(self._listener.accept()[0].detach())
+        accepted, _ = self._listener.accept()
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            accepted.setsockopt(socket.SOL_SOCKET, option, _PATIENCE)
+        connection = Connection(accepted.detach())
         connection.send(self._facts)
         file = recv_handle(connection)
         try:
@@ -197,10 +214,8 @@ class EngineServer:
         try:
             for part in parts:
                 request, shift = part.waiting.request, len(asked) - part.start
-                for content in request.heads:
-                    if content not in heads:
-                        heads[content] = unpack_head(content, self._arrays)
-                own = [heads[content] for content in request.heads]
+                named = zip(request.heads, part.waiting.heads, strict=True)
+                own = [heads.setdefault(content, head) for content, head in named]
                 rows = range(part.start, part.stop)
                 asked += [[own[place] for place in request.asked[row]] for row in rows]
                 explained += [row + shift for row in request.explained if row in rows]
@@ -236,5 +251,10 @@ class EngineServer:
                 self._send(part, [waiting.results[row] for row in range(count)])
 
     def _send(self, part: _Part, answer: Sequence[HeadResults] | Exception) -> None:
-        with suppress(OSError):  # its process has ended
-            send(part.waiting.channel.connection, answer)
+        connection = part.waiting.channel.connection
+        with suppress(OSError):
+            try:
+                send(connection, answer)
+            except BlockingIOError:  # its process is suspended
+                with socket.socket(fileno=os.dup(connection.fileno())) as opened:
+                    opened.shutdown(socket.SHUT_RDWR)

@@ -32,6 +32,7 @@ from service.errors import NotReady, StartError
 from service.images.decode import PixelArray
 
 _RETRY_SECONDS = 0.05
+_STOP_SECONDS = 0.5
 # One batch is decoded or answered while another is on the engine.
 _PARALLEL_RUNS = 2
 _EXIT_BROKEN = 3
@@ -109,11 +110,19 @@ def send(connection: Connection, message: object) -> None:
 class _Channel:
     """A connection for one run at a time."""
 
-    def __init__(self, address: Path, shape: Sequence[int]) -> None:
-        """`shape` is of the pixels; raises OSError or EOFError if no engine listens."""
+    def __init__(
+        self, address: Path, shape: Sequence[int], is_stopping: Callable[[], bool] = bool
+    ) -> None:
+        """`shape` is of the pixels.
+
+        Raises OSError or EOFError if no engine listens, or none accepts until `is_stopping`.
+        """
         with socket.socket(socket.AF_UNIX) as opened:
             opened.connect(str(address))
             self.connection = Connection(opened.detach())
+        while not self.connection.poll(_STOP_SECONDS):  # the engine is busy, or suspended
+            if is_stopping():
+                raise ConnectionAbortedError
         self.facts: EngineFacts = self.connection.recv()
         file = os.memfd_create("pixels")
         try:
@@ -154,7 +163,7 @@ class RemoteEngine:
     def _connect(self) -> _Channel:
         while not self._is_stopping():
             with suppress(OSError, EOFError):
-                return _Channel(self._address, (1, *self._image_shape))
+                return _Channel(self._address, (1, *self._image_shape), self._is_stopping)
             time.sleep(_RETRY_SECONDS)
         raise StartError("the service was stopped before its engine was ready")
 
@@ -169,7 +178,6 @@ class RemoteEngine:
                 self._link.connection.recv()  # no message comes
             self.available = False
             self._idle.clear()
-            logger.warning("the engine process ended; waiting for its replacement")
             with suppress(StartError):
                 self._link = self._connect()
                 facts = self._link.facts

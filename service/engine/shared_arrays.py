@@ -38,7 +38,8 @@ class SharedArrays:
         self._folder, self._owner = folder, owner
         for left in folder.glob(f"{owner}-*"):
             self._remove(left)
-        self._links: dict[int, Path] = {}  # by id of the array
+        # By id of the array; None if there was no space.
+        self._links: dict[int, Path | None] = {}
         self._mapped: weakref.WeakValueDictionary[str, NDArray[np.generic]]
         self._mapped = weakref.WeakValueDictionary()  # by name of the content
         self._lock = Lock()
@@ -64,31 +65,33 @@ class SharedArrays:
     def publish(self, array: NDArray[np.generic]) -> Path | None:
         """Returns the file of an array that lives on unchanged; None if the folder is full."""
         with self._lock:
-            link = self._links.get(id(array))
-            if link is None:
-                link = self._link(_name(array), array)
-                if link is not None:
-                    self._keep(array, link)
-            return link
+            if id(array) not in self._links:
+                self._keep(array, self._link(_name(array), array))
+            return self._links[id(array)]
 
-    def _keep(self, array: NDArray[np.generic], link: Path) -> None:
+    def _keep(self, array: NDArray[np.generic], link: Path | None) -> None:
         self._links[id(array)] = link
         weakref.finalize(array, self._forget, id(array)).atexit = False
 
     def _forget(self, number: int) -> None:
         # Without the lock: an array may be freed within it.
-        self._remove(self._links.pop(number))
+        if link := self._links.pop(number):
+            self._remove(link)
 
     def _link(self, name: str, array: NDArray[np.generic]) -> Path | None:
         content, link = self._folder / name, self._folder / f"{self._owner}-{next(_numbers)}-{name}"
         try:
             while not _add_link(content, link):
-                with NamedTemporaryFile(dir=self._folder) as file:
+                # Removed with the links, if this process is killed.
+                with NamedTemporaryFile(dir=self._folder, prefix=f"{self._owner}-new-") as file:
                     np.save(file, array)
                     file.flush()
                     _add_link(Path(file.name), content)
         except OSError as error:
-            logger.warning("labels are not shared between processes: %s", error)
+            logger.warning(
+                "a matrix of labels is not shared between processes: %s: check the space in %s",
+                *(error.strerror, self._folder.parent),
+            )
             return None
         return link
 

@@ -46,7 +46,7 @@ class Connections:
 
     def __init__(self, settings: Settings) -> None:
         """Raises the limit of open files; `StartError` if it is too low for the settings."""
-        files = _raise_file_limit()
+        files = raise_file_limit()
         # The other quarter is for the label store, fetched images and connections being closed.
         most = max(1, files * 3 // 4)
         if settings.max_connections > most:
@@ -122,7 +122,7 @@ class Connections:
         logger.warning("too many connections: some were closed", extra=fields)
 
 
-def _raise_file_limit() -> int:
+def raise_file_limit() -> int:
     """Raises the number of files that this process may open as far as permitted; returns it."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # macOS permits fewer than its hard limit

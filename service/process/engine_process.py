@@ -7,6 +7,7 @@ from service.engine.engine import Engine
 from service.engine.engine_server import EngineServer
 from service.pipeline.loading import Graphs
 from service.pipeline.pipeline import bound_run
+from service.process.connections import raise_file_limit
 from service.process.workers import Worker
 from service.scheduling.cpu import set_thread_scheduling
 from service.settings import Settings
@@ -19,6 +20,7 @@ def run_engine(
 
     Raises `StartError` or `BundleError` if it cannot start.
     """
+    raise_file_limit()  # each channel and shared matrix has a file
     graphs = open_graphs(settings)
     engine = graphs.engine
     assert isinstance(engine, Engine)

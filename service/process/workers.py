@@ -100,6 +100,10 @@ class _Slot:
     failed_starts: int = 0  # one after the other
     start_at: float = 0.0  # seconds of `time.monotonic`
 
+    @property
+    def kind(self) -> str:
+        return "engine" if self.is_engine else "worker"
+
 
 class Supervisor:
     """Runs `serve` in `count` forked processes, and `run_engine` in `engines` more.
@@ -111,7 +115,8 @@ class Supervisor:
     seconds. A failure before all have been ready is a failed start. Later, a replacement that fails
     is tried again after 1, 2, 4 and up to 30 seconds, as long as another of its kind is ready.
 
-    With `count_fitting`, worker 1 starts alone. Once it is ready, this returns how many may run.
+    With `count_fitting`, worker 1 starts alone. Once it is ready, this returns how many may run. If
+    that is fewer, worker 1 starts again, because its share of cores and limits is larger then.
     """
 
     def __init__(  # noqa: PLR0913 - two kinds of processes
@@ -176,7 +181,7 @@ class Supervisor:
         shared = self._ports, theirs, self._suspects, self._state
         worker = Worker(slot.number, at_once, os.getpid(), *shared)
         slot.process = multiprocessing.get_context("fork").Process(
-            target=self._run_worker, args=(slot, worker, link), name=f"worker {slot.number}"
+            target=self._run_worker, args=(slot, worker, link), name=f"{slot.kind} {slot.number}"
         )
         # A signal between the fork and the worker's own handlers would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -186,8 +191,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         theirs.close()
         self._running[link] = slot
-        started = "engine started" if slot.is_engine else "worker started"
-        logger.info(started, extra={"worker": slot.number, "pid": slot.process.pid})
+        logger.info(f"{slot.kind} started", extra={"worker": slot.number, "pid": slot.process.pid})
 
     def _run_worker(self, slot: _Slot, worker: Worker, link: Connection) -> None:
         for each in (link, *self._running):
@@ -238,31 +242,38 @@ class Supervisor:
             return
         slot.ready, slot.failed_starts = True, 0
         if self._count_fitting is not None:
-            self._slots = self._slots[: self._count_fitting()]
-            self._count_fitting = None
+            fitting, self._count_fitting = self._count_fitting(), None
+            if fitting < len(self._slots):
+                self._slots = self._slots[:fitting]
+                self._restart(slot)
         if not self._state[_COMPLETE] and all(each.ready for each in self._slots):
             self._state[_COMPLETE] = 1
             self._ports.log_serving()
+
+    def _restart(self, slot: _Slot) -> None:
+        slot.process.kill()
+        slot.process.join()  # it frees its GPU
+        self._running = {link: each for link, each in self._running.items() if each is not slot}
+        slot.ready = False
 
     def _reap(self, slot: _Slot) -> None:
         slot.process.join()
         code = slot.process.exitcode or 0
         was_ready, slot.ready = slot.ready, False
         stack, refused = self._suspects.end(slot.number)
-        if self._stops and (slot.is_engine or code in (0, -signal.SIGTERM)):
+        if self._stops and (slot.is_engine or not was_ready or code in (0, -signal.SIGTERM)):
             return
         reason = slot.reason or _describe(code)
         if not (self._state[_COMPLETE] or was_ready or self._stops):
-            raise StartError(slot.reason or f"worker {slot.number} cannot start: {reason}")
-        ended = "engine ended" if slot.is_engine else "worker ended"
+            raise StartError(slot.reason or f"{slot.process.name} cannot start: {reason}")
         fields = {"worker": slot.number, "reason": reason}
         if stack:
             fields |= {"refused_photos": refused, "stack": stack}
-        logger.error(ended, extra=fields)
+        logger.error(f"{slot.kind} ended", extra=fields)
         if was_ready or self._stops:
             return
         if not any(each.ready for each in self._slots if each.is_engine == slot.is_engine):
-            raise ServiceBroken(f"no worker can start: {reason}")
+            raise ServiceBroken(f"no {slot.kind} can start: {reason}")
         pause = min(2.0**slot.failed_starts, _LONGEST_PAUSE_SECONDS)
         slot.failed_starts += 1
         slot.start_at = time.monotonic() + pause

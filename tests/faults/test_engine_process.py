@@ -156,6 +156,20 @@ def test_engine_ends_after_the_workers(open_bundle: Bundle, tmp_path: Path, stop
     wait_until(lambda: not list(files.glob("ml-decoder-*")))
 
 
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
+def test_service_that_ends_while_its_engine_loads_leaves_nothing(
+    open_bundle: Bundle, tmp_path: Path, stop: int
+) -> None:
+    (files := tmp_path / "files").mkdir()
+    with FaultyProcess(open_bundle, tmp_path, *SHARED, opens=False, TMPDIR=str(files)) as server:
+        server.wait_for_line("engine started")
+        server.send_signal(stop)
+        server.open()
+        assert server.wait() == (0 if stop == signal.SIGTERM else -stop)
+    assert "ERROR" not in server.stderr
+    wait_until(lambda: not list(files.glob("ml-decoder-*")))
+
+
 def test_bad_start_of_the_engine_is_one_line(open_bundle: Bundle, tmp_path: Path) -> None:
     damaged = copy_bundle(open_bundle, tmp_path)
     flip_a_byte(damaged)

@@ -14,7 +14,7 @@ from service.cli import serve as serving
 from service.cli.serve import serve_model
 from service.errors import StartError
 from service.pipeline.host import OpenPipeline
-from service.pipeline.loading import Graphs
+from service.pipeline.loading import Graphs, open_graphs
 from service.pipeline.pipeline import Pipeline
 from service.process import engine_process, server
 from service.process.plan import Plan
@@ -87,18 +87,28 @@ def test_workers_share_a_label_store_instead_of_memory_and_a_folder_of_metrics(
         assert (shared.label_store, os.environ["PROMETHEUS_MULTIPROC_DIR"]) == ("a.db", "mine")
 
 
-@pytest.mark.parametrize(("planned", "gpus", "fitting"), [(8, 1, 2), (8, 2, 4), (1, 1, 1)])
-def test_workers_are_counted_by_the_memory_that_the_first_took(
-    monkeypatch: pytest.MonkeyPatch, planned: int, gpus: int, fitting: int
+def test_workers_that_fit_on_the_gpu_share_the_cores_and_limits(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    free = iter([100, 70])
-    monkeypatch.setattr(Gpu, "free_bytes", lambda _: next(free))
-    plan = Plan(planned, 0, (), [Gpu("GPU-1")] * gpus, on_gpu=True)
-    count = serving._measure_gpu(plan)
+    free = iter([1000, 700])
+    monkeypatch.setattr(Gpu, "free_bytes", lambda _gpu: next(free))
+    settings = Settings(label_store="memory")
+    plan = Plan(8, 0, [CoreShare(1)] * 8, [Gpu("GPU-a")], on_gpu=True)
+    processes = serving._Processes(plan, settings, [], open_graphs)
+    count = serving._measure_gpu(processes)
     assert count is not None
-    assert count() == fitting
-    assert serving._measure_gpu(Plan(2, 1, (), plan.gpus, on_gpu=True)) is None
-    assert serving._measure_gpu(Plan(2, 0, (), (), on_gpu=True)) is None
+    assert count() == processes.plan.workers == len(processes.plan.shares) == 2
+    held = processes.plan.adapt_settings(1, settings).max_held_bytes
+    assert held == settings.max_held_bytes // 2
+
+
+def test_limits_that_count_for_each_worker_are_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "mine")
+    monkeypatch.setattr(serving, "_supervise", lambda _processes: None)
+    serve_model(Settings(label_store="memory", workers=2, rate_limit="9/s"))
+    assert "rate_limit counts for each of the 2 workers: divide by them" in caplog.text
 
 
 @pytest.mark.parametrize(("engines", "seen"), [(0, "GPU-2"), (2, None)])

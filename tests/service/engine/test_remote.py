@@ -1,6 +1,9 @@
 """An engine in another process: the same results, merged batches, and the end of either side."""
 
+import os
 import selectors
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +16,11 @@ import numpy as np
 import pytest
 
 from service.bundle.reader import Bundle
+from service.engine import engine_server
 from service.engine.engine import Engine, open_engine
 from service.engine.engine_server import EngineServer
 from service.engine.heads import Head, HeadResults, NoHead, ScreenedQueries, SomeQueries
-from service.engine.remote import RemoteEngine, _Channel, pack_head
+from service.engine.remote import RemoteEngine, Request, _Channel, pack_head, send
 from service.engine.shared_arrays import SharedArrays
 from service.errors import InferenceFailed, NotReady, OutOfMemory, StartError
 from tests.support.engines import pretend_gpu
@@ -207,6 +211,59 @@ def test_opening_waits_for_the_engine_unless_the_service_stops(
             assert opening.result().available
     with pytest.raises(StartError, match="stopped before its engine was ready"):
         connect(bundle, tmp_path / "other", stops=lambda: True)
+
+
+def test_suspended_engine_does_not_stop_the_end_of_the_service(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "engine"))
+        listener.listen()
+        with pytest.raises(StartError, match="stopped before its engine was ready"):
+            connect(bundle, tmp_path, stops=iter([False, True, True]).__next__)
+
+
+def test_suspended_worker_does_not_stop_others(
+    engine: Engine, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_server, "_PATIENCE", struct.pack("ll", 0, 100_000))
+    with serve(engine, bundle, tmp_path), socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(str(tmp_path / "engine"))
+        remote, other = (connect(bundle, tmp_path, owner) for owner in (1, 2))
+        # One sends a part of a request, the other does not read a large answer.
+        stopped = [other._take() for _ in range(2)]
+        os.write(stopped[0].connection.fileno(), b"\0\0")
+        many = Request(4, [pack_head(NoHead(10**5), other._arrays)], [[0]] * 4, (), ())
+        send(stopped[1].connection, many)
+        assert len(remote.run(random_images(0, 2), [[None]] * 2)) == 2
+        for each in stopped:
+            with pytest.raises((EOFError, OSError)):
+                each.connection.recv()
+
+
+def test_lost_label_set_of_one_worker_does_not_fail_others(
+    engine: Engine, bundle: Bundle, tmp_path: Path
+) -> None:
+    blocking = Blocking(engine)
+    blocking.released.clear()
+    with serve(blocking, bundle, tmp_path) as server, ThreadPoolExecutor(3) as threads:
+        first, second = (connect(bundle, tmp_path, owner) for owner in (1, 2))
+        for each in (first, second):
+            each._idle.append(_Channel(tmp_path / "engine", (4, SIDE, SIDE, 3)))
+        queries = random_queries(0, 40)
+        queries.flags.writeable = False
+        running = [threads.submit(connect(bundle, tmp_path, 3).run, random_images(0, 1), [[None]])]
+        wait_until(lambda: blocking.sizes == [1])
+        running += [
+            threads.submit(first.run, random_images(1, 1), [[queries]]),
+            threads.submit(second.run, random_images(2, 1), [[None]]),
+        ]
+        wait_until(lambda: count_waiting(server) == 2)
+        SharedArrays(tmp_path, 1)  # it was killed, and replaced
+        blocking.released.set()
+        assert len(running[0].result()) == len(running[2].result()) == 1
+        with pytest.raises(NotReady):
+            running[1].result()
 
 
 def test_engine_of_another_bundle_is_refused(
