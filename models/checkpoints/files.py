@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -222,9 +223,11 @@ def _resume(repository: str, name: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     with part.open("ab") as file:
+        if file.tell() > (found.size or 0):  # two downloads at once wrote it
+            file.truncate(0)
         http_get(
             *(url, file),
-            resume_size=file.tell(),
+            resume_size=file.seek(0, os.SEEK_END),
             headers=build_hf_headers(),
             expected_size=found.size,
             displayed_filename=name,
