@@ -34,7 +34,6 @@ from models.checkpoints.preparation import PREPROCESS, TAGS, read_preprocess
 from models.config import ModelArgument
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", *INDICES)
-_LARGE = (".safetensors", ".bin")
 CONFIG = "config.json"
 _OF_TIMM = {"architecture", "pretrained_cfg"}  # one of them is in each `CONFIG` of timm
 
@@ -189,8 +188,7 @@ def fetch(checkpoint: Path | str, name: str) -> Path | None:
     logging.set_verbosity_error()  # it would log each of its retries
     repository = str(checkpoint).removeprefix(HUB)
     try:
-        if name.endswith(_LARGE):
-            _resume(repository, name)
+        _resume(repository, name)
         return Path(hf_hub_download(repository, name))
     except LocalEntryNotFoundError as error:  # a subclass: there is no network
         raise CheckpointError(f"{checkpoint} cannot be fetched: the hub is out of reach") from error

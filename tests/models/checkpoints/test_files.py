@@ -161,6 +161,8 @@ def test_interrupted_download_goes_on_and_a_damaged_one_is_noticed(
     real_hub.damages = True
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin was damaged by the download"):
         fetch(REFERENCE, "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"config\.json was damaged by the download"):
+        fetch(REFERENCE, "config.json")
     assert list(blobs.iterdir()) == []
     real_hub.damages = False
     for rest in (content[:2000], content + b"written by two downloads"):
