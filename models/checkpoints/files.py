@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +34,6 @@ from models.checkpoints.preparation import PREPROCESS, TAGS, read_preprocess
 from models.config import ModelArgument
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", *INDICES)
-_LARGE = (".safetensors", ".bin")
 CONFIG = "config.json"
 _OF_TIMM = {"architecture", "pretrained_cfg"}  # one of them is in each `CONFIG` of timm
 
@@ -188,8 +188,7 @@ def fetch(checkpoint: Path | str, name: str) -> Path | None:
     logging.set_verbosity_error()  # it would log each of its retries
     repository = str(checkpoint).removeprefix(HUB)
     try:
-        if name.endswith(_LARGE):
-            _resume(repository, name)
+        _resume(repository, name)
         return Path(hf_hub_download(repository, name))
     except LocalEntryNotFoundError as error:  # a subclass: there is no network
         raise CheckpointError(f"{checkpoint} cannot be fetched: the hub is out of reach") from error
@@ -222,9 +221,11 @@ def _resume(repository: str, name: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     with part.open("ab") as file:
+        if file.tell() > (found.size or 0):  # two downloads at once wrote it
+            file.truncate(0)
         http_get(
             *(url, file),
-            resume_size=file.tell(),
+            resume_size=file.seek(0, os.SEEK_END),
             headers=build_hf_headers(),
             expected_size=found.size,
             displayed_filename=name,

@@ -13,7 +13,6 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from service.cli.console import EXIT_SOME_FAILED
 from service.cli.options import path_option
 from service.errors import StartError
 
@@ -84,25 +83,25 @@ def get(
         near = get_close_matches(name or "", MODELS, 1, 0.0)
         raise StartError(f"no model {name}: did you mean {near[0]}?" if name else "NAME is missing")
     out, model, code = out or Path("bundles", name), MODELS[name], 0
-    if _is_ready(out, model):
+    if _is_ready(out, model, background):
         sys.stderr.write(f"{out} is ready\n")
     else:
         flags = _choose_flags(model, folder, background)
         _announce(name, folder, out, flags[0])
         command = [_make_environment(), "-P", "-m", "export", f"--out={out}", *flags]
         code = subprocess.run(command).returncode
-    if code not in (0, EXIT_SOME_FAILED):
-        elsewhere = f"{', '.join(model.files)} of {model.hub}"
-        hint = f"; without the hub, download {elsewhere}, then: ml-decoder get {name} --from FOLDER"
+    if code and not _is_ready(out, model):  # 1 is also the code of a traceback
+        files = f"{', '.join(model.files)} of {model.hub}"
+        hint = f"{folder} must have" if folder else "without the hub, give --from a folder with"
         reason = "killed: too little memory" if code == -signal.SIGKILL else "see above"
-        raise StartError(f"no bundle, {reason}{'' if folder else hint}")
+        raise StartError(f"no bundle, {reason}; {hint} {files}")
     sys.stdout.write(f"ml-decoder serve --bundle {out}\n")
     raise typer.Exit(code)
 
 
 def _show_models() -> None:
     table = Table(
-        "name",
+        Column("name", no_wrap=True),
         Column("on the hub", overflow="fold"),
         "licence",
         "download MB",
@@ -115,15 +114,18 @@ def _show_models() -> None:
     Console().print(table)
 
 
-def _is_ready(out: Path, model: Model) -> bool:
+def _is_ready(out: Path, model: Model, background: Path | None = None) -> bool:
     from service.bundle.reader import load_bundle
     from service.bundle.writer import check_target
 
     check_target(out)
     if not out.exists() or not any(out.iterdir()):
         return False
-    if load_bundle(out).card.provenance.training_data != model.hub:
+    card = load_bundle(out).card
+    if card.provenance.training_data != model.hub:
         raise StartError(f"{out} is a bundle of another model: give another --out")
+    if background is not None and card.background is None:
+        raise StartError(f"{out} is ready, without a background: give another --out")
     return True
 
 

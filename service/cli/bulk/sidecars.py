@@ -7,6 +7,7 @@ never stands for another's, and removing it is safe.
 
 import logging
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Set
@@ -50,6 +51,9 @@ _EMPTY = (
 )
 # darktable's history of many drawn masks takes some hundred kB.
 _MAX_BYTES = 8_000_000
+_OTHER_ENCODING = re.compile(
+    rb"(?:\xef\xbb\xbf)?<\?xml\s[^>]*\sencoding\s*=\s*.(?!utf-8\W)", re.IGNORECASE
+)
 
 logger = logging.getLogger(__name__)
 
@@ -170,4 +174,6 @@ def _load(path: Path) -> tuple[bytes, os.stat_result | None]:
         raise ValueError(f"it is larger than {_MAX_BYTES} bytes")
     if b"<!DOCTYPE" in content:
         raise ValueError("it has a DOCTYPE")
+    if _OTHER_ENCODING.match(content):
+        raise ValueError("its encoding is not UTF-8")
     return content, status

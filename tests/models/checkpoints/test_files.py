@@ -161,12 +161,16 @@ def test_interrupted_download_goes_on_and_a_damaged_one_is_noticed(
     real_hub.damages = True
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin was damaged by the download"):
         fetch(REFERENCE, "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"config\.json was damaged by the download"):
+        fetch(REFERENCE, "config.json")
     assert list(blobs.iterdir()) == []
     real_hub.damages = False
-    part.write_bytes(content[:2000])
-    found = fetch(REFERENCE, "pytorch_model.bin")
-    assert found is not None
-    assert found.read_bytes() == content
+    for rest in (content[:2000], content + b"written by two downloads"):
+        part.write_bytes(rest)
+        found = fetch(REFERENCE, "pytorch_model.bin")
+        assert found is not None
+        assert found.read_bytes() == content
+        (blobs / part.stem).unlink()
     assert real_hub.ranges == ["bytes=1000-", "bytes=2000-"]
     assert fetch(REFERENCE, "model.safetensors") is None
 

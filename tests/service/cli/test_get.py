@@ -70,6 +70,8 @@ def test_ready_bundle_is_found_and_another_or_damaged_one_refused(
     assert (code, out) == (0, f"ml-decoder serve --bundle {path}\n")
     assert (error, commands) == (f"{path} is ready\n", [])
     assert_refused(run, "is a bundle of another model", "get", "clip-vit-l-14", "--out", path)
+    arguments = ("--out", path, "--background", tmp_path)
+    assert_refused(run, "is ready, without a background", "get", "siglip2-base", *arguments)
     next(path.glob("*.onnx")).write_bytes(b"damaged")
     assert_refused(run, "must have", "get", "siglip2-base", "--out", path)
 
@@ -96,11 +98,21 @@ def test_environment_is_made_once_and_again_for_a_newer_project(
     assert len(commands) == 7
 
 
+def test_traceback_of_the_export_is_no_bundle(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(get, "can_export", lambda: True)
+    monkeypatch.setattr(subprocess, "run", lambda c: subprocess.CompletedProcess(c, 1))
+    arguments = ("siglip2-base", "--from", tmp_path, "--out", tmp_path / "b")
+    reason = f"no bundle, see above; {tmp_path} must have config.json, model.safetensors"
+    assert reason in run("get", *arguments)[2]
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
         (1, "is unfinished, see above: repeat the command"),
-        (2, "no bundle, see above; without the hub, download"),
+        (2, "no bundle, see above; without the hub, give --from a folder with config.json, model."),
         (-9, "no bundle, killed: too little memory"),
     ],
 )

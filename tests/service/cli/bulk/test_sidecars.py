@@ -127,6 +127,8 @@ def test_fields_and_tags_of_other_programs_stay(tag: Tag, folder: Path) -> None:
         (b"\xff\xd8\xff\xe0JFIF", "it is not XML"),
         (FOREIGN.encode("utf-16"), "it is not XML"),
         (b"<a>" * 100_000, "it is not XML"),
+        # Its bytes are valid in UTF-8, with another meaning.
+        (b'<?xml version="1.0" encoding="ISO-8859-1"?>\xc3\xa9', "its encoding is not UTF-8"),
         (b"<svg/>", "it is not XMP"),
         (b'<!DOCTYPE a [<!ENTITY e SYSTEM "/etc/passwd">]><a>&e;</a>', "it has a DOCTYPE"),
         (PLAIN.replace(b"elements/1.1/'", b"elements/1.1/' dc:subject='a'"), "its dc:subject is"),
