@@ -373,11 +373,8 @@ class NotMeasured(QuestionError):
 
     def __init__(self, names: tuple[str, ...], purpose: str, photos: str) -> None:
         command = f"ml-decoder export --bundle BUNDLE {photos} --out BUNDLE"
-        super().__init__(
-            names,
-            f": measure `{purpose}` with `{command}`, then start the service again; or send a "
-            "number or `calibrated`.",
-        )
+        step = f"measure `{purpose}` with `{command}`, then start the service again; or "
+        super().__init__(names, f": {step * bool(photos)}send a number or `calibrated`.")
 
 
 class LabelSetError(_DetailedError):

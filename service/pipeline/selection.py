@@ -130,10 +130,11 @@ def _use_threshold(sets: Sequence[LabelSet], threshold: Threshold | None) -> Seq
     used = [labels.use(threshold) for labels in sets]
     missing = [labels for labels, found in zip(sets, used, strict=True) if found is None]
     if missing:
-        options = {"trained": "--photos FOLDER"}
-        photos = [options.get(labels.source, "--open-photos FOLDER") for labels in missing]
+        # Sets of `examples` have no open head that could be measured.
+        options = {"trained": "--photos FOLDER", "zero_shot": "--open-photos FOLDER"}
+        photos = dict.fromkeys(options.get(labels.source, "") for labels in missing)
         names = tuple(labels.name for labels in missing)
-        raise NotMeasured(names, threshold, " ".join(dict.fromkeys(photos)))
+        raise NotMeasured(names, threshold, " ".join(filter(None, photos)))
     return [found for found in used if found is not None]
 
 

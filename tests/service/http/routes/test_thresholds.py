@@ -1,13 +1,21 @@
 """Tests of `threshold=balanced` and `threshold=recall`."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
-from tests.support.serving import PHOTO, assert_problem, send_image, serve_app, to_base64
-from tests.support.tiny_bundle import write_measured_bundle
+from tests.support.serving import (
+    PHOTO,
+    assert_problem,
+    send_examples,
+    send_image,
+    serve_app,
+    to_base64,
+)
+from tests.support.tiny_bundle import tiny_draft, write_measured_bundle, write_teachable_bundle
 
 BUNDLE = "measured_bundle"
 BALANCED = {"cat": 0.55, "dog": 0.45, "chair": 0.25, "table": 0.7}
@@ -65,3 +73,13 @@ def test_bundle_without_them_names_the_command_that_measures_them(open_bundle: B
             detail = assert_problem(response, 422, "not_measured")["detail"]
             assert f"`ml-decoder export --bundle BUNDLE {options} --out BUNDLE`" in detail
             assert send_image(client, params=params).status_code == 200
+
+
+def test_labels_from_photos_without_an_open_head_name_no_command(tmp_path: Path) -> None:
+    bundle = write_teachable_bundle(tmp_path, tiny_draft())
+    with serve_app(bundle.path) as client:
+        assert send_examples(client, "/labels/mine/examples?label=mug", [PHOTO]).is_success
+        asked = {"label_set": "mine", "threshold": "recall"}
+        detail = assert_problem(send_image(client, params=asked), 422, "not_measured")["detail"]
+        assert detail == "'mine': send a number or `calibrated`."
+        assert send_image(client, params={"label_set": "mine"}).status_code == 200
