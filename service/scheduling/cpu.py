@@ -95,9 +95,10 @@ def divide_cores(processes: int, *, pin: bool = True) -> list[CoreShare]:
     count = count_cores()
     each, more = divmod(count, processes)
     sizes = [max(1, each + (place < more)) for place in range(processes)]
-    numbers = sorted(_list_numbers(), key=_locate)
+    numbers = _list_numbers()
     if not pin or count < max(len(numbers), processes):
         return [CoreShare(size) for size in sizes]
+    numbers.sort(key=_locate)
     ends = [sum(sizes[: place + 1]) for place in range(processes)]
     return [
         CoreShare(size, frozenset(numbers[end - size : end]))
