@@ -111,7 +111,7 @@ def _write_models(
     folder: Path, bundle: Bundle, encoder: onnx.ModelProto, heads: Sequence[_Head]
 ) -> None:
     name, contract = bundle.card.name, bundle.card.input
-    images = Tensor("images", "TYPE_UINT8", (contract.height, contract.width, 3))
+    images = Tensor("images", "TYPE_UINT8", contract.shape)
     sizes = encoder.graph.output[0].type.tensor_type.shape.dim[1:]  # without the batch axis
     shape = tuple(size.dim_value if size.HasField("dim_value") else -1 for size in sizes)
     tokens = Tensor("tokens", "TYPE_FP32", shape)

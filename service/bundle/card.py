@@ -101,6 +101,11 @@ class InputContract(Record):
         description="Pillow's filter of the first fit. `bilinear` is left out.",
     )
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of a photo's pixels: (height, width, 3)."""
+        return self.height, self.width, 3
+
     def describe(self) -> str:
         """Returns the preparation in words, such as `squashed, bilinear to 448 x 448`."""
         color = f"#{bytes(self.pad_color).hex()}".replace("#ffffff", "white")

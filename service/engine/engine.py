@@ -184,8 +184,7 @@ class Engine:
         return [] if self._card.trained_head is None else [None]
 
     def _make_black(self, count: int) -> PixelArray:
-        contract = self._card.input
-        return np.zeros((count, contract.height, contract.width, 3), np.uint8)
+        return np.zeros((count, *self._card.input.shape), np.uint8)
 
     @property
     def _batch_sizes(self) -> list[int]:

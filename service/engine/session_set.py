@@ -251,8 +251,7 @@ def _open_head(
 
 def open_encoder(bundle: Bundle, config: SessionConfig) -> ort.InferenceSession:
     """Opens and checks the encoder alone; raises as `open_session` does."""
-    shape = (bundle.card.input.height, bundle.card.input.width, 3)
-    inputs: dict[str, TensorSpec] = {"images": ("uint8", shape)}
+    inputs: dict[str, TensorSpec] = {"images": ("uint8", bundle.card.input.shape)}
     return open_checked(bundle, "encoder", config, inputs=inputs, outputs={"tokens": _MEMORY})
 
 

@@ -87,7 +87,7 @@ class ModelAnswer(BaseModel):
 
 def describe_model(card: ModelCard, name: str) -> ModelAnswer:
     """Returns the metadata of the bundle's model, by the name that the client asked for."""
-    pixels = [-1, card.input.height, card.input.width, 3]
+    pixels = [-1, *card.input.shape]
     return ModelAnswer(
         name=name,
         versions=[card.version],

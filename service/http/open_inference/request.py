@@ -181,7 +181,7 @@ def _read_photos(
 ) -> tuple[bytes | DecodedImage, ...]:
     tensor = _take_input(inputs)
     binary = _take_binary(tensor, raw)
-    size = [contract.height, contract.width, 3]
+    size = list(contract.shape)
     datatype, tails, shape = (
         ("BYTES", ([], [1]), "[B] or [B, 1]")
         if tensor.name == IMAGE
