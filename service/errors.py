@@ -554,6 +554,8 @@ class OutOfMemory(InferenceFailed):
 class ServiceBroken(ServiceError):
     """The service must be restarted; the message is one line for the operator."""
 
+    exit_code = 3
+
 
 class StartError(ServiceError):
     """The service cannot start as configured; the message is one line for the operator."""

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from service.question import Question
 
 EXIT_CANNOT_START = 2
-EXIT_BROKE = 3
 
 _PREDICT_SETTINGS = (
     *("bundle", "device", "cuda_options", "precision", "intra_op_threads", "max_pixels"),
@@ -78,7 +77,7 @@ def main() -> None:
     except ServiceBroken as error:
         _write_error(str(error))
         sys.stderr.flush()
-        os._exit(EXIT_BROKE)  # Python's own exit could wait for a hanging GPU
+        os._exit(ServiceBroken.exit_code)  # Python's own exit could wait for a hanging GPU
     except typer.TyperException as error:
         _fail(f"{error.format_message()} (see --help)")
     except typer.Abort:

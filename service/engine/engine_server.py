@@ -28,14 +28,13 @@ from service.engine.engine import Engine
 from service.engine.heads import Head, HeadResults
 from service.engine.remote import EngineFacts, Request, send, unpack_head
 from service.engine.shared_arrays import ArrayReader
-from service.errors import InferenceFailed, OutOfMemory, StartError
+from service.errors import InferenceFailed, OutOfMemory, ServiceBroken, StartError
 
 _MAX_TICKS = 10
 _ORPHAN_SECONDS = 0.2
 # Seconds and microseconds that a part of a message may take: a suspended worker must not stop
 # the others.
 _PATIENCE = struct.pack("ll", 1, 0)
-_EXIT_BROKEN = 3
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ class EngineServer:
     ) -> None:
         """Listens at `address`, a path; raises `StartError` if it cannot."""
         self._engine = engine
-        self._image_shape = bundle.card.input.height, bundle.card.input.width, 3
+        self._image_shape = bundle.card.input.shape
         self._facts = EngineFacts(
             device=engine.device,
             provider=engine.provider,
@@ -134,7 +133,7 @@ class EngineServer:
             run.ticks += 1
         if any(run.ticks > _MAX_TICKS for run in runs):
             logger.critical("a run of the engine hangs")
-            os._exit(_EXIT_BROKEN)
+            os._exit(ServiceBroken.exit_code)
 
     def _work(self) -> None:
         try:
@@ -147,7 +146,7 @@ class EngineServer:
                 del run  # an idle thread must not keep results
         except BaseException:
             logger.critical("the engine broke", exc_info=True)
-            os._exit(_EXIT_BROKEN)  # Python's own exit could wait for a hanging GPU
+            os._exit(ServiceBroken.exit_code)  # Python's own exit could wait for a hanging GPU
 
     def _take(self) -> Sequence[_Part]:
         """Waits for requests and returns the images of the next batch."""
@@ -234,7 +233,7 @@ class EngineServer:
             with self._answering:
                 done, part.waiting.failed = part.waiting.failed, True
             if not done:
-                self._send(part, type(failure)(*failure.args))
+                self._send(part, failure)
         if isinstance(error, InferenceFailed) and not isinstance(error, OutOfMemory):
             self._engine.check()
 

@@ -28,14 +28,13 @@ from service.bundle.manifest import FileRecord
 from service.bundle.reader import Bundle
 from service.engine.heads import Head, HeadResults, ScreenedQueries, SomeQueries
 from service.engine.shared_arrays import ArrayReader, SharedArrays
-from service.errors import NotReady, StartError
+from service.errors import NotReady, ServiceBroken, StartError
 from service.images.decode import PixelArray
 
 _RETRY_SECONDS = 0.05
 _STOP_SECONDS = 0.5
 # One batch is decoded or answered while another is on the engine.
 _PARALLEL_RUNS = 2
-_EXIT_BROKEN = 3
 
 logger = logging.getLogger(__name__)
 
@@ -149,15 +148,15 @@ class RemoteEngine:
     ) -> None:
         self._address, self._arrays, self._is_stopping = address, arrays, is_stopping
         self._files = bundle.manifest.files
-        contract = bundle.card.input
-        self._image_shape = contract.height, contract.width, 3
+        self._image_shape = bundle.card.input.shape
         self._idle: list[_Channel] = []
         self._link = self._connect()
         facts = self._link.facts
-        self._check(facts)
-        self.provider, self.precision, self.width = facts.provider, facts.precision, facts.width
-        self.device, self.available = facts.device, True
+        if facts.files != self._files:
+            raise StartError("the bundle was changed while the service started: start it again")
         self.max_batch_size, self.small_batch_size = facts.max_batch_size, facts.small_batch_size
+        self.width = facts.width
+        self._adopt(facts)
         threading.Thread(target=self._watch, name="engine-link", daemon=True).start()
 
     def _connect(self) -> _Channel:
@@ -167,9 +166,9 @@ class RemoteEngine:
             time.sleep(_RETRY_SECONDS)
         raise StartError("the service was stopped before its engine was ready")
 
-    def _check(self, facts: EngineFacts) -> None:
-        if facts.files != self._files:
-            raise StartError("the bundle was changed while the service started: start it again")
+    def _adopt(self, facts: EngineFacts) -> None:
+        self.device, self.provider, self.precision = facts.device, facts.provider, facts.precision
+        self.available = True
 
     def _watch(self) -> None:
         """Notices the engine's end, and its replacement."""
@@ -183,9 +182,8 @@ class RemoteEngine:
                 facts = self._link.facts
                 if facts.files != self._files:
                     logger.critical("the engine has another bundle now; this process ends")
-                    os._exit(_EXIT_BROKEN)
-                self.device, self.provider = facts.device, facts.provider
-                self.precision, self.available = facts.precision, True
+                    os._exit(ServiceBroken.exit_code)
+                self._adopt(facts)
 
     def run(
         self,

@@ -96,7 +96,7 @@ class SharedArrays:
         return link
 
     def _remove(self, link: Path) -> None:
-        content = self._folder / link.name.split("-", 2)[2]
+        content = _find_content(link)
         with suppress(OSError):
             link.unlink()
             if content.stat().st_nlink == 1:
@@ -107,7 +107,7 @@ class ArrayReader:
     """Reads arrays that other processes have published; thread-safe."""
 
     def __init__(self) -> None:
-        self._read: dict[str, tuple[Path, NDArray[np.generic]]] = {}
+        self._read: dict[Path, NDArray[np.generic]] = {}  # by content
         self._lock = Lock()
 
     def read(self, link: Path) -> NDArray[np.generic]:
@@ -115,20 +115,24 @@ class ArrayReader:
 
         Raises OSError if its process has removed it.
         """
-        name = link.name.split("-", 2)[2]
+        content = _find_content(link)
         with self._lock:
-            if name not in self._read:
+            if content not in self._read:
                 array = _map(link)
                 # Without those that no process uses any more.
-                self._read = {n: kept for n, kept in self._read.items() if kept[0].exists()}
-                self._read[name] = link.with_name(name), array
-            return self._read[name][1]
+                self._read = {path: kept for path, kept in self._read.items() if path.exists()}
+                self._read[content] = array
+            return self._read[content]
 
 
 def _name(array: NDArray[np.generic]) -> str:
     digest = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
     digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
+
+
+def _find_content(link: Path) -> Path:
+    return link.with_name(link.name.split("-", 2)[2])
 
 
 def _add_link(old: Path, new: Path) -> bool:
