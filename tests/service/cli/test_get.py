@@ -14,6 +14,12 @@ from tests.support.tiny_bundle import tiny_card, write_tiny_bundle
 Commands = list[list[str]]
 
 
+@pytest.fixture(autouse=True)
+def _space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk with room for each model, whatever the machine has."""
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10_000_000_000))
+
+
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
     """The commands that `get` runs; each succeeds."""
