@@ -46,6 +46,14 @@ export function findLabels(labels, controls) {
   return (controls.mode === "best" ? labels : found).slice(0, controls.topK);
 }
 
+/** The answer of the service to a request with `showParameters`. */
+export function shorten(answer, controls) {
+  const labels = findLabels(answer.labels, controls);
+  if (controls.mode !== "number") return { ...answer, labels };
+  const { threshold } = controls;
+  return { ...answer, labels: labels.map((label) => ({ ...label, threshold, calibrated: false })) };
+}
+
 function findLeast(label, { mode, threshold }) {
   return mode === "number" ? threshold : label.threshold;
 }

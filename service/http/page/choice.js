@@ -1,0 +1,128 @@
+// What is looked for: the ticked label sets and the user's own words.
+
+import { listLabelSets, predict, readLabelSet } from "./api.js";
+import { MOST_LABELS, choiceParameters, dropLabels, splitLabels } from "./scores.js";
+
+const SHIPPED = new Set(["model", "bundle"]);
+const TYPING_PAUSE_MS = 350;
+const byId = (id) => document.getElementById(id);
+const names = new Map(); // `name version` -> promise of the labels of a registered set
+let listed = []; // the sets as the service lists them
+let listeners = []; // called with the sets after each listing
+
+/**
+ * Adds listeners; calls `onChange` after a choice and after a pause in typing, and each of `onListed`
+ * with the sets of the service.
+ */
+export function startChoice(onChange, onListed) {
+  listeners = onListed;
+  byId("ask").addEventListener("submit", (event) => event.preventDefault());
+  byId("choices").addEventListener("change", onChange);
+  byId("compare").addEventListener("change", onChange);
+  let pause = 0;
+  byId("candidates").addEventListener("input", () => {
+    clearTimeout(pause);
+    pause = setTimeout(onChange, TYPING_PAUSE_MS);
+  });
+}
+
+/** Names of the ticked sets, the users' first: of a label in several, the first set's threshold counts. */
+export function chosenSets() {
+  const ticked = [...document.querySelectorAll("#choices input:checked")].map((box) => box.value);
+  const isOwn = (name) => listed.some((set) => set.name === name && !SHIPPED.has(set.origin));
+  return [...ticked.filter(isOwn), ...ticked.filter((name) => !isOwn(name))];
+}
+
+export function comparedSet() {
+  return byId("compare").value;
+}
+
+export function typedLabels() {
+  return splitLabels(byId("candidates").value);
+}
+
+/** Removes these labels from the words that are typed; the rest of the text stays. */
+export function dropTyped(labels) {
+  byId("candidates").value = dropLabels(byId("candidates").value, labels);
+}
+
+/** The parameters of a request for what is looked for. */
+export function readChoice() {
+  return choiceParameters(chosenSets(), typedLabels());
+}
+
+export function isEmpty({ label_set: sets, candidate_labels: typed }) {
+  return sets.length + typed.length === 0;
+}
+
+/**
+ * Asks for all labels of `choice`, so that the controls need no other request. If nothing is chosen, the
+ * service uses its default sets, which are ticked then.
+ */
+export async function askAll(photo, choice, signal, patience) {
+  const answer = await predict(photo, { ...choice, top_k: [String(MOST_LABELS)] }, signal, patience);
+  if (isEmpty(choice) && isEmpty(readChoice())) tickSets(answer.label_sets.map((set) => set.name));
+  return answer;
+}
+
+/** Names of the labels in the registered ones of these sets, unless they are too many to show. */
+export async function ownLabels(sets) {
+  const isOwn = (set) => set.origin === "store" && set.num_labels <= MOST_LABELS;
+  const own = listed.filter((set) => sets.includes(set.name) && isOwn(set));
+  return (await Promise.all(own.map(readNames))).flat();
+}
+
+function readNames({ name, version }) {
+  const key = `${name} ${version}`;
+  const read = () => readLabelSet(name).then(({ labels }) => labels.map((label) => label.name));
+  if (!names.has(key)) {
+    names.set(key, read().catch(() => {
+      names.delete(key); // the answer has the set's labels all the same
+      return [];
+    }));
+  }
+  return names.get(key);
+}
+
+/** Lists the sets; keeps ticked sets ticked and ticks those in `also`. */
+export async function showSets(also = []) {
+  listed = await listLabelSets();
+  const chosen = [...chosenSets(), ...also]; // not before: a box may be ticked meanwhile
+  byId("choices").replaceChildren(...listed.map((set) => makeChoice(set, chosen.includes(set.name))));
+  const compared = comparedSet();
+  const options = listed.map((set) => new Option(set.name, set.name));
+  byId("compare").replaceChildren(new Option("nothing", ""), ...options);
+  byId("compare").value = isListed(compared) ? compared : "";
+  for (const show of listeners) show(listed);
+}
+
+export function isListed(name) {
+  return listed.some((set) => set.name === name);
+}
+
+function tickSets(sets) {
+  for (const box of document.querySelectorAll("#choices input")) {
+    box.checked = sets.includes(box.value);
+  }
+}
+
+export function countLabels({ num_labels: count }) {
+  return `${count.toLocaleString("en")} ${count === 1 ? "label" : "labels"}`;
+}
+
+function makeChoice(set, isChosen) {
+  const label = document.createElement("label");
+  label.className = "choice";
+  const box = document.createElement("input");
+  box.type = "checkbox";
+  box.value = set.name;
+  box.checked = isChosen;
+  const name = document.createElement("span");
+  name.textContent = `${set.name} `;
+  const count = document.createElement("span");
+  count.className = "quiet";
+  count.textContent = countLabels(set);
+  name.append(count);
+  label.append(box, name);
+  return label;
+}
