@@ -14,7 +14,7 @@ from tests.e2e.server_process import ROOT
 from tests.support.serving import labels_of
 
 SAMPLES = ROOT / "service" / "http" / "page" / "samples"
-CAT = SAMPLES / "chelsea.jpg"  # the sample that the page opens with
+CAT = SAMPLES / "chelsea.jpg"  # the sample that `Visit.open` chooses
 
 
 def rows(page: Page, column: int = 0, part: str = "") -> dict[str, float]:
@@ -61,7 +61,7 @@ def expect_sets(page: Page, title: str) -> None:
 
 def type_labels(page: Page, labels: str) -> None:
     """Types labels of the user's own and waits for their scores."""
-    page.get_by_label("Any words").fill(labels)
+    page.get_by_label("Your own words").fill(labels)
     expect_sets(page, "your own + trained + everyday")
 
 

@@ -49,8 +49,9 @@ class Visit:
     complaints: list[str] = field(default_factory=list)
 
     def open(self) -> Page:
-        """Opens the playground and waits for the labels of the first sample."""
+        """Opens the page, chooses the sample of a cat and waits for its tags."""
         self.page.goto(self.url)
+        self.page.get_by_role("button", name="Sample: cat").click()
         self.page.wait_for_selector("#results ol", state="attached")
         self.page.wait_for_selector("[aria-busy=false]")
         return self.page
