@@ -41,6 +41,11 @@ export function listSets(sets) {
   (buttons.find((button) => button.value === value) ?? buttons[0] ?? byId("keep-name")).focus();
 }
 
+/** Offers these words as a new set. */
+export function openNewSet() {
+  byId("keep-name").focus();
+}
+
 async function keep(replace) {
   const name = byId("keep-name").value.trim();
   const labels = typedLabels();
