@@ -48,6 +48,7 @@ function makeCopyButton(className, text, tags, onCopy) {
   const button = makeElement("button", className, text);
   button.type = "button";
   button.title = tags.length > 1 ? "Copy the tags, separated by commas" : `Copy “${tags[0]}”`;
+  if (text === tags[0]) button.setAttribute("aria-label", `Copy ${text}`);
   button.dataset.label = `copy ${text}`; // keeps the focus when the column is drawn again
   button.addEventListener("click", () => onCopy(tags));
   return button;
