@@ -28,12 +28,20 @@ export function showRequest(column, controls) {
 
 async function copy(id) {
   const element = byId(id);
-  try {
-    await navigator.clipboard.writeText(element.textContent);
+  if (await copyText(element.textContent)) {
     byId("copied").textContent = id === "answer" ? "Copied the answer." : `Copied the ${id} request.`;
+    return;
+  }
+  getSelection().selectAllChildren(element);
+  byId("copied").textContent = "Selected: copy it with Ctrl+C.";
+}
+
+/** Returns whether the text is in the clipboard: browsers offer none to plain-http pages of other hosts. */
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
   } catch {
-    // Browsers offer no clipboard to plain-http pages of other hosts.
-    getSelection().selectAllChildren(element);
-    byId("copied").textContent = "Selected: copy it with Ctrl+C.";
+    return false;
   }
 }

@@ -1,30 +1,57 @@
-// Results: labels as bars with scores and threshold marks, best first. Pressing a label calls
-// `onPress`, which draws its map.
+// The result of a photo: tags as chips, which copy themselves, and labels as bars with scores and
+// threshold marks, best first. Pressing a bar's label calls `onPress`, which draws its map.
 
 /**
- * Makes one column of labels: the found ones, below a line those that may be there, and the user's
- * own others.
+ * Makes one column: the tags, and rows for the user's own labels, the other tags, and labels that may be
+ * there.
  *
- * `groups`: as `groupLabels` returns them. `typed` and `kept`: names of the user's labels. `shared`:
- * names that the other column shows too. `steps`: `[text, action]` of buttons, if nothing is found.
- * Labels with `hasMap` are buttons; `pressed` is the label whose map is shown.
+ * `title`: names of the label sets, if two columns are compared. `groups`: as `groupLabels` returns them.
+ * `shared`: names that the other column shows too. `steps`: `[text, action]` of buttons, if nothing is
+ * found. `onCopy` takes the tags to copy. Labels with `hasMap` are buttons; `pressed` is the label whose
+ * map is shown.
  */
-export function makeColumn({ title, groups, note, steps, ...options }) {
+export function makeColumn({ title, groups, note, steps, onCopy, ...options }) {
+  const { found, own, others, maybe } = groups;
   const column = document.createElement("div");
   column.className = "column";
-  column.append(makeElement("h3", "", title));
-  if (groups.found.length > 0) column.append(makeList("found", `Found, ${title}`, groups.found, options));
+  if (title) column.append(makeElement("h3", "", title));
+  if (found.length > 0) column.append(makeChips(found, own, onCopy));
   else column.append(makeNextSteps(steps));
-  const below = [
-    ["maybe", "Below the threshold", groups.maybe],
-    ["own", "Your own, below the threshold", groups.own],
+  const parts = [
+    ["own", "Your own labels", own],
+    ["others", own.length > 0 ? "Others" : "Scores", others],
+    ["maybe", "Below the threshold", maybe],
   ];
-  for (const [kind, heading, labels] of below.filter(([, , labels]) => labels.length > 0)) {
+  for (const [kind, heading, labels] of parts.filter(([, , labels]) => labels.length > 0)) {
     column.append(makeElement("h4", "", heading));
-    column.append(makeList(`below ${kind}`, `${heading}, ${title}`, labels, options));
+    column.append(makeList(kind, title ? `${heading}, ${title}` : heading, labels, options));
   }
   column.append(makeElement("p", "quiet", note));
   return column;
+}
+
+function makeChips(found, own, onCopy) {
+  const list = makeElement("ul", "chips", "");
+  list.setAttribute("aria-label", "Tags");
+  for (const label of found) {
+    const item = document.createElement("li");
+    item.append(makeCopyButton(own.includes(label) ? "chip own" : "chip", label.label, [label.label], onCopy));
+    list.append(item);
+  }
+  const item = document.createElement("li");
+  item.append(makeCopyButton("copy", found.length > 1 ? "Copy all" : "Copy", found.map((label) => label.label), onCopy));
+  list.append(item);
+  return list;
+}
+
+function makeCopyButton(className, text, tags, onCopy) {
+  const button = makeElement("button", className, text);
+  button.type = "button";
+  button.title = tags.length > 1 ? "Copy the tags, separated by commas" : `Copy “${tags[0]}”`;
+  if (text === tags[0]) button.setAttribute("aria-label", `Copy ${text}`);
+  button.dataset.label = `copy ${text}`; // keeps the focus when the column is drawn again
+  button.addEventListener("click", () => onCopy(tags));
+  return button;
 }
 
 function makeNextSteps(steps) {
@@ -41,23 +68,22 @@ function makeNextSteps(steps) {
   return place;
 }
 
-function makeList(className, name, labels, { typed, kept, shared, threshold, hasMap, onPress, pressed }) {
+function makeList(className, name, labels, { shared, threshold, hasMap, onPress, pressed }) {
   const list = makeElement("ol", className, "");
   list.setAttribute("aria-label", name);
   for (const label of labels) {
-    const isOwn = className === "found" && (typed.has(label.label) || kept.has(label.label));
-    const kinds = [isOwn && "your own", shared.has(label.label) && "in both"];
     const press = hasMap(label) ? onPress : null;
-    const row = makeRow(label, threshold ?? label.threshold, kinds.filter(Boolean), press);
+    const kind = shared.has(label.label) ? "in both" : "";
+    const row = makeRow(label, threshold ?? label.threshold, kind, press);
     if (press) row.firstChild.setAttribute("aria-pressed", String(label.label === pressed));
     list.append(row);
   }
   return list;
 }
 
-function makeRow(label, threshold, kinds, onPress) {
+function makeRow(label, threshold, kind, onPress) {
   const body = document.createElement(onPress ? "button" : "div");
-  body.className = "label";
+  body.className = label.score >= threshold ? "label" : "label below";
   if (onPress) {
     body.type = "button";
     body.dataset.label = label.label;
@@ -69,7 +95,7 @@ function makeRow(label, threshold, kinds, onPress) {
     makeBar(label.score, threshold, passes),
     makeElement("span", "score", label.score.toFixed(3)),
     makeElement("span", "spoken", describe(label, threshold, passes)),
-    makeElement("span", "kind", kinds.join(", ")),
+    makeElement("span", "kind", kind),
   );
   const item = document.createElement("li");
   item.append(body);

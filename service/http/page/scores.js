@@ -15,28 +15,31 @@ const MAYBE_LEAST = 0.2;
 const BETWEEN_LABELS = /[,\n]/;
 
 /**
- * Sorts `labels` (best first) into those found, those that may be there, and the user's own others.
+ * Sorts `labels` (best first): `found` are the tags; the rows are the user's `own` labels, the `others`
+ * that are found, and those that may be there (`maybe`).
  *
- * `typed` and `kept` are names of the user's own labels: they are shown whatever they score, of
- * `kept` at most `topK`.
+ * `typed` and `kept` are names of the user's own labels: they are shown whatever they score, of `kept`
+ * that are not found at most `topK`.
  */
 export function groupLabels(labels, controls, { typed, kept }) {
   const { mode, topK } = controls;
   const least = (label) => findLeast(label, controls);
-  const passes = (label) => label.score >= least(label);
   const best = new Set(findLabels(labels, controls));
-  const others = labels.filter((label) => !passes(label));
-  const mine = new Set(others.filter((label) => kept.has(label.label)).slice(0, topK));
-  const isOwn = (label) => typed.has(label.label) || mine.has(label);
-  const strangers = others.filter((label) => !isOwn(label));
+  const passes = (label) => label.score >= least(label);
+  const found = labels.filter((label) => passes(label) && (best.has(label) || typed.has(label.label)));
+  const lower = labels.filter((label) => !passes(label));
+  const near = new Set(lower.filter((label) => kept.has(label.label)).slice(0, topK));
+  const isOwn = (label) => typed.has(label.label) || (kept.has(label.label) && (passes(label) || near.has(label)));
+  const strangers = lower.filter((label) => !isOwn(label));
   const isMaybe = (label) => label.score >= Math.max(MAYBE_SHARE * least(label), MAYBE_LEAST);
   return {
-    found: labels.filter((label) => passes(label) && (best.has(label) || typed.has(label.label))),
+    found,
+    own: labels.filter((label) => isOwn(label) && (found.includes(label) || !passes(label))),
+    others: found.filter((label) => !isOwn(label)),
     maybe:
       mode === "best"
         ? strangers.filter((label) => best.has(label))
         : strangers.filter(isMaybe).slice(0, MOST_MAYBES),
-    own: others.filter(isOwn),
   };
 }
 
@@ -56,6 +59,13 @@ export function shorten(answer, controls) {
 
 function findLeast(label, { mode, threshold }) {
   return mode === "number" ? threshold : label.threshold;
+}
+
+/** Which labels are shown. */
+export function describeControls({ mode, threshold, topK }) {
+  if (mode === "best") return `the best ${topK}`;
+  const least = mode === "number" ? `a score of ${threshold.toFixed(2)}` : "their own threshold";
+  return `at most ${topK} that reach ${least}`;
 }
 
 /** What a threshold for all labels means. */

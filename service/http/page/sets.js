@@ -105,6 +105,11 @@ function showCount() {
   say("keep-count", count > 0 ? countLabels({ num_labels: count }) : "");
 }
 
+/** Offers these words as a new set. */
+export function openNewSet() {
+  byId("keep-name").focus();
+}
+
 async function keep(replace) {
   const name = byId("keep-name").value.trim();
   const labels = splitLabels(byId("keep-words").value);

@@ -4,14 +4,18 @@ import { predict } from "./api.js";
 import { askAll, chosenSets, comparedSet, isEmpty, ownLabels, readChoice, typedLabels } from "./choice.js";
 import { chooseMode, readControls } from "./controls.js";
 import { note, redraw, stopTagging, tagPhotos } from "./grid.js";
+import { listOwnPhotos } from "./photos.js";
 import { describePeak, drawMap } from "./map.js";
-import { showRequest } from "./request.js";
+import { copyText, showRequest } from "./request.js";
 import { makeColumn } from "./results.js";
-import { MOST_LABELS, RANKED, choiceParameters, describeThreshold, groupLabels } from "./scores.js";
+import { openNewSet } from "./sets.js";
+import { MOST_LABELS, RANKED, choiceParameters, describeControls, describeThreshold, groupLabels } from "./scores.js";
+import { openTab } from "./tabs.js";
 
+const PHONE = matchMedia("(max-width: 59.99rem)");
 const QUIET_MS = 400; // pause before a screen reader announces a moving slider
 
-const TITLES = { candidate_labels: "your own" };
+const TITLES = { candidate_labels: "your own words" };
 
 const byId = (id) => document.getElementById(id);
 const shown = {
@@ -31,6 +35,16 @@ export function startTry(callbacks) {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && shown.pressed) hideMap();
   });
+  byId("candidates").addEventListener("focus", () => {
+    // On a phone, the keyboard leaves room for the words and the result, if they are at the top.
+    if (PHONE.matches) byId("result-side").scrollIntoView();
+  });
+  byId("candidates").addEventListener("input", showWords);
+  byId("save-words").addEventListener("click", () => {
+    openTab("labels");
+    openNewSet(typedLabels());
+  });
+  byId("back").addEventListener("click", () => openTab("many"));
 }
 
 /** Takes the model card, the answer of `/info`. */
@@ -57,7 +71,8 @@ export function forgetPhoto(photos) {
   byId("frame").hidden = true;
   forgetAnswer();
   byId("result-side").setAttribute("aria-busy", "false");
-  byId("summary").textContent = "Choose a photo.";
+  byId("summary").textContent = "No photo yet.";
+  byId("intro").hidden = false;
 }
 
 /** Sends one request per column and asks for every label that the controls may show. */
@@ -118,7 +133,8 @@ function forgetAnswer() {
   hideMap();
   clearTimeout(speaking);
   byId("results").replaceChildren();
-  byId("summary").textContent = "No labels.";
+  byId("summary").textContent = "No tags.";
+  byId("summary").classList.remove("spoken");
   byId("hint").hidden = true;
   showRequest(null);
 }
@@ -177,8 +193,15 @@ export function render() {
   byId("threshold-value").textContent = controls.threshold.toFixed(2);
   const meaning = shown.info ? describeThreshold(controls.threshold, isCalibrated()) : "";
   byId("threshold-meaning").textContent = meaning;
+  byId("options-summary").textContent = [chosenSets().join(", "), describeControls(controls)].filter(Boolean).join("; ");
+  const count = listOwnPhotos().length;
+  byId("back").hidden = count < 2;
+  byId("back").textContent = `All ${count} photos`;
+  showWords();
   redraw();
   if (shown.columns.length === 0) return;
+  byId("intro").hidden = true;
+  byId("summary").classList.add("spoken"); // the chips show it
   byId("hint").hidden = false;
   byId("map-hint").hidden = !shown.columns.some(({ answer }) => answer.labels.some(hasMap));
   const groups = shown.columns.map((column) => groupLabels(column.answer.labels, controls, column));
@@ -194,6 +217,10 @@ export function render() {
   speak(groups[0].found);
 }
 
+function showWords() {
+  byId("save-words").hidden = typedLabels().length === 0;
+}
+
 /** Whether all scores are probabilities, by the model card. */
 function isCalibrated() {
   const heads = [shown.info?.head, shown.info?.open_head].filter(Boolean);
@@ -202,18 +229,18 @@ function isCalibrated() {
 
 function drawColumn(column, groups, i, controls) {
   const others = Object.values(groups[1 - i] ?? {}).flat();
-  const { labels } = column.answer;
+  const { labels, timings: { total_ms: ms } } = column.answer;
   const count = labels.length < MOST_LABELS ? `${labels.length}` : `the best ${MOST_LABELS}`;
   const isRanked = column.answer.label_sets.some((set) => set.ranked);
+  const names = column.answer.label_sets.map((set) => TITLES[set.name] ?? set.name);
   return makeColumn({
-    title: column.answer.label_sets.map((set) => TITLES[set.name] ?? set.name).join(" + "),
+    title: shown.columns.length > 1 ? names.join(", ") : "",
     groups: groups[i],
-    note: `${groups[i].found.length} found of ${count} labels${isRanked ? `; scores are ${RANKED}` : ""}`,
+    note: `${groups[i].found.length} found of ${count} labels, in ${ms.toFixed(0)} ms${isRanked ? `; scores are ${RANKED}` : ""}`,
     steps: i === 0 ? listNextSteps(labels[0]) : [],
-    typed: column.typed,
-    kept: column.kept,
     shared: new Set(others.map((label) => label.label)),
     threshold: controls.mode === "number" ? controls.threshold : null,
+    onCopy: copyTags,
     hasMap,
     onPress: (label) => pressLabel(column, label),
     pressed: shown.pressed?.column === column ? shown.pressed.label : null,
@@ -235,12 +262,16 @@ function listNextSteps(best) {
   return steps;
 }
 
+async function copyTags(tags) {
+  const isCopied = await copyText(tags.join(", "));
+  byId("tags-copied").textContent = isCopied ? `Copied: ${tags.join(", ")}` : "The browser offers no clipboard here.";
+}
+
 function speak(labels) {
   clearTimeout(speaking);
   speaking = setTimeout(() => {
-    const names = labels.slice(0, 3).map((label) => label.label).join(", ") || "Nothing found";
+    const names = labels.slice(0, 3).map((label) => label.label).join(", ") || "Nothing found.";
     const more = labels.length > 3 ? ` and ${labels.length - 3} more` : "";
-    const ms = shown.columns[0].answer.timings.total_ms;
-    byId("summary").textContent = `${names}${more}, in ${ms.toFixed(0)} ms`;
+    byId("summary").textContent = `${names}${more}`;
   }, QUIET_MS);
 }
