@@ -105,11 +105,6 @@ function showCount() {
   say("keep-count", count > 0 ? countLabels({ num_labels: count }) : "");
 }
 
-/** Offers these words as a new set. */
-export function openNewSet() {
-  byId("keep-name").focus();
-}
-
 async function keep(replace) {
   const name = byId("keep-name").value.trim();
   const labels = splitLabels(byId("keep-words").value);
@@ -201,7 +196,7 @@ function makeRow(set) {
   const categories = counts.map(([name, count]) => `${name} ${count.toLocaleString("en")}`);
   facts.textContent = [countLabels(set), ORIGINS[set.origin], ...learnt].join(", ");
   const chips = document.createElement("span");
-  chips.className = "chips";
+  chips.className = "categories";
   chips.append(...categories.map(makeChip));
   row.append(open, facts);
   if (categories.length > 0) row.append(chips);
