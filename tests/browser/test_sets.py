@@ -2,7 +2,7 @@
 
 import httpx2 as httpx
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.browser.actions import (
     CAT,
@@ -106,6 +106,20 @@ def test_new_set_takes_the_words_of_try_and_says_what_is_missing(visit: Visit) -
     save(page)
     expect(page.locator("#keep-status")).to_contain_text("letters, digits or ._-")
     expect(page.get_by_role("textbox", name="Labels")).to_have_value("yak")
+
+
+def test_model_without_a_text_encoder_offers_no_words_for_a_set(visit: Visit) -> None:
+    def answer_without(route: Route) -> None:
+        response = route.fetch()
+        info = response.json()
+        info["open_head"]["encodes_text"] = False
+        route.fulfill(response=response, json=info)
+
+    page = visit.page
+    page.route("**/info", answer_without)
+    page.goto(f"{visit.url}/#labels")
+    expect(page.locator("#keep-cannot")).to_be_visible()
+    expect(page.locator("#keep-form")).to_be_hidden()
 
 
 def test_text_typed_and_set_ticked_during_a_save_stay(visit: Visit) -> None:

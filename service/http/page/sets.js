@@ -67,6 +67,8 @@ export function listSets(sets) {
   const kind = activeElement?.className;
   list.replaceChildren(...rows);
   byId("sets-none").hidden = sets.some((set) => !set.read_only);
+  byId("keep-cannot").hidden = !byId("own").hidden; // whether the model encodes text
+  byId("keep-form").hidden = byId("own").hidden;
   const now = listed.find((set) => set.name === viewed)?.version;
   if (viewed && now !== before) view(now ? viewed : null, false);
   if (place < 0) return;
