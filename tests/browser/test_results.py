@@ -351,3 +351,40 @@ def run(command: list[str], folder: Path) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_chips_copy_one_tag_or_all(visit: Visit) -> None:
+    page = visit.open()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    type_labels(page, "yak")
+    show_from(page, 0)
+    tags = page.locator(".chip").all_inner_texts()
+    assert set(tags) == set(rows(page, part=FOUND))
+    for button, copied in ((f"Copy {tags[0]}", tags[0]), ("Copy all", ", ".join(tags))):
+        page.get_by_role("button", name=button, exact=True).click()
+        expect(page.locator("#tags-copied")).to_have_text(f"Copied: {copied}")
+        assert page.evaluate("navigator.clipboard.readText()") == copied
+
+
+def test_words_and_their_scores_are_at_the_top_of_a_phone_while_they_are_typed(
+    visit: Visit,
+) -> None:
+    visit.page.set_viewport_size({"width": 390, "height": 844})
+    page = visit.open()
+    page.get_by_label("Your own words").click()
+    page.set_viewport_size({"width": 390, "height": 450})  # as the keyboard leaves it
+    type_labels(page, "yak, newt")
+    for part in (page.locator("#candidates"), page.locator(".own .label").last):
+        box = get_box(part)
+        assert 0 <= box["y"] <= 450 - box["height"]
+
+
+def test_address_names_the_tab(visit: Visit) -> None:
+    page = visit.open()
+    page.get_by_role("tab", name="Labels").click()
+    assert page.url.endswith("#labels")
+    page.reload()
+    expect(page.get_by_role("tabpanel", name="Labels")).to_be_visible()
+    page.goto(f"{visit.url}/#api")
+    expect(page.get_by_role("tabpanel", name="API")).to_be_visible()
+    expect(page.get_by_role("tabpanel", name="Labels")).to_be_hidden()
