@@ -175,6 +175,18 @@ def test_page_and_card_say_so_when_scores_are_not_calibrated(visit: Visit) -> No
     expect(card).to_be_hidden()
 
 
+def test_best_rating_is_found_and_no_other(visit: Visit) -> None:
+    page = visit.open()
+    values = (("safe", 0.4, 0.5, "rating"), ("cat", 0.3, 0.2, None), ("sharp", 0.2, 0.1, "rating"))
+    keys = ("label", "score", "threshold", "category")
+    labels = [dict(zip(keys, each, strict=True)) for each in values]
+    call = "async (given) => (await import('./page/scores.js')).findLabels(...given)"
+    for mode, found in (("calibrated", ["safe", "cat"]), ("number", ["safe", "cat", "sharp"])):
+        controls = {"mode": mode, "threshold": 0.2, "topK": 10}
+        answer = page.evaluate(call, [labels, controls])
+        assert [each["label"] for each in answer] == found
+
+
 def test_bar_and_mark_show_score_and_threshold(visit: Visit) -> None:
     page = visit.open()
     show_best(page)
