@@ -175,6 +175,18 @@ def test_page_and_card_say_so_when_scores_are_not_calibrated(visit: Visit) -> No
     expect(card).to_be_hidden()
 
 
+def test_best_rating_is_found_and_no_other(visit: Visit) -> None:
+    page = visit.open()
+    values = (("safe", 0.4, 0.5, "rating"), ("cat", 0.3, 0.2, None), ("sharp", 0.2, 0.1, "rating"))
+    keys = ("label", "score", "threshold", "category")
+    labels = [dict(zip(keys, each, strict=True)) for each in values]
+    call = "async (given) => (await import('./page/scores.js')).findLabels(...given)"
+    for mode, found in (("calibrated", ["safe", "cat"]), ("number", ["safe", "cat", "sharp"])):
+        controls = {"mode": mode, "threshold": 0.2, "topK": 10}
+        answer = page.evaluate(call, [labels, controls])
+        assert [each["label"] for each in answer] == found
+
+
 def test_bar_and_mark_show_score_and_threshold(visit: Visit) -> None:
     page = visit.open()
     show_best(page)
@@ -351,3 +363,40 @@ def run(command: list[str], folder: Path) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_chips_copy_one_tag_or_all(visit: Visit) -> None:
+    page = visit.open()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    type_labels(page, "yak")
+    show_from(page, 0)
+    tags = page.locator(".chip").all_inner_texts()
+    assert set(tags) == set(rows(page, part=FOUND))
+    for button, copied in ((f"Copy {tags[0]}", tags[0]), ("Copy all", ", ".join(tags))):
+        page.get_by_role("button", name=button, exact=True).click()
+        expect(page.locator("#tags-copied")).to_have_text(f"Copied: {copied}")
+        assert page.evaluate("navigator.clipboard.readText()") == copied
+
+
+def test_words_and_their_scores_are_at_the_top_of_a_phone_while_they_are_typed(
+    visit: Visit,
+) -> None:
+    visit.page.set_viewport_size({"width": 390, "height": 844})
+    page = visit.open()
+    page.get_by_label("Your own words").click()
+    page.set_viewport_size({"width": 390, "height": 450})  # as the keyboard leaves it
+    type_labels(page, "yak, newt")
+    for part in (page.locator("#candidates"), page.locator(".own .label").last):
+        box = get_box(part)
+        assert 0 <= box["y"] <= 450 - box["height"]
+
+
+def test_address_names_the_tab(visit: Visit) -> None:
+    page = visit.open()
+    page.get_by_role("tab", name="Labels").click()
+    assert page.url.endswith("#labels")
+    page.reload()
+    expect(page.get_by_role("tabpanel", name="Labels")).to_be_visible()
+    page.goto(f"{visit.url}/#api")
+    expect(page.get_by_role("tabpanel", name="API")).to_be_visible()
+    expect(page.get_by_role("tabpanel", name="Labels")).to_be_hidden()

@@ -23,7 +23,7 @@ export function makeColumn({ title, groups, note, steps, onCopy, ...options }) {
     ["maybe", "Below the threshold", maybe],
   ];
   for (const [kind, heading, labels] of parts.filter(([, , labels]) => labels.length > 0)) {
-    column.append(makeElement("h4", "", heading));
+    column.append(makeElement(title ? "h4" : "h3", "group", heading));
     column.append(makeList(kind, title ? `${heading}, ${title}` : heading, labels, options));
   }
   column.append(makeElement("p", "quiet", note));
