@@ -71,9 +71,7 @@ def test_best_threshold_is_found_moved_and_saved(page: Page, visit: Visit, tmp_p
     expect(page.locator("#calibrate-few")).to_be_hidden()
     slider.fill("0.5")
     page.get_by_role("button", name="Save threshold").click()
-    expect(page.locator("#calibrate-status")).to_have_text(
-        "Saved: the threshold of yak is 0.125 now."
-    )
+    expect(page.locator("#calibrate-status")).to_have_text("yak has the threshold 0.125 now.")
     expect(page.locator("#calibrate-saved")).to_have_text("Saved: 0.125")
     yak, newt = read_labels(visit, "/herd")["labels"]
     assert (yak["threshold"], yak["calibrated"], yak["prompt"]) == (0.125, True, "a photo of a yak")
@@ -147,7 +145,7 @@ def test_saved_threshold_leaves_calibration_and_embeddings(
     page.locator("#calibrate-body").wait_for()
     give(page, photos[:1], "with")
     page.get_by_role("button", name="Save anyway").click()
-    expect(page.locator("#calibrate-status")).to_contain_text("the threshold of yak")
+    expect(page.locator("#calibrate-status")).to_contain_text("yak has the threshold")
     after = read_labels(visit, "/herd")
     yak = {**before["labels"][0], "calibrated": True, "threshold": after["labels"][0]["threshold"]}
     assert after == {**before, "version": after["version"], "labels": [yak, before["labels"][1]]}

@@ -62,22 +62,22 @@ def test_typed_labels_are_scored_and_saved_as_a_set(visit: Visit) -> None:
     assert own.items() <= rows(page).items(), "typed labels show whatever they score"
 
     keep_as(page, "zoo")
-    expect(page.locator("#keep-status")).to_have_text(
+    expect(page.locator("#new-set-status")).to_have_text(
         "Saved 2 labels as zoo. The set is ticked on Try."
     )
     expect(page.locator("#sets-none")).to_be_hidden()
     assert [label["name"] for label in read_labels(visit, "/zoo")["labels"]] == ["yak", "newt"]
 
     type_set(page, "zoo", "crow\nemu, crow")
-    expect(page.locator("#keep-count")).to_have_text("2 labels")
+    expect(page.locator("#new-set-count")).to_have_text("2 labels")
     save(page)
-    expect(page.locator("#keep-status")).to_contain_text("a set zoo with other labels")
+    expect(page.locator("#new-set-status")).to_contain_text("a set zoo with other labels")
     page.get_by_role("button", name="Replace it").click()
-    expect(page.locator("#keep-status")).to_contain_text("Saved 2 labels as zoo")
+    expect(page.locator("#new-set-status")).to_contain_text("Saved 2 labels as zoo")
     expect(page.get_by_role("button", name="Save set")).to_be_focused()
     assert [label["name"] for label in read_labels(visit, "/zoo")["labels"]] == ["crow", "emu"]
 
-    page.locator("#keep-look").click()
+    page.locator("#new-set-look").click()
     expect(page.get_by_role("tab", name="Try")).to_be_focused()
     expect(page.get_by_label("Your own words")).to_have_value("")
     expect_sets(page, "zoo", "trained", "everyday")
@@ -88,13 +88,13 @@ def test_new_set_takes_the_words_of_try_and_says_what_is_missing(visit: Visit) -
     open_tab(page, "Labels")
     take = page.get_by_role("button", name="Add the words of Try")
     take.click()
-    expect(page.locator("#keep-status")).to_have_text("There are no words on Try yet.")
+    expect(page.locator("#new-set-status")).to_have_text("There are no words on Try yet.")
     save(page)
-    expect(page.locator("#keep-status")).to_have_text("Give the set a name.")
+    expect(page.locator("#new-set-status")).to_have_text("Give the set a name.")
     expect(page.get_by_label("Name", exact=True)).to_be_focused()
     page.keyboard.type("zoo")
     page.keyboard.press("Enter")
-    expect(page.locator("#keep-status")).to_have_text("Type some labels first.")
+    expect(page.locator("#new-set-status")).to_have_text("Type some labels first.")
     expect(page.get_by_role("textbox", name="Labels")).to_be_focused()
     page.keyboard.type("crow")
     open_tab(page, "Try")
@@ -104,7 +104,7 @@ def test_new_set_takes_the_words_of_try_and_says_what_is_missing(visit: Visit) -
     expect(page.get_by_role("textbox", name="Labels")).to_have_value("crow\nyak\nnewt")
     type_set(page, "my zoo", "yak")
     save(page)
-    expect(page.locator("#keep-status")).to_contain_text("letters, digits or ._-")
+    expect(page.locator("#new-set-status")).to_contain_text("letters, digits or ._-")
     expect(page.get_by_role("textbox", name="Labels")).to_have_value("yak")
 
 
@@ -118,8 +118,8 @@ def test_model_without_a_text_encoder_offers_no_words_for_a_set(visit: Visit) ->
     page = visit.page
     page.route("**/info", answer_without)
     page.goto(f"{visit.url}/#labels")
-    expect(page.locator("#keep-cannot")).to_be_visible()
-    expect(page.locator("#keep-form")).to_be_hidden()
+    expect(page.locator("#new-set-cannot")).to_be_visible()
+    expect(page.locator("#new-set-form")).to_be_hidden()
 
 
 def test_text_typed_and_set_ticked_during_a_save_stay(visit: Visit) -> None:
@@ -139,8 +139,8 @@ def test_text_typed_and_set_ticked_during_a_save_stay(visit: Visit) -> None:
     take().fallback()
     for box in ("pond", "everyday"):
         expect(find_box(page, box)).to_be_checked()
-    expect(page.locator("#keep-words")).to_have_value("crow ")
-    expect(page.locator("#keep-name")).to_have_value("sky")
+    expect(page.locator("#new-set-words")).to_have_value("crow ")
+    expect(page.locator("#new-set-name")).to_have_value("sky")
 
 
 def test_labels_of_a_set_are_searched_and_lead_to_teaching_and_thresholds(visit: Visit) -> None:
@@ -166,7 +166,7 @@ def test_labels_of_a_set_are_searched_and_lead_to_teaching_and_thresholds(visit:
     type_set(page, "herd", "yak, yakutian horse")
     save(page)
     page.get_by_role("button", name="Replace it").click()
-    expect(page.locator("#keep-status")).to_contain_text("Saved 2 labels as herd")
+    expect(page.locator("#new-set-status")).to_contain_text("Saved 2 labels as herd")
     page.get_by_role("button", name="herd", exact=True).click()
     expect(page.locator("#view-rows tr")).to_have_count(2)
     press_delete(page, "herd")

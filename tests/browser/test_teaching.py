@@ -84,6 +84,10 @@ def test_label_is_taught_and_scored_on_the_next_photo(visit: Visit, photos: list
     page.get_by_role("button", name="Set its threshold").click()
     expect(page.get_by_role("heading", name="Thresholds")).to_be_focused()
     expect(page.locator("#calibrate-counts")).to_have_text("Scored: 4 with the label, 2 without")
+    expect(page.locator("#calibrate-few")).to_contain_text("add 1 more that shows it")
+    page.locator("#calibrate-with").set_input_files(photos[5])
+    expect(page.locator("#calibrate-few")).to_contain_text("The label has learnt from these photos")
+    page.get_by_role("button", name="Remove these photos").click()
     expect(page.locator("#calibrate-learnt")).to_be_visible()
 
 

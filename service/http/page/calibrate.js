@@ -15,6 +15,7 @@ const byId = (id) => document.getElementById(id);
 const pickers = {}; // `shown` and `others`: photos that show the label, and photos that do not
 const state = {
   set: null, // as `readLabelSet` returns it
+  taught: new Set(), // files from which the label has learnt, as far as the page knows
   threshold: 0,
   isMoved: false, // whether the user has moved the slider
 };
@@ -42,7 +43,7 @@ export function startCalibration(onKept, onProblem) {
   pickers.others = makePicker(byId("calibrate-without"), change);
 }
 
-/** Opens a label of a set, with photos `{ file, isShown }`. */
+/** Opens a label of a set, with photos `{ file, isShown }` from which it has just learnt. */
 export async function openThreshold(name, label, photos = []) {
   const field = byId("calibrate-set");
   if (![...field.options].some(({ value }) => value === name)) field.add(new Option(name, name)); // not listed yet
@@ -86,6 +87,7 @@ async function chooseSet(name, wanted = null) {
 
 /** Forgets the photos: which of them show a label is another question for each label. */
 function startAgain(photos = []) {
+  state.taught = new Set(photos.map(({ file }) => file));
   for (const [kind, picker] of Object.entries(pickers)) {
     picker.clear();
     picker.add(photos.filter(({ isShown }) => isShown === (kind === "shown")).map(({ file }) => file));
@@ -169,7 +171,7 @@ function show() {
   byId("calibrate-keep").classList.toggle("primary", !warning);
   const { threshold: saved, calibrated, examples } = findLabel();
   byId("calibrate-saved").textContent = `${calibrated ? "Saved" : "Default"}: ${writeScore(saved)}`;
-  byId("calibrate-learnt").hidden = !examples;
+  byId("calibrate-learnt").hidden = !examples || state.taught.size > 0;
 }
 
 /** Why the figures or the threshold deserve no trust; empty if they do. */
@@ -181,6 +183,9 @@ function warn(shown, others, threshold) {
       others === 0 && "some that do not show it",
     ].filter(Boolean);
     return `Too few photos to choose a threshold: add ${missing.join(", and ")}. Until then the figures are mostly chance.`;
+  }
+  if (scored().some(({ file }) => state.taught.has(file))) {
+    return "The label has learnt from these photos, so they score higher than others will. Choose other photos for a threshold.";
   }
   if (threshold >= LOW_THRESHOLD || others >= ENOUGH_OTHERS) return "";
   return (
@@ -228,7 +233,7 @@ async function keep(onKept, onProblem) {
   const text = writeScore(state.threshold);
   try {
     state.set = await keepThreshold(state.set, label, state.threshold);
-    say("calibrate-status", `Saved: the threshold of ${label} is ${text} now.`);
+    say("calibrate-status", `${label} has the threshold ${text} now.`);
     show();
     onKept();
   } catch (error) {

@@ -32,19 +32,19 @@ export function startSets(onChange, onProblem) {
   byId("delete-no").addEventListener("click", () => byId("delete").close());
   byId("delete-yes").addEventListener("click", () => byId("delete").close("yes"));
   byId("new-open").addEventListener("click", () => openNewSet([]));
-  byId("keep-form").addEventListener("submit", (event) => {
+  byId("new-set-form").addEventListener("submit", (event) => {
     event.preventDefault();
     keep(false);
   });
   byId("replace").addEventListener("click", () => keep(true));
-  byId("keep-name").addEventListener("input", () => showKeepStatus(""));
-  byId("keep-words").addEventListener("input", showCount);
-  byId("keep-take").addEventListener("click", () => {
+  byId("new-set-name").addEventListener("input", () => showKeepStatus(""));
+  byId("new-set-words").addEventListener("input", showCount);
+  byId("new-set-take").addEventListener("click", () => {
     const words = typedLabels();
     takeWords(words);
     if (words.length === 0) showKeepStatus("There are no words on Try yet.");
   });
-  for (const id of ["keep-look", "teach-look"]) byId(id).addEventListener("click", lookAtPhoto);
+  for (const id of ["new-set-look", "teach-look"]) byId(id).addEventListener("click", lookAtPhoto);
   startLabelList({ onTeach: openTeaching, onThreshold: openThreshold });
 }
 
@@ -53,7 +53,7 @@ export function openNewSet(words) {
   openTab("labels");
   view(null);
   takeWords(words);
-  byId("keep-name").focus();
+  byId("new-set-name").focus();
 }
 
 /** Draws a row for each set; the focus stays on its set, or moves to the row now at that position. */
@@ -67,8 +67,8 @@ export function listSets(sets) {
   const kind = activeElement?.className;
   list.replaceChildren(...rows);
   byId("sets-none").hidden = sets.some((set) => !set.read_only);
-  byId("keep-cannot").hidden = !byId("own").hidden; // whether the model encodes text
-  byId("keep-form").hidden = byId("own").hidden;
+  byId("new-set-cannot").hidden = !byId("own").hidden; // whether the model encodes text
+  byId("new-set-form").hidden = byId("own").hidden;
   const now = listed.find((set) => set.name === viewed)?.version;
   if (viewed && now !== before) view(now ? viewed : null, false);
   if (place < 0) return;
@@ -97,32 +97,32 @@ function lookAtPhoto() {
 
 /** Adds words to those of the new set. */
 function takeWords(words) {
-  const all = [...splitLabels(byId("keep-words").value), ...words];
-  if (words.length > 0) byId("keep-words").value = [...new Set(all)].join("\n");
+  const all = [...splitLabels(byId("new-set-words").value), ...words];
+  if (words.length > 0) byId("new-set-words").value = [...new Set(all)].join("\n");
   showCount();
 }
 
 function showCount() {
-  const count = splitLabels(byId("keep-words").value).length;
-  say("keep-count", count > 0 ? countLabels({ num_labels: count }) : "");
+  const count = splitLabels(byId("new-set-words").value).length;
+  say("new-set-count", count > 0 ? countLabels({ num_labels: count }) : "");
 }
 
 async function keep(replace) {
-  const name = byId("keep-name").value.trim();
-  const labels = splitLabels(byId("keep-words").value);
+  const name = byId("new-set-name").value.trim();
+  const labels = splitLabels(byId("new-set-words").value);
   if (!name || labels.length === 0) {
     showKeepStatus(name ? "Type some labels first." : "Give the set a name.", { isProblem: true });
-    byId(name ? "keep-words" : "keep-name").focus();
+    byId(name ? "new-set-words" : "new-set-name").focus();
     return;
   }
   try {
     const kept = await keepLabelSet(name, labels, replace);
     dropTyped(labels); // they are in the set now
-    byId("keep-words").value = dropLabels(byId("keep-words").value, labels); // text typed meanwhile stays
+    byId("new-set-words").value = dropLabels(byId("new-set-words").value, labels); // text typed meanwhile stays
     showCount();
-    if (byId("keep-name").value.trim() === name) byId("keep-name").value = "";
+    if (byId("new-set-name").value.trim() === name) byId("new-set-name").value = "";
     showKeepStatus(`Saved ${countLabels(kept)} as ${kept.name}. The set is ticked on Try.`, { isSaved: true });
-    if (replace) byId("keep").focus(); // its button is hidden now
+    if (replace) byId("new-set-save").focus(); // its button is hidden now
     await showSets([kept.name]);
     act.onChange();
   } catch (error) {
@@ -136,9 +136,9 @@ async function keep(replace) {
 }
 
 function showKeepStatus(text, { isSaved = false, isTaken = false, isProblem = false } = {}) {
-  say("keep-status", text, { isProblem });
+  say("new-set-status", text, { isProblem });
   byId("replace").hidden = !isTaken;
-  byId("keep-look").hidden = !isSaved;
+  byId("new-set-look").hidden = !isSaved;
 }
 
 async function remove(set) {
