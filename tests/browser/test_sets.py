@@ -197,7 +197,7 @@ def test_set_of_50_000_labels_with_categories_is_searched(visit: Visit) -> None:
     page.route("**/labels", lambda route: route.fulfill(json={"label_sets": [big]}))
     page.route("**/labels/tags", lambda route: route.fulfill(json={**big, "labels": labels}))
     page.goto(f"{visit.url}/#labels")
-    expect(find_set(page, "tags")).to_contain_text("general 49,998rating 2")
+    expect(find_set(page, "tags")).to_contain_text("general 49,998 rating 2")
     page.get_by_role("button", name="tags", exact=True).click()
     expect(page.locator("#view-count")).to_have_text("50,000 labels, the first 200 shown")
     page.get_by_role("button", name="Show 200 more").click()

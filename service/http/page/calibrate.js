@@ -4,8 +4,8 @@
 // `service/calibration.py`.
 
 import { keepThreshold, predict, readLabelSet } from "./api.js";
+import { makeElement, say } from "./elements.js";
 import { makePicker } from "./picker.js";
-import { say } from "./say.js";
 import { drawStrip, toPlace, toScore, writeScore } from "./strip.js";
 
 const FEW_PHOTOS = 5; // as `ml-decoder labels calibrate`
@@ -207,9 +207,7 @@ function describe(photos, shown, threshold) {
 
 function makeFigure([name, value, meaning]) {
   const figure = document.createElement("p");
-  const strong = document.createElement("strong");
-  strong.textContent = `${name} ${value}`;
-  figure.append(strong, `: ${meaning} `);
+  figure.append(makeElement("strong", "", `${name} ${value}`), `: ${meaning} `);
   return figure;
 }
 

@@ -2,7 +2,7 @@
 
 import { readLabelSet } from "./api.js";
 import { countLabels } from "./choice.js";
-import { say } from "./say.js";
+import { makeButton, makeElement, say } from "./elements.js";
 import { writeScore } from "./strip.js";
 
 const AT_ONCE = 200; // rows that are added by "Show more"
@@ -85,19 +85,20 @@ function draw() {
 
 function makeRow(label) {
   const row = document.createElement("tr");
-  const name = document.createElement("th");
+  const name = makeElement("th", "", label.name);
   [name.scope, name.tabIndex] = ["row", -1];
-  name.append(makeSpan("", label.name), ...listFacts(label).map((fact) => makeSpan("quiet", fact)));
+  name.append(...listFacts(label).map((fact) => makeElement("span", "quiet", fact)));
   const threshold = row.insertCell();
   threshold.textContent = writeScore(label.threshold);
-  if (!label.calibrated) threshold.append(" ", makeSpan("quiet", "default"));
+  if (!label.calibrated) threshold.append(" ", makeElement("span", "quiet", "default"));
   row.prepend(name);
   if (state.set.read_only) return row;
-  const actions = row.insertCell();
-  actions.append(
-    makeButton("onThreshold", "Threshold", `Set the threshold of ${label.name}`),
-    makeButton("onTeach", "Teach", `Teach ${label.name} from photos`),
-  );
+  const buttons = [
+    makeButton("small", "Threshold", `Set the threshold of ${label.name}`),
+    makeButton("small", "Teach", `Teach ${label.name} from photos`),
+  ];
+  [buttons[0].dataset.act, buttons[1].dataset.act] = ["onThreshold", "onTeach"];
+  row.insertCell().append(...buttons);
   return row;
 }
 
@@ -108,21 +109,4 @@ function listFacts({ category, prompt, examples }) {
     prompt && `“${prompt}”`,
     count > 0 && `learnt from ${count} ${count === 1 ? "photo" : "photos"}`,
   ].filter(Boolean);
-}
-
-function makeButton(name, text, spoken) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "small";
-  button.textContent = text;
-  button.dataset.act = name;
-  button.setAttribute("aria-label", spoken);
-  return button;
-}
-
-function makeSpan(className, text) {
-  const span = document.createElement("span");
-  span.className = className;
-  span.textContent = text;
-  return span;
 }

@@ -1,5 +1,6 @@
 // An area for photos: dropped or chosen, with thumbnails, each of which can be removed.
 
+import { makeButton, makeElement } from "./elements.js";
 import { writeScore } from "./strip.js";
 
 /**
@@ -61,20 +62,14 @@ function makeItem(photo, onRemove) {
   [image.alt, image.title, image.loading, image.decoding] = [photo.name, photo.name, "lazy", "async"];
   image.src = URL.createObjectURL(photo.file);
   image.addEventListener("error", () => {
-    const name = document.createElement("span"); // the service may know formats that the browser does not
-    name.className = "unseen";
-    name.textContent = photo.name;
     URL.revokeObjectURL(image.src);
-    image.replaceWith(name);
+    image.replaceWith(makeElement("span", "unseen", photo.name)); // the service may know more formats
   });
-  const button = document.createElement("button");
-  [button.type, button.textContent, button.title] = ["button", "×", "Remove"];
-  button.setAttribute("aria-label", `Remove ${photo.name}`);
+  const button = makeButton("", "×", `Remove ${photo.name}`);
+  button.title = "Remove";
   button.addEventListener("click", onRemove);
-  const caption = document.createElement("span");
-  caption.className = "caption";
   const item = document.createElement("li");
-  item.append(image, button, caption);
+  item.append(image, button, makeElement("span", "caption", ""));
   return item;
 }
 

@@ -3,8 +3,8 @@
 import { deleteLabelSet, keepLabelSet } from "./api.js";
 import { openThreshold } from "./calibrate.js";
 import { chosenSets, comparedSet, countLabels, dropTyped, isListed, showSets, typedLabels } from "./choice.js";
+import { makeButton, makeElement, say } from "./elements.js";
 import { startLabelList, viewLabels } from "./labellist.js";
-import { say } from "./say.js";
 import { dropLabels, splitLabels } from "./scores.js";
 import { openTab } from "./tabs.js";
 import { openTeaching } from "./teach.js";
@@ -186,38 +186,24 @@ async function deleteIfUnchanged(set) {
 }
 
 function makeRow(set) {
-  const row = document.createElement("li");
-  row.className = "set";
-  const open = makeButton("open", set.name, set.name);
+  const row = makeElement("li", "set", "");
+  const open = makeButton("open", set.name);
+  open.value = set.name;
   open.setAttribute("aria-expanded", String(set.name === viewed));
   open.setAttribute("aria-controls", "set-view");
-  const facts = document.createElement("span");
-  facts.className = "quiet";
   const learnt = set.num_learnt ? [`${set.num_learnt} learnt from photos`] : [];
-  const counts = Object.entries(set.category_counts ?? {});
-  const categories = counts.map(([name, count]) => `${name} ${count.toLocaleString("en")}`);
-  facts.textContent = [countLabels(set), ORIGINS[set.origin], ...learnt].join(", ");
-  const chips = document.createElement("span");
-  chips.className = "categories";
-  chips.append(...categories.map(makeChip));
-  row.append(open, facts);
-  if (categories.length > 0) row.append(chips);
+  row.append(open, makeElement("span", "quiet", [countLabels(set), ORIGINS[set.origin], ...learnt].join(", ")));
+  if (set.category_counts) {
+    const categories = makeElement("span", "categories", "");
+    for (const [name, count] of Object.entries(set.category_counts)) {
+      categories.append(makeElement("span", "", `${name} ${count.toLocaleString("en")}`), " ");
+    }
+    row.append(categories);
+  }
   if (!set.read_only) {
-    const button = makeButton("small", set.name, "Delete");
-    button.setAttribute("aria-label", `Delete ${set.name}`);
+    const button = makeButton("small", "Delete", `Delete ${set.name}`);
+    button.value = set.name;
     row.append(button);
   }
   return row;
-}
-
-function makeChip(text) {
-  const chip = document.createElement("span");
-  chip.textContent = text;
-  return chip;
-}
-
-function makeButton(className, value, text) {
-  const button = document.createElement("button");
-  [button.type, button.className, button.value, button.textContent] = ["button", className, value, text];
-  return button;
 }

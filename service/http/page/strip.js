@@ -1,5 +1,7 @@
 // A strip of scores: each photo is a mark on a scale of 0..1, above the line if it shows the label.
 
+import { makeElement } from "./elements.js";
+
 const POWER = 3; // labels that were not trained often score below 0.05: half of the scale is for 0..0.125
 const TICKS = [0, 0.01, 0.1, 0.25, 0.5, 0.75, 1];
 const COLUMNS = 40; // marks of a column are stacked
@@ -34,7 +36,7 @@ function makeMark({ name, score, isShown }, threshold, heights) {
   const key = `${Math.round(toPlace(score) * COLUMNS)} ${isShown}`;
   const height = heights.get(key) ?? 0;
   heights.set(key, height + 1);
-  const mark = makeSpan(isShown ? "of-it" : "without-it", "");
+  const mark = makeElement("span", isShown ? "of-it" : "without-it", "");
   mark.title = `${name}: ${writeScore(score)}`;
   mark.classList.toggle("passes", score >= threshold);
   place(mark, toPlace(score));
@@ -43,13 +45,13 @@ function makeMark({ name, score, isShown }, threshold, heights) {
 }
 
 function makeLine(threshold) {
-  const line = makeSpan("threshold", "");
+  const line = makeElement("span", "threshold", "");
   place(line, toPlace(threshold));
   return line;
 }
 
 function makeTick(score) {
-  const tick = makeSpan("", String(score));
+  const tick = makeElement("span", "", String(score));
   place(tick, toPlace(score));
   return tick;
 }
@@ -60,10 +62,10 @@ function place(element, share) {
 
 function makeEntry({ name, score, isShown }, threshold) {
   const item = document.createElement("li");
-  const kind = isShown ? "of it" : "without it";
-  const found = score >= threshold ? "found" : "not found";
-  const parts = [makeSpan("name", name), makeSpan("score", writeScore(score)), makeSpan("quiet", `${kind}, ${found}`)];
-  item.append(...parts.flatMap((part) => [part, " "]));
+  const facts = `${isShown ? "of it" : "without it"}, ${score >= threshold ? "found" : "not found"}`;
+  for (const [kind, text] of Object.entries({ name, score: writeScore(score), quiet: facts })) {
+    item.append(makeElement("span", kind, text), " ");
+  }
   return item;
 }
 
@@ -77,11 +79,4 @@ function describe(photos, threshold) {
   const shown = range("of it", photos.filter(({ isShown }) => isShown));
   const others = range("without it", photos.filter(({ isShown }) => !isShown));
   return `Scores of the photos: ${shown}, ${others}. The threshold is ${writeScore(threshold)}.`;
-}
-
-function makeSpan(className, text) {
-  const span = document.createElement("span");
-  span.className = className;
-  span.textContent = text;
-  return span;
 }

@@ -2,8 +2,8 @@
 
 import { teachLabel } from "./api.js";
 import { openThreshold } from "./calibrate.js";
+import { say } from "./elements.js";
 import { makePicker } from "./picker.js";
-import { say } from "./say.js";
 import { drawStrip } from "./strip.js";
 
 const byId = (id) => document.getElementById(id);
@@ -11,6 +11,7 @@ const KINDS = { "teach-with": "positive", "teach-without": "negative" }; // id o
 const MOST_PHOTOS = 200; // of a request
 const MOST_BYTES = 20_000_000; // of its photos; the default limit of a body is 20 MiB
 const pickers = {}; // by part of the form
+let isTeaching = false;
 let taught = null; // { name, label, photos }: what was taught last
 
 /** Adds listeners; calls `onTaught` with the name of the set after a label was taught. */
@@ -22,7 +23,7 @@ export function startTeaching(onTaught, onProblem) {
   });
   byId("teach-form").addEventListener("submit", (event) => {
     event.preventDefault();
-    teach(onTaught, onProblem);
+    if (!isTeaching) teach(onTaught, onProblem);
   });
   byId("teach-next").addEventListener("click", () => openThreshold(taught.name, taught.label, taught.photos));
 }
@@ -63,6 +64,7 @@ async function teach(onTaught, onProblem) {
     byId(missing).focus();
     return;
   }
+  isTeaching = true;
   forgetPhotos();
   say("teach-status", "Learning…");
   byId("teach-result").hidden = true;
@@ -91,6 +93,8 @@ async function teach(onTaught, onProblem) {
     forgetPhotos();
     for (const kind of Object.values(KINDS)) pickers[kind].add([...sent[kind], ...chosen[kind]]); // to send them again
     if (error.needsKey) onProblem(error);
+  } finally {
+    isTeaching = false;
   }
 }
 
