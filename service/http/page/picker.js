@@ -14,10 +14,6 @@ export function makePicker(input, onChange) {
   const list = zone.querySelector("ul");
   const photos = [];
   const items = new Map(); // photo -> its element
-  const tell = () => {
-    list.hidden = photos.length === 0;
-    onChange();
-  };
   const remove = (photo) => {
     const item = items.get(photo);
     if (item.contains(document.activeElement)) {
@@ -34,13 +30,13 @@ export function makePicker(input, onChange) {
       const photo = { name: file.name, file, score: null };
       const item = makeItem(photo, () => {
         remove(photo);
-        tell();
+        onChange();
       });
       photos.push(photo);
       items.set(photo, item);
       list.append(item);
     }
-    tell();
+    onChange();
   };
   listenForFiles(input, zone, add);
   return {
@@ -49,7 +45,7 @@ export function makePicker(input, onChange) {
     remove,
     clear: () => {
       for (const photo of [...photos]) remove(photo);
-      tell();
+      onChange();
     },
     captions: () => photos.forEach((photo) => {
       items.get(photo).querySelector(".caption").textContent = photo.score === null ? "" : writeScore(photo.score);
