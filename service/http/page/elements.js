@@ -1,4 +1,4 @@
-// Elements of the tab "Labels", and lines that say what came of an action.
+// Elements, buttons, and lines that say what came of an action.
 
 export function makeElement(name, className, text) {
   const element = document.createElement(name);
