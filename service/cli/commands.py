@@ -119,7 +119,7 @@ def _write_error(reason: str) -> None:
 
 
 def serve(settings: Settings) -> None:
-    """Serve predictions over HTTP until SIGTERM or Ctrl+C, and a playground for browsers.
+    """Serve predictions over HTTP until SIGTERM or Ctrl+C, and a page for browsers.
 
     ml-decoder serve --bundle bundles/my-model --port 8000
     """

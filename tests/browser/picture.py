@@ -1,4 +1,4 @@
-"""Writes `docs/page.webp`, the README's picture of the playground, with Chromium.
+"""Writes `docs/page.webp`, the README's picture of the page, with Chromium.
 
 python -m tests.browser.picture
 """
@@ -12,13 +12,13 @@ from tests.browser.conftest import CHROMIUM
 from tests.e2e.server_process import ROOT, ServerProcess
 
 PICTURE = ROOT / "docs" / "page.webp"
-SIZE = {"width": 1200, "height": 860}
+SIZE = {"width": 1200, "height": 660}
 
 
 def arrange(page: Page) -> None:
     page.get_by_role("button", name="Sample: cup of coffee").click()
-    page.get_by_label("Any words").fill("cup of coffee, latte art, laptop")
-    page.get_by_role("heading", name="your own + trained + everyday").wait_for()
+    page.get_by_label("Your own words").fill("cup of coffee, latte art, laptop")
+    page.locator(".own .label").nth(2).wait_for()
     page.mouse.move(0, 0)
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     page.wait_for_timeout(1000)  # the summary is announced after a pause
@@ -35,7 +35,6 @@ def main() -> None:
     ):
         page = browser.new_page(viewport=SIZE, color_scheme="light")  # type: ignore[arg-type]
         page.goto(str(client.base_url))
-        page.locator(".label").first.wait_for()
         arrange(page)
         with Image.open(io.BytesIO(page.screenshot())) as picture:
             picture.convert("RGB").save(PICTURE, quality=88, method=6)

@@ -48,7 +48,7 @@ def prefixed(open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> I
             yield f"http://127.0.0.1:{proxy.port}{PREFIX}"
 
 
-def test_playground_works_below_the_prefix(visit: Visit, prefixed: str) -> None:
+def test_page_works_below_the_prefix(visit: Visit, prefixed: str) -> None:
     for end in ("", "/"):
         visit.url = prefixed + end
         page = visit.open()
@@ -96,10 +96,11 @@ def test_page_whose_name_was_rebound_changes_nothing(page: Page, address: str) -
     assert send(page, "/labels/zoo", DELETE) == [204, ""]
 
 
-def test_playground_under_an_unknown_name_says_which_setting_it_needs(
+def test_page_under_an_unknown_name_says_which_setting_it_needs(
     page: Page, address: str
 ) -> None:
     page.goto(f"http://nas{NAMES}:{address.rpartition(':')[2]}/")
+    page.get_by_role("button", name="Sample: cat").click()
     alert = page.locator("#alert")
     expect(alert).to_contain_text(f"If 'nas{NAMES}' is right, add it to ML_DECODER_ALLOWED_HOSTS")
     expect(page.locator("#key-form")).to_be_hidden()

@@ -1,4 +1,4 @@
-"""The playground at `/`, the API reference at `/docs` and the OpenAPI document.
+"""The page at `/`, the API reference at `/docs` and the OpenAPI document.
 
 Files come from this host only, Swagger UI's from the package `fastapi_offline`. URLs are relative.
 Below a root path a `<base>` names it, because proxies show the page at `/tags` as well as `/tags/`.
@@ -66,8 +66,8 @@ _SWAGGER_FILES = PageFiles(directory=SWAGGER_FOLDER)
 
 
 @router.get("/", dependencies=[PUBLIC])
-async def show_playground(request: Request) -> Response:
-    """Shows the playground."""
+async def show_page(request: Request) -> Response:
+    """Shows the page."""
     return await _show("index.html", request.scope)
 
 
