@@ -18,7 +18,7 @@ from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve, serve_command
 from tests.faults.faulty_process import FaultyProcess
-from tests.faults.test_connections import HEAD
+from tests.faults.test_connections import HEAD, read_reply
 from tests.faults.test_load import occupy
 from tests.faults.test_start import flip_a_byte
 from tests.faults.test_workers import connect_to, list_pids, read_value
@@ -183,7 +183,7 @@ def test_requests_that_have_begun_end_on_the_old_bundle(
                 server.send_signal(signal.SIGHUP)  # once more when the old one has ended
                 assert another.get("/readyz").status_code == 200
                 upload.sendall(PHOTO)
-                assert b'"version":"1.0"' in upload.recv(65536)
+                assert b'"version":"1.0"' in read_reply(upload)
             assert server.stderr.count("reloaded model=") == 1
             assert not held.done()
             server.release()
@@ -197,9 +197,8 @@ def test_requests_that_have_begun_end_on_the_old_bundle(
 def begin_upload(server: ServerProcess) -> Any:
     """Yields a connection on which a photo is expected."""
     with socket.create_connection(server.find_address(), timeout=60) as connection:
-        connection.sendall(
-            HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(PHOTO)
-        )
+        more = b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        connection.sendall(HEAD + more % len(PHOTO))
         assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
         yield connection
 

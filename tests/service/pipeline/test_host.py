@@ -1,17 +1,23 @@
 """Tests of the host: loading, ready, failed, draining."""
 
+import asyncio
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
 
 from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
-from service.errors import BundleError, Draining, NotReady, StartError
+from service.errors import BundleError, Draining, NotReady, StartError, StoreUnavailable
 from service.labels.definition import Definition
 from service.pipeline.host import PipelineHost
 from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.question import Question
 from service.settings import Settings
 from tests.support.label_store import FlakyStore, put
+from tests.support.serving import PHOTO
+from tests.support.threads import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -96,3 +102,61 @@ async def test_failure_is_the_error_of_opening_and_an_unexpected_one_is_logged(
         assert host.failure is reason
     with pytest.raises(NotReady):
         host.check_ready()
+
+
+async def test_reload_replaces_the_pipeline_and_frees_it(settings: Settings) -> None:
+    host = PipelineHost(settings)
+    await host.open()
+    earlier = weakref.ref(host.pipeline)
+    assert await host.reload()
+    selection = await host.pipeline.select(Question())
+    assert earlier() is not host.pipeline
+    assert earlier().state == "ready"  # type: ignore[union-attr]  # for requests that have begun
+    await host.close_earlier()
+    await host.close_earlier()
+    # Its threads end.
+    await asyncio.to_thread(wait_until, lambda: gc.collect() >= 0 and earlier() is None)
+    await host.pipeline.predict(PHOTO, selection)
+    await host.drain()
+
+
+@pytest.mark.parametrize(
+    "reason", [BundleError("damaged"), MemoryError(), StoreUnavailable("away")]
+)
+async def test_failed_reload_keeps_the_pipeline_and_closes_the_new_one(
+    open_bundle: Bundle,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    reason: Exception,
+) -> None:
+    opened: list[Pipeline] = []
+
+    def fail(*_: object, **__: object) -> None:
+        raise reason
+
+    def open_next(settings: Settings) -> Pipeline:
+        opened.append(open_pipeline(settings))
+        if opened[1:]:
+            catalogue = opened[1].catalogue
+            assert catalogue.registered is not None
+            if isinstance(reason, StoreUnavailable):
+                monkeypatch.setattr(catalogue.registered._store, "read_state", fail)
+                monkeypatch.setattr(catalogue.registered._store, "read_versions", fail)
+            else:
+                monkeypatch.setattr(catalogue, "start", fail)
+        return opened[-1]
+
+    store = str(tmp_path / "labels.db")
+    host = PipelineHost(
+        Settings(bundle=open_bundle.path, device="cpu", label_store=store), open_next
+    )
+    await host.open()
+    assert not await host.reload()
+    assert host.pipeline is opened[0]
+    assert opened[1].state == "draining"
+    line = next(each for each in caplog.messages if each.startswith("the reload failed"))
+    assert f": {reason or 'MemoryError'}" in line
+    assert line.endswith("correct it and send SIGHUP again")
+    host.check_ready()
+    await host.drain()
