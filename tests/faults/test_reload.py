@@ -265,21 +265,17 @@ def test_shared_engine_reloads_its_keys_only(open_bundle: Bundle, tmp_path: Path
 
 
 def test_keys_rotate_under_load_without_a_signal(open_bundle: Bundle, tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-
-    def write(*keys: str) -> None:
-        count = server.stderr.count("read the key file again") if "server" in names else 0
-        new = tmp_path / "new"
-        new.write_text("\n".join(f"shop:{key}" for key in keys))
-        new.rename(file)
-        if "server" in names:
-            wait_until(lambda: server.stderr.count("read the key file again") == count + 2)
-
-    names = set[str]()
-    write(OLD_KEY)
+    file, new_file = tmp_path / "keys", tmp_path / "new"
+    file.write_text(f"shop:{OLD_KEY}")
     with serve(open_bundle, "--workers", "2", "--predict-keys-file", str(file)) as (server, _):
         server.wait_for_line("serving url=")
-        names.add("server")
+
+        def write(*keys: str) -> None:
+            count = server.stderr.count("read the key file again") + 2
+            new_file.write_text("\n".join(f"shop:{key}" for key in keys))
+            new_file.rename(file)
+            wait_until(lambda: server.stderr.count("read the key file again") == count)
+
         with Asking(server, **{"X-API-Key": OLD_KEY}) as old:
             write(NEW_KEY, OLD_KEY)
             with Asking(server, **{"X-API-Key": NEW_KEY}) as new:

@@ -10,7 +10,9 @@ import pytest
 from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
 from service.errors import BundleError, Draining, NotReady, StartError, StoreUnavailable
+from service.labels.catalogue import Catalogue
 from service.labels.definition import Definition
+from service.labels.registered_sets import RegisteredSets
 from service.pipeline.host import PipelineHost
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.question import Question
@@ -121,42 +123,30 @@ async def test_reload_replaces_the_pipeline_and_frees_it(settings: Settings) -> 
 
 
 @pytest.mark.parametrize(
-    "reason", [BundleError("damaged"), MemoryError(), StoreUnavailable("away")]
+    ("step", "reason"),
+    [
+        ((Catalogue, "start"), BundleError("damaged")),
+        ((Catalogue, "start"), MemoryError()),
+        ((RegisteredSets, "hand_over"), StoreUnavailable("away")),
+    ],
 )
-async def test_failed_reload_keeps_the_pipeline_and_closes_the_new_one(
+async def test_failed_reload_keeps_the_pipeline(
     open_bundle: Bundle,
-    tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
+    step: tuple[type, str],
     reason: Exception,
 ) -> None:
-    opened: list[Pipeline] = []
-
-    def fail(*_: object, **__: object) -> None:
+    async def fail(*_: object) -> None:
         raise reason
 
-    def open_next(settings: Settings) -> Pipeline:
-        opened.append(open_pipeline(settings))
-        if opened[1:]:
-            catalogue = opened[1].catalogue
-            assert catalogue.registered is not None
-            if isinstance(reason, StoreUnavailable):
-                monkeypatch.setattr(catalogue.registered._store, "read_state", fail)
-                monkeypatch.setattr(catalogue.registered._store, "read_versions", fail)
-            else:
-                monkeypatch.setattr(catalogue, "start", fail)
-        return opened[-1]
-
-    store = str(tmp_path / "labels.db")
-    host = PipelineHost(
-        Settings(bundle=open_bundle.path, device="cpu", label_store=store), open_next
-    )
+    host = PipelineHost(Settings(bundle=open_bundle.path, device="cpu", label_store="memory"))
     await host.open()
+    before = host.pipeline
+    monkeypatch.setattr(*step, fail)
     assert not await host.reload()
-    assert host.pipeline is opened[0]
-    assert opened[1].state == "draining"
-    line = next(each for each in caplog.messages if each.startswith("the reload failed"))
-    assert f": {reason or 'MemoryError'}" in line
-    assert line.endswith("correct it and send SIGHUP again")
+    assert host.pipeline is before
     host.check_ready()
+    line = next(each for each in caplog.messages if each.startswith("the reload failed"))
+    assert f": {str(reason) or 'MemoryError'}: correct it and send SIGHUP again" in line
     await host.drain()
