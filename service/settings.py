@@ -114,7 +114,8 @@ class Settings(BaseSettings):
     service ends (default ~/.local/state/ml-decoder/labels.db, XDG_STATE_HOME respected)."""
 
     label_sets: HomePath | None = None
-    """Folder of label sets to load at the start, one .json or .npz file each (default none)."""
+    """Folder of label sets to load at the start and on SIGHUP, one .json or .npz file each (default
+    none)."""
 
     default_label_set: str | None = None
     """Label sets of requests that name none, separated by commas; those of users come before the
@@ -179,16 +180,17 @@ class Settings(BaseSettings):
     always decodes one image (default 64000000)."""
 
     predict_keys: SecretStr | None = None
-    """Keys that permit predictions, separated by commas, or @FILE with one key a line (default
-    none: anyone may predict)."""
+    """Keys that permit predictions, separated by commas, or @FILE with one key a line, which is
+    read again when it changes. NAME:KEY names a key in the log (default none: anyone may
+    predict)."""
 
     admin_keys: SecretStr | None = None
     """Keys that permit predictions and changes of label sets, separated by commas, or @FILE
     (default none: with predict keys, label sets cannot be changed; without, anyone may)."""
 
     rate_limit: str | None = None
-    """Most requests of one key, or of one address without a key, such as 100/minute. More are
-    refused. Each photo of a request counts, a large one once for each started 12 Mi pixels
+    """Most requests of one key or its name, or of one address without a key, such as 100/minute.
+    More are refused. Each photo of a request counts, a large one once for each started 12 Mi pixels
     (default none)."""
 
     cors_origins: str | None = None

@@ -30,6 +30,7 @@ from service.scheduling.gpus import count_fitting
 from service.settings import MIB, Settings
 
 if TYPE_CHECKING:
+    from service.pipeline.pipeline import Pipeline
     from service.process.workers import Worker
 
 _MEMORY_FOLDER = "/dev/shm"
@@ -41,6 +42,7 @@ def serve_model(
     settings: Settings, open_graphs: Callable[[Settings], Graphs] = open_graphs
 ) -> None:
     """Serves until SIGTERM or Ctrl+C; raises ServiceBroken if it cannot go on."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it reloads: by default it ends the process
     configure_logs(settings.log_level, settings.log_format)
     for flag, keys in (("predict", settings.predict_keys), ("admin", settings.admin_keys)):
         text = "@" if keys is None else keys.get_secret_value()
@@ -72,19 +74,28 @@ def _serve(
     settings: Settings, open_graphs: Callable[[Settings], Graphs], worker: Worker | None = None
 ) -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="open") as opener:
-        opening = opener.submit(open_graphs, settings)
+        # Emptied by its use: else the first model would stay in memory after a reload.
+        openings = [opener.submit(open_graphs, settings)]
         gc.disable()  # as in `__main__`
         # Importing SQLAlchemy and FastAPI takes as long as opening the graphs, which rarely holds
         # the GIL.
+        from service.labels.store.database import MEMORY, open_database
         from service.pipeline.pipeline import open_pipeline
         from service.process.server import run_server
 
         gc.freeze()
         gc.enable()
-        failure = opening.exception() if opening.done() else None
+        failure = openings[0].exception() if openings[0].done() else None
         if isinstance(failure, StartError | BundleError):
             raise failure  # before a port is open
-        run_server(settings, lambda settings: open_pipeline(settings, opening.result()), worker)
+        in_memory = settings.label_store == MEMORY
+        database = open_database(MEMORY, kept=True) if in_memory else None
+
+        def open_next(settings: Settings) -> Pipeline:
+            graphs = openings.pop().result() if openings else open_graphs(settings)
+            return open_pipeline(settings, replace(graphs, database=database))
+
+        run_server(settings, open_next, worker)
 
 
 @dataclass
@@ -106,8 +117,9 @@ class _Processes:
         if not plan.engines:
             self._choose_gpu(worker.number)
 
+        arrays = SharedArrays(Path(self.folders[-1]), worker.number)
+
         def open_shared(settings: Settings) -> Graphs:
-            arrays = SharedArrays(Path(self.folders[-1]), worker.number)
             if not plan.engines:
                 return replace(self.open_graphs(settings), arrays=arrays)
             address = self._find_socket((worker.number - 1) % plan.engines)

@@ -21,7 +21,7 @@ from service.http.responses.problems import add_problem_handlers, answer_error
 from service.http.routes import embed, examples, labels, page, predict, status
 from service.http.routes.direct import DirectRouter
 from service.http.security.browsers import Sites, read_origins
-from service.http.security.keys import KeyRing
+from service.http.security.keys import KeyRing, keep_reading
 from service.http.security.proxies import TrustedProxies
 from service.http.security.rates import RateLimiter
 from service.http.telemetry.access import Access
@@ -140,7 +140,10 @@ async def lifespan(app: FastAPI, *, opened_first: bool = False) -> AsyncIterator
     """Opens the pipeline, before the app starts if `opened_first`, samples metrics, drains."""
     host: PipelineHost = app.state.host
     opening = asyncio.create_task(host.open())
-    sampling = asyncio.create_task(keep_sampling(app.state.metrics, host))
+    tasks = [
+        asyncio.create_task(keep_sampling(app.state.metrics, host)),
+        asyncio.create_task(keep_reading(app.state.keys)),
+    ]
     try:
         if opened_first:
             await opening
@@ -150,8 +153,9 @@ async def lifespan(app: FastAPI, *, opened_first: bool = False) -> AsyncIterator
         await host.drain()
         await opening
     finally:
-        sampling.cancel()
-        await asyncio.wait([sampling])
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 def _find_version() -> str:

@@ -22,7 +22,7 @@ from service.labels.label_set import (
 )
 from service.labels.maker import PhotoSpace, SetMaker
 from service.labels.registered_sets import RegisteredSets
-from service.labels.store.database import open_database
+from service.labels.store.database import Database, open_database
 from service.labels.store.store import LabelStore, Limits
 from service.question import Question
 from service.settings import Settings
@@ -39,10 +39,12 @@ def open_catalogue(
     bundle: Bundle,
     encoders: LabelEncoders | None,
     arrays: SharedArrays | None = None,
+    database: Database | None = None,
 ) -> "Catalogue":
     """Reads the sets of bundle and folder, prepares the store; BundleError or StartError.
 
-    The catalogue closes `encoders`; `arrays` are those of several processes.
+    The catalogue closes `encoders`; `arrays` are those of several processes, `database` is the
+    store's if it is open.
     """
     card = bundle.card
     fixed = [FixedSet(found, card.version, "bundle") for found in read_bundle_sets(bundle)]
@@ -59,7 +61,7 @@ def open_catalogue(
         trained,
         fixed,
         SetMaker(encoders, PhotoSpace(bundle.lesson_fingerprint, background), arrays),
-        _open_store(settings, card.open_head, background),
+        _open_store(settings, card.open_head, background, database),
         default_sets=tuple(dict.fromkeys(name for name in names if name)),
         max_candidates=settings.max_candidate_labels,
         poll_seconds=settings.label_poll_seconds,
@@ -67,12 +69,15 @@ def open_catalogue(
 
 
 def _open_store(
-    settings: Settings, head: OpenHead | None, background: Background | None
+    settings: Settings,
+    head: OpenHead | None,
+    background: Background | None,
+    database: Database | None,
 ) -> LabelStore | None:
     if head is None and background is None:
         return None
     try:
-        database = open_database(settings.label_store)
+        database = database or open_database(settings.label_store)
     except errors.StartError as error:
         if settings.label_store is not None:
             raise
@@ -100,7 +105,10 @@ class FixedSet(NamedTuple):
 
 
 class Catalogue:
-    """Label sets by name, for one event loop; `encoders` is None without an open head."""
+    """Label sets by name, for one event loop; `encoders` is None without an open head.
+
+    `registered` are those of the store; None without one.
+    """
 
     def __init__(  # noqa: PLR0913 - the last three are settings
         self,
@@ -138,9 +146,9 @@ class Catalogue:
         self.background: Background | None = maker.photos.background
         self._is_default_given = bool(default_sets)
         self._max_candidates = max_candidates
-        self._registered: RegisteredSets | None = None
+        self.registered: RegisteredSets | None = None
         if store is not None and (self.encoders or self.background):
-            self._registered = RegisteredSets(store, maker, poll_seconds, self._names)
+            self.registered = RegisteredSets(store, maker, poll_seconds, self._names)
 
     @property
     def default_columns(self) -> list[str] | None:
@@ -150,29 +158,29 @@ class Catalogue:
     @property
     def store_revision(self) -> int:
         """Revision of the store that is served; 0 without a store or before it was read."""
-        return 0 if self._registered is None else max(0, self._registered.revision)
+        return 0 if self.registered is None else max(0, self.registered.revision)
 
     @property
     def store_answers(self) -> bool:
         """Whether the last poll of the store succeeded; true without a store."""
-        return self._registered is None or self._registered.failure is None
+        return self.registered is None or self.registered.failure is None
 
     @property
     def reencoding_progress(self) -> tuple[int, int] | None:
         """Sets done and in total while those of another bundle are encoded again; else None."""
-        return None if self._registered is None else self._registered.reencoding_progress
+        return None if self.registered is None else self.registered.reencoding_progress
 
     def list_sets(self) -> tuple[LabelSet, ...]:
         """Returns every set: the model's, the bundle's, the folder's, then the store's by name."""
-        found = {} if self._registered is None else self._registered.by_name
+        found = {} if self.registered is None else self.registered.by_name
         shown = (labels for name, labels in sorted(found.items()) if name not in self._fixed)
         return (*self._fixed.values(), *shown)
 
     def get(self, name: str) -> LabelSet | None:
         """Returns a set that this process has loaded; else None."""
         found = self._fixed.get(name)
-        if found is None and self._registered is not None:
-            found = self._registered.by_name.get(name)
+        if found is None and self.registered is not None:
+            found = self.registered.by_name.get(name)
         return found
 
     def find(self, name: str) -> LabelSet:
@@ -188,8 +196,8 @@ class Catalogue:
         pending, self._pending = self._pending, {}  # frees the embeddings
         for name, entry in pending.items():
             self._fixed[name] = await self._encode_fixed(entry)
-        if self._registered is not None:
-            await self._registered.start()
+        if self.registered is not None:
+            await self.registered.start()
         for name in self._default:
             # No StartError: a client that deletes the set could prevent the next start.
             if self.get(name) is None:
@@ -200,8 +208,8 @@ class Catalogue:
 
     async def stop(self) -> None:
         """Closes the store and the encoders; later calls that need them raise `Draining`."""
-        if self._registered is not None:
-            await self._registered.stop()
+        if self.registered is not None:
+            await self.registered.stop()
         if self.encoders is not None:
             self.encoders.close()
 
@@ -211,9 +219,9 @@ class Catalogue:
         if not names and not question.candidate_labels:
             names = self._default
         if question.min_version:  # every store has reached 0
-            if self._registered is None:
+            if self.registered is None:
                 raise errors.VersionNotReached(question.min_version, self.store_revision)
-            await self._registered.reach(question.min_version, names)
+            await self.registered.reach(question.min_version, names)
         unknown = tuple(name for name in names if self.get(name) is None)
         if unknown or not (names or question.candidate_labels):
             self._check_store()
@@ -231,9 +239,9 @@ class Catalogue:
             raise errors.NoOpenHead
         if name in self._names or name in RESERVED_NAMES:
             raise errors.LabelSetReadOnly(name)
-        if self._registered is None:
+        if self.registered is None:
             raise errors.StoreReadOnly("no label store is available: set label_store")
-        return self._registered
+        return self.registered
 
     def teachable(self, name: str) -> RegisteredSets:
         """As `writable`, if labels of `name` may learn; else `NoBackground` or `ScoresCompete`."""
@@ -249,15 +257,15 @@ class Catalogue:
 
     async def refresh(self) -> None:
         """Loads the writes of other processes; raises `StoreUnavailable` if it cannot."""
-        if self._registered is not None:
-            await self._registered.refresh()
+        if self.registered is not None:
+            await self.registered.refresh()
 
     def _list_names(self) -> list[str]:
         return [labels.name for labels in self.list_sets()]
 
     def _check_store(self) -> None:
-        if self._registered is not None and self._registered.failure is not None:
-            raise errors.StoreUnavailable(self._registered.failure)
+        if self.registered is not None and self.registered.failure is not None:
+            raise errors.StoreUnavailable(self.registered.failure)
 
     async def _encode_fixed(self, entry: FixedSet) -> LabelSet:
         definition, maker = entry.definition, self._maker

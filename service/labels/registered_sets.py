@@ -76,8 +76,14 @@ class RegisteredSets:
         """Why the last poll of the store failed."""
         self._made: dict[str, LabelSet] = {}  # by name, of writes: not encoded again
         self._stopped = False
+        self._successor: RegisteredSets | None = None
         self.reencoding_progress: tuple[int, int] | None = None
         """Sets done and in total while those of another space are encoded again; else None."""
+
+    @property
+    def place(self) -> str:
+        """Path or URL of the store, without user and password."""
+        return self._store.database.address
 
     @property
     def revision(self) -> int:
@@ -103,14 +109,22 @@ class RegisteredSets:
             await self._run(self._store.close)
         self._thread.shutdown(wait=False)
 
-    async def refresh(self, written: str | None = None) -> None:
+    async def hand_over(self, successor: "RegisteredSets") -> None:
+        """Gives those of the next bundle each write here before it is answered; or `StoreError`."""
+        await successor.refresh(adopting=True)  # most of the work, before writes wait for it
+        self._successor = successor
+        await successor.refresh(adopting=True)
+
+    async def refresh(self, written: str | None = None, *, adopting: bool = False) -> None:
         """Loads the writes of other processes; raises `StoreUnavailable` if it cannot.
 
         Before the store was first read, a set that this process has `written` is loaded alone.
+        With `adopting`, sets of other spaces are encoded again, as by the first read.
         """
         async with self._changing:
             is_alone = self.revision < 0 and written is not None
-            if self.revision < 0 and not is_alone and self._maker.encoders is not None:
+            is_first = (self.revision < 0 and not is_alone) or adopting
+            if is_first and self._maker.encoders is not None:
                 await self._reencode_others()
             state, versions = await self._call(self._store.read_versions)
             loaded: dict[str, LabelSet] = {}
@@ -283,12 +297,18 @@ class RegisteredSets:
 
     async def _refresh_written(self, name: str) -> None:
         try:
-            await self.refresh(name)
+            await self._follow_write(name)
         except errors.StoreError as error:  # the write is durable, and a poll will load it
             self._note_failure(error)
 
-    async def _find_latest(self, name: str) -> LabelSet:
+    async def _follow_write(self, name: str) -> None:
         await self.refresh(name)
+        if self._successor is not None:
+            with contextlib.suppress(errors.ServiceError):  # a poll will load it
+                await self._successor.refresh(adopting=True)
+
+    async def _find_latest(self, name: str) -> LabelSet:
+        await self._follow_write(name)
         found = self.by_name.get(name)
         if found is None:  # deleted meanwhile
             raise errors.LabelSetNotFound(name)

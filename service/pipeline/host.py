@@ -5,9 +5,17 @@ It opens in the background, so that `/livez` and `/readyz` answer at once.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
-from service.errors import BundleError, Draining, NotReady, ServiceBroken, StartError
+from service.errors import (
+    BundleError,
+    Draining,
+    NotReady,
+    ServiceBroken,
+    ServiceError,
+    StartError,
+)
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.settings import Settings, check_variables
 from service.stages import Observer
@@ -20,6 +28,7 @@ OpenPipeline = Callable[[Settings], Pipeline]
 class PipelineHost:
     """Opens one pipeline, hands it out, and drains it; `observers` get its batches and predictions.
 
+    `reload` replaces it by one of the bundle and label sets that are on disk then.
     `failure` says in one line for the operator why the pipeline cannot be opened, or broke.
     """
 
@@ -33,6 +42,7 @@ class PipelineHost:
         self.others_ready: Callable[[], bool] = lambda: True
         self._open_pipeline = open_pipeline
         self._loading: Pipeline | None = None
+        self._earlier: Pipeline | None = None  # until its last request ends
 
     @property
     def pipeline(self) -> Pipeline:
@@ -70,11 +80,7 @@ class PipelineHost:
             return
         try:
             check_variables()
-            # Loading and warming up take seconds; the event loop must answer meanwhile.
-            pipeline = await asyncio.to_thread(self._open_pipeline, self.settings)
-            pipeline.observers.extend(self.observers)
-            self._loading = pipeline
-            await pipeline.start()
+            pipeline = await self._open()
         except (StartError, BundleError) as error:
             self.failure = error
         except Exception:
@@ -85,18 +91,82 @@ class PipelineHost:
                 await pipeline.drain()
                 return
             self.opened = pipeline
-            card, engine = pipeline.bundle.card, pipeline.engine
-            fields = {
-                "model": card.name,
-                "version": card.version,
-                "device": engine.device,
-                "provider": engine.provider,
-                "precision": engine.precision,
-            }
-            logger.info("ready", extra=fields)
+            _log("ready", pipeline)
+
+    async def _open(self) -> Pipeline:
+        # Loading and warming up take seconds; the event loop must answer meanwhile.
+        self._loading = None
+        pipeline = await asyncio.to_thread(self._open_pipeline, self.settings)
+        pipeline.observers.extend(self.observers)
+        self._loading = pipeline
+        await pipeline.start()
+        return pipeline
+
+    async def reload(self) -> bool:
+        """Opens the pipeline again, and takes it if that succeeds; else logs why and keeps this.
+
+        Requests that have begun end on the earlier one. When they have, call `close_earlier`.
+        """
+        started, earlier = time.perf_counter(), self.opened
+        assert earlier is not None, "it is called when ready"
+        try:
+            pipeline = await self._open()
+            sets, next_sets = earlier.catalogue.registered, pipeline.catalogue.registered
+            if sets is not None and next_sets is not None:
+                await sets.hand_over(next_sets)
+        except Exception as error:
+            is_known = isinstance(error, ServiceError | BundleError)
+            logger.error(
+                "the reload failed, and the model before stays in use: %s: correct it and send "
+                "SIGHUP again",
+                str(error) or type(error).__name__,
+                exc_info=None if is_known else error,
+            )
+            failed, self._loading = self._loading, None
+            if failed is not None:
+                await failed.drain()
+            return False
+        if self.draining:
+            await pipeline.drain()
+            return False
+        self.opened, self._earlier = pipeline, earlier
+        _log("reloaded", pipeline, seconds=round(time.perf_counter() - started, 2))
+        return True
+
+    async def close_earlier(self) -> None:
+        """Closes the pipeline that the last `reload` replaced, if it is not draining already."""
+        if self._earlier is not None and not self.draining:
+            await self._earlier.drain()
+            self._earlier = None
 
     async def drain(self) -> None:
         """Refuses new work and finishes the rest; a second call does nothing."""
         begun, self.draining = self.draining, True
-        if self.opened is not None and not begun:
-            await self.opened.drain()
+        if not begun:
+            await asyncio.gather(*(each.drain() for each in self._list_pipelines()))
+
+    def abort_waiting(self) -> None:
+        """Fails the photos that wait or run."""
+        for each in self._list_pipelines():
+            each.abort_waiting()
+
+    def _list_pipelines(self) -> list[Pipeline]:
+        return [each for each in (self.opened, self._earlier) if each is not None]
+
+
+def describe(pipeline: Pipeline) -> dict[str, str]:
+    """Returns what runs, for logs and metrics."""
+    card, engine = pipeline.bundle.card, pipeline.engine
+    return {
+        "model": card.name,
+        "version": card.version,
+        "device": engine.device,
+        "provider": engine.provider,
+        "precision": engine.precision,
+    }
+
+
+def _log(event: str, pipeline: Pipeline, **fields: object) -> None:
+    sets = pipeline.catalogue.registered
+    store = {} if sets is None else {"label_store": sets.place}
+    logger.info(event, extra={**describe(pipeline), **store, **fields})

@@ -1,7 +1,7 @@
 """One uvicorn process: the whole service, or one of its workers.
 
 On SIGTERM it listens while it drains, so that `/readyz` and new predictions get a 503; then it
-closes.
+closes. On SIGHUP it opens the bundle again and serves on.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import ctypes
 import gc
 import logging
 import math
+import signal
 import socket
 import sys
 import time
@@ -28,7 +29,7 @@ from service.process.connections import Connections
 from service.process.ports import Ports
 from service.process.protocol import LimitedProtocol, Refuse
 from service.process.shedding import Shedder
-from service.process.workers import Worker
+from service.process.workers import NOT_RELOADED, RELOADED, Worker, has_lost_terminal
 from service.scheduling.cpu import set_thread_scheduling
 from service.settings import Settings
 
@@ -43,7 +44,7 @@ class Server(uvicorn.Server):
     """uvicorn that stops if the pipeline fails, and drains it before it closes.
 
     As a `worker` it is stopped by its supervisor. `announce` is called once, when predictions are
-    answered. `own_ports` are sockets that listen for other apps, which have no lifespan.
+    answered. `own_ports` listen for other apps, which have no lifespan.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class Server(uvicorn.Server):
         self.own_ports: list[tuple[socket.socket, uvicorn.Config]] = []
         self._announce = announce
         self._announced = False
+        self._reload_asked = False
+        self._reloading: asyncio.Task[None] | None = None
         self._worker = worker
         self._stops = 0
 
@@ -77,6 +80,15 @@ class Server(uvicorn.Server):
         else:
             self.should_exit = True
 
+    def _handle_hangup(self, *_: object) -> None:
+        if has_lost_terminal():
+            self._stop()
+        else:
+            self._ask_reload()
+
+    def _ask_reload(self) -> None:
+        self._reload_asked = True  # until it has loaded and an earlier reload has ended
+
     def _stop(self) -> None:
         self._stops += 1
         self.should_exit = True
@@ -84,7 +96,9 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts listening; all workers but the first of a start are ready before."""
-        if self._worker is not None:
+        if self._worker is None:
+            signal.signal(signal.SIGHUP, self._handle_hangup)
+        else:
             await self._prepare(self._worker)
         await super().startup(sockets)
         loop = asyncio.get_running_loop()
@@ -97,7 +111,7 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
 
         def receive() -> None:
-            if not worker.receive(self._stop):
+            if not worker.receive(self._stop, self._ask_reload):
                 loop.remove_reader(worker.link.fileno())
 
         loop.add_reader(worker.link.fileno(), receive)
@@ -113,7 +127,34 @@ class Server(uvicorn.Server):
         if self._host.ready and not self._announced:
             self._announced = True
             self._announce()
+        is_free = self._reloading is None or self._reloading.done()
+        if self._reload_asked and self._announced and is_free:
+            self._reload_asked = False
+            self._reloading = asyncio.create_task(self._reload())
         return self._host.failure is not None or await super().on_tick(counter)
+
+    async def _reload(self) -> None:
+        app: Any = self.config.app
+        app.state.keys.reread(forced=True)
+        done = True
+        if not self._host.settings.shared_engine:
+            done = await self._host.reload()
+            app.state.metrics.count_reload(done=done)
+        ending = asyncio.create_task(self._end_earlier())
+        # Else the models of several workers would be in memory twice. But a client that reads its
+        # answer slowly does not stop the others.
+        await asyncio.wait({ending}, timeout=self._host.settings.drain_seconds)
+        if self._worker is not None:
+            self._worker.send(RELOADED if done else NOT_RELOADED)
+        await ending
+
+    async def _end_earlier(self) -> None:
+        # Before they have read a body, requests have chosen the pipeline that answers them.
+        if running := {*self.server_state.tasks}:
+            await asyncio.wait(running)
+        await self._host.close_earlier()
+        gc.unfreeze()
+        _freeze_memory()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drains while it listens, then closes; both together within `drain_seconds`."""
@@ -125,8 +166,7 @@ class Server(uvicorn.Server):
         await self._wait_unless_aborted(draining)
         left = 0
         if self._aborted:
-            if self._host.opened is not None:
-                self._host.opened.abort_waiting()
+            self._host.abort_waiting()
         else:  # requests that are still uploading get their 503 when they are complete
             left = math.ceil(drain_seconds - (time.monotonic() - started))
         self.config.timeout_graceful_shutdown = max(_CLOSING_SECONDS, left)
@@ -168,7 +208,8 @@ def run_server(
         pipeline = open_pipeline(settings)
         if worker is not None:
             pipeline.note = partial(worker.suspects.note, worker.number)
-        _freeze_memory()
+        if host.opened is None:  # else the earlier one would be frozen too
+            _freeze_memory()
         return pipeline
 
     host = PipelineHost(settings, open_and_freeze)

@@ -24,14 +24,16 @@ from service.http.telemetry.logs import name_worker
 from service.process.ports import Ports
 from service.scheduling.suspects import Suspects
 
-_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
+_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+_HAS_TERMINAL = os.isatty(0)
 _KILLING_STOP = 3
 _LONGEST_PAUSE_SECONDS = 30.0
 
-# A message of a worker; any other is the reason of its end.
+# Messages of a worker; any other is the reason of its end.
 _READY = "ready"
-# The message of the supervisor.
-_STOP = "stop"
+RELOADED, NOT_RELOADED = "reloaded", "not reloaded"
+# Messages of the supervisor.
+_STOP, _RELOAD = "stop", "reload"
 # Bytes of the shared state: whether all of the start have been ready, whether the service stops.
 _COMPLETE, _STOPPING = 0, 1
 
@@ -75,12 +77,11 @@ class Worker:
         with suppress(OSError):
             self.link.send(message)
 
-    def receive(self, stop: Callable[[], None]) -> bool:
-        """Calls `stop` for each signal; returns False at the supervisor's end."""
+    def receive(self, stop: Callable[[], None], reload: Callable[[], None]) -> bool:
+        """Calls one of both for each signal; returns False at the supervisor's end."""
         try:
             while self.link.poll():
-                self.link.recv()
-                stop()
+                (reload if self.link.recv() == _RELOAD else stop)()
         except (EOFError, OSError):
             stop()
             return False
@@ -115,6 +116,9 @@ class Supervisor:
     seconds. A failure before all have been ready is a failed start. Later, a replacement that fails
     is tried again after 1, 2, 4 and up to 30 seconds, as long as another of its kind is ready.
 
+    On SIGHUP the workers reload one after the other. After a failure the others are not asked. A
+    worker that is not running then reads what is there when it starts.
+
     With `count_fitting`, worker 1 starts alone. Once it is ready, this returns how many may run. If
     that is fewer, worker 1 starts again, because its share of cores and limits is larger then.
     """
@@ -141,6 +145,7 @@ class Supervisor:
         self._state = mmap.mmap(-1, 2)
         self._suspects = Suspects(len(self._slots))
         self._stops = 0
+        self._to_reload: list[_Slot] = []  # the first of them has been asked
 
     def run(self) -> None:
         """Returns after SIGTERM or Ctrl+C, when all workers have drained.
@@ -200,6 +205,7 @@ class Supervisor:
         # systemd and terminals send signals to all; an engine is needed until workers drained.
         signal.signal(signal.SIGTERM, signal.SIG_IGN if slot.is_engine else signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         name_worker(worker.number)
         worker.suspects.watch(worker.number)
@@ -218,8 +224,11 @@ class Supervisor:
     def _wait(self, signals: socket.socket, timeout: float | None) -> None:
         found = wait([signals, *self._running], timeout)
         if signals in found:
-            for _ in signals.recv(64):
-                self._stop()
+            for number in signals.recv(64):
+                if number != signal.SIGHUP or has_lost_terminal():
+                    self._stop()
+                elif not self._stops:
+                    self._reload()
         for link in [each for each in self._running if each in found]:
             try:
                 self._receive(self._running[link], link.recv())
@@ -236,7 +245,46 @@ class Supervisor:
         if self._stops >= _KILLING_STOP:
             self._kill_all()
 
+    def _reload(self) -> None:
+        workers = [slot for slot in self._slots if not slot.is_engine]
+        if len(workers) < len(self._slots):
+            logger.error(
+                "shared_engine: SIGHUP reloads keys only: restart for bundle and label sets"
+            )
+        asked = self._to_reload[:1]  # by an earlier SIGHUP; it is asked again
+        self._to_reload = [*asked, *workers]
+        if not asked:
+            self._ask_next()
+
+    def _ask_next(self) -> None:
+        while self._to_reload:
+            for link, slot in self._running.items():
+                if slot is self._to_reload[0]:
+                    with suppress(OSError):  # it has ended, and will be reaped
+                        link.send(_RELOAD)
+                    return
+            del self._to_reload[0]
+        logger.info("all workers have reloaded")
+
+    def _note_reload(self, slot: _Slot, *, done: bool) -> None:
+        if self._to_reload[:1] != [slot]:
+            return
+        del self._to_reload[0]
+        if done:
+            self._ask_next()
+            return
+        asked, workers = slot.number, sum(not each.is_engine for each in self._slots)
+        self._to_reload = []
+        logger.error(
+            "worker %d has not reloaded: %d before it have, and %d after it were not asked: "
+            "correct its error and send SIGHUP again",
+            *(asked, asked - 1, workers - asked),
+        )
+
     def _receive(self, slot: _Slot, message: str) -> None:
+        if message in (RELOADED, NOT_RELOADED):
+            self._note_reload(slot, done=message == RELOADED)
+            return
         if message != _READY:
             slot.reason = message
             return
@@ -261,6 +309,8 @@ class Supervisor:
         code = slot.process.exitcode or 0
         was_ready, slot.ready = slot.ready, False
         stack, refused = self._suspects.end(slot.number)
+        if not self._stops:
+            self._note_reload(slot, done=False)
         if self._stops and (slot.is_engine or not was_ready or code in (0, -signal.SIGTERM)):
             return
         reason = slot.reason or _describe(code)
@@ -279,6 +329,14 @@ class Supervisor:
         slot.start_at = time.monotonic() + pause
 
 
+def has_lost_terminal() -> bool:
+    """Returns whether the terminal in which the service was started has been closed.
+
+    That sends SIGHUP too. Under `nohup` and a service manager the input is no terminal.
+    """
+    return _HAS_TERMINAL and not os.isatty(0)
+
+
 def _describe(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
@@ -289,7 +347,7 @@ def _describe(code: int) -> str:
 
 @contextmanager
 def _catch_signals() -> Iterator[socket.socket]:
-    """Yields a socket with a byte for each SIGTERM or SIGINT."""
+    """Yields a socket with a byte, its number, for each of `_SIGNALS`."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     before = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}

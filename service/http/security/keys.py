@@ -1,9 +1,15 @@
 """API keys: routes depend on `PREDICT`, `ADMINISTRATE` or `PUBLIC`; only health on none."""
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Callable
+import logging
+import re
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
@@ -13,10 +19,18 @@ from service.errors import Forbidden, HostNotAllowed, RateLimited, StartError, U
 from service.settings import Settings, expand_home
 
 _MIN_CHARACTERS = 16
+_KEY = re.compile(
+    rf"(?:(?P<name>[A-Za-z0-9._-]{{1,64}}):)?(?P<key>(?!\s)[^:]{{{_MIN_CHARACTERS},}})"
+)
+_REREAD_SECONDS = 2.0
 # Not part of a header's value (RFC 9110, section 5.5).
 _WHITE_SPACE = " \t"
 # The network of one home or office.
 _IPV6_PREFIX = 64
+
+Right = Literal["predict", "administrate"]
+
+logger = logging.getLogger(__name__)
 
 _BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="A key, if keys are set.")
 _HEADER = APIKeyHeader(
@@ -24,71 +38,151 @@ _HEADER = APIKeyHeader(
 )
 
 
+class Identity(NamedTuple):
+    """Whose key a request has sent; `caller` is its name, or `key` and 8 digits of its digest."""
+
+    caller: str
+    may_administrate: bool
+
+
 class KeyRing:
     """The keys of the settings as digests, so that a leak of this object reveals no key."""
 
     def __init__(self, settings: Settings) -> None:
-        self._predict = _read_keys("predict_keys", settings.predict_keys)
-        self._administrate = _read_keys("admin_keys", settings.admin_keys)
-        self.is_empty = not (self._predict or self._administrate)
+        self._sets = (
+            _KeySet("predict_keys", settings.predict_keys),
+            _KeySet("admin_keys", settings.admin_keys, may_administrate=True),
+        )
+        # For good: a key file without keys is not used.
+        self._needs_predict = bool(self._sets[0].identities)
+        self.is_empty = not any(each.identities for each in self._sets)
 
-    def check_predict(self, key: str | None) -> bool:
-        """Raises `Unauthorized` unless `key` may predict; returns False if no key is needed."""
-        if self._predict and not _contains((*self._predict, *self._administrate), key):
-            raise Unauthorized(sent=bool(key))
-        return bool(self._predict)
+    def identify(self, key: str) -> Identity | None:
+        """Returns whose key this is; None if it is unknown."""
+        # All digests are compared, each in constant time, so that the time reveals nothing.
+        offered, found = _digest(key), None
+        for each in self._sets:
+            for digest, identity in each.identities.items():
+                if hmac.compare_digest(digest, offered):
+                    found = identity
+        return found
 
-    def check_administrate(self, key: str | None) -> bool:
-        """Raises `Forbidden` or `Unauthorized`; returns False if changing sets needs no key."""
-        if not (self.is_empty or _contains(self._administrate, key)):
-            raise Forbidden if _contains(self._predict, key) else Unauthorized(sent=bool(key))
-        return not self.is_empty
+    def check(self, right: Right | None, identity: Identity | None, *, sent: bool) -> bool:
+        """Returns whether a right, by default to predict, needs a key.
 
-    def check_public(self, _key: str | None) -> bool:
-        """Returns whether predictions need a key: a page of another site has none."""
-        return bool(self._predict)
+        Raises `Unauthorized` or `Forbidden` if the right is lacking; `sent` is whether a key was.
+        """
+        needs_key = not self.is_empty if right == "administrate" else self._needs_predict
+        if right is not None and needs_key:
+            if identity is None:
+                raise Unauthorized(sent=sent)
+            if right == "administrate" and not identity.may_administrate:
+                raise Forbidden
+        return needs_key
 
-    def name_caller(self, key: str | None, address: str) -> str:
-        """Returns the digest of a known key, else the address (IPv6: its /64 network)."""
-        if key is not None and _contains((*self._predict, *self._administrate), key):
-            return f"key {_digest(key).hex()[:16]}"
-        return f"address {_widen(address)}"
+    def reread(self, *, forced: bool = False) -> None:
+        """Reads the key files that have changed, or all; an invalid one keeps its earlier keys."""
+        for each in self._sets:
+            each.reread(forced=forced)
+
+
+class _KeySet:
+    """The keys of one setting; `identities` are by digest, and replaced as a whole."""
+
+    def __init__(
+        self, setting: str, secret: SecretStr | None, *, may_administrate: bool = False
+    ) -> None:
+        self._setting, self._may_administrate = setting, may_administrate
+        text = "" if secret is None else secret.get_secret_value()
+        self._path = expand_home(text[1:]) if text.startswith("@") else None
+        self._seen = _identify_file(self._path)  # before it is read
+        self.identities = {} if secret is None else self._read(text)
+        if self._seen is None:  # such as a pipe, which has the keys once
+            self._path = None
+
+    def reread(self, *, forced: bool) -> None:
+        if self._path is None:
+            return
+        before, self._seen = self._seen, _identify_file(self._path)
+        if self._seen == before and not forced:
+            return
+        try:
+            if self._seen is None:
+                raise StartError(f"{self._setting}: the key file {self._path} is missing")
+            self.identities = self._read("")
+        except StartError as error:
+            logger.error("%s; the keys before stay valid: correct the file", error)
+        else:
+            fields = {"setting": self._setting, "keys": len(self.identities)}
+            logger.info("read the key file again", extra=fields)
+
+    def _read(self, text: str) -> dict[bytes, Identity]:
+        # No message shows the value: it may be a key. The name of a file is none.
+        source = self._setting
+        if self._path is not None:
+            source += f": the key file {self._path}"
+            try:
+                text = self._path.read_text(encoding="utf-8-sig")
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+                raise StartError(f"{source} cannot be read: {reason}") from error
+        lines = (key.strip() for line in text.splitlines() for key in line.split(","))
+        found = [_KEY.fullmatch(line) for line in lines if line]
+        if not found:
+            raise StartError(f"{source} contains no keys")
+        if None in found:
+            raise StartError(
+                f"{source}: a key must be KEY or NAME:KEY: a name of 1 to 64 letters, digits, '.', "
+                f"'_' and '-', a key of at least {_MIN_CHARACTERS} characters without a colon"
+            )
+        named = ((_digest(each["key"]), each["name"]) for each in found if each)
+        may = self._may_administrate
+        return {key: Identity(name or f"key {key.hex()[:8]}", may) for key, name in named}
 
 
 class Guard:
-    """A dependency that checks the key, else the host name; sets `request.state.caller`."""
+    """A dependency that checks the key, else the host name; a known key sets `state.caller`."""
 
-    def __init__(self, check: Callable[[KeyRing, str | None], bool]) -> None:
-        self._check = check
+    def __init__(self, right: Right | None) -> None:
+        self._right = right
 
     async def __call__(self, request: Request) -> None:
         """Raises `Unauthorized`, `Forbidden`, `RateLimited`, `HostNotAllowed` or `CrossSite`."""
         state = request.app.state
         ring: KeyRing = state.keys
-        key = None if ring.is_empty else _read_key(request)
-        if state.rates is not None:
-            request.state.caller = _name_caller(request, ring, key)
+        key = "" if ring.is_empty else _read_key(request)
+        identity = ring.identify(key) if key else None
+        if identity is not None:
+            request.state.caller = identity.caller
         try:
-            needs_key = self._check(ring, key)
+            needs_key = ring.check(self._right, identity, sent=bool(key))
         except Unauthorized:
             if key:  # a guess
-                state.wrong_keys.count(_name_caller(request, ring, key))
+                state.wrong_keys.count(name_address(request))
             raise
         if not needs_key:
             state.sites.check(request.scope)
 
 
-PUBLIC = Depends(Guard(KeyRing.check_public))
+PUBLIC = Depends(Guard(None))
 _DOCUMENTED = (Security(_BEARER), Security(_HEADER))
-PREDICT = (Depends(Guard(KeyRing.check_predict)), *_DOCUMENTED)
-ADMINISTRATE = (Depends(Guard(KeyRing.check_administrate)), *_DOCUMENTED)
+PREDICT = (Depends(Guard("predict")), *_DOCUMENTED)
+ADMINISTRATE = (Depends(Guard("administrate")), *_DOCUMENTED)
 
 ACCESS_PROBLEMS = (Unauthorized, HostNotAllowed, RateLimited)
 """Errors of `PREDICT`; also `CrossSite` unless the method is GET, and `Forbidden` of a change."""
 
 
-def _name_caller(request: Request, ring: KeyRing, key: str | None) -> str:
-    return ring.name_caller(key, request.client.host if request.client is not None else "unknown")
+async def keep_reading(ring: KeyRing) -> None:
+    """Reads key files that change, until it is cancelled."""
+    while True:
+        await asyncio.sleep(_REREAD_SECONDS)
+        ring.reread()
+
+
+def name_address(request: Request) -> str:
+    """Returns the name of a caller without a known key: its address (IPv6: its /64 network)."""
+    return f"address {_widen('unknown' if request.client is None else request.client.host)}"
 
 
 def _read_key(request: Request) -> str:
@@ -99,26 +193,13 @@ def _read_key(request: Request) -> str:
     return key.strip(_WHITE_SPACE).encode("latin-1").decode("utf-8", "surrogateescape")
 
 
-def _read_keys(setting: str, secret: SecretStr | None) -> tuple[bytes, ...]:
-    # No message shows the value: it may be a key. The name of a file is none.
-    if secret is None:
-        return ()
-    text = secret.get_secret_value()
-    source = setting
-    if text.startswith("@"):
-        path = expand_home(text[1:])
-        source = f"{setting}: the key file {path}"
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise StartError(f"{source} cannot be read: {reason}") from error
-    keys = [key.strip() for line in text.splitlines() for key in line.split(",") if key.strip()]
-    if not keys:
-        raise StartError(f"{source} contains no keys")
-    if any(len(key) < _MIN_CHARACTERS for key in keys):
-        raise StartError(f"{setting}: a key must have at least {_MIN_CHARACTERS} characters")
-    return tuple(_digest(key) for key in keys)
+def _identify_file(path: Path | None) -> tuple[int, ...] | None:
+    """Returns what differs after a change, also of a link in the path; None for no regular file."""
+    with suppress(OSError):
+        if path is not None and stat.S_ISREG((found := path.stat()).st_mode):
+            times = found.st_mtime_ns, found.st_ctime_ns
+            return found.st_dev, found.st_ino, found.st_size, *times
+    return None
 
 
 def _widen(address: str) -> str:
@@ -133,9 +214,3 @@ def _widen(address: str) -> str:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()
-
-
-def _contains(digests: tuple[bytes, ...], key: str | None) -> bool:
-    # All digests are compared, each in constant time, so that the time reveals nothing.
-    offered = _digest(key or "")
-    return sum(hmac.compare_digest(digest, offered) for digest in digests) > 0

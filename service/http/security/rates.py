@@ -12,6 +12,7 @@ from itertools import islice
 from fastapi import Depends, Request
 
 from service.errors import RateLimited, StartError, quote
+from service.http.security.keys import name_address
 from service.scheduling.tasks import CALLER, Caller
 
 _RATE = re.compile(
@@ -94,13 +95,14 @@ class LimitedCaller(Caller):
 
 
 async def limit_rate(request: Request) -> None:
-    """Counts a request of `request.state.caller`, which the check of the key has set."""
+    """Counts a request of the caller that the check of the key has found, or of its address."""
     limiter: RateLimiter | None = request.app.state.rates
     if limiter is None:
         CALLER.set(Caller())
     else:
-        limiter.count(request.state.caller)
-        CALLER.set(LimitedCaller(limiter, request.state.caller))
+        caller = request.scope["state"].get("caller") or name_address(request)
+        limiter.count(caller)
+        CALLER.set(LimitedCaller(limiter, caller))
 
 
 LIMITED = Depends(limit_rate)

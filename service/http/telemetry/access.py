@@ -83,7 +83,8 @@ class Access:
         method = scope["method"]
         # The template, not the path: clients choose paths, so their number has no limit.
         template: str = getattr(scope.get("route"), "path", "")
-        problem: str | None = scope["state"].get("problem")
+        state: Mapping[str, Any] = scope["state"]
+        problem: str | None = state.get("problem")
         self._metrics.in_flight.dec()
         self._metrics.count_request(method, template, status, seconds, problem)
         fields: dict[str, object] = {
@@ -94,6 +95,8 @@ class Access:
         }
         if problem is not None:
             fields["problem"] = problem
+        if "caller" in state:  # of a known key
+            fields["caller"] = state["caller"]
         logger.info("request", extra=fields)
 
 

@@ -22,7 +22,7 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from service.errors import StartError
-from service.pipeline.host import PipelineHost
+from service.pipeline.host import PipelineHost, describe
 from service.stages import Stage
 
 PREFIX = "ml_decoder"
@@ -71,6 +71,7 @@ class Metrics:
         text = "Requests refused or failed"
         self._rejected = cache(counter("rejected", text, ["reason"]).labels)
         self._disconnects = counter("disconnects", "Clients that left early")
+        self._reloads = counter("reloads", "Reloads by SIGHUP", ["outcome"])
         total, worst, best = (
             partial(gauge, multiprocess_mode=mode) for mode in ("livesum", "livemin", "livemax")
         )
@@ -79,6 +80,7 @@ class Metrics:
         self._ready = worst("ready", "Whether predictions are answered")
         runs = ("model", "version", "device", "provider", "precision")
         self._model_info = best("model_info", "The model and its device", runs)
+        self._runs: dict[str, str] = {}
         self._label_sets = best("label_sets", "Label sets", ["origin"])
         self._labels = best("labels", "Labels of all sets", ["origin"])
         text = "Version of the label store that is served"
@@ -95,6 +97,10 @@ class Metrics:
             self._disconnects.inc()
         if problem is not None:
             self._rejected(problem).inc()
+
+    def count_reload(self, *, done: bool) -> None:
+        """Counts a reload that has succeeded or failed."""
+        self._reloads.labels("done" if done else "failed").inc()
 
     def on_batch(self, size: int, seconds: float) -> None:
         """Counts a run of the engine."""
@@ -116,10 +122,10 @@ class Metrics:
         self._queue_size.set(0 if pipeline is None else pipeline.queue.places_taken)
         if pipeline is None:
             return
-        card, engine = pipeline.bundle.card, pipeline.engine
-        self._model_info.labels(
-            card.name, card.version, engine.device, engine.provider, engine.precision
-        ).set(1)
+        earlier, self._runs = self._runs, describe(pipeline)
+        if earlier not in ({}, self._runs):  # after a reload
+            self._model_info.labels(**earlier).set(0)  # the files of workers keep each series
+        self._model_info.labels(**self._runs).set(1)
         catalogue = pipeline.catalogue
         sets, labels = Tally[str](), Tally[str]()
         for label_set in catalogue.list_sets():

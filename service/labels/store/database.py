@@ -5,8 +5,9 @@ import socket
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,6 +17,7 @@ from service import errors
 from service.settings import expand_home
 
 MEMORY = "memory"
+_SQLITE_MEMORY = ":memory:"
 _POSTGRES = "postgresql+psycopg"
 _POSTGRES_DISK_FULL = "53100"  # SQLSTATE `disk_full`
 _POSTGRES_READ_ONLY = "25006"  # SQLSTATE `read_only_sql_transaction`: a standby, for example
@@ -25,10 +27,18 @@ _WRITING = "label_store_writing"  # execution option
 
 
 class Database:
-    """One database; `connections` counts those opened: after a restore, they reach another one."""
+    """One database; `connections` counts those opened: after a restore, they reach another one.
 
-    def __init__(self, engine: sa.Engine) -> None:
+    `close` does nothing to one that is `kept`, as for the next user of a database in memory.
+    """
+
+    def __init__(self, engine: sa.Engine, *, kept: bool = False) -> None:
         self.connections = 0
+        self.address = format_address(engine.url)
+        self._kept = kept
+        self._turn: AbstractContextManager[object] = (
+            Lock() if kept else nullcontext()
+        )  # in memory, two users have one connection
         self._engine = engine
         self._file: tuple[object, ...] | None = None
         self._postgres: Any = None
@@ -41,14 +51,14 @@ class Database:
             self._engine.dispose()  # writes to a file that was replaced would be lost
         engine = self._engine.execution_options(**{_WRITING: writing})
         try:
-            with engine.connect() as connection:
+            with self._turn, engine.connect() as connection:
                 yield connection
                 if writing:
                     connection.commit()
                     if engine.dialect.name == "sqlite":
                         _empty_log(connection)
         except sa.exc.SQLAlchemyError as error:
-            raise _translate(error, format_address(engine.url)) from error
+            raise _translate(error, self.address) from error
 
     def check_writable(self, connection: sa.Connection) -> None:
         """Raises `StoreReadOnly` if the file, its folder or the server is read-only."""
@@ -58,9 +68,7 @@ class Database:
             query = "SHOW transaction_read_only"
             is_writable = connection.exec_driver_sql(query).scalar_one() == "off"
         if not is_writable:
-            raise errors.StoreReadOnly(
-                f"label_store {format_address(self._engine.url)}: it is read-only"
-            )
+            raise errors.StoreReadOnly(f"label_store {self.address}: it is read-only")
 
     def break_connection(self) -> None:
         """Breaks the connection to PostgreSQL, so that a call in another thread raises.
@@ -77,7 +85,8 @@ class Database:
 
     def close(self) -> None:
         """Closes the connections."""
-        self._engine.dispose()
+        if not self._kept:
+            self._engine.dispose()
 
     def _note_connection(self, connection: object, _record: object) -> None:
         self.connections += 1
@@ -96,21 +105,24 @@ class Database:
 
 
 def format_address(url: sa.URL) -> str:
-    """Returns the path or URL of a database for messages, without passwords."""
+    """Returns the path or URL of a database for messages, without user, password and options."""
     if url.drivername == "sqlite":
-        return str(url.database)
-    # The query may contain a password too.
-    return url.set(drivername="postgresql", query={}).render_as_string()
+        return MEMORY if url.database == _SQLITE_MEMORY else str(url.database)
+    return sa.URL.create(
+        "postgresql", host=url.host, port=url.port, database=url.database
+    ).render_as_string()
 
 
-def open_database(location: str | None, *, timeout_seconds: float = 2.0) -> Database:
+def open_database(
+    location: str | None, *, timeout_seconds: float = 2.0, kept: bool = False
+) -> Database:
     """Prepares a database; raises `StartError` if the location is invalid.
 
     The location is a path, which may begin with `~`, `sqlite:///path`, `postgresql://...`, or
     `memory`; None takes `find_default_path()`. `timeout_seconds` is for a lock or a connection.
     """
     if location == MEMORY:
-        return Database(_open_sqlite(":memory:", timeout_seconds))
+        return Database(_open_sqlite(_SQLITE_MEMORY, timeout_seconds), kept=kept)
     if location is None or "://" not in location:
         return Database(_open_sqlite(location or str(find_default_path()), timeout_seconds))
     try:
@@ -118,7 +130,7 @@ def open_database(location: str | None, *, timeout_seconds: float = 2.0) -> Data
     except (sa.exc.ArgumentError, ValueError) as error:
         raise errors.StartError("label_store must be a path or a URL") from error
     if url.drivername == "sqlite":
-        return Database(_open_sqlite(url.database or ":memory:", timeout_seconds))
+        return Database(_open_sqlite(url.database or _SQLITE_MEMORY, timeout_seconds))
     if url.drivername not in ("postgres", "postgresql", _POSTGRES):
         raise errors.StartError("label_store: the URL must begin with sqlite: or postgresql:")
     return Database(_open_postgres(url.set(drivername=_POSTGRES), timeout_seconds))
@@ -177,16 +189,16 @@ def _make_place(location: str) -> str:
 
 
 def _open_sqlite(path: str, timeout_seconds: float) -> sa.Engine:
-    if path != ":memory:":
+    if path != _SQLITE_MEMORY:
         path = _make_place(path)
     engine = sa.create_engine(
         sa.URL.create("sqlite", database=path),
         connect_args={"timeout": timeout_seconds, "check_same_thread": False},
-        poolclass=sa.StaticPool if path == ":memory:" else sa.QueuePool,
+        poolclass=sa.StaticPool if path == _SQLITE_MEMORY else sa.QueuePool,
     )
 
     def prepare(_dialect: object, _record: object, arguments: Any, options: Any) -> None:  # noqa: ANN401
-        if path == ":memory:":
+        if path == _SQLITE_MEMORY:
             return
         if mode := _find_read_only_mode(Path(path)):
             arguments[0] = f"{Path(path).absolute().as_uri()}?{mode}"

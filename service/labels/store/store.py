@@ -20,7 +20,7 @@ from service.bundle.card import Calibration
 from service.engine.heads import Embeddings
 from service.labels.definition import Definition, check_size
 from service.labels.examples import Example, Lesson, make_lesson, read_lesson
-from service.labels.store.database import Database, format_address
+from service.labels.store.database import Database
 
 ABSENT = 0
 """`if_version` of a set that must not exist; the first revision is 1."""
@@ -478,7 +478,7 @@ def _make_tables(connection: sa.Connection, database: Database) -> bool:
         connection.execute(sa.insert(_STATE).values(**first))
     elif version != SCHEMA_VERSION:
         raise errors.StoreIncompatible(
-            f"label_store {format_address(connection.engine.url)}: schema version {version}, this "
+            f"label_store {database.address}: schema version {version}, this "
             f"service has {SCHEMA_VERSION}"
         )
     return sa.inspect(connection).has_table(_LESSONS.name)

@@ -715,3 +715,18 @@ async def test_exported_set_is_imported_with_its_lessons(
         with pytest.raises(errors.InvalidLabelSet, match="another width"):
             await others.register(wrong)
         assert "wide" not in others.by_name
+
+
+async def test_successor_has_each_write_before_it_is_answered(
+    store: FlakyStore, start: Start, other: FlakyStore
+) -> None:
+    async with start(store) as sets, start(other) as successor:
+        await sets.register(define("before", "a"))
+        await sets.hand_over(successor)
+        assert "before" in successor.by_name
+        await sets.register(define("pets", "cat"))
+        assert successor.by_name["pets"].names == ("cat",)
+        await sets.delete("before")
+        assert successor.by_name.keys() == {"pets"}
+        other.away = True
+        await sets.delete("pets")  # a write does not fail because of it

@@ -1,17 +1,25 @@
 """Tests of the host: loading, ready, failed, draining."""
 
+import asyncio
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
 
 from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
-from service.errors import BundleError, Draining, NotReady, StartError
+from service.errors import BundleError, Draining, NotReady, StartError, StoreUnavailable
+from service.labels.catalogue import Catalogue
 from service.labels.definition import Definition
+from service.labels.registered_sets import RegisteredSets
 from service.pipeline.host import PipelineHost
 from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.question import Question
 from service.settings import Settings
 from tests.support.label_store import FlakyStore, put
+from tests.support.serving import PHOTO
+from tests.support.threads import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -96,3 +104,49 @@ async def test_failure_is_the_error_of_opening_and_an_unexpected_one_is_logged(
         assert host.failure is reason
     with pytest.raises(NotReady):
         host.check_ready()
+
+
+async def test_reload_replaces_the_pipeline_and_frees_it(settings: Settings) -> None:
+    host = PipelineHost(settings)
+    await host.open()
+    earlier = weakref.ref(host.pipeline)
+    assert await host.reload()
+    selection = await host.pipeline.select(Question())
+    assert earlier() is not host.pipeline
+    assert earlier().state == "ready"  # type: ignore[union-attr]  # for requests that have begun
+    await host.close_earlier()
+    await host.close_earlier()
+    # Its threads end.
+    await asyncio.to_thread(wait_until, lambda: gc.collect() >= 0 and earlier() is None)
+    await host.pipeline.predict(PHOTO, selection)
+    await host.drain()
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        ((Catalogue, "start"), BundleError("damaged")),
+        ((Catalogue, "start"), MemoryError()),
+        ((RegisteredSets, "hand_over"), StoreUnavailable("away")),
+    ],
+)
+async def test_failed_reload_keeps_the_pipeline(
+    open_bundle: Bundle,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    step: tuple[type, str],
+    reason: Exception,
+) -> None:
+    async def fail(*_: object) -> None:
+        raise reason
+
+    host = PipelineHost(Settings(bundle=open_bundle.path, device="cpu", label_store="memory"))
+    await host.open()
+    before = host.pipeline
+    monkeypatch.setattr(*step, fail)
+    assert not await host.reload()
+    assert host.pipeline is before
+    host.check_ready()
+    line = next(each for each in caplog.messages if each.startswith("the reload failed"))
+    assert f": {str(reason) or 'MemoryError'}: correct it and send SIGHUP again" in line
+    await host.drain()

@@ -1,5 +1,7 @@
 """How many workers a supervisor starts; `tests/faults/test_workers.py` has real ones."""
 
+import os
+import pty
 import subprocess
 import sys
 
@@ -37,3 +39,21 @@ def test_as_many_workers_start_as_fit_beside_the_first(fitting: int) -> None:
     assert (first, counted, last) == ("worker 1", "count", "serving")
     started = range(2 if fitting == 3 else 1, fitting + 1)  # worker 1 again, for a larger share
     assert sorted(others) == [f"worker {number}" for number in started]
+
+
+def test_closed_terminal_is_noticed() -> None:
+    program = (
+        "import time\n"
+        "from service.process.workers import has_lost_terminal\n"
+        "print(has_lost_terminal(), flush=True)\n"
+        "while not has_lost_terminal(): time.sleep(0.01)\n"
+        "print('lost')"
+    )
+    ours, terminal = pty.openpty()
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, text=True) as process:
+        os.close(terminal)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "False\n"
+        os.close(ours)
+        assert process.communicate(timeout=60)[0] == "lost\n"

@@ -1,21 +1,26 @@
 """API keys: what each kind allows, in which header, from a variable or a file; never shown."""
 
-from collections.abc import Iterator
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from fastapi import Request
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
 from service.errors import Forbidden, StartError, Unauthorized
-from service.http.security.keys import ADMINISTRATE, Guard, KeyRing
+from service.http.security.keys import ADMINISTRATE, Guard, KeyRing, name_address
 from service.http.security.rates import LIMITED
+from service.http.telemetry.logs import make_formatter
 from service.settings import Settings
 from tests.support.serving import assert_problem, send_image, serve_app
 
 PREDICT, OTHER, ADMIN = "predict-key-000001", "geheimer Schlüssel à", "admin-key-00000001"
-UNKNOWN = "made-up-key-000001"
+UNKNOWN, NEXT = "made-up-key-000001", "predict-key-000002"
 PETS = {"name": "pets", "labels": ["cat"]}
 
 
@@ -119,32 +124,38 @@ def test_keys_come_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         file.write_text(f"{PREDICT}\n\n{OTHER}\n", encoding)
         for named in (f"@{file}", "@~/keys"):
             ring = read_keys(predict_keys=named)
-            ring.check_predict(PREDICT)
-            ring.check_predict(OTHER)
+            assert ring.identify(PREDICT)
+            assert ring.identify(OTHER)
 
 
 @pytest.mark.parametrize("kinds", [("predict",), ("admin",), ("predict", "admin")])
 def test_each_kind_of_key_allows_its_own(kinds: tuple[str, ...]) -> None:
     keys = {"predict": PREDICT, "admin": ADMIN}
     ring = read_keys(**{f"{kind}_keys": keys[kind] for kind in kinds})
-    assert ring.check_predict(PREDICT) == ("predict" in kinds)  # whether a key is needed
+    predict, admin = ring.identify(PREDICT), ring.identify(ADMIN)
+    assert ring.check("predict", predict, sent=True) == ("predict" in kinds)
     with pytest.raises(Forbidden if "predict" in kinds else Unauthorized):
-        ring.check_administrate(PREDICT)
+        ring.check("administrate", predict, sent=True)
     with pytest.raises(Unauthorized):
-        ring.check_administrate(None)
+        ring.check("administrate", None, sent=False)
     if "admin" in kinds:
-        assert ring.check_administrate(ADMIN)
+        assert ring.check("administrate", admin, sent=True)
 
 
 @pytest.mark.parametrize(
-    "text", ["short", ",", " ", "@/no/such/file/of/keys", f"{PREDICT},short", PREDICT[:15]]
+    "text",
+    [
+        *("short", ",", " ", "@/no/such/file/of/keys", f"{PREDICT},short", PREDICT[:15]),
+        *("a:short", f":{PREDICT}", f"a b:{PREDICT}", f"a:b:{PREDICT}", f"a: {PREDICT}"),
+        *(f"{PREDICT}:", f"{'a' * 65}:{PREDICT}", f"ä:{PREDICT}"),
+    ],
 )
 def test_invalid_keys_stop_the_start_without_being_shown(text: str) -> None:
     with pytest.raises(StartError) as caught:
         read_keys(admin_keys=text)
     assert "admin_keys" in str(caught.value)
     assert "short" not in str(caught.value)
-    assert PREDICT not in str(caught.value)
+    assert PREDICT[:15] not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -187,16 +198,134 @@ def test_wrong_keys_are_429_after_a_burst_and_the_right_one_is_served(
 def test_settings_never_show_a_key() -> None:
     settings = Settings.model_validate({"predict_keys": PREDICT})
     assert PREDICT not in f"{settings!r} {settings} {settings.model_dump_json()}"
-    assert PREDICT not in repr(vars(KeyRing(settings)))
+    assert PREDICT not in repr([vars(each) for each in KeyRing(settings)._sets])
 
 
-def test_caller_is_a_known_key_or_an_address() -> None:
-    name = read_keys(predict_keys=f"{PREDICT},{OTHER}").name_caller
-    assert name(PREDICT, "1.2.3.4") == name(PREDICT, "5.6.7.8")
-    assert name(PREDICT, "1.2.3.4") != name(OTHER, "1.2.3.4")
-    assert PREDICT not in name(PREDICT, "1.2.3.4")
-    assert name(UNKNOWN, "1.2.3.4") == name(None, "1.2.3.4")
-    assert name(None, "2001:db8::1") == name(None, "2001:db8::2")
-    assert name(None, "2001:db8::1") != name(None, "2001:db8:1::1")
-    assert name(None, "::ffff:1.2.3.4") != name(None, "::ffff:1.2.3.5")
-    assert name(None, "unknown") == "address unknown"  # of a Unix socket
+def test_caller_is_the_name_of_the_key_or_8_digits_of_its_digest() -> None:
+    ring = read_keys(predict_keys=f"web.shop_1-a:{PREDICT},{OTHER}", admin_keys=f"ops:{ADMIN}")
+    assert ring.identify(PREDICT) == ("web.shop_1-a", False)
+    assert ring.identify(ADMIN) == ("ops", True)
+    unnamed = ring.identify(OTHER)
+    assert unnamed is not None
+    assert re.fullmatch("key [0-9a-f]{8}", unnamed.caller)
+    for unknown in (UNKNOWN, f"ops:{ADMIN}", "ops", ""):
+        assert ring.identify(unknown) is None
+
+
+def test_address_is_an_ipv6_network_of_64_bits() -> None:
+    def name(address: str | None) -> str:
+        client = None if address is None else (address, 1)
+        return name_address(Request({"type": "http", "client": client}))
+
+    assert name("2001:db8::1") == name("2001:db8::2") != name("2001:db8:1::1")
+    assert name("::ffff:1.2.3.4") != name("::ffff:1.2.3.5")
+    assert name(None) == "address unknown"  # of a Unix socket
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path) -> Path:
+    """A link to a folder of the first keys, which Kubernetes replaces for a change."""
+    mount_keys(tmp_path / "keys", f"old:{PREDICT}")
+    return tmp_path / "keys"
+
+
+def mount_keys(path: Path, content: str) -> None:
+    folder = path.parent / f"..{content[:3]}"
+    folder.mkdir()
+    (folder / "keys").write_text(content)
+    link = path.parent / "..data.new"
+    link.symlink_to(folder.name)
+    link.rename(path.parent / "..data")
+    if not path.is_symlink():
+        path.symlink_to("..data/keys")
+
+
+def test_keys_follow_their_file(keys_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    ring = read_keys(predict_keys=f"@{keys_file}", admin_keys=ADMIN)
+    ring.reread()
+    assert not caplog.records
+    mount_keys(keys_file, f"new:{OTHER}\nold:{PREDICT}\n")
+    ring.reread()
+    ring.reread()
+    assert [ring.identify(key) for key in (OTHER, PREDICT)] == [("new", False), ("old", False)]
+    mount_keys(keys_file, f"end:{OTHER}")
+    ring.reread()
+    assert (ring.identify(PREDICT), ring.identify(OTHER)) == (None, ("end", False))
+    assert ring.identify(ADMIN)
+    assert [vars(each)["keys"] for each in caplog.records] == [2, 1]
+    ring.reread(forced=True)  # SIGHUP
+    assert len(caplog.records) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "is missing"), ("", "contains no keys"), (OTHER[:9], "a key must be")],
+)
+def test_file_without_valid_keys_is_one_error_and_the_keys_before_stay(
+    keys_file: Path, caplog: pytest.LogCaptureFixture, content: str | None, reason: str
+) -> None:
+    ring = read_keys(predict_keys=f"@{keys_file}")
+    keys_file.unlink()
+    if content is not None:
+        keys_file.write_text(content)
+    for _ in range(3):
+        ring.reread()
+    (line,) = caplog.messages
+    assert reason in line
+    assert line.endswith("the keys before stay valid: correct the file")
+    assert OTHER[:9] not in line
+    assert ring.identify(PREDICT)
+    with pytest.raises(Unauthorized):
+        ring.check("predict", None, sent=False)
+    keys_file.unlink(missing_ok=True)
+    keys_file.write_text(OTHER)
+    ring.reread()
+    assert ring.identify(OTHER)
+    assert not ring.identify(PREDICT)
+
+
+def test_keys_of_a_pipe_are_read_once() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader), os.fdopen(writer, "w") as pipe:
+        pipe.write(PREDICT)
+        pipe.close()
+        ring = read_keys(predict_keys=f"@/dev/fd/{reader}")
+    ring.reread(forced=True)
+    assert ring.identify(PREDICT)
+
+
+def register(client: TestClient, **options: Any) -> Any:
+    return client.post("/labels", json=PETS, **options)
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_log_line_of_a_request_with_a_known_key_has_its_caller(
+    open_bundle: Bundle, caplog: pytest.LogCaptureFixture, log_format: Literal["text", "json"]
+) -> None:
+    keys = {"predict_keys": f"shop:{PREDICT},shop:{NEXT},{OTHER}", "admin_keys": f"ops:{ADMIN}"}
+    with serve_app(open_bundle.path, **keys, rate_limit="4/day") as client:
+        caplog.set_level(logging.INFO, "service.http.telemetry.access")
+        caplog.handler.setFormatter(make_formatter(log_format))
+
+        def find_caller(
+            key: str, status: int, ask: Callable[..., Any] = send_image, **options: Any
+        ) -> Any:
+            caplog.clear()
+            assert ask(client, headers=bearing(key), **options).status_code == status
+            assert key not in caplog.text
+            caller = vars(caplog.records[-1]).get("caller")
+            assert ("caller" in caplog.text) == (caller is not None)
+            return caller
+
+        assert find_caller(PREDICT, 200) == "shop"
+        assert find_caller(PREDICT, 422, params={"top_k": "x"}) == "shop"
+        assert find_caller(PREDICT, 403, register) == "shop"
+        assert find_caller(ADMIN, 201, register) == "ops"
+        assert re.fullmatch("key [0-9a-f]{8}", find_caller(OTHER, 200))
+        assert find_caller(UNKNOWN, 401) is None
+        assert find_caller(UNKNOWN, 401, register) is None
+        for _ in range(2):
+            assert find_caller(NEXT, 200) == "shop"
+        assert find_caller(PREDICT, 429) == "shop"  # the limit is of the name
+        assert find_caller(ADMIN, 200) == "ops"

@@ -115,7 +115,7 @@ def test_failure_names_the_address_and_no_password(path: Path, database: Databas
     postgres = open_database("postgres://me:secret@127.0.0.1:1/labels?password=secret")
     with closing(postgres), pytest.raises(StoreUnavailable) as failure:
         read(postgres, COUNT)
-    assert str(failure.value).startswith("label_store postgresql://me:***@127.0.0.1:1/labels: conn")
+    assert str(failure.value).startswith("label_store postgresql://127.0.0.1:1/labels: conn")
     assert "secret" not in str(failure.value)
     assert "\n" not in str(failure.value)
 

@@ -1,0 +1,291 @@
+"""SIGHUP: the bundle and the keys that are on disk now, without a lost request."""
+
+import dataclasses
+import os
+import re
+import signal
+import socket
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from service.bundle.reader import Bundle
+from tests.e2e.server_process import ServerProcess
+from tests.faults.conftest import serve, serve_command
+from tests.faults.faulty_process import FaultyProcess
+from tests.faults.test_connections import HEAD, read_reply
+from tests.faults.test_load import occupy
+from tests.faults.test_start import flip_a_byte
+from tests.faults.test_workers import connect_to, list_pids, read_value
+from tests.support.serving import PHOTO, assert_problem, assert_still_serving, send_image
+from tests.support.threads import wait_until
+from tests.support.tiny_bundle import copy_bundle, open_card, open_draft, write_draft
+
+OLD_KEY, NEW_KEY = "old-key-of-the-shop", "new-key-of-the-shop"
+IDLE_SECONDS = 0.05  # so that a shared machine has time to load a bundle
+# Two workers make their log line after those of each.
+DONE = {"1": r"INFO .* reloaded model=", "2": "INFO .* all workers have reloaded"}
+
+
+@pytest.fixture
+def bundles(open_bundle: Bundle, tmp_path: Path) -> tuple[Path, Path]:
+    """The bundle and one of version 2."""
+    card = open_card().model_copy(update={"version": "2"})
+    return open_bundle.path, write_draft(tmp_path / "next", open_draft(card)).path
+
+
+@pytest.fixture
+def link(bundles: tuple[Path, Path], tmp_path: Path) -> Path:
+    path = tmp_path / "current"
+    put(path, bundles[0])
+    return path
+
+
+def put(link: Path, bundle: Path) -> None:
+    new = link.with_suffix(".new")
+    new.symlink_to(bundle)
+    new.rename(link)
+
+
+def reload(server: ServerProcess, pattern: str) -> None:
+    """Sends SIGHUP and waits for another line with the pattern."""
+    count = len(re.findall(pattern, server.stderr))
+    server.send_signal(signal.SIGHUP)
+    wait_until(lambda: len(re.findall(pattern, server.stderr)) > count, 120)
+
+
+class Asking:
+    """Four clients that send photos, two of them on connections that stay open, and one `/readyz`.
+
+    `answers` counts versions, statuses and errors; `last` has the last of each client.
+    """
+
+    def __init__(self, server: ServerProcess, **headers: str) -> None:
+        self.answers, self.last = Counter[object](), dict[int, object]()
+        self._server, self._headers = server, headers
+        self._ended = threading.Event()
+        self._threads = ThreadPoolExecutor(5)
+
+    def __enter__(self) -> Self:
+        self._asking = [self._threads.submit(self._ask, number) for number in range(5)]
+        self.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._threads.shutdown()
+        for each in self._asking:
+            each.result()
+
+    def wait(self) -> None:
+        """Waits until each client has another answer to a request that it sends from now on."""
+        self.last.clear()
+        wait_until(lambda: len(self.last) == 5)
+        self.last.clear()
+        wait_until(lambda: len(self.last) == 5)
+
+    def _ask(self, number: int) -> None:
+        client = self._server.connect(*self._server.find_address())
+        while not self._ended.wait(IDLE_SECONDS):
+            if number % 2 == 0:
+                client.close()
+                client = self._server.connect(*self._server.find_address())
+            try:
+                if number == 4:
+                    answer: object = client.get("/readyz").status_code
+                else:
+                    found = send_image(client, headers=self._headers)
+                    is_good = found.status_code == 200
+                    answer = found.json()["model"]["version"] if is_good else found.status_code
+            except Exception as error:
+                answer = repr(error)
+            self.answers[answer] += 1
+            self.last[number] = answer
+        client.close()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_reload_under_load_loses_no_request_and_no_label_set(
+    bundles: tuple[Path, Path], link: Path, workers: str
+) -> None:
+    flags = ("--label-store", "memory", "--workers", workers)
+    with ServerProcess(*serve_command(link), *flags) as server:
+        server.wait_for_line("serving url=")
+        with server.open_client() as client, Asking(server) as asking:
+            body = {"name": "pets", "labels": ["cat"]}
+            assert client.post("/labels", json=body).status_code == 201
+            for bundle in (bundles[1], bundles[0], bundles[1]):
+                put(link, bundle)
+                reload(server, DONE[workers])
+                asking.wait()
+                version = "2" if bundle == bundles[1] else "1.0"
+                assert asking.last == {**dict.fromkeys(range(4), version), 4: 200}
+                assert client.get("/info").json()["model"]["version"] == version
+                assert client.get("/v2/models/tiny-open").json()["versions"] == [version]
+                assert client.get("/labels/everyday").headers["etag"] == f'"{version}"'
+                assert client.get("/labels/pets").status_code == 200
+        assert asking.answers.keys() == {"1.0", "2", 200}
+        runs = 'device="cpu",model="tiny-open",precision="fp32",provider="CPUExecutionProvider"'
+        with server.open_client() as client:
+            for version, value in (("1.0", 0), ("2", 1)):
+                sample = f'ml_decoder_model_info{{{runs},version="{version}"}}'
+                wait_until(lambda s=sample, v=value: read_value(client, s) == v)
+            done = read_value(client, 'ml_decoder_reloads_total{outcome="done"}')
+            assert done == 3 * int(workers)
+        assert server.stop() == 0
+    assert "ERROR" not in server.stderr
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_bundle_that_cannot_be_opened_is_an_error_and_the_old_one_serves_on(
+    bundles: tuple[Path, Path], link: Path, workers: str, tmp_path: Path
+) -> None:
+    damaged = copy_bundle(Bundle(bundles[1], *[None] * 2), tmp_path / "damaged")  # type: ignore[arg-type]
+    flip_a_byte(damaged)
+    flags = ("--label-store", "memory", "--workers", workers)
+    with ServerProcess(*serve_command(link), *flags) as server:
+        server.wait_for_line("serving url=")
+        with Asking(server) as asking:
+            for bundle, reason in ((damaged, "does not match its sha256"), (tmp_path / "no", "")):
+                put(link, bundle)
+                words = "ERROR .*the reload failed, and the model before stays in use: "
+                reload(server, f"{words}.*{reason}.*: correct it and send SIGHUP again")
+                if workers == "2":
+                    after = "0 before it have, and 1 after it were not asked"
+                    wait_until(
+                        lambda w=after: server.stderr.count(f"worker 1 has not reloaded: {w}")
+                    )
+                asking.wait()
+            assert asking.answers.keys() == {"1.0", 200}
+            put(link, bundles[1])
+            reload(server, DONE[workers])
+            asking.wait()
+        assert asking.last == {**dict.fromkeys(range(4), "2"), 4: 200}
+    assert "Traceback" not in server.stderr
+
+
+def test_requests_that_have_begun_end_on_the_old_bundle(
+    bundles: tuple[Path, Path], link: Path, open_bundle: Bundle, tmp_path: Path
+) -> None:
+    served = dataclasses.replace(open_bundle, path=link)
+    with FaultyProcess(served, tmp_path) as server, server.open_client() as client:
+        with ThreadPoolExecutor(1) as clients, begin_upload(server) as upload:
+            held = occupy(server, client, clients)
+            put(link, bundles[1])
+            reload(server, "reloaded model=")
+            with server.open_client() as another:
+                assert send_image(another).json()["model"]["version"] == "2"
+                server.send_signal(signal.SIGHUP)  # once more when the old one has ended
+                assert another.get("/readyz").status_code == 200
+                upload.sendall(PHOTO)
+                assert b'"version":"1.0"' in read_reply(upload)
+            assert server.stderr.count("reloaded model=") == 1
+            assert not held.done()
+            server.release()
+            assert held.result().json()["model"]["version"] == "1.0"
+        wait_until(lambda: server.stderr.count("reloaded model=") == 2)
+        assert_still_serving(client)
+        assert server.stop() == 0
+
+
+@contextmanager
+def begin_upload(server: ServerProcess) -> Any:
+    """Yields a connection on which a photo is expected."""
+    with socket.create_connection(server.find_address(), timeout=60) as connection:
+        more = b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        connection.sendall(HEAD + more % len(PHOTO))
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
+        yield connection
+
+
+def test_signals_while_loading_are_one_reload_and_none_while_draining(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    with FaultyProcess(open_bundle, tmp_path, opens=False) as server:
+        address = server.find_address()
+        server.send_signal(signal.SIGHUP)  # perhaps before there is a handler
+        with server.connect(*address) as client:
+            assert client.get("/livez").status_code == 200
+        for _ in range(3):
+            server.send_signal(signal.SIGHUP)
+        server.open()
+        with server.open_client() as client, ThreadPoolExecutor(1) as clients:
+            server.wait_for_line("reloaded model=")
+            held = occupy(server, client, clients)
+            server.send_signal(signal.SIGTERM)
+            server.wait_for_line("draining")
+            server.send_signal(signal.SIGHUP)
+            server.release()
+            assert held.result().status_code == 200
+        assert server.wait() == 0
+    assert server.stderr.count("reloaded model=") == 1
+    assert "ERROR" not in server.stderr
+
+
+def test_worker_ignores_the_signal_and_a_killed_one_takes_what_is_on_disk(
+    bundles: tuple[Path, Path], link: Path
+) -> None:
+    flags = ("--label-store", "memory", "--workers", "2")
+    with ServerProcess(*serve_command(link), *flags) as server:
+        server.wait_for_line("serving url=")
+        put(link, bundles[1])
+        first = list_pids(server, 1)[0]
+        os.kill(first, signal.SIGHUP)
+        with connect_to(server, 1) as client:
+            assert client.get("/info").json()["model"]["version"] == "1.0"
+        os.kill(first, signal.SIGKILL)
+        server.wait_for_line("ready model=tiny-open version=2 .*worker=1\n")
+        reload(server, DONE["2"])
+        assert (
+            len(re.findall("reloaded model=tiny-open version=2 .*worker=2\n", server.stderr)) == 1
+        )
+        assert server.stop() == 0
+
+
+def test_shared_engine_reloads_its_keys_only(open_bundle: Bundle, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(OLD_KEY)
+    flags = ("--workers", "2", "--shared-engine", "true", "--predict-keys-file", str(keys))
+    with serve(open_bundle, *flags) as (server, _):
+        server.wait_for_line("serving url=")
+        keys.write_text(NEW_KEY)
+        reload(server, DONE["2"])
+        error = "ERROR .*shared_engine: SIGHUP reloads keys only: restart for bundle and label sets"
+        assert len(re.findall(error, server.stderr)) == 1
+        for worker in (1, 2):
+            with connect_to(server, worker) as client:
+                assert_problem(send_image(client), 401, "unauthorized")
+                assert send_image(client, headers={"X-API-Key": NEW_KEY}).status_code == 200
+        assert "reloaded model=" not in server.stderr
+
+
+def test_keys_rotate_under_load_without_a_signal(open_bundle: Bundle, tmp_path: Path) -> None:
+    file, new_file = tmp_path / "keys", tmp_path / "new"
+    file.write_text(f"shop:{OLD_KEY}")
+    with serve(open_bundle, "--workers", "2", "--predict-keys-file", str(file)) as (server, _):
+        server.wait_for_line("serving url=")
+
+        def write(*keys: str) -> None:
+            count = server.stderr.count("read the key file again") + 2
+            new_file.write_text("\n".join(f"shop:{key}" for key in keys))
+            new_file.rename(file)
+            wait_until(lambda: server.stderr.count("read the key file again") == count)
+
+        with Asking(server, **{"X-API-Key": OLD_KEY}) as old:
+            write(NEW_KEY, OLD_KEY)
+            with Asking(server, **{"X-API-Key": NEW_KEY}) as new:
+                old.wait()
+                assert old.answers.keys() == {"1.0", 200}
+                write(NEW_KEY)
+                old.wait()
+                assert old.last == {**dict.fromkeys(range(4), 401), 4: 200}
+                new.wait()
+            assert new.answers.keys() == {"1.0", 200}
+    assert re.search(r'path="/predict" status=200 .*caller=shop', server.stderr)
+    assert OLD_KEY not in server.stderr
+    assert NEW_KEY not in server.stderr
