@@ -14,15 +14,21 @@ from tests.e2e.server_process import ROOT
 from tests.support.serving import labels_of
 
 SAMPLES = ROOT / "service" / "http" / "page" / "samples"
+FOUND = ".label:not(.below)"
 CAT = SAMPLES / "chelsea.jpg"  # the sample that `Visit.open` chooses
 
 
 def rows(page: Page, column: int = 0, part: str = "") -> dict[str, float]:
-    """Labels of a column with their scores; `part` is `.found`, `.maybe` or `.own`."""
-    items = page.locator(".column").nth(column).locator(f"{part} .label")
+    """Labels of a column with their scores; `part` is `.own`, `.others`, `.maybe` or FOUND."""
+    items = page.locator(".column").nth(column).locator(part if part == FOUND else f"{part} .label")
     names = items.locator(".name").all_inner_texts()
     scores = items.locator(".score").all_inner_texts()
     return dict(zip(names, map(float, scores), strict=True))
+
+
+def find_row(page: Page, label: str) -> Locator:
+    """Returns the rows of a label that show its map when pressed, one a column."""
+    return page.locator("button.label").filter(has=page.get_by_text(label, exact=True))
 
 
 def ask(address: str, photo: Path, **parameters: Any) -> dict[str, float]:
@@ -54,15 +60,17 @@ def show_from(page: Page, threshold: float) -> None:
     page.get_by_label("Threshold for every label").fill(str(threshold))
 
 
-def expect_sets(page: Page, title: str) -> None:
-    """Waits until the first column has the labels of these sets: `zoo + trained`."""
-    expect(page.locator(".column h3").first).to_have_text(title)
+def expect_sets(page: Page, *names: str) -> None:
+    """Waits until the result has the labels of these sets."""
+    expect(page.locator("#options-summary")).to_contain_text(", ".join(names) + ";")
+    page.wait_for_selector("[aria-busy=false]")
 
 
 def type_labels(page: Page, labels: str) -> None:
     """Types labels of the user's own and waits for their scores."""
     page.get_by_label("Your own words").fill(labels)
-    expect_sets(page, "your own + trained + everyday")
+    last = labels.split(",")[-1].strip()
+    expect(page.locator(".own .name").get_by_text(last, exact=True)).to_be_visible()
 
 
 def keep_as(page: Page, name: str) -> None:

@@ -54,6 +54,7 @@ class Visit:
         self.page.get_by_role("button", name="Sample: cat").click()
         self.page.wait_for_selector("#results ol", state="attached")
         self.page.wait_for_selector("[aria-busy=false]")
+        self.page.evaluate("document.getElementById('options').open = true")
         return self.page
 
     def note(self, request: Request) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.actions import assert_accessible_at, choose, make_payload, type_labels
+from tests.browser.actions import assert_accessible_at, choose, find_row, make_payload, type_labels
 from tests.browser.conftest import MAP, Visit
 from tests.support.photos import make_photo, write_photos
 
@@ -24,7 +24,7 @@ def fill_page(visit: Visit) -> None:
     page.get_by_label("Compare with").select_option("everyday")
     page.check("[value=best]")
     page.locator(".column").nth(1).wait_for()
-    page.get_by_role("button", name="yak").click()
+    find_row(page, "yak").first.click()
     page.locator("#map").wait_for()
     page.wait_for_timeout(600)  # the summary is announced after a pause
 
@@ -47,8 +47,18 @@ def choose_photos(page: Page, *contents: bytes) -> None:
 def choose_several(visit: Visit) -> None:
     page = visit.open()
     choose_photos(page, make_photo(1), b"junk", make_photo(2))
-    expect(page.locator("#downloads-status")).to_have_text("2 of 3 photos labelled, 1 failed")
+    expect(page.locator("#downloads-status")).to_have_text("2 of 3 photos tagged, 1 failed")
+
+
+def show_code(visit: Visit) -> None:
+    page = visit.open()
+    page.get_by_role("tab", name="API").click()
     page.get_by_text("Answer as JSON").click()
+
+
+def open_empty(visit: Visit) -> None:
+    visit.page.goto(visit.url)
+    visit.page.locator("#choices input").first.wait_for(state="attached")
 
 
 def choose_broken(visit: Visit) -> None:
@@ -66,7 +76,7 @@ def wait_for_others(visit: Visit) -> None:
         ),
     )
     choose_photos(page, make_photo(1), make_photo(2))
-    expect(page.locator("#downloads-status")).to_have_text("1 of 2 photos labelled")
+    expect(page.locator("#downloads-status")).to_have_text("1 of 2 photos tagged")
 
 
 def lack_key(visit: Visit) -> None:
@@ -87,8 +97,8 @@ def open_card(visit: Visit) -> None:
 
 
 STATES: list[Callable[[Visit], None]] = [
-    *(fill_page, find_nothing, choose_several, choose_broken, wait_for_others),
-    *(lack_key, open_key, open_card),
+    *(open_empty, fill_page, find_nothing, choose_several, choose_broken, wait_for_others),
+    *(show_code, lack_key, open_key, open_card),
 ]
 
 
@@ -121,6 +131,14 @@ def pick(page: Page, selector: str, *photos: Path) -> None:
     event.value.set_files(photos)
 
 
+def open_by_arrow(page: Page, name: str, key: str = "ArrowRight") -> None:
+    """Moves from tab to tab until this one is open."""
+    tab_to(page, "[role=tab]")
+    while page.locator("[role=tab]:focus").inner_text() != name:
+        page.keyboard.press(key)
+    expect(page.get_by_role("tabpanel", name=name)).to_be_visible()
+
+
 def test_page_works_with_the_keyboard_alone(visit: Visit, tmp_path: Path) -> None:
     photos = write_photos(tmp_path, 2)
     visit.maps = MAP
@@ -128,30 +146,22 @@ def test_page_works_with_the_keyboard_alone(visit: Visit, tmp_path: Path) -> Non
 
     tab_to(page, "#candidates")
     page.keyboard.type("yak, newt")
-    expect(page.locator(".column h3")).to_have_text("your own + trained + everyday")
+    expect(find_row(page, "newt")).to_be_visible()
     press(page, "button.label[data-label=yak]")
     expect(page.locator("#map")).to_be_visible()
     expect(page.locator("button.label[data-label=yak]")).to_be_focused()
     page.keyboard.press("Escape")
     expect(page.locator("#map")).to_be_hidden()
-
-    pick(page, "#files", *photos)
-    expect(page.locator("#downloads-status")).to_have_text("2 of 2 photos labelled")
-    press(page, "#card-open")
-    page.keyboard.press("Escape")
-    for kind in ("csv", "json"):
-        with page.expect_download():
-            press(page, f"#download-{kind}")
-
-    tab_to(page, "#keep-name")
-    page.keyboard.type("herd")
-    press(page, "#keep")
-    expect(page.locator("#keep-status")).to_contain_text("Kept 2 labels as herd")
     press(page, "[name=mode]", "ArrowDown")
     press(page, "#threshold", "ArrowRight")
     expect(page.locator("#threshold-value")).to_have_text("0.51")
     tab_to(page, "#compare")
 
+    press(page, "#save-words")
+    expect(page.locator("#new-set-name")).to_be_focused()
+    page.keyboard.type("herd")
+    press(page, "#new-set-save")
+    expect(page.locator("#new-set-status")).to_contain_text("2 labels")
     page.locator("#calibrate-body").wait_for()
     pick(page, "#calibrate-with", photos[0])
     pick(page, "#calibrate-without", photos[1])
@@ -159,5 +169,16 @@ def test_page_works_with_the_keyboard_alone(visit: Visit, tmp_path: Path) -> Non
     press(page, "#calibrate-threshold", "Home")
     press(page, "#calibrate-keep")
     expect(page.locator("#calibrate-status")).to_have_text("yak has the threshold 0.0000 now.")
+
+    open_by_arrow(page, "API")
     press(page, "[data-copy=curl]")
     expect(page.locator("#copied")).not_to_be_empty()
+    press(page, "#card-open")
+    page.keyboard.press("Escape")
+
+    open_by_arrow(page, "Try")
+    pick(page, "#files", *photos)
+    expect(page.locator("#downloads-status")).to_have_text("2 of 2 photos tagged")
+    for kind in ("csv", "json"):
+        with page.expect_download():
+            press(page, f"#download-{kind}")

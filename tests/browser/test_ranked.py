@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.actions import CAT, ask, expect_sets, rows
+from tests.browser.actions import CAT, FOUND, ask, rows, type_labels
 from tests.browser.conftest import Visit
 from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.tiny_bundle import open_card, open_draft, write_draft
@@ -28,7 +28,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def test_page_says_beside_the_answer_and_on_the_card_that_scores_are_ranked(visit: Visit) -> None:
     page = visit.open()
     expect(page.locator("#results")).to_contain_text("scores are ranked, not probabilities")
-    found = rows(page, part=".found")
+    found = rows(page, part=FOUND)
     assert found == ask(visit.url, CAT, top_k=6)
     assert list(found)[:5] == list(ask(visit.url, CAT))
     page.get_by_role("button", name="Model card").click()
@@ -39,10 +39,10 @@ def test_page_says_beside_the_answer_and_on_the_card_that_scores_are_ranked(visi
 def test_page_without_label_sets_asks_for_labels_instead_of_an_error(visit: Visit) -> None:
     page = visit.page
     page.goto(visit.url)
+    page.get_by_role("button", name="Sample: cat").click()
     expect(page.locator("#summary")).to_contain_text("Type labels")
     expect(page.locator("#alert")).to_be_hidden()
-    page.get_by_label("Any words").fill("cat, dog")
-    expect_sets(page, "your own")
-    assert rows(page, part=".found") == ask(visit.url, CAT, candidate_labels=["cat", "dog"])
-    page.get_by_label("Any words").fill("")
+    type_labels(page, "cat, dog")
+    assert rows(page, part=FOUND) == ask(visit.url, CAT, candidate_labels=["cat", "dog"])
+    page.get_by_label("Your own words").fill("")
     expect(page.locator(".label")).to_have_count(0)

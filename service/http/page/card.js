@@ -38,10 +38,11 @@ export function fillCard(element, info) {
     tables.push(makeTable(`Scores of ${name}`, BIN_HEAD, rows));
   }
   if (info.metrics.length > 0) tables.push(makeTable("Measured", METRIC_HEAD, info.metrics.map(metricRow)));
-  if (info.labels.length > 0) tables.push(makeTable("Trained labels", LABEL_HEAD, info.labels.map(labelRow)));
+  if (info.labels.length > 0) tables.push(makeTable(titleLabels(info.labels), LABEL_HEAD, info.labels.slice(0, MOST_ROWS).map(labelRow)));
   element.replaceChildren(...tables);
 }
 
+const MOST_ROWS = 500; // a tagger's 10,000 labels would be 60,000 elements
 const METRIC_HEAD = ["Figure", "Precision", "Value", "Photos"];
 const BIN_HEAD = ["Score", "Count", "Mean score", "Share right"];
 const THRESHOLD_HEAD = ["threshold=", "Without an own", "Precision", "Recall"];
@@ -67,6 +68,10 @@ function thresholdRow([word, { threshold, precision, recall }]) {
 
 function metricRow(metric) {
   return [metric.name, metric.precision, metric.value.toFixed(2), `${metric.images}, ${metric.dataset}`];
+}
+
+function titleLabels({ length }) {
+  return length > MOST_ROWS ? `Trained labels, the first ${MOST_ROWS} of ${length}` : "Trained labels";
 }
 
 function labelRow(label) {

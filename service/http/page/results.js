@@ -23,7 +23,7 @@ export function makeColumn({ title, groups, note, steps, onCopy, ...options }) {
     ["maybe", "Below the threshold", maybe],
   ];
   for (const [kind, heading, labels] of parts.filter(([, , labels]) => labels.length > 0)) {
-    column.append(makeElement("h4", "", heading));
+    column.append(makeElement(title ? "h4" : "h3", "group", heading));
     column.append(makeList(kind, title ? `${heading}, ${title}` : heading, labels, options));
   }
   column.append(makeElement("p", "quiet", note));
@@ -48,6 +48,7 @@ function makeCopyButton(className, text, tags, onCopy) {
   const button = makeElement("button", className, text);
   button.type = "button";
   button.title = tags.length > 1 ? "Copy the tags, separated by commas" : `Copy “${tags[0]}”`;
+  if (text === tags[0]) button.setAttribute("aria-label", `Copy ${text}`);
   button.dataset.label = `copy ${text}`; // keeps the focus when the column is drawn again
   button.addEventListener("click", () => onCopy(tags));
   return button;

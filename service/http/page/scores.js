@@ -23,15 +23,14 @@ const BETWEEN_LABELS = /[,\n]/;
  */
 export function groupLabels(labels, controls, { typed, kept }) {
   const { mode, topK } = controls;
-  const least = (label) => findLeast(label, controls);
   const best = new Set(findLabels(labels, controls));
-  const passes = (label) => label.score >= least(label);
+  const passes = findPassing(labels, controls);
   const found = labels.filter((label) => passes(label) && (best.has(label) || typed.has(label.label)));
   const lower = labels.filter((label) => !passes(label));
   const near = new Set(lower.filter((label) => kept.has(label.label)).slice(0, topK));
   const isOwn = (label) => typed.has(label.label) || (kept.has(label.label) && (passes(label) || near.has(label)));
   const strangers = lower.filter((label) => !isOwn(label));
-  const isMaybe = (label) => label.score >= Math.max(MAYBE_SHARE * least(label), MAYBE_LEAST);
+  const isMaybe = (label) => label.score >= Math.max(MAYBE_SHARE * findLeast(label, controls), MAYBE_LEAST);
   return {
     found,
     own: labels.filter((label) => isOwn(label) && (found.includes(label) || !passes(label))),
@@ -45,7 +44,7 @@ export function groupLabels(labels, controls, { typed, kept }) {
 
 /** Labels with which the service answers `showParameters`. */
 export function findLabels(labels, controls) {
-  const found = labels.filter((label) => label.score >= findLeast(label, controls));
+  const found = labels.filter(findPassing(labels, controls));
   return (controls.mode === "best" ? labels : found).slice(0, controls.topK);
 }
 
@@ -55,6 +54,13 @@ export function shorten(answer, controls) {
   if (controls.mode !== "number") return { ...answer, labels };
   const { threshold } = controls;
   return { ...answer, labels: labels.map((label) => ({ ...label, threshold, calibrated: false })) };
+}
+
+/** Whether a label is found. Of ratings, the best is at their own thresholds, and no other. */
+function findPassing(labels, controls) {
+  const isRating = (label) => controls.mode === "calibrated" && label.category === "rating";
+  const rating = labels.find(isRating); // labels are best first
+  return (label) => (isRating(label) ? label === rating : label.score >= findLeast(label, controls));
 }
 
 function findLeast(label, { mode, threshold }) {
