@@ -18,8 +18,10 @@ let onChange = null;
 export function startFilter(changed) {
   onChange = changed;
   byId("find-tag").addEventListener("input", () => drawButtons(true));
-  byId("find-tag").addEventListener("keydown", ({ key }) => {
-    if (key === "Enter" && byId("find-tag").value.trim()) byId("filter-tags").querySelector("[aria-pressed=false]")?.click();
+  byId("find-tag").addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !byId("find-tag").value.trim()) return;
+    event.preventDefault(); // else the key presses the button, which has the focus then, once more
+    byId("filter-tags").querySelector("[aria-pressed=false]")?.click();
   });
   byId("filter-clear").addEventListener("click", () => {
     clearFilter();

@@ -12,7 +12,7 @@ import { drawPictures, drawTile, dropTile, makeTile } from "./tiles.js";
 
 const PARALLEL = 4; // requests at a time
 const DRAW_MS = 200; // between two drawings of all tiles
-const MOST_SHOWN = 200; // labels that the controls can show
+const MOST_SHOWN = 250; // labels that the controls can show: 200, and some for those that exclude each other
 
 const byId = (id) => document.getElementById(id);
 const found = new WeakMap(); // photo -> { key, answer, problem }, by the choice of labels that was asked
@@ -37,7 +37,10 @@ export function startGrid(callbacks) {
     for (const photo of listShown()) selected[target.checked ? "add" : "delete"](photo);
     draw();
   });
-  byId("tag-rest").addEventListener("click", tagPhotos);
+  byId("tag-rest").addEventListener("click", () => {
+    byId("alert").hidden = true;
+    tagPhotos();
+  });
   byId("change").addEventListener("click", () => openTab("try"));
   byId("remove-all").addEventListener("click", () => remove(listChosen()));
   byId("copy-tags").addEventListener("click", async () => {
@@ -82,7 +85,7 @@ export function returnTo(photo) {
 export function note(photo, choice, { answer, problem }) {
   // If nothing was chosen, the default sets are ticked now.
   const key = JSON.stringify(isEmpty(choice) ? readChoice() : choice);
-  // Of a thousand labels a photo, most can never be shown; two hundred answers with all would take 40 MB.
+  // Of a thousand labels a photo, most can never be shown: they would take 40 MB for two hundred photos.
   const labels = answer?.labels.filter((label, i) => i < MOST_SHOWN || label.score >= label.threshold);
   found.set(photo, { key, problem, answer: answer && { ...answer, labels } });
 }

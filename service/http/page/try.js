@@ -69,6 +69,7 @@ export function forgetPhoto(photos) {
   asking.abort();
   shown.photo = null;
   byId("frame").hidden = true;
+  byId("alert").hidden = true; // it may be about the photo
   forgetAnswer();
   byId("result-side").setAttribute("aria-busy", "false");
   byId("summary").textContent = "No photo yet.";
