@@ -8,6 +8,7 @@ PYTHON ?= $(or $(shell for python in python3.11 python3.12 python3.13 python3; d
 DEV := .venv
 DEV_BIN := $(DEV)/bin
 DOCS := .venv-docs
+LOCK := .venv-lock
 
 # make serve: ONNX Runtime for `cpu`, `openvino` or `gpu`, the bundle or a model of `ml-decoder get`
 # (and FROM, the folder with its files), and where to listen.
@@ -100,13 +101,17 @@ bundle: $(DEV)/.installed ## Train and export the default bundle (DATA, OPEN_DAT
 		--open-head $(RUN)/open/open.safetensors --label-set export/label_sets/everyday.json \
 		--open-photos $(OPEN_DATA) --open-split train --out $(BUNDLE)
 
-# The serving sets are resolved within the development set, so that all three agree.
-lock: $(DEV)/bin/python ## Pin the newest versions that fit, in constraints/
-	$(DEV_BIN)/python constraints/lock.py dev,ray ./client > $(DEV)/dev.txt
-	$(DEV_BIN)/python constraints/lock.py cpu,fast,otel,postgres -c $(DEV)/dev.txt > $(DEV)/serve-cpu.txt
-	$(DEV_BIN)/python constraints/lock.py fast,gpu,otel,postgres -c $(DEV)/dev.txt > $(DEV)/serve-gpu.txt
-	$(DEV_BIN)/python constraints/lock.py fast,openvino,otel,postgres -c $(DEV)/dev.txt > $(DEV)/serve-openvino.txt
-	mv $(DEV)/dev.txt $(DEV)/serve-cpu.txt $(DEV)/serve-gpu.txt $(DEV)/serve-openvino.txt constraints/
+# The serving sets are resolved within the development set, so that all agree. They are complete lists with the hashes
+# of all files, for every platform: `pip install --require-hashes --no-deps --requirement`. The development set is a
+# constraint, for which pip allows no hashes next to an editable project; and its torch may be one for CPUs.
+COMPILE := $(LOCK)/bin/uv pip compile --quiet --upgrade --no-annotate --no-emit-index-url \
+	--custom-compile-command 'make lock' pyproject.toml
+lock: $(LOCK)/.installed ## Pin the newest versions that fit, in constraints/
+	$(COMPILE) --python-version 3.11.5 --python-platform x86_64-unknown-linux-gnu client/pyproject.toml \
+		--extra dev --extra ray --output-file constraints/dev.txt
+	set -e; for runtime in cpu gpu openvino; do echo setuptools | $(COMPILE) - --constraint constraints/dev.txt \
+		--universal --python-version 3.11 --generate-hashes --extra bulk --extra fast --extra otel \
+		--extra postgres --extra "$$runtime" --output-file "constraints/serve-$$runtime.txt"; done
 
 clean: ## Remove the environments and everything that tools leave behind
 	rm -rf .venv .venv-* build dist *.egg-info client/build client/*.egg-info
@@ -132,8 +137,13 @@ $(DOCS)/.installed: constraints/dev.txt | $(DOCS)/bin/python
 	$(DOCS)/bin/python -m pip install --quiet --constraint constraints/dev.txt mkdocs-material
 	@touch $@
 
-$(SERVE)/.installed: pyproject.toml client/pyproject.toml constraints/serve-$(RUNTIME).txt \
-		constraints/dev.txt | $(SERVE)/bin/python
-	$(SERVE)/bin/python -m pip install --quiet --constraint constraints/serve-$(RUNTIME).txt \
-		--constraint constraints/dev.txt --editable '.[$(RUNTIME),fast,bulk]' --editable ./client
+$(LOCK)/.installed: | $(LOCK)/bin/python
+	$(LOCK)/bin/python -m pip install --quiet 'uv>=0.13'
+	@touch $@
+
+# Every file that runs is one of the list, setuptools included, which makes the editable packages.
+$(SERVE)/.installed: pyproject.toml client/pyproject.toml constraints/serve-$(RUNTIME).txt | $(SERVE)/bin/python
+	$(SERVE)/bin/python -m pip install --quiet --require-hashes --no-deps \
+		--requirement constraints/serve-$(RUNTIME).txt
+	$(SERVE)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable . --editable ./client
 	@touch $@

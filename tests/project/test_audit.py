@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pip_audit._dependency_source import RequirementSource
 
 from constraints import audit
 
@@ -31,6 +32,12 @@ def test_advisory_fails_and_is_named(
         audit.main()
     assert bool(ended.value.code) == bool(advisory)
     assert found in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("files", audit.FILES)
+def test_pip_audit_reads_the_files(files: list[Path]) -> None:
+    # If not, the audit would be skipped.
+    assert len(list(RequirementSource(files, no_deps=True, disable_pip=True).collect())) > 50
 
 
 @pytest.mark.parametrize("output", ["", "ERROR: no network"])

@@ -72,8 +72,9 @@ def test_image_installs_only_what_is_pinned_for_serving(target: str) -> None:
     assert copied == [f"--from=build-{target} /opt/venv /opt/venv"]
     commands = " && ".join(values(f"build-{target}", "RUN")).split(" && ")
     assert [command for command in commands if " install " in command] == [
-        f"pip --python /opt/venv install --no-deps --requirement constraints/serve-{target}.txt",
-        "pip --python /opt/venv install --no-deps .",
+        "pip --python /opt/venv install --require-hashes --no-deps"
+        f" --requirement constraints/serve-{target}.txt",
+        "pip --python /opt/venv install --no-deps --no-build-isolation .",
     ]
 
 

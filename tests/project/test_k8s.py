@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from functools import cache
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
-from cloudcoil.models.prometheus_operator.v1 import ServiceMonitor
+from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 
 from service.settings import Settings
 
@@ -18,14 +19,18 @@ ROOT = Path(__file__).parents[2]
 K8S = ROOT / "deploy" / "k8s"
 # The oldest supported minor version; newer ones know the same keys.
 VERSION = "1.31"
-CUSTOM = {"ScaledObject": ScaledObject, "ServiceMonitor": ServiceMonitor}
+CUSTOM = {each.__name__: each for each in (PodMonitor, PrometheusRule, ScaledObject)}
 QUEUE_METRIC = "ml_decoder_queue_size"
-COMMON = {"Namespace", "Deployment", "Service", "PodDisruptionBudget", "ServiceMonitor"}
+APPLIED = {"Namespace", "Deployment", "Service", "NetworkPolicy"}
+COMMON = APPLIED | {"PodDisruptionBudget", "PodMonitor", "PrometheusRule"}
 STATE = "/var/lib/ml-decoder"
+KEYS = "/etc/ml-decoder/keys"
+METRICS_PORT = 9100
+STORE = ("ml-decoder-label-store", "url")
 KINDS = {
     "base": COMMON | {"HorizontalPodAutoscaler"},
     "keda": COMMON | {"ScaledObject"},
-    "minimal": {"Namespace", "Deployment", "Service", "PersistentVolumeClaim"},
+    "minimal": APPLIED | {"PersistentVolumeClaim"},
 }
 
 
@@ -89,14 +94,28 @@ def test_kustomization_renders_its_objects_and_each_matches_its_schema() -> None
                 kubernetes_validate.validate(document, VERSION, strict=True)
 
 
+def test_every_file_is_rendered_or_checked_on_its_own() -> None:
+    alone = {"ingress.example.yaml", "secret.example.yaml", "prometheus-adapter.yaml"}
+    alone.add("kserve/inferenceservice.yaml")
+    for folder in KINDS:
+        content = yaml.safe_load((K8S / folder / "kustomization.yaml").read_text(encoding="utf-8"))
+        patches = [patch["path"] for patch in content.get("patches", ()) if "path" in patch]
+        names = ["kustomization.yaml", *content["resources"], *patches]
+        alone |= {f"{folder}/{name}" for name in names if name != "../base"}
+    assert {str(path.relative_to(K8S)) for path in K8S.rglob("*.yaml")} == alone
+
+
 def test_everything_selects_the_pods_of_the_deployment() -> None:
     documents = render("base")
     labels = documents["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert documents["Service"]["spec"]["selector"].items() <= labels.items()
     for kind in ("Deployment", "PodDisruptionBudget"):
         assert documents[kind]["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    monitored = documents["ServiceMonitor"]["spec"]["selector"]["matchLabels"]
-    assert monitored.items() <= documents["Service"]["metadata"]["labels"].items()
+    monitor = documents["PodMonitor"]["spec"]
+    for selector in (monitor["selector"], documents["NetworkPolicy"]["spec"]["podSelector"]):
+        assert selector["matchLabels"].items() <= labels.items()
+    # The job that the alerts name.
+    assert labels[monitor["jobLabel"]] == "ml-decoder"
     for kind, target in (("HorizontalPodAutoscaler", "base"), ("ScaledObject", "keda")):
         scaled = render(target)[kind]["spec"]["scaleTargetRef"]["name"]
         assert scaled == documents["Deployment"]["metadata"]["name"]
@@ -112,6 +131,11 @@ def test_both_autoscalers_follow_the_same_queue() -> None:
     assert metric["pods"]["target"]["averageValue"] == trigger["metadata"]["threshold"]
 
 
+def test_operator_has_the_alerts_of_other_installations() -> None:
+    alerts = yaml.safe_load((ROOT / "deploy/monitoring/alerts.yml").read_text(encoding="utf-8"))
+    assert render("base")["PrometheusRule"]["spec"] == alerts
+
+
 def test_pod_runs_without_root_and_writes_only_to_tmp_and_its_volume(pod: dict[str, Any]) -> None:
     security = pod.get("securityContext", {}) | container(pod)["securityContext"]
     assert security["runAsNonRoot"] is True
@@ -121,33 +145,59 @@ def test_pod_runs_without_root_and_writes_only_to_tmp_and_its_volume(pod: dict[s
     assert security["allowPrivilegeEscalation"] is False
     assert security["capabilities"] == {"drop": ["ALL"]}
     folders = ["/tmp"] if pod != read_minimal() else [STATE, "/tmp"]
-    assert [mount["mountPath"] for mount in container(pod)["volumeMounts"]] == folders
+    mounts = container(pod)["volumeMounts"]
+    assert [each["mountPath"] for each in mounts if not each.get("readOnly")] == folders
 
 
 def test_minimal_needs_no_object_that_it_does_not_have() -> None:
     documents = render("minimal")
-    assert all("." not in each["apiVersion"].partition("/")[0] for each in documents.values())
+    assert all("coreos" not in each["apiVersion"] for each in documents.values())
     pod = read_minimal()
-    (state, _) = pod["volumes"]
+    (state, _, _) = pod["volumes"]
     claim = documents["PersistentVolumeClaim"]
     assert state["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert "storageClassName" not in claim["spec"]
-    assert all(secret["optional"] for secret in read_secrets(pod))
+    assert not read_secrets(pod)
     # Everything else that a pod can refer to.
     assert not {"envFrom", "serviceAccountName", "imagePullSecrets"} & (pod | container(pod)).keys()
 
 
-def test_minimal_keeps_label_sets_of_one_pod_at_a_time_and_publishes_no_metrics() -> None:
+def test_minimal_keeps_label_sets_of_one_pod_at_a_time() -> None:
     deployment = render("minimal")["Deployment"]["spec"]
     assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})
     assert read_minimal()["securityContext"]["fsGroup"] == 10001
     assert "ML_DECODER_LABEL_STORE" not in read_variables(read_minimal())
     image = (ROOT / "Dockerfile").read_text()
     assert f"ML_DECODER_LABEL_STORE={STATE}/" in image
-    ports = {each["name"]: each["containerPort"] for each in container(read_minimal())["ports"]}
-    given = read_variables(read_minimal())["ML_DECODER_METRICS_PORT"]
-    published = [port["targetPort"] for port in render("minimal")["Service"]["spec"]["ports"]]
-    assert (given, published) == (str(ports["metrics"]), ["http"])
+
+
+def test_metrics_have_a_port_that_no_service_publishes(pod: dict[str, Any]) -> None:
+    # tests/e2e/test_metrics.py: with this setting, port 8000 has none.
+    assert read_variables(pod)["ML_DECODER_METRICS_PORT"] == str(METRICS_PORT)
+    ports = {each["name"]: each["containerPort"] for each in container(pod)["ports"]}
+    if pod == read_predictor():
+        assert list(ports.values()) == [8000]  # Knative publishes the only one
+        return
+    assert ports == {"http": 8000, "metrics": METRICS_PORT}
+    for folder in KINDS:
+        published = render(folder)["Service"]["spec"]["ports"]
+        assert [port["targetPort"] for port in published] == ["http"]
+    (scraped,) = render("base")["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    assert scraped["port"] == "metrics"
+
+
+def test_network_policy_admits_prometheus_to_metrics_only_and_needs_no_labels_of_others() -> None:
+    policy = render("base")["NetworkPolicy"]["spec"]
+    service, metrics = policy["ingress"]
+    assert [each["port"] for rule in (service, metrics) for each in rule["ports"]] == [8000, 9100]
+    assert [list(each) for each in metrics["from"]] == [["namespaceSelector"]]
+    # Kustomize adds the pods' label to other selectors of pods.
+    assert [each["podSelector"] for each in service["from"] if "podSelector" in each] == [{}]
+    (urls,) = [rule for rule in policy["egress"] if {"port": 443} in rule["ports"]]
+    for target in urls["to"]:
+        block = ip_network(target["ipBlock"]["cidr"])
+        parts = map(ip_network, target["ipBlock"]["except"])
+        assert all(part.subnet_of(block) and not part.is_global for part in parts)
 
 
 def test_ingress_leads_to_the_service_and_lets_bodies_pass() -> None:
@@ -209,8 +259,13 @@ def test_example_secret_has_the_keys_that_pods_read(pod: dict[str, Any]) -> None
     given = {
         (secret["metadata"]["name"], key) for secret in secrets for key in secret["stringData"]
     }
-    asked = {(each["name"], each["key"]): each.get("optional", False) for each in read_secrets(pod)}
-    store = {} if pod == read_minimal() else {("ml-decoder-label-store", "url"): False}
-    keys = {("ml-decoder-keys", "predict"): True, ("ml-decoder-keys", "admin"): True}
-    assert asked == store | keys
-    assert asked.keys() <= given
+    asked = {(each["name"], each["key"]) for each in read_secrets(pod)}
+    (keys,) = [each["secret"] for each in pod["volumes"] if "secret" in each]
+    (mount,) = [each for each in container(pod)["volumeMounts"] if each["mountPath"] == KEYS]
+    # The whole folder: a `subPath` is not updated. Not optional: without keys, all is permitted.
+    assert (mount["readOnly"], mount.keys()) == (True, {"name", "mountPath", "readOnly"})
+    assert keys.keys() == {"secretName"}
+    for right in ("predict", "admin"):
+        assert read_variables(pod)[f"ML_DECODER_{right.upper()}_KEYS"] == f"@{KEYS}/{right}"
+        asked.add((keys["secretName"], right))
+    assert asked == given - ({STORE} if pod == read_minimal() else set())

@@ -68,8 +68,8 @@ def test_unfinished_environment_is_made_again(tmp_path: Path) -> None:
 def make_checkout(folder: Path, runtime: str) -> None:
     for part in ("constraints", "client"):
         (folder / part).mkdir()
-    constraints = f"constraints/serve-{runtime}.txt", "constraints/dev.txt"
-    for needed in ("pyproject.toml", "client/pyproject.toml", *constraints):
+    constraints = f"constraints/serve-{runtime}.txt"
+    for needed in ("pyproject.toml", "client/pyproject.toml", constraints):
         (folder / needed).touch()
 
 
@@ -92,6 +92,10 @@ def test_serve_asks_for_the_device_of_the_runtime(
     make_checkout(tmp_path, runtime)
     done = run_make(tmp_path, "-n", "serve", f"RUNTIME={runtime}", path=os.environ["PATH"])
     assert f"ML_DECODER_DEVICE={device} " in done.stdout
+    commands = done.stdout.replace("\\\n", "")
+    files = [line.split() for line in commands.splitlines() if "pip install" in line]
+    assert {"--require-hashes", f"constraints/serve-{runtime}.txt"} <= set(files[0])
+    assert {"--no-deps", "--no-build-isolation"} <= set(files[1])
 
 
 def test_serve_makes_a_model_by_name_first(tmp_path: Path) -> None:

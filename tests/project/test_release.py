@@ -68,6 +68,22 @@ def test_workflow_builds_every_image_and_publishes_tags_only_after_the_tests() -
     assert [step["if"] for step in pushes] == ["github.ref_type == 'tag'"]
 
 
+def test_documents_and_manifests_name_what_the_workflow_publishes() -> None:
+    (push,) = [
+        step for step in WORKFLOW["jobs"]["images"]["steps"] if step.get("name") == "Publish"
+    ]
+    assert 'image="ghcr.io/${GITHUB_REPOSITORY,,}"' in push["run"]
+    assert '"${GITHUB_REF_NAME#v}-$TARGET"' in push["run"]
+    for path in (ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        for name in re.findall(r"ghcr\.io/[^` \n]+", path.read_text(encoding="utf-8")):
+            full = rf"ghcr\.io/OWNER/{PROJECT['name']}(:VERSION-(cpu|gpu|openvino))?"
+            assert re.fullmatch(full, name), path
+    base = yaml.safe_load((ROOT / "deploy/k8s/base/kustomization.yaml").read_text())
+    assert [(image["name"], image["newTag"]) for image in base["images"]] == [
+        (PROJECT["name"], "cpu")
+    ]
+
+
 def test_actions_are_pinned_by_commit_and_images_by_digest() -> None:
     steps = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
     actions = [step["uses"] for step in steps if "uses" in step]

@@ -81,6 +81,7 @@ def test_ray_serve_answers_like_the_service(
         asked = {"label_set": "mine", "threshold": "0"}
         mine = send_image(client, make_photo(1), params=asked)
         assert {label for label, _ in labels_of(mine)} == {"red", "blue"}
+        assert client.get("/metrics").status_code == 404
         refused = send_image(client, b"junk")
         assert (refused.status_code, refused.json()["code"]) == (400, "invalid_image")
 
