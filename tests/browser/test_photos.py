@@ -167,8 +167,7 @@ def test_filter_shows_photos_with_all_pressed_tags(visit: Visit, own: list[Path]
     assert {text.rsplit(" ", 1)[0] for text in others} <= {*first} - {tag}
 
 
-@pytest.mark.usefixtures("own")
-def test_selected_photos_are_copied_downloaded_and_removed(visit: Visit, own: list[Path]) -> None:
+def test_selected_photos_are_copied_downloaded_removed_and_brought_back(visit: Visit, own: list[Path]) -> None:
     page = visit.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     boxes = page.locator("#tiles input")
@@ -188,6 +187,9 @@ def test_selected_photos_are_copied_downloaded_and_removed(visit: Visit, own: li
     expect(page.locator("#many-status")).to_have_text("Removed 2 photos.")
     page.get_by_role("button", name="Show all", exact=True).click()
     expect_tiles(page, "own0.png")
+    page.get_by_role("button", name="Undo").click()
+    expect_tiles(page, "own0.png", "own1.png", "own2.png")
+    expect_tagged(page, "2 of 3 photos tagged, 1 failed")
 
 
 @pytest.mark.usefixtures("own")

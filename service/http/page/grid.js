@@ -4,7 +4,7 @@ import { askAll, chosenList, isEmpty, ownLabels, readChoice, typedLabels } from 
 import { readControls } from "./controls.js";
 import { download, writeCsv, writeJson, writeTags } from "./downloads.js";
 import { FAILED, UNTAGGED, clearFilter, drawFilter, isFiltered, passes, startFilter } from "./filter.js";
-import { forgetPhotos, listOwnPhotos } from "./photos.js";
+import { keepPhotos, listOwnPhotos } from "./photos.js";
 import { copyText } from "./request.js";
 import { findLabels, shorten } from "./scores.js";
 import { openTab } from "./tabs.js";
@@ -12,17 +12,20 @@ import { drawPictures, drawTile, dropTile, makeTile } from "./tiles.js";
 
 const PARALLEL = 4; // requests at a time
 const DRAW_MS = 200; // between two drawings of all tiles
+const TOAST_MS = 10_000;
 const MOST_SHOWN = 250; // labels that the controls can show: 200, and some for those that exclude each other
 
 const byId = (id) => document.getElementById(id);
 const found = new WeakMap(); // photo -> { key, answer, problem }, by the choice of labels that was asked
-const tiles = new Map(); // photo -> its element, the latest first
+const tiles = new Map(); // photo -> its element
 const selected = new Set(); // photos
 let lastBox = null; // the photo whose checkbox was pressed last
 let own = new Set(); // names of the user's own labels
 let tagging = new AbortController();
 let running = 0; // calls of `tagPhotos`
 let drawing = 0; // timer of the next drawing
+let toast = 0; // timer that hides the message
+let removed = []; // all photos before the last ones were removed
 let act = {}; // what `startGrid` was given
 
 /**
@@ -43,6 +46,14 @@ export function startGrid(callbacks) {
   });
   byId("change").addEventListener("click", () => openTab("try"));
   byId("remove-all").addEventListener("click", () => remove(listChosen()));
+  byId("undo").addEventListener("click", () => {
+    const first = removed.find((photo) => !tiles.has(photo));
+    keepPhotos(removed);
+    say("");
+    showTiles();
+    returnTo(first);
+    tagPhotos();
+  });
   byId("copy-tags").addEventListener("click", async () => {
     const isCopied = await copyText(writeTags(listDownloads()));
     say(isCopied ? `Copied the tags of ${countPhotos(listChosen().length)}.` : "The browser offers no clipboard here.");
@@ -57,18 +68,26 @@ export function startGrid(callbacks) {
 }
 
 /** Shows new photos of the user before the others. */
-export function addTiles(photos) {
-  const made = photos.map((photo) => {
-    const tile = makeTile(photo, {
+export function addTiles() {
+  say("");
+  showTiles();
+}
+
+function showTiles() {
+  const photos = listOwnPhotos();
+  for (const photo of photos.filter((each) => !tiles.has(each))) {
+    tiles.set(photo, makeTile(photo, {
       onOpen: () => act.onOpen(photo),
       onSelect: (event) => select(photo, event),
       onRemove: () => remove([photo]),
-    });
-    tiles.set(photo, tile);
-    return tile;
-  });
-  byId("tiles").prepend(...made);
-  say("");
+    }));
+  }
+  let next = null;
+  for (const photo of photos.toReversed()) {
+    const tile = tiles.get(photo);
+    if (!tile.isConnected) byId("tiles").insertBefore(tile, next); // the others keep their places and the focus
+    next = tile;
+  }
   draw();
   drawPictures();
 }
@@ -271,16 +290,22 @@ function remove(photos) {
     tiles.delete(photo);
     selected.delete(photo);
   }
-  forgetPhotos(photos);
+  removed = listOwnPhotos();
+  keepPhotos(removed.filter((photo) => !photos.includes(photo)));
   (next?.querySelector("button") ?? byId("more-files")).focus();
   act.onRemove(photos);
   say(`Removed ${countPhotos(photos.length)}.`);
+  byId("undo").hidden = false;
   if (tiles.size === 0) clearFilter();
   draw();
 }
 
+/** Shows a message for a while. */
 function say(text) {
+  clearTimeout(toast);
+  toast = setTimeout(() => byId("undo").matches(":focus") || say(""), TOAST_MS);
   byId("many-status").textContent = text;
+  byId("undo").hidden = true;
 }
 
 function countPhotos(count) {

@@ -15,8 +15,9 @@ export function listOwnPhotos() {
   return [...own];
 }
 
-export function forgetPhotos(photos) {
-  own = own.filter((photo) => !photos.includes(photo));
+/** Replaces the list, to remove photos or to bring them back. */
+export function keepPhotos(photos) {
+  own = [...photos];
 }
 
 /**
