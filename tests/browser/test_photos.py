@@ -147,6 +147,7 @@ def test_broken_photo_is_named_and_can_be_removed(visit: Visit) -> None:
         page.get_by_role("button", name=f"Remove own{i}.png").click()
     expect(page.locator("#downloads")).to_be_hidden()
     expect(page.get_by_label("Add photos")).to_be_focused()
+    assert_accessible_at(visit, "removed", {320: "dark", 1280: "light"})
 
 
 def test_filter_shows_photos_with_all_pressed_tags(visit: Visit, own: list[Path]) -> None:
@@ -167,7 +168,9 @@ def test_filter_shows_photos_with_all_pressed_tags(visit: Visit, own: list[Path]
     assert {text.rsplit(" ", 1)[0] for text in others} <= {*first} - {tag}
 
 
-def test_selected_photos_are_copied_downloaded_removed_and_brought_back(visit: Visit, own: list[Path]) -> None:
+def test_selected_photos_are_copied_downloaded_removed_and_brought_back(
+    visit: Visit, own: list[Path]
+) -> None:
     page = visit.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     boxes = page.locator("#tiles input")
