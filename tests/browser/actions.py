@@ -73,10 +73,15 @@ def type_labels(page: Page, labels: str) -> None:
     expect(page.locator(".own .name").get_by_text(last, exact=True)).to_be_visible()
 
 
+def open_tab(page: Page, name: str) -> None:
+    page.get_by_role("tab", name=name).click()
+
+
 def keep_as(page: Page, name: str) -> None:
-    """Keeps the typed labels as a set."""
-    page.get_by_label("Keep as set").fill(name)
-    page.get_by_role("button", name="Keep", exact=True).click()
+    """Saves the words of Try as a set, on the tab Labels."""
+    page.get_by_role("button", name="Save as a label set").click()
+    page.get_by_label("Name", exact=True).fill(name)
+    page.get_by_role("button", name="Save set").click()
 
 
 def find_box(page: Page, name: str) -> Locator:

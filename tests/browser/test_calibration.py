@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from service.calibration import find_threshold
-from tests.browser.actions import ask, assert_accessible_at, read_labels, register
+from tests.browser.actions import ask, assert_accessible_at, open_tab, read_labels, register
 from tests.browser.conftest import Visit
 from tests.support.photos import make_photo, write_photos
 from tests.support.tiny_bundle import EMBEDDING_WIDTH
@@ -15,9 +15,11 @@ from tests.support.tiny_bundle import EMBEDDING_WIDTH
 
 @pytest.fixture
 def page(visit: Visit) -> Page:
-    """The page of a service with the set `herd`."""
+    """The tab Labels of a service with the set `herd`."""
     register(visit, "herd", {"name": "yak", "prompt": "a photo of a yak"}, "newt")
-    return visit.open()
+    page = visit.open()
+    open_tab(page, "Labels")
+    return page
 
 
 def score(visit: Visit, photo: Path, label: str = "yak") -> float:
@@ -29,40 +31,72 @@ def expect_counts(page: Page, shown: int, others: int) -> None:
     expect(page.locator("#calibrate-counts")).to_have_text(counts)
 
 
+def get_place(part: Locator) -> float:
+    """Returns where a part of a strip is, in percent of its width."""
+    return float(part.evaluate("each => parseFloat(each.style.left)"))
+
+
 def give(page: Page, photos: list[Path], kind: str) -> None:
-    page.get_by_label(f"Photos that {kind}").set_input_files(photos)
+    page.locator(f"#calibrate-{kind}").set_input_files(photos)
 
 
-def test_best_threshold_is_found_moved_and_kept(page: Page, visit: Visit, tmp_path: Path) -> None:
-    photos = write_photos(tmp_path, 6)
+def test_best_threshold_is_found_moved_and_saved(page: Page, visit: Visit, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path, 9)
     scores = [score(visit, photo) for photo in photos]
-    give(page, photos[:3], "show it")
-    give(page, photos[3:], "do not")
-    expect_counts(page, 3, 3)
-    best = find_threshold(np.array(scores), np.array([1, 1, 1, 0, 0, 0]))
+    give(page, photos[:5], "with")
+    give(page, photos[5:], "without")
+    expect_counts(page, 5, 4)
+    best = find_threshold(np.array(scores), np.array([1] * 5 + [0] * 4))
+    assert best is not None
     expect(page.locator("#calibrate-figures")).to_contain_text(f"Precision {best.precision:.2f}")
     expect(page.locator("#calibrate-figures")).to_contain_text(f"Recall {best.recall:.2f}")
     slider = page.get_by_label("Threshold", exact=True)
     value = float(page.locator("#calibrate-value").inner_text())
     assert value == pytest.approx(best.threshold, abs=0.001)
     assert slider.get_attribute("aria-valuetext") == page.locator("#calibrate-value").inner_text()
-    expect(page.locator("#calibrate-few")).to_be_visible()
+    strip = page.locator("#calibrate-strip").get_by_role("img", name="5 of it from")
+    assert get_place(strip.locator(".threshold")) == pytest.approx(100 * value ** (1 / 3), abs=0.1)
+    assert strip.locator(".of-it, .without-it").count() == 9
 
-    give(page, photos[:2], "show it")
-    expect(page.locator("#calibrate-few")).to_be_hidden()
     slider.fill("0")
-    expect(page.locator("#calibrate-figures")).to_have_text(
-        "Precision 0.63: 5 of 8 found photos show it. "
+    expect(page.locator("#calibrate-figures")).to_contain_text(
+        "Precision 0.56: 5 of 9 found photos show it. "
         "Recall 1.00: 5 of 5 photos that show it are found."
+    )
+    expect(page.locator("#calibrate-few")).to_contain_text(
+        "0.0000 is very low: many photos without the label may reach it. Add at least 16 more"
     )
     slider.fill("1")
     expect(page.locator("#calibrate-figures")).to_contain_text("Precision -: 0 of 0")
+    expect(page.locator("#calibrate-few")).to_be_hidden()
     slider.fill("0.5")
-    page.get_by_role("button", name="Keep threshold").click()
+    page.get_by_role("button", name="Save threshold").click()
     expect(page.locator("#calibrate-status")).to_have_text("yak has the threshold 0.125 now.")
+    expect(page.locator("#calibrate-saved")).to_have_text("Saved: 0.125")
     yak, newt = read_labels(visit, "/herd")["labels"]
     assert (yak["threshold"], yak["calibrated"], yak["prompt"]) == (0.125, True, "a photo of a yak")
     assert not newt["calibrated"]
+
+
+def test_too_few_photos_move_no_threshold_and_say_what_to_add(page: Page, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path, 8)
+    warning, value = page.locator("#calibrate-few"), page.locator("#calibrate-value")
+    give(page, photos[:4], "with")
+    expect_counts(page, 4, 0)
+    expect(warning).to_contain_text("add 1 more that shows it, and some that do not show it.")
+    expect(page.get_by_role("button", name="Save anyway")).to_be_enabled()
+    give(page, photos[5:], "without")
+    expect_counts(page, 4, 3)
+    expect(warning).to_contain_text("add 1 more that shows it. Until then")
+    expect(value).to_have_text("0.300")
+    give(page, photos[4:5], "with")
+    expect_counts(page, 5, 3)
+    expect(value).not_to_have_text("0.300")
+    expect(warning).not_to_contain_text("Too few")
+    page.get_by_role("button", name="Remove 04.png").click()
+    expect_counts(page, 4, 3)
+    expect(warning).to_contain_text("Too few photos")
+    expect(value).to_have_text("0.300")
 
 
 def test_dropped_photo_is_scored_and_a_broken_one_named(page: Page) -> None:
@@ -73,7 +107,7 @@ def test_dropped_photo_is_scored_and_a_broken_one_named(page: Page) -> None:
             dataTransfer: data, bubbles: true, cancelable: true,
         }));
     }"""
-    zone = page.locator("#calibrate-body .drop").first
+    zone = page.locator("#calibrate-body .picker").first
     photos = page.locator("#thumbs li")
     before = photos.count()
     zone.evaluate(drop, list(make_photo(1)))
@@ -86,20 +120,20 @@ def test_dropped_photo_is_scored_and_a_broken_one_named(page: Page) -> None:
     expect(photos).to_have_count(before)
 
 
-def test_threshold_of_a_set_that_was_changed_meanwhile_is_not_kept(
+def test_threshold_of_a_set_that_was_changed_meanwhile_is_not_saved(
     page: Page, visit: Visit, tmp_path: Path
 ) -> None:
-    give(page, write_photos(tmp_path, 1), "show it")
-    expect(page.get_by_role("button", name="Keep threshold")).to_be_enabled()
+    give(page, write_photos(tmp_path, 1), "with")
+    expect(page.get_by_role("button", name="Save anyway")).to_be_enabled()
     register(visit, "herd", {"name": "yak", "prompt": "a bull"})
-    page.get_by_role("button", name="Keep threshold").click()
+    page.get_by_role("button", name="Save anyway").click()
     expect(page.locator("#calibrate-status")).to_contain_text("herd was changed meanwhile")
     expect(page.locator("#calibrate-label option")).to_have_count(1)
     expect_counts(page, 1, 0)
     assert not read_labels(visit, "/herd")["labels"][0]["calibrated"]
 
 
-def test_kept_threshold_leaves_calibration_and_embeddings(
+def test_saved_threshold_leaves_calibration_and_embeddings(
     page: Page, visit: Visit, tmp_path: Path
 ) -> None:
     own = {"name": "newt", "embedding": [0.5] * EMBEDDING_WIDTH}
@@ -107,9 +141,10 @@ def test_kept_threshold_leaves_calibration_and_embeddings(
     before, photos = read_labels(visit, "/herd"), write_photos(tmp_path, 1)
     scores = [score(visit, photos[0], label) for label in ("yak", "newt")]
     page.reload()
+    open_tab(page, "Labels")
     page.locator("#calibrate-body").wait_for()
-    give(page, photos[:1], "show it")
-    page.get_by_role("button", name="Keep threshold").click()
+    give(page, photos[:1], "with")
+    page.get_by_role("button", name="Save anyway").click()
     expect(page.locator("#calibrate-status")).to_contain_text("yak has the threshold")
     after = read_labels(visit, "/herd")
     yak = {**before["labels"][0], "calibrated": True, "threshold": after["labels"][0]["threshold"]}
@@ -123,19 +158,19 @@ def test_another_label_starts_without_photos(page: Page, tmp_path: Path) -> None
         lambda: page.locator("#calibrate-label").select_option("newt"),
         lambda: page.get_by_role("button", name="Remove these photos").click(),
     ):
-        give(page, photos, "show it")
+        give(page, photos, "with")
         expect_counts(page, 1, 0)
         restart()
-        expect_counts(page, 0, 0)
-        expect(page.get_by_role("button", name="Keep threshold")).to_be_disabled()
+        expect(page.locator("#calibrate-counts")).to_be_empty()
+        expect(page.locator("#calibrate-result")).to_be_hidden()
 
 
 def test_calibration_fits_its_width_and_passes_axe(
     page: Page, visit: Visit, tmp_path: Path
 ) -> None:
     photos = write_photos(tmp_path, 6)
-    give(page, photos[:3], "show it")
-    give(page, photos[3:], "do not")
+    give(page, photos[:3], "with")
+    give(page, photos[3:], "without")
     expect(page.locator("#calibrate-figures")).to_contain_text("of 3 photos")
-    expect(page.get_by_role("button", name="Keep threshold")).to_be_enabled()
+    expect(page.get_by_role("button", name="Save anyway")).to_be_enabled()
     assert_accessible_at(visit, "calibrate", {320: "dark", 1280: "light"})

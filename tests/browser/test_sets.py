@@ -1,8 +1,8 @@
-"""Label sets on the page: chosen, typed, kept and deleted."""
+"""Label sets on the page: listed, opened, typed, saved and deleted."""
 
 import httpx2 as httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.browser.actions import (
     CAT,
@@ -15,6 +15,7 @@ from tests.browser.actions import (
     get_box,
     hold,
     keep_as,
+    open_tab,
     read_labels,
     register,
     rows,
@@ -28,15 +29,30 @@ def list_names(visit: Visit) -> list[str]:
     return [found["name"] for found in read_labels(visit)["label_sets"]]
 
 
+def find_set(page: Page, name: str) -> Locator:
+    """Returns the row of a set on the tab Labels."""
+    return page.locator("#sets > li").filter(has=page.get_by_role("button", name=name, exact=True))
+
+
+def type_set(page: Page, name: str, labels: str) -> None:
+    page.get_by_label("Name", exact=True).fill(name)
+    page.get_by_role("textbox", name="Labels").fill(labels)
+
+
+def save(page: Page) -> None:
+    page.get_by_role("button", name="Save set").click()
+
+
 def test_chosen_label_sets_say_what_they_mean_and_are_sent(visit: Visit) -> None:
     page = visit.open()
-    sets = page.get_by_role("group", name="Label sets")
-    expect(sets).to_contain_text("5 labels, learnt from labelled photos")
-    expect(sets).to_contain_text("3 labels, scored by the meaning of their names")
     show_best(page)
     find_box(page, "trained").uncheck()
     expect_sets(page, "everyday")
     assert rows(page) == ask(visit.url, CAT, label_set="everyday", top_k=10)
+    open_tab(page, "Labels")
+    expect(find_set(page, "trained")).to_contain_text("5 labels, learnt from labelled photos")
+    expect(find_set(page, "everyday")).to_contain_text("3 labels, comes with the model")
+    expect(page.locator("#sets-none")).to_be_visible()
 
 
 def test_typed_labels_are_scored_and_saved_as_a_set(visit: Visit) -> None:
@@ -46,37 +62,154 @@ def test_typed_labels_are_scored_and_saved_as_a_set(visit: Visit) -> None:
     assert own.items() <= rows(page).items(), "typed labels show whatever they score"
 
     keep_as(page, "zoo")
-    expect(page.locator("#keep-status")).to_contain_text("Kept 2 labels as zoo")
-    expect(find_box(page, "zoo")).to_be_checked()
+    expect(page.locator("#new-set-status")).to_have_text(
+        "Saved 2 labels as zoo. The set is ticked on Try."
+    )
+    expect(page.locator("#sets-none")).to_be_hidden()
     assert [label["name"] for label in read_labels(visit, "/zoo")["labels"]] == ["yak", "newt"]
 
-    page.get_by_label("Any words").fill("crow")
-    keep_as(page, "zoo")
-    expect(page.locator("#keep-status")).to_contain_text("a set zoo with other labels")
+    type_set(page, "zoo", "crow\nemu, crow")
+    expect(page.locator("#new-set-count")).to_have_text("2 labels")
+    save(page)
+    expect(page.locator("#new-set-status")).to_contain_text("a set zoo with other labels")
     page.get_by_role("button", name="Replace it").click()
-    expect(page.locator("#keep-status")).to_contain_text("Kept 1 label as zoo")
-    assert [label["name"] for label in read_labels(visit, "/zoo")["labels"]] == ["crow"]
+    expect(page.locator("#new-set-status")).to_contain_text("Saved 2 labels as zoo")
+    expect(page.get_by_role("button", name="Save set")).to_be_focused()
+    assert [label["name"] for label in read_labels(visit, "/zoo")["labels"]] == ["crow", "emu"]
+
+    page.locator("#new-set-look").click()
+    expect(page.get_by_role("tab", name="Try")).to_be_focused()
+    expect(page.get_by_label("Your own words")).to_have_value("")
+    expect_sets(page, "zoo", "trained", "everyday")
+
+
+def test_new_set_takes_the_words_of_try_and_says_what_is_missing(visit: Visit) -> None:
+    page = visit.open()
+    open_tab(page, "Labels")
+    take = page.get_by_role("button", name="Add the words of Try")
+    take.click()
+    expect(page.locator("#new-set-status")).to_have_text("There are no words on Try yet.")
+    save(page)
+    expect(page.locator("#new-set-status")).to_have_text("Give the set a name.")
+    expect(page.get_by_label("Name", exact=True)).to_be_focused()
+    page.keyboard.type("zoo")
+    page.keyboard.press("Enter")
+    expect(page.locator("#new-set-status")).to_have_text("Type some labels first.")
+    expect(page.get_by_role("textbox", name="Labels")).to_be_focused()
+    page.keyboard.type("crow")
+    open_tab(page, "Try")
+    type_labels(page, "yak, newt")
+    open_tab(page, "Labels")
+    take.click()
+    expect(page.get_by_role("textbox", name="Labels")).to_have_value("crow\nyak\nnewt")
+    type_set(page, "my zoo", "yak")
+    save(page)
+    expect(page.locator("#new-set-status")).to_contain_text("letters, digits or ._-")
+    expect(page.get_by_role("textbox", name="Labels")).to_have_value("yak")
+
+
+def test_model_without_a_text_encoder_offers_no_words_for_a_set(visit: Visit) -> None:
+    def answer_without(route: Route) -> None:
+        response = route.fetch()
+        info = response.json()
+        info["open_head"]["encodes_text"] = False
+        route.fulfill(response=response, json=info)
+
+    page = visit.page
+    page.route("**/info", answer_without)
+    page.goto(f"{visit.url}/#labels")
+    expect(page.locator("#new-set-cannot")).to_be_visible()
+    expect(page.locator("#new-set-form")).to_be_hidden()
 
 
 def test_text_typed_and_set_ticked_during_a_save_stay(visit: Visit) -> None:
     page = visit.open()
     find_box(page, "everyday").uncheck()
-    words, name = page.get_by_label("Any words"), page.get_by_label("Keep as set")
-    words.fill("yak, newt")
+    open_tab(page, "Labels")
+    type_set(page, "pond", "yak, newt")
     take = hold(page, "**/labels")
     with page.expect_request("**/labels"):
-        keep_as(page, "pond")
-    words.fill("yak, newt, crow ")
-    name.fill("sky")
+        save(page)
+    type_set(page, "sky", "yak, newt, crow ")
     with page.expect_request("**/labels"):  # the sets are listed again
         take().fallback()
+    open_tab(page, "Try")
     find_box(page, "everyday").check()
     page.unroute("**/labels")
     take().fallback()
     for box in ("pond", "everyday"):
         expect(find_box(page, box)).to_be_checked()
-    expect(words).to_have_value("crow ")
-    expect(name).to_have_value("sky")
+    expect(page.locator("#new-set-words")).to_have_value("crow ")
+    expect(page.locator("#new-set-name")).to_have_value("sky")
+
+
+def test_labels_of_a_set_are_searched_and_lead_to_teaching_and_thresholds(visit: Visit) -> None:
+    register(visit, "herd", "yak", {"name": "newt", "threshold": 0.25, "prompt": "a wet newt"})
+    page = visit.open()
+    open_tab(page, "Labels")
+    page.get_by_role("button", name="herd", exact=True).click()
+    expect(page.locator("#view-title")).to_be_focused()
+    expect(page.locator("#view-rows tr")).to_have_count(2)
+    newt = page.get_by_role("row", name="newt")
+    expect(newt).to_contain_text("“a wet newt”0.250")
+    page.get_by_role("button", name="Set the threshold of newt").click()
+    expect(page.get_by_role("heading", name="Thresholds")).to_be_focused()
+    expect(page.locator("#calibrate-label")).to_have_value("newt")
+    page.get_by_role("button", name="Teach newt from photos").click()
+    expect(page.get_by_role("heading", name="Teach a label")).to_be_focused()
+    expect(page.locator("#teach-set")).to_have_value("herd")
+    expect(page.locator("#teach-label")).to_have_value("newt")
+
+    page.get_by_label("Search").fill("YAK")
+    expect(page.locator("#view-count")).to_have_text("1 of 2 labels")
+    page.get_by_role("button", name="New set").click()
+    type_set(page, "herd", "yak, yakutian horse")
+    save(page)
+    page.get_by_role("button", name="Replace it").click()
+    expect(page.locator("#new-set-status")).to_contain_text("Saved 2 labels as herd")
+    page.get_by_role("button", name="herd", exact=True).click()
+    expect(page.locator("#view-rows tr")).to_have_count(2)
+    press_delete(page, "herd")
+    expect_deleted(page, "herd")
+    expect(page.locator("#set-view")).to_be_hidden()
+
+
+def test_set_of_50_000_labels_with_categories_is_searched(visit: Visit) -> None:
+    counts = {"general": 49_998, "rating": 2}
+    big = {
+        "name": "tags",
+        "version": "1",
+        "origin": "model",
+        "read_only": True,
+        "num_labels": 50_000,
+        "category_counts": counts,
+    }
+    labels = [
+        {
+            "name": f"tag {number}",
+            "threshold": 0.04,
+            "calibrated": True,
+            "category": "general" if number > 1 else "rating",
+        }
+        for number in range(50_000)
+    ]
+    page = visit.page
+    page.route("**/labels", lambda route: route.fulfill(json={"label_sets": [big]}))
+    page.route("**/labels/tags", lambda route: route.fulfill(json={**big, "labels": labels}))
+    page.goto(f"{visit.url}/#labels")
+    expect(find_set(page, "tags")).to_contain_text("general 49,998 rating 2")
+    page.get_by_role("button", name="tags", exact=True).click()
+    expect(page.locator("#view-count")).to_have_text("50,000 labels, the first 200 shown")
+    page.get_by_role("button", name="Show 200 more").click()
+    expect(page.get_by_role("rowheader", name="tag 200")).to_be_focused()
+    expect(page.locator("#view-rows tr")).to_have_count(400)
+    page.get_by_label("Search").fill("tag 4999")
+    expect(page.locator("#view-count")).to_have_text("11 of 50,000 labels")
+    page.get_by_label("Search").fill("")
+    page.get_by_label("Category").select_option("rating")
+    expect(page.locator("#view-count")).to_have_text("2 of 50,000 labels")
+    expect(page.locator("#view-more")).to_be_hidden()
+    assert_accessible(visit, "view", 1280)
 
 
 def test_thousand_long_labels_fit_one_request(visit: Visit) -> None:
@@ -91,16 +224,26 @@ def test_own_set_is_sent_first_so_that_its_thresholds_count(visit: Visit) -> Non
     register(visit, "own", {"name": "lamp", "threshold": 0.01})
     page = visit.open()
     find_box(page, "own").check()
-    expect_sets(page, "own + trained + everyday")
+    expect_sets(page, "own", "trained", "everyday")
     assert visit.asked[-1]["label_set"] == ["own", "trained", "everyday"]
 
 
 @pytest.fixture
 def page(visit: Visit) -> Page:
-    """The page of a service with two stored sets."""
+    """The tab Labels of a service with two stored sets."""
     register(visit, "herd", "yak")
     register(visit, "zoo", "newt")
-    return visit.open()
+    page = visit.open()
+    open_tab(page, "Labels")
+    return page
+
+
+def tick(page: Page, name: str, *sets: str) -> None:
+    """Ticks a set on the tab Try and comes back."""
+    open_tab(page, "Try")
+    find_box(page, name).check()
+    expect_sets(page, *sets)
+    open_tab(page, "Labels")
 
 
 def press_delete(page: Page, name: str, answer: str = "Delete") -> None:
@@ -110,22 +253,24 @@ def press_delete(page: Page, name: str, answer: str = "Delete") -> None:
 
 def expect_deleted(page: Page, name: str) -> None:
     expect(page.locator("#sets-status")).to_have_text(f"{name} is deleted.")
-    expect(find_box(page, name)).to_have_count(0)
+    expect(find_set(page, name)).to_have_count(0)
 
 
 def test_confirmed_deletion_removes_the_set_and_labels_the_photo_again(
     page: Page, visit: Visit
 ) -> None:
-    names = page.locator("#sets button").evaluate_all("all => all.map(each => each.ariaLabel)")
+    names = page.locator("#sets .small").evaluate_all("all => all.map(each => each.ariaLabel)")
     assert names == ["Delete herd", "Delete zoo"], "others cannot be deleted"
-    find_box(page, "zoo").check()
-    expect_sets(page, "zoo + trained + everyday")
+    tick(page, "zoo", "zoo", "trained", "everyday")
+    open_tab(page, "Try")
     page.get_by_label("Compare with").select_option("zoo")
     expect(page.locator(".column")).to_have_count(2)
+    open_tab(page, "Labels")
     press_delete(page, "zoo")
     expect_deleted(page, "zoo")
+    open_tab(page, "Try")
     expect(page.locator(".column")).to_have_count(1)
-    expect_sets(page, "trained + everyday")
+    expect_sets(page, "trained", "everyday")
     expect(page.get_by_label("Compare with")).to_have_value("")
     assert page.locator("#compare option").all_inner_texts() == [
         *("nothing", "trained", "everyday", "herd")
@@ -160,7 +305,7 @@ def test_set_changed_by_another_client_is_deleted_only_on_a_second_try(
     expect(page.locator("#sets-status")).to_have_text(
         "zoo was changed meanwhile and not deleted. Delete again to delete the changed set."
     )
-    expect(page.locator(".set", has=find_box(page, "zoo"))).to_contain_text("3 labels")
+    expect(find_set(page, "zoo")).to_contain_text("3 labels")
     assert "zoo" in list_names(visit)
     press_delete(page, "zoo")
     expect_deleted(page, "zoo")
@@ -168,12 +313,12 @@ def test_set_changed_by_another_client_is_deleted_only_on_a_second_try(
 
 
 def test_set_deleted_by_another_client_disappears(page: Page, visit: Visit) -> None:
-    find_box(page, "zoo").check()
-    expect_sets(page, "zoo + trained + everyday")
+    tick(page, "zoo", "zoo", "trained", "everyday")
     httpx.delete(f"{visit.url}/labels/zoo", timeout=60)
     press_delete(page, "zoo")
     expect_deleted(page, "zoo")
-    expect_sets(page, "trained + everyday")
+    open_tab(page, "Try")
+    expect_sets(page, "trained", "everyday")
 
 
 def test_refused_deletion_shows_an_error_and_keeps_the_set(page: Page) -> None:
@@ -212,7 +357,7 @@ def test_sets_are_deleted_with_the_keyboard_and_focus_moves_on(page: Page) -> No
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     expect_deleted(page, "zoo")
-    expect(find_box(page, "everyday")).to_be_focused()
+    expect(page.get_by_role("button", name="New set")).to_be_focused()
 
 
 def test_stored_sets_and_the_dialog_fit_a_phone_and_pass_axe(visit: Visit) -> None:
@@ -220,6 +365,7 @@ def test_stored_sets_and_the_dialog_fit_a_phone_and_pass_axe(visit: Visit) -> No
     register(visit, name, "yak")
     visit.page.set_viewport_size({"width": 320, "height": 700})
     page = visit.open()
+    open_tab(page, "Labels")
     button = page.get_by_role("button", name=f"Delete {name}")
     button.scroll_into_view_if_needed()
     box = get_box(button)

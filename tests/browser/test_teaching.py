@@ -1,5 +1,6 @@
 """A label taught on the page from photos."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.browser.actions import (
     choose,
     expect_sets,
     find_box,
+    open_tab,
     read_labels,
     register,
 )
@@ -37,13 +39,14 @@ def photos(tmp_path: Path) -> list[Path]:
 
 
 def teach(page: Page, name: str, label: str, positive: list[Path], negative: list[Path]) -> None:
+    open_tab(page, "Labels")
     page.get_by_label("in the set").fill(name)
-    page.get_by_label("Label", exact=True).first.fill(label)
-    page.get_by_label("Photos of it").set_input_files(positive)
-    page.get_by_label("Photos without it").set_input_files(negative)
+    page.locator("#teach-label").fill(label)
+    page.locator("#teach-with").set_input_files(positive)
+    page.locator("#teach-without").set_input_files(negative)
     counts = f"To send: {len(positive)} of it, {len(negative)} without it"
     expect(page.locator("#teach-counts")).to_have_text(counts)
-    page.get_by_role("button", name="Teach").click()
+    page.locator("#teach-send").click()
 
 
 def expect_learnt(page: Page, text: str) -> None:
@@ -53,16 +56,23 @@ def expect_learnt(page: Page, text: str) -> None:
 def test_label_is_taught_and_scored_on_the_next_photo(visit: Visit, photos: list[Path]) -> None:
     page = visit.open()
     teach(page, "desk", "our mug", photos[:2], [])
-    expect_learnt(page, "2 of it and 0 without it. Separation:")
+    expect_learnt(page, "2 of it and 0 without it. It is")
     score = ask(visit.url, photos[0], label_set="desk", top_k=1)["our mug"]
-    expect(page.locator("#teach-scores")).to_contain_text(f"00.png {score:.3f}, 01.png")
+    page.get_by_text("Score of each photo").first.click()
+    expect(page.locator("#teach-scores li", has_text="00.png")).to_contain_text(
+        re.compile(rf"{score:.3f}\d? of it, (not )?found")
+    )
+    plot = page.locator("#teach-strip").get_by_role("img", name="2 of it from")
+    expect(plot.locator(".of-it")).to_have_count(2)
     expect(page.locator("#teach-advice")).not_to_be_empty()
     expect(page.locator("#teach-counts")).to_be_empty()
+    expect(page.locator("#sets > li", has_text="desk")).to_contain_text("1 learnt from photos")
+    page.locator("#teach-look").click()
+    expect(page.get_by_role("tab", name="Try")).to_be_focused()
     expect(find_box(page, "desk")).to_be_checked()
-    expect(page.locator(".set", has=find_box(page, "desk"))).to_contain_text("1 learnt from photos")
 
     choose(page, photos[6])
-    expect_sets(page, "desk + trained + everyday")
+    expect_sets(page, "desk", "trained", "everyday")
     row = page.locator(".label", has_text="our mug")
     score = ask(visit.url, photos[6], label_set="desk", top_k=1)["our mug"]
     expect(row.locator(".score")).to_have_text(f"{score:.3f}")
@@ -71,6 +81,14 @@ def test_label_is_taught_and_scored_on_the_next_photo(visit: Visit, photos: list
     teach(page, "desk", "our mug", photos[1:5], photos[5:])
     expect_learnt(page, "5 of it and 2 without it (1 left out: the same as another, or nearly so)")
     expect(page.locator("#teach-advice")).to_contain_text("little in common")
+    page.get_by_role("button", name="Set its threshold").click()
+    expect(page.get_by_role("heading", name="Thresholds")).to_be_focused()
+    expect(page.locator("#calibrate-counts")).to_have_text("Scored: 4 with the label, 2 without")
+    expect(page.locator("#calibrate-few")).to_contain_text("add 1 more that shows it")
+    page.locator("#calibrate-with").set_input_files(photos[5])
+    expect(page.locator("#calibrate-few")).to_contain_text("The label has learnt from these photos")
+    page.get_by_role("button", name="Remove these photos").click()
+    expect(page.locator("#calibrate-learnt")).to_be_visible()
 
 
 @pytest.mark.parametrize("code", ["no_background", "invalid_image"])
@@ -83,7 +101,7 @@ def test_refused_photos_stay_to_be_sent_again(visit: Visit, photos: list[Path], 
         "This model cannot learn: Export it with --background."
     )
     expect(page.locator("#teach-counts")).to_have_text("To send: 1 of it, 2 without it")
-    page.get_by_role("button", name="Teach").click()
+    page.locator("#teach-send").click()
     expect_learnt(page, "1 of it and 2 without it")
     assert read_labels(visit, "/desk")["labels"][0]["name"] == "our mug"
 
@@ -96,28 +114,37 @@ def test_photos_over_the_limit_of_a_body_go_in_several_requests(
     page = visit.open()
     teach(page, "desk", "our mug", photos[:3], photos[3:4])
     expect_learnt(page, "3 of it and 1 without it")
-    expect(page.locator("#teach-scores")).to_contain_text(", 03.png")
+    expect(page.locator("#teach-scores")).to_contain_text("03.png")
 
 
 def test_unusable_photo_is_named(visit: Visit, photos: list[Path]) -> None:
     page = visit.open()
     photos[2].write_bytes(b"no image")
     teach(page, "desk", "our mug", photos[:4], [])
-    expect(page.locator("#teach-status")).to_contain_text("Photo 3 of 4 `positive` photos (02.png)")
+    expect(page.locator("#teach-status")).to_contain_text("02.png: The file is damaged")
     expect(page.locator("#teach-counts")).to_have_text("To send: 4 of it, 0 without it")
+    page.get_by_role("button", name="Remove 02.png").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Remove 03.png")).to_be_focused()
+    expect(page.locator("#teach-counts")).to_have_text("To send: 3 of it, 0 without it")
+    page.locator("#teach-send").click()
+    expect_learnt(page, "3 of it")
 
 
 def test_page_says_what_is_missing_before_it_sends(visit: Visit, photos: list[Path]) -> None:
     page = visit.open()
+    open_tab(page, "Labels")
     for field, hint in (("teach-label", "Name the label."), ("teach-set", "Name the set.")):
-        page.get_by_role("button", name="Teach").click()
+        page.locator("#teach-send").click()
         expect(page.locator("#teach-status")).to_have_text(hint)
         expect(page.locator(f"#{field}")).to_be_focused()
         page.keyboard.type("mug")
-    page.get_by_role("button", name="Teach").click()
+    page.locator("#teach-send").click()
     expect(page.locator("#teach-status")).to_have_text("Choose photos of it first.")
-    page.get_by_label("Photos of it").set_input_files(photos)
+    page.locator("#teach-with").set_input_files(photos)
+    expect(page.get_by_role("list", name="Chosen photos of it").get_by_role("img")).to_have_count(7)
     page.get_by_role("button", name="Remove the photos").click()
+    expect(page.locator("#teach-with")).to_be_focused()
     expect(page.locator("#teach-counts")).to_be_empty()
     assert not any(found["name"] == "mug" for found in read_labels(visit)["label_sets"])
 
@@ -125,6 +152,7 @@ def test_page_says_what_is_missing_before_it_sends(visit: Visit, photos: list[Pa
 def test_label_is_taught_with_the_keyboard_and_passes_axe(visit: Visit, photos: list[Path]) -> None:
     register(visit, "herd", "yak")
     page = visit.open()
+    open_tab(page, "Labels")
     for field, text in (("#teach-label", "newt"), ("#teach-set", "herd")):
         tab_to(page, field)
         page.keyboard.type(text)
@@ -132,6 +160,7 @@ def test_label_is_taught_with_the_keyboard_and_passes_axe(visit: Visit, photos: 
     press(page, "#teach-send")
     expect_learnt(page, "2 of it")
     expect(page.locator("#teach-send")).to_be_focused()
-    expect_sets(page, "herd + trained + everyday")
-    page.wait_for_selector("[aria-busy=false]")
+    open_tab(page, "Try")
+    expect_sets(page, "herd", "trained", "everyday")
+    open_tab(page, "Labels")
     assert_accessible_at(visit, "teach", {320: "dark", 1280: "light"})

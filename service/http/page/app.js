@@ -2,8 +2,9 @@
 //
 // `photos.js` takes photos, `choice.js` what is looked for, `controls.js` which scores are shown. Tabs:
 // `try.js` (drawn by `results.js` and `map.js`), `grid.js` (files of all photos: `downloads.js`),
-// `sets.js`, `teach.js` and `calibrate.js` for labels, and `request.js` (texts: `snippets.js`). `api.js`
-// sends one request; `scores.js` sorts an answer.
+// `sets.js` (the labels of a set: `labellist.js`), `teach.js` and `calibrate.js` (their photos and scores:
+// `picker.js`, `strip.js`), and `request.js` (texts: `snippets.js`). `api.js` sends one request;
+// `scores.js` sorts an answer; `elements.js` makes elements.
 
 import { readInfo, readKey, writeKey } from "./api.js";
 import { showCalibrated, startCalibration } from "./calibrate.js";

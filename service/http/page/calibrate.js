@@ -1,38 +1,58 @@
-// The threshold of one label of a kept set, from photos that show it and photos that do not.
+// The threshold of one label of a set, from photos that show it and photos that do not.
 //
 // The photos are scored by `/predict`; precision and recall are computed here, by the rules of
 // `service/calibration.py`.
 
 import { keepThreshold, predict, readLabelSet } from "./api.js";
+import { makeElement, say } from "./elements.js";
+import { makePicker } from "./picker.js";
+import { drawStrip, toPlace, toScore, writeScore } from "./strip.js";
 
 const FEW_PHOTOS = 5; // as `ml-decoder labels calibrate`
-const POWER = 3; // of the slider: labels that were not trained often score below 0.05
+const LOW_THRESHOLD = 0.05; // such a threshold needs more photos without the label,
+const ENOUGH_OTHERS = 20; // so many
 const byId = (id) => document.getElementById(id);
+const pickers = {}; // `shown` and `others`: photos that show the label, and photos that do not
 const state = {
   set: null, // as `readLabelSet` returns it
-  photos: [], // { name, file, isShown, score }, where `isShown` is whether it shows the label
+  taught: new Set(), // files from which the label has learnt, as far as the page knows
   threshold: 0,
   isMoved: false, // whether the user has moved the slider
 };
 let scoring = new AbortController();
 
-/** Adds listeners; calls `onKept` after a threshold was kept. */
+/** Adds listeners; calls `onKept` after a threshold was saved. */
 export function startCalibration(onKept, onProblem) {
   byId("calibrate-set").addEventListener("change", () => chooseSet(byId("calibrate-set").value));
-  byId("calibrate-label").addEventListener("change", startAgain);
-  byId("calibrate-clear").addEventListener("click", startAgain);
+  byId("calibrate-label").addEventListener("change", () => startAgain());
+  byId("calibrate-clear").addEventListener("click", () => {
+    startAgain();
+    byId("calibrate-with").focus();
+  });
   byId("calibrate-threshold").addEventListener("input", () => {
     state.isMoved = true;
-    state.threshold = Number(byId("calibrate-threshold").value) ** POWER;
+    state.threshold = toScore(Number(byId("calibrate-threshold").value));
     show();
   });
   byId("calibrate-keep").addEventListener("click", () => keep(onKept, onProblem));
-  for (const [id, isShown] of [["calibrate-with", true], ["calibrate-without", false]]) {
-    listenForFiles(byId(id), (files) => add(files, isShown));
-  }
+  const change = () => {
+    say("calibrate-status", "");
+    score();
+  };
+  pickers.shown = makePicker(byId("calibrate-with"), change);
+  pickers.others = makePicker(byId("calibrate-without"), change);
 }
 
-/** Lists the sets that can be calibrated: those that users have kept. */
+/** Opens a label of a set, with photos `{ file, isShown }` from which it has just learnt. */
+export async function openThreshold(name, label, photos = []) {
+  const field = byId("calibrate-set");
+  if (![...field.options].some(({ value }) => value === name)) field.add(new Option(name, name)); // not listed yet
+  field.value = name;
+  await chooseSet(name, { label, photos });
+  byId("calibrate-title").focus();
+}
+
+/** Lists the sets that can be calibrated: the user's own. */
 export function showCalibrated(sets) {
   const names = sets.filter((set) => !set.read_only).map((set) => set.name);
   const chosen = byId("calibrate-set").value;
@@ -43,46 +63,53 @@ export function showCalibrated(sets) {
   if (names.length > 0) chooseSet(byId("calibrate-set").value);
 }
 
-/** Reads a set; in its new version, the label and its photos stay. */
-async function chooseSet(name) {
+/** Reads a set; in its new version, the label and its photos stay, unless another is `wanted`. */
+async function chooseSet(name, wanted = null) {
   try {
     const set = await readLabelSet(name);
     if (byId("calibrate-set").value !== name) return;
     const before = state.set;
     state.set = set;
     byId("calibrate-body").hidden = false;
-    if (before?.name === set.name && before.version === set.version) return;
-    const labels = byId("calibrate-label");
-    const { value } = labels;
-    labels.replaceChildren(...set.labels.map((label) => new Option(label.name, label.name)));
-    const isKept = before?.name === set.name && set.labels.some((label) => label.name === value);
-    if (isKept) labels.value = value;
-    if (isKept) scoreAgain();
-    else startAgain();
+    const isSame = before?.name === set.name && before.version === set.version;
+    if (isSame && !wanted) return;
+    const field = byId("calibrate-label");
+    const label = wanted?.label ?? field.value;
+    if (!isSame) field.replaceChildren(...set.labels.map(({ name }) => new Option(name, name)));
+    const isListed = set.labels.some(({ name }) => name === label);
+    if (isListed) field.value = label;
+    if (isListed && before?.name === set.name && !wanted) scoreAgain();
+    else startAgain(wanted?.photos);
   } catch (error) {
-    byId("calibrate-status").textContent = error.message;
+    say("calibrate-status", error.message, { isProblem: true });
   }
 }
 
 /** Forgets the photos: which of them show a label is another question for each label. */
-function startAgain() {
-  state.photos = [];
+function startAgain(photos = []) {
+  state.taught = new Set(photos.map(({ file }) => file));
+  for (const [kind, picker] of Object.entries(pickers)) {
+    picker.clear();
+    picker.add(photos.filter(({ isShown }) => isShown === (kind === "shown")).map(({ file }) => file));
+  }
   scoreAgain();
 }
 
+function findLabel() {
+  return state.set.labels.find(({ name }) => name === byId("calibrate-label").value);
+}
+
 function scoreAgain() {
-  for (const photo of state.photos) photo.score = null;
-  const label = state.set.labels.find(({ name }) => name === byId("calibrate-label").value);
-  state.threshold = label.threshold;
+  for (const photo of listPhotos()) photo.score = null;
+  state.threshold = findLabel().threshold;
   state.isMoved = false;
-  byId("calibrate-status").textContent = "";
+  say("calibrate-status", "");
   score();
 }
 
-function add(files, isShown) {
-  state.photos.push(...[...files].map((file) => ({ name: file.name, file, isShown, score: null })));
-  byId("calibrate-status").textContent = "";
-  score();
+function listPhotos() {
+  const mark = (photos, isShown) => photos.map((photo) => Object.assign(photo, { isShown }));
+  return [...mark(pickers.shown.photos, true), ...mark(pickers.others.photos, false)];
 }
 
 /** Scores the photos that have no score yet; photos that cannot be used are removed and named. */
@@ -90,60 +117,98 @@ async function score() {
   scoring.abort();
   scoring = new AbortController();
   const { signal } = scoring;
-  const query = { label_set: [state.set.name], include: [byId("calibrate-label").value], top_k: ["1"] };
-  for (const photo of state.photos.filter((each) => each.score === null)) {
+  const query = { label_set: [state.set.name], include: [findLabel().name], top_k: ["1"] };
+  for (const photo of listPhotos().filter((each) => each.score === null)) {
     try {
       const answer = await predict(photo, query, signal, { isPatient: true });
       if (signal.aborted) return;
       photo.score = answer.labels[0].score;
     } catch (error) {
       if (signal.aborted) return;
-      byId("calibrate-status").textContent = `${photo.name}: ${error.message}`;
+      say("calibrate-status", `${photo.name}: ${error.message}`, { isProblem: true });
       if (!error.isOfPhoto) break;
-      state.photos.splice(state.photos.indexOf(photo), 1);
+      (photo.isShown ? pickers.shown : pickers.others).remove(photo);
     }
     show();
   }
-  if (!state.isMoved && scored().some((photo) => photo.isShown)) {
-    state.threshold = findBestF1(scored());
-  }
+  if (!state.isMoved) state.threshold = isEnough() ? findBestF1(scored()) : findLabel().threshold;
   show();
 }
 
 function scored() {
-  return state.photos.filter((photo) => photo.score !== null);
+  return listPhotos().filter((photo) => photo.score !== null);
+}
+
+/** Numbers of scored photos that show the label, and of the others. */
+function count() {
+  const shown = scored().filter((photo) => photo.isShown).length;
+  return { shown, others: scored().length - shown };
+}
+
+function isEnough() {
+  const { shown, others } = count();
+  return shown >= FEW_PHOTOS && others > 0;
 }
 
 function show() {
   const { threshold } = state;
-  byId("calibrate-value").textContent = writeThreshold();
-  byId("calibrate-threshold").value = threshold ** (1 / POWER);
-  byId("calibrate-threshold").setAttribute("aria-valuetext", writeThreshold());
-  const photos = scored();
-  const shown = photos.filter((photo) => photo.isShown);
-  byId("calibrate-counts").textContent =
-    `Scored: ${shown.length} with the label, ${photos.length - shown.length} without` +
-    (photos.length < state.photos.length ? `; ${state.photos.length - photos.length} to do` : "");
-  byId("calibrate-clear").hidden = state.photos.length === 0;
-  byId("calibrate-keep").disabled = shown.length === 0 || photos.length < state.photos.length;
-  byId("calibrate-figures").textContent = shown.length > 0 ? describe(photos, shown, threshold) : "";
-  const isEnough = shown.length >= FEW_PHOTOS && photos.length > shown.length;
-  byId("calibrate-few").hidden = shown.length === 0 || isEnough;
+  const [all, photos, { shown, others }] = [listPhotos().length, scored(), count()];
+  byId("calibrate-value").textContent = writeScore(threshold);
+  byId("calibrate-threshold").value = toPlace(threshold);
+  byId("calibrate-threshold").setAttribute("aria-valuetext", writeScore(threshold));
+  const toDo = photos.length < all ? `; ${all - photos.length} to do` : "";
+  say("calibrate-counts", all > 0 ? `Scored: ${shown} with the label, ${others} without${toDo}` : "");
+  byId("calibrate-clear").hidden = all === 0;
+  byId("calibrate-result").hidden = photos.length === 0;
+  for (const picker of Object.values(pickers)) picker.captions();
+  drawStrip(byId("calibrate-strip"), photos, threshold);
+  byId("calibrate-figures").replaceChildren(...(shown > 0 ? describe(photos, shown, threshold) : []));
+  const warning = warn(shown, others, threshold);
+  say("calibrate-few", warning);
+  byId("calibrate-few").hidden = warning === "";
+  byId("calibrate-keep").disabled = shown === 0 || photos.length < all;
+  byId("calibrate-keep").textContent = warning ? "Save anyway" : "Save threshold";
+  byId("calibrate-keep").classList.toggle("primary", !warning);
+  const { threshold: saved, calibrated, examples } = findLabel();
+  byId("calibrate-saved").textContent = `${calibrated ? "Saved" : "Default"}: ${writeScore(saved)}`;
+  byId("calibrate-learnt").hidden = !examples || state.taught.size > 0;
 }
 
-function writeThreshold() {
-  return state.threshold.toFixed(state.threshold < 0.1 ? 4 : 3);
+/** Why the figures or the threshold deserve no trust; empty if they do. */
+function warn(shown, others, threshold) {
+  if (!isEnough()) {
+    const more = FEW_PHOTOS - shown;
+    const missing = [
+      more > 0 && `${more} more that ${more === 1 ? "shows" : "show"} it`,
+      others === 0 && "some that do not show it",
+    ].filter(Boolean);
+    return `Too few photos to choose a threshold: add ${missing.join(", and ")}. Until then the figures are mostly chance.`;
+  }
+  if (scored().some(({ file }) => state.taught.has(file))) {
+    return "The label has learnt from these photos, so they score higher than others will. Choose other photos for a threshold.";
+  }
+  if (threshold >= LOW_THRESHOLD || others >= ENOUGH_OTHERS) return "";
+  return (
+    `${writeScore(threshold)} is very low: many photos without the label may reach it. ` +
+    `Add at least ${ENOUGH_OTHERS - others} more that do not show it, or move the threshold up.`
+  );
 }
 
 function describe(photos, shown, threshold) {
   const found = photos.filter((photo) => photo.score >= threshold);
   const hits = found.filter((photo) => photo.isShown).length;
   const precision = found.length > 0 ? (hits / found.length).toFixed(2) : "-";
-  const recall = (hits / shown.length).toFixed(2);
-  return (
-    `Precision ${precision}: ${hits} of ${found.length} found photos show it. ` +
-    `Recall ${recall}: ${hits} of ${shown.length} photos that show it are found.`
-  );
+  const recall = (hits / shown).toFixed(2);
+  return [
+    ["Precision", precision, `${hits} of ${found.length} found photos show it.`],
+    ["Recall", recall, `${hits} of ${shown} photos that show it are found.`],
+  ].map(makeFigure);
+}
+
+function makeFigure([name, value, meaning]) {
+  const figure = document.createElement("p");
+  figure.append(makeElement("strong", "", `${name} ${value}`), `: ${meaning} `);
+  return figure;
 }
 
 /** The threshold of best F1, the highest of several, halfway to the next lower score. */
@@ -163,36 +228,17 @@ function findBestF1(photos) {
 
 async function keep(onKept, onProblem) {
   const label = byId("calibrate-label").value;
-  const text = writeThreshold();
+  const text = writeScore(state.threshold);
   try {
     state.set = await keepThreshold(state.set, label, state.threshold);
-    byId("calibrate-status").textContent = `${label} has the threshold ${text} now.`;
+    say("calibrate-status", `${label} has the threshold ${text} now.`);
+    show();
     onKept();
   } catch (error) {
     const isChanged = error.code === "label_set_changed";
     if (isChanged) await chooseSet(state.set.name);
-    byId("calibrate-status").textContent = isChanged
-      ? `${state.set.name} was changed meanwhile: look at the figures again.`
-      : error.message;
+    const text = isChanged ? `${state.set.name} was changed meanwhile: look at the figures again.` : error.message;
+    say("calibrate-status", text, { isProblem: true });
     if (error.needsKey) onProblem(error);
   }
-}
-
-/** Calls `take` with the files that are chosen in a field or dropped on its zone. */
-export function listenForFiles(input, take) {
-  const zone = input.closest(".drop");
-  input.addEventListener("change", () => {
-    take(input.files);
-    input.value = "";
-  });
-  zone.addEventListener("dragover", (event) => {
-    event.preventDefault();
-    event.stopPropagation(); // else the page would offer to label the photos
-    document.body.classList.remove("dropping");
-  });
-  zone.addEventListener("drop", (event) => {
-    event.preventDefault();
-    event.stopPropagation();
-    take(event.dataTransfer.files);
-  });
 }

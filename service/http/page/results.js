@@ -1,6 +1,8 @@
 // The result of a photo: tags as chips, which copy themselves, and labels as bars with scores and
 // threshold marks, best first. Pressing a bar's label calls `onPress`, which draws its map.
 
+import { makeElement } from "./elements.js";
+
 /**
  * Makes one column: the tags, and rows for the user's own labels, the other tags, and labels that may be
  * there.
@@ -105,13 +107,6 @@ function makeRow(label, threshold, kind, onPress) {
 function describe(label, threshold, passes) {
   const source = { zero_shot: "zero-shot", examples: "learnt from photos" }[label.source] ?? "trained";
   return `, ${passes ? "above" : "below"} the threshold of ${threshold.toFixed(2)}, ${source}. `;
-}
-
-function makeElement(name, className, text) {
-  const element = document.createElement(name);
-  element.className = className;
-  element.textContent = text;
-  return element;
 }
 
 function makeBar(score, threshold, passes) {

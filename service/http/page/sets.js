@@ -1,76 +1,144 @@
-// The label sets of the service on the tab "Labels": listed, made from words, deleted.
+// The label sets of the service on the tab "Labels": listed, opened, made from words, deleted.
 
 import { deleteLabelSet, keepLabelSet } from "./api.js";
+import { openThreshold } from "./calibrate.js";
 import { chosenSets, comparedSet, countLabels, dropTyped, isListed, showSets, typedLabels } from "./choice.js";
+import { makeButton, makeElement, say } from "./elements.js";
+import { startLabelList, viewLabels } from "./labellist.js";
+import { dropLabels, splitLabels } from "./scores.js";
+import { openTab } from "./tabs.js";
+import { openTeaching } from "./teach.js";
 
 const ORIGINS = {
   model: "learnt from labelled photos",
   bundle: "comes with the model",
-  folder: "from a file of the service",
+  folder: "from a file",
   store: "your own",
 };
 
 const byId = (id) => document.getElementById(id);
 let listed = []; // the sets as the service lists them
+let viewed = null; // the name of the set whose labels are shown
 let act = {}; // what `startSets` was given
 
 /** Adds listeners; calls `onChange` after sets that are looked for have changed. */
 export function startSets(onChange, onProblem) {
   act = { onChange, onProblem };
   byId("sets").addEventListener("click", ({ target }) => {
-    if (target.localName !== "button") return;
-    remove(listed.find((set) => set.name === target.value));
+    const button = target.closest("button");
+    if (button?.classList.contains("open")) view(button.value);
+    else if (button) remove(listed.find((set) => set.name === button.value));
   });
   byId("delete-no").addEventListener("click", () => byId("delete").close());
   byId("delete-yes").addEventListener("click", () => byId("delete").close("yes"));
-  byId("keep").addEventListener("click", () => keep(false));
+  byId("new-open").addEventListener("click", () => openNewSet([]));
+  byId("new-set-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    keep(false);
+  });
   byId("replace").addEventListener("click", () => keep(true));
-  byId("keep-name").addEventListener("input", () => showKeepStatus("", false));
+  byId("new-set-name").addEventListener("input", () => showKeepStatus(""));
+  byId("new-set-words").addEventListener("input", showCount);
+  byId("new-set-take").addEventListener("click", () => {
+    const words = typedLabels();
+    takeWords(words);
+    if (words.length === 0) showKeepStatus("There are no words on Try yet.");
+  });
+  for (const id of ["new-set-look", "teach-look"]) byId(id).addEventListener("click", lookAtPhoto);
+  startLabelList({ onTeach: openTeaching, onThreshold: openThreshold });
+}
+
+/** Opens the tab with these words for a new set, and the focus on its name. */
+export function openNewSet(words) {
+  openTab("labels");
+  view(null);
+  takeWords(words);
+  byId("new-set-name").focus();
 }
 
 /** Draws a row for each set; the focus stays on its set, or moves to the row now at that position. */
 export function listSets(sets) {
+  const before = listed.find((set) => set.name === viewed)?.version;
   listed = sets;
   const rows = sets.map(makeRow);
   const list = byId("sets");
-  const { value } = document.activeElement;
-  const place = [...list.children].findIndex((row) => row.contains(document.activeElement));
+  const { activeElement } = document;
+  const place = [...list.children].findIndex((row) => row.contains(activeElement));
+  const kind = activeElement?.className;
   list.replaceChildren(...rows);
+  byId("sets-none").hidden = sets.some((set) => !set.read_only);
+  byId("new-set-cannot").hidden = !byId("own").hidden; // whether the model encodes text
+  byId("new-set-form").hidden = byId("own").hidden;
+  const now = listed.find((set) => set.name === viewed)?.version;
+  if (viewed && now !== before) view(now ? viewed : null, false);
   if (place < 0) return;
-  const buttons = [...list.querySelectorAll("button")];
-  (buttons.find((button) => button.value === value) ?? buttons[0] ?? byId("keep-name")).focus();
+  const buttons = [...list.querySelectorAll("button")].filter((button) => button.className === kind);
+  const next = buttons.find((button) => button.value === activeElement.value) ?? buttons[0];
+  (next ?? byId("new-open")).focus();
 }
 
-/** Offers these words as a new set. */
-export function openNewSet() {
-  byId("keep-name").focus();
+/** Shows the labels of a set, or with null the form of a new one. */
+function view(name, isAsked = true) {
+  viewed = name;
+  byId("set-view").hidden = name === null;
+  byId("new-set").hidden = name !== null;
+  for (const button of byId("sets").querySelectorAll(".open")) {
+    button.setAttribute("aria-expanded", String(button.value === name));
+  }
+  if (name === null) return;
+  viewLabels(name);
+  if (isAsked) byId("view-title").focus();
+}
+
+function lookAtPhoto() {
+  openTab("try");
+  byId("try-tab").focus(); // the button is hidden now
+}
+
+/** Adds words to those of the new set. */
+function takeWords(words) {
+  const all = [...splitLabels(byId("new-set-words").value), ...words];
+  if (words.length > 0) byId("new-set-words").value = [...new Set(all)].join("\n");
+  showCount();
+}
+
+function showCount() {
+  const count = splitLabels(byId("new-set-words").value).length;
+  say("new-set-count", count > 0 ? countLabels({ num_labels: count }) : "");
 }
 
 async function keep(replace) {
-  const name = byId("keep-name").value.trim();
-  const labels = typedLabels();
+  const name = byId("new-set-name").value.trim();
+  const labels = splitLabels(byId("new-set-words").value);
   if (!name || labels.length === 0) {
-    showKeepStatus(name ? "Type some labels first." : "Give the set a name.", false);
-    byId(name ? "candidates" : "keep-name").focus();
+    showKeepStatus(name ? "Type some labels first." : "Give the set a name.", { isProblem: true });
+    byId(name ? "new-set-words" : "new-set-name").focus();
     return;
   }
   try {
     const kept = await keepLabelSet(name, labels, replace);
-    dropTyped(labels); // text typed during the request stays
-    if (byId("keep-name").value.trim() === name) byId("keep-name").value = "";
-    showKeepStatus(`Saved ${countLabels(kept)} as ${kept.name}, version ${kept.version}.`, false);
+    dropTyped(labels); // they are in the set now
+    byId("new-set-words").value = dropLabels(byId("new-set-words").value, labels); // text typed meanwhile stays
+    showCount();
+    if (byId("new-set-name").value.trim() === name) byId("new-set-name").value = "";
+    showKeepStatus(`Saved ${countLabels(kept)} as ${kept.name}. The set is ticked on Try.`, { isSaved: true });
+    if (replace) byId("new-set-save").focus(); // its button is hidden now
     await showSets([kept.name]);
     act.onChange();
   } catch (error) {
     const isTaken = error.code === "label_set_exists";
-    showKeepStatus(isTaken ? `There is a set ${name} with other labels.` : error.message, isTaken);
+    const text = isTaken
+      ? `There is a set ${name} with other labels. Replace it, or type another name.`
+      : error.message;
+    showKeepStatus(text, { isTaken, isProblem: true });
     if (error.needsKey) act.onProblem(error);
   }
 }
 
-function showKeepStatus(text, mayReplace) {
-  byId("keep-status").textContent = text;
-  byId("replace").hidden = !mayReplace;
+function showKeepStatus(text, { isSaved = false, isTaken = false, isProblem = false } = {}) {
+  say("new-set-status", text, { isProblem });
+  byId("replace").hidden = !isTaken;
+  byId("new-set-look").hidden = !isSaved;
 }
 
 async function remove(set) {
@@ -80,12 +148,14 @@ async function remove(set) {
   try {
     const isDeleted = await deleteIfUnchanged(set);
     await showSets();
-    byId("sets-status").textContent = !isDeleted && isListed(name)
+    const isProblem = !isDeleted && isListed(name);
+    const text = isProblem
       ? `${name} was changed meanwhile and not deleted. Delete again to delete the changed set.`
       : `${name} is deleted.`;
+    say("sets-status", text, { isProblem });
     if (isUsed) act.onChange();
   } catch (error) {
-    byId("sets-status").textContent = error.message;
+    say("sets-status", error.message, { isProblem: true });
     if (error.needsKey) act.onProblem(error);
   }
 }
@@ -93,7 +163,7 @@ async function remove(set) {
 /** Asks before deleting a set; only the confirm button means yes. */
 function isConfirmed(set) {
   const question = byId("delete");
-  byId("sets-status").textContent = "";
+  say("sets-status", "");
   byId("delete-title").textContent = `Delete ${set.name}?`;
   byId("delete-labels").textContent = countLabels(set);
   question.returnValue = "";
@@ -116,25 +186,24 @@ async function deleteIfUnchanged(set) {
 }
 
 function makeRow(set) {
-  const row = document.createElement("div");
-  row.className = "set";
-  const name = document.createElement("span");
-  name.textContent = `${set.name} `;
-  const facts = document.createElement("span");
-  facts.className = "quiet";
+  const row = makeElement("li", "set", "");
+  const open = makeButton("open", set.name);
+  open.value = set.name;
+  open.setAttribute("aria-expanded", String(set.name === viewed));
+  open.setAttribute("aria-controls", "set-view");
   const learnt = set.num_learnt ? [`${set.num_learnt} learnt from photos`] : [];
-  facts.textContent = [countLabels(set), ORIGINS[set.origin], ...learnt].join(", ");
-  name.append(facts);
-  row.append(name);
-  if (!set.read_only) row.append(makeDeleteButton(set));
+  row.append(open, makeElement("span", "quiet", [countLabels(set), ORIGINS[set.origin], ...learnt].join(", ")));
+  if (set.category_counts) {
+    const categories = makeElement("span", "categories", "");
+    for (const [name, count] of Object.entries(set.category_counts)) {
+      categories.append(makeElement("span", "", `${name} ${count.toLocaleString("en")}`), " ");
+    }
+    row.append(categories);
+  }
+  if (!set.read_only) {
+    const button = makeButton("small", "Delete", `Delete ${set.name}`);
+    button.value = set.name;
+    row.append(button);
+  }
   return row;
-}
-
-function makeDeleteButton(set) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.value = set.name;
-  button.textContent = "Delete";
-  button.setAttribute("aria-label", `Delete ${set.name}`);
-  return button;
 }

@@ -1,81 +1,107 @@
 // A label learnt from photos: `POST /labels/{name}/examples`.
 
 import { teachLabel } from "./api.js";
-import { listenForFiles } from "./calibrate.js";
+import { openThreshold } from "./calibrate.js";
+import { say } from "./elements.js";
+import { makePicker } from "./picker.js";
+import { drawStrip } from "./strip.js";
 
 const byId = (id) => document.getElementById(id);
 const KINDS = { "teach-with": "positive", "teach-without": "negative" }; // id of a field -> its part of the form
 const MOST_PHOTOS = 200; // of a request
 const MOST_BYTES = 20_000_000; // of its photos; the default limit of a body is 20 MiB
-let photos = { positive: [], negative: [] };
+const pickers = {}; // by part of the form
+let isTeaching = false;
+let taught = null; // { name, label, photos }: what was taught last
 
 /** Adds listeners; calls `onTaught` with the name of the set after a label was taught. */
 export function startTeaching(onTaught, onProblem) {
-  for (const [id, kind] of Object.entries(KINDS)) {
-    listenForFiles(byId(id), (files) => {
-      photos[kind].push(...files);
-      showPhotos();
-    });
-  }
-  byId("teach-clear").addEventListener("click", forgetPhotos);
-  byId("teach-send").addEventListener("click", () => teach(onTaught, onProblem));
+  for (const [id, kind] of Object.entries(KINDS)) pickers[kind] = makePicker(byId(id), showPhotos);
+  byId("teach-clear").addEventListener("click", () => {
+    forgetPhotos();
+    byId("teach-with").focus();
+  });
+  byId("teach-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (!isTeaching) teach(onTaught, onProblem);
+  });
+  byId("teach-next").addEventListener("click", () => openThreshold(taught.name, taught.label, taught.photos));
 }
 
-/** Offers the names of the sets that can be taught: those that users have kept. */
+/** Offers the names of the sets that can be taught: the user's own. */
 export function showTeachable(sets) {
   const names = sets.filter((set) => !set.read_only).map((set) => set.name);
   byId("teach-sets").replaceChildren(...names.map((name) => new Option(name, name)));
 }
 
+/** Fills in the names of a set and of a label to teach. */
+export function openTeaching(name, label) {
+  [byId("teach-set").value, byId("teach-label").value] = [name, label];
+  byId("teach-title").focus();
+}
+
 function forgetPhotos() {
-  photos = { positive: [], negative: [] };
-  showPhotos();
+  for (const picker of Object.values(pickers)) picker.clear();
 }
 
 function showPhotos() {
-  const { positive, negative } = photos;
-  const count = positive.length + negative.length;
-  byId("teach-counts").textContent = count > 0 ? `To send: ${positive.length} of it, ${negative.length} without it` : "";
+  const [positive, negative] = Object.values(KINDS).map((kind) => pickers[kind].photos.length);
+  const count = positive + negative;
+  say("teach-counts", count > 0 ? `To send: ${positive} of it, ${negative} without it` : "");
   byId("teach-clear").hidden = count === 0;
 }
 
 async function teach(onTaught, onProblem) {
   const [name, label] = [byId("teach-set"), byId("teach-label")].map((field) => field.value.trim());
-  const sent = photos;
+  const sent = listFiles();
   const isEmpty = Object.values(sent).every((files) => files.length === 0);
   const [missing, hint] =
     (!label && ["teach-label", "Name the label."]) ||
     (!name && ["teach-set", "Name the set."]) ||
     (isEmpty && ["teach-with", "Choose photos of it first."]) || [];
   if (missing) {
-    byId("teach-status").textContent = hint;
+    say("teach-status", hint, { isProblem: true });
     byId(missing).focus();
     return;
   }
+  isTeaching = true;
   forgetPhotos();
-  byId("teach-status").textContent = "Learning…";
-  byId("teach-scores").textContent = "";
-  byId("teach-advice").textContent = "";
-  const scores = [];
+  say("teach-status", "Learning…");
+  byId("teach-result").hidden = true;
+  const photos = [];
   let [answer, repeated, part] = [null, 0, sent];
   try {
     for (part of split(sent)) {
       answer = await teachLabel(name, label, part);
       repeated += answer.examples.repeated;
       for (const kind of Object.values(KINDS)) {
-        part[kind].forEach((file, i) => scores.push(`${file.name} ${answer[kind][i].score.toFixed(3)}`));
+        const isShown = kind === "positive";
+        part[kind].forEach((file, i) => photos.push({ name: file.name, file, isShown, ...answer[kind][i] }));
       }
     }
-    byId("teach-status").textContent = describe(answer, repeated);
-    byId("teach-scores").textContent = scores.join(", ");
-    byId("teach-advice").textContent = answer.advice ?? "";
+    taught = { name, label, photos };
+    say("teach-status", describe(answer, repeated));
+    say("teach-advice", answer.advice ?? "");
+    byId("teach-result").hidden = false;
+    drawStrip(byId("teach-strip"), photos, answer.threshold);
     onTaught(name);
   } catch (error) {
-    byId("teach-status").textContent = error.message + nameFile(error.message, part);
-    for (const kind of Object.values(KINDS)) photos[kind].unshift(...sent[kind]); // to send them again
-    showPhotos();
+    const file = findFile(error.message, part);
+    const text = file ? `${file.name}: ${error.title}. Remove it and teach the others.` : error.message;
+    say("teach-status", text, { isProblem: true });
+    const chosen = listFiles(); // meanwhile
+    forgetPhotos();
+    for (const kind of Object.values(KINDS)) pickers[kind].add([...sent[kind], ...chosen[kind]]); // to send them again
     if (error.needsKey) onProblem(error);
+  } finally {
+    isTeaching = false;
   }
+}
+
+/** The chosen files by part of the form. */
+function listFiles() {
+  const list = ([kind, { photos }]) => [kind, photos.map((photo) => photo.file)];
+  return Object.fromEntries(Object.entries(pickers).map(list));
 }
 
 /** Splits photos into requests that the service accepts; photos that are sent again count once. */
@@ -95,18 +121,17 @@ function split(sent) {
   return parts;
 }
 
-/** Returns the name of the file that a problem counts: "Photo 2 of 3 `positive` photos". */
-function nameFile(message, part) {
+/** Returns the file that a problem counts: "Photo 2 of 3 `positive` photos". */
+function findFile(message, part) {
   const [, number, kind] = /Photo (\d+) of (?:\d+ )?`(\w+)`/.exec(message) ?? [];
-  const file = part[kind]?.[number - 1];
-  return file ? ` (${file.name})` : "";
+  return part[kind]?.[number - 1];
 }
 
-function describe({ label, label_set: set, examples, separation, threshold }, repeated) {
+function describe({ label, label_set: set, examples, separation: { meaning } }, repeated) {
   const { positive, negative } = examples;
   return (
     `“${label}” in ${set.name} has learnt from ${positive} of it and ${negative} without it` +
     (repeated > 0 ? ` (${repeated} left out: the same as another, or nearly so)` : "") +
-    `. Separation: ${separation.meaning}. The threshold is ${threshold.toFixed(2)}; these photos score:`
+    (meaning.startsWith("unknown") ? `. How well it is told apart is ${meaning}.` : `. It is ${meaning}.`)
   );
 }

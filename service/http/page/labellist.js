@@ -1,0 +1,112 @@
+// The labels of one set: searched, and drawn some hundred at a time, so that 50,000 stay fast.
+
+import { readLabelSet } from "./api.js";
+import { countLabels } from "./choice.js";
+import { makeButton, makeElement, say } from "./elements.js";
+import { writeScore } from "./strip.js";
+
+const AT_ONCE = 200; // rows that are added by "Show more"
+
+const byId = (id) => document.getElementById(id);
+const state = { set: null, limit: AT_ONCE }; // the set as `readLabelSet` returns it
+let act = {}; // what `startLabelList` was given
+let wanted = ""; // the name of the set that was opened last
+
+/** Adds listeners; calls `onTeach` and `onThreshold` with the names of a set and of its label. */
+export function startLabelList(callbacks) {
+  act = callbacks;
+  for (const id of ["view-search", "view-category"]) {
+    byId(id).addEventListener("input", () => {
+      state.limit = AT_ONCE;
+      draw();
+    });
+  }
+  byId("view-more").addEventListener("click", () => {
+    const first = byId("view-rows").rows.length;
+    state.limit += AT_ONCE;
+    draw();
+    byId("view-rows").rows[first].cells[0].focus(); // the button may be hidden now
+  });
+  byId("view-rows").addEventListener("click", ({ target }) => {
+    const label = target.closest("tr").cells[0].firstChild.textContent;
+    act[target.dataset.act]?.(state.set.name, label);
+  });
+}
+
+/** Shows the labels of a set; another version of the shown set keeps the search. */
+export async function viewLabels(name) {
+  wanted = name;
+  say("view-status", "");
+  if (state.set?.name !== name) {
+    state.set = null;
+    byId("view-search").value = "";
+    byId("view-title").textContent = name;
+    draw();
+  }
+  try {
+    const set = await readLabelSet(name);
+    if (wanted !== name) return;
+    if (!state.set) state.limit = AT_ONCE;
+    state.set = set;
+    showCategories(set);
+    draw();
+  } catch (error) {
+    if (wanted === name) say("view-status", error.message, { isProblem: true });
+  }
+}
+
+function showCategories({ category_counts: counts }) {
+  const options = Object.entries(counts ?? {}).map(([name, count]) => {
+    return new Option(`${name} (${count.toLocaleString("en")})`, name);
+  });
+  const { value } = byId("view-category");
+  byId("view-category").replaceChildren(new Option("All categories", ""), ...options);
+  byId("view-category").value = counts && value in counts ? value : "";
+  byId("view-categories").hidden = !counts;
+}
+
+function draw() {
+  const labels = state.set?.labels ?? [];
+  const text = byId("view-search").value.trim().toLowerCase();
+  const category = byId("view-category").value;
+  const found = labels.filter((label) => {
+    return label.name.toLowerCase().includes(text) && (!category || label.category === category);
+  });
+  byId("view-body").hidden = !state.set;
+  byId("view-rows").replaceChildren(...found.slice(0, state.limit).map(makeRow));
+  byId("view-more").hidden = found.length <= state.limit;
+  byId("view-more").textContent = `Show ${Math.min(AT_ONCE, found.length - state.limit)} more`;
+  if (!state.set) return;
+  const isAll = found.length === labels.length;
+  const first = found.length > state.limit ? `, the first ${state.limit.toLocaleString("en")} shown` : "";
+  const count = isAll ? "" : `${found.length.toLocaleString("en")} of `;
+  say("view-count", `${count}${countLabels(state.set)}${first}`);
+}
+
+function makeRow(label) {
+  const row = document.createElement("tr");
+  const name = makeElement("th", "", label.name);
+  [name.scope, name.tabIndex] = ["row", -1];
+  name.append(...listFacts(label).map((fact) => makeElement("span", "quiet", fact)));
+  const threshold = row.insertCell();
+  threshold.textContent = writeScore(label.threshold);
+  if (!label.calibrated) threshold.append(" ", makeElement("span", "quiet", "default"));
+  row.prepend(name);
+  if (state.set.read_only) return row;
+  const buttons = [
+    makeButton("small", "Threshold", `Set the threshold of ${label.name}`),
+    makeButton("small", "Teach", `Teach ${label.name} from photos`),
+  ];
+  [buttons[0].dataset.act, buttons[1].dataset.act] = ["onThreshold", "onTeach"];
+  row.insertCell().append(...buttons);
+  return row;
+}
+
+function listFacts({ category, prompt, examples }) {
+  const count = examples ? examples.positive + examples.negative : 0;
+  return [
+    category,
+    prompt && `“${prompt}”`,
+    count > 0 && `learnt from ${count} ${count === 1 ? "photo" : "photos"}`,
+  ].filter(Boolean);
+}
