@@ -1,6 +1,6 @@
 // The filter of "Many photos": tags that a photo must have, as buttons with the number of photos.
 
-import { makeButton } from "./tiles.js";
+import { makeButton } from "./elements.js";
 
 const MOST_BUTTONS = 8;
 // Marks that are not tags: symbols, because a tag may have any text.
@@ -68,7 +68,8 @@ function chooseMarks() {
 }
 
 function makeMark(mark) {
-  const button = makeButton(SPECIAL.includes(mark) ? "filter-tag special" : "filter-tag", `${textOf(mark)} `, () => {
+  const button = makeButton(SPECIAL.includes(mark) ? "filter-tag special" : "filter-tag", `${textOf(mark)} `);
+  button.addEventListener("click", () => {
     if (!wanted.delete(mark)) wanted.add(mark);
     byId("find-tag").value = "";
     onChange();

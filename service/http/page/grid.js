@@ -130,6 +130,7 @@ export async function tagPhotos() {
     const others = [];
     while (waiting.length > 0 && !signal.aborted) {
       const photo = waiting.shift();
+      if (!tiles.has(photo)) continue; // removed meanwhile
       try {
         note(photo, choice, { answer: await askAll(photo, choice, signal, { isPatient: true }) });
       } catch (error) {
@@ -153,7 +154,7 @@ export async function tagPhotos() {
   running -= 1;
   if (signal.aborted) return;
   draw();
-  if (isDone(photos)) byId("many-spoken").textContent = byId("downloads-status").textContent;
+  if (isDone(listOwnPhotos())) byId("many-spoken").textContent = byId("downloads-status").textContent;
 }
 
 /** Stops asking, because the choice changes. */

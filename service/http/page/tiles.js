@@ -1,5 +1,7 @@
 // One tile of "Many photos": picture, name, and the tags or what is wrong; the pictures are drawn one after the other.
 
+import { makeButton, makeElement } from "./elements.js";
+
 const THUMBNAIL_HEIGHT = 320; // in pixels, for two a CSS pixel
 const MOST_TAGS = 4;
 const NAME_END = 8; // characters of a name that stay if it is too long
@@ -18,15 +20,16 @@ export function makeTile(photo, { onOpen, onSelect, onRemove }) {
   const image = document.createElement("img");
   image.alt = photo.title;
   image.classList.add("blank"); // the name is below
-  const picture = makeButton("picture", "", onOpen);
+  const picture = makeButton("picture", "");
+  picture.addEventListener("click", onOpen);
   picture.append(image);
   const box = document.createElement("input");
   box.type = "checkbox";
   box.setAttribute("aria-label", `Select ${photo.title}`);
   box.addEventListener("click", onSelect);
-  const remove = makeButton("remove", "×", onRemove);
+  const remove = makeButton("remove", "×", `Remove ${photo.title}`);
   remove.title = "Remove";
-  remove.setAttribute("aria-label", `Remove ${photo.title}`);
+  remove.addEventListener("click", onRemove);
   const name = makeElement("p", "name", "");
   name.title = photo.name;
   name.setAttribute("aria-hidden", "true"); // the picture's text is the same
@@ -104,18 +107,4 @@ function makeTags(tags, own) {
     list.append(item);
   }
   return list;
-}
-
-export function makeButton(className, text, action) {
-  const button = makeElement("button", className, text);
-  button.type = "button";
-  button.addEventListener("click", action);
-  return button;
-}
-
-function makeElement(name, className, text) {
-  const element = document.createElement(name);
-  element.className = className;
-  element.textContent = text;
-  return element;
 }
