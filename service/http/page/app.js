@@ -45,7 +45,7 @@ function open(photo) {
 
 /** A photo is shown on Try; several, or those that are added to others, on Many photos. */
 function add(photos) {
-  addTiles(photos);
+  addTiles();
   if (photos.length > 1) openTab("many");
   if (isOpen("many")) tagPhotos();
   else open(photos[0]);

@@ -33,6 +33,12 @@ export function chosenSets() {
   return [...ticked.filter(isOwn), ...ticked.filter((name) => !isOwn(name))];
 }
 
+/** The ticked sets as the service lists them. */
+export function chosenList() {
+  const names = chosenSets();
+  return listed.filter((set) => names.includes(set.name));
+}
+
 export function comparedSet() {
   return byId("compare").value;
 }

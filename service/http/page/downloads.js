@@ -18,6 +18,12 @@ export function writeJson(answers) {
   return JSON.stringify(answers.map(({ photo, answer, problem }) => ({ photo, ...(answer ?? { problem }) })), null, 2);
 }
 
+/** The tags of one photo, or a line for each photo: its name, a tab, its tags. */
+export function writeTags(answers) {
+  const lines = answers.map(({ photo, answer }) => [photo, (answer?.labels ?? []).map((label) => label.label).join(", ")]);
+  return lines.length === 1 ? lines[0][1] : lines.map((line) => `${line.join("\t")}\n`).join("");
+}
+
 export function download(name, type, text) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([text], { type }));

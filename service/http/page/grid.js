@@ -1,19 +1,31 @@
-// The tab "Many photos": asks for the tags of all the user's photos and shows them as tiles.
+// The tab "Many photos": asks for the tags of all the user's photos, and filters, selects and downloads them.
 
-import { askAll, isEmpty, readChoice } from "./choice.js";
+import { askAll, chosenList, isEmpty, ownLabels, readChoice, typedLabels } from "./choice.js";
 import { readControls } from "./controls.js";
-import { download, writeCsv, writeJson } from "./downloads.js";
-import { forgetPhotos, listOwnPhotos } from "./photos.js";
+import { download, writeCsv, writeJson, writeTags } from "./downloads.js";
+import { FAILED, UNTAGGED, clearFilter, drawFilter, isFiltered, passes, startFilter } from "./filter.js";
+import { keepPhotos, listOwnPhotos } from "./photos.js";
+import { copyText } from "./request.js";
 import { findLabels, shorten } from "./scores.js";
+import { openTab } from "./tabs.js";
+import { drawPictures, drawTile, dropTile, makeTile } from "./tiles.js";
 
-const PARALLEL = 2; // requests at a time
-const THUMBNAIL_HEIGHT = 160; // in pixels, for two a CSS pixel
+const PARALLEL = 4; // requests at a time
+const DRAW_MS = 200; // between two drawings of all tiles
+const TOAST_MS = 10_000;
+const MOST_SHOWN = 250; // labels that the controls can show: 200, and some for those that exclude each other
 
 const byId = (id) => document.getElementById(id);
 const found = new WeakMap(); // photo -> { key, answer, problem }, by the choice of labels that was asked
-const tiles = new Map(); // photo -> its element, the latest first
+const tiles = new Map(); // photo -> its element
+const selected = new Set(); // photos
+let lastBox = null; // the photo whose checkbox was pressed last
+let own = new Set(); // names of the user's own labels
 let tagging = new AbortController();
-let drawing = Promise.resolve(); // thumbnails are drawn one after the other
+let running = 0; // calls of `tagPhotos`
+let drawing = 0; // timer of the next drawing
+let toast = 0; // timer that hides the message
+let removed = []; // all photos before the last ones were removed
 let act = {}; // what `startGrid` was given
 
 /**
@@ -22,29 +34,83 @@ let act = {}; // what `startGrid` was given
  */
 export function startGrid(callbacks) {
   act = callbacks;
-  byId("remove-all").addEventListener("click", () => remove(listOwnPhotos()));
+  startFilter(draw);
+  byId("tiles").addEventListener("keydown", moveFocus);
+  byId("select-shown").addEventListener("change", ({ target }) => {
+    for (const photo of listShown()) selected[target.checked ? "add" : "delete"](photo);
+    draw();
+  });
+  byId("tag-rest").addEventListener("click", () => {
+    byId("alert").hidden = true;
+    tagPhotos();
+  });
+  byId("change").addEventListener("click", () => openTab("try"));
+  byId("remove-all").addEventListener("click", () => remove(listChosen()));
+  byId("undo").addEventListener("click", () => {
+    const first = removed.find((photo) => !tiles.has(photo));
+    keepPhotos(removed);
+    say("");
+    showTiles();
+    returnTo(first);
+    tagPhotos();
+  });
+  byId("copy-tags").addEventListener("click", async () => {
+    const isCopied = await copyText(writeTags(listDownloads()));
+    say(isCopied ? `Copied the tags of ${countPhotos(listChosen().length)}.` : "The browser offers no clipboard here.");
+  });
   byId("download-csv").addEventListener("click", () => {
     download("labels.csv", "text/csv", writeCsv(listDownloads()));
   });
   byId("download-json").addEventListener("click", () => {
     download("labels.json", "application/json", writeJson(listDownloads()));
   });
+  draw();
 }
 
 /** Shows new photos of the user before the others. */
-export function addTiles(photos) {
-  byId("thumbs").prepend(...photos.map(makeTile));
-  redraw();
+export function addTiles() {
+  say("");
+  showTiles();
+}
+
+function showTiles() {
+  const photos = listOwnPhotos();
+  for (const photo of photos.filter((each) => !tiles.has(each))) {
+    tiles.set(photo, makeTile(photo, {
+      onOpen: () => act.onOpen(photo),
+      onSelect: (event) => select(photo, event),
+      onRemove: () => remove([photo]),
+    }));
+  }
+  let next = null;
+  for (const photo of photos.toReversed()) {
+    const tile = tiles.get(photo);
+    if (!tile.isConnected) byId("tiles").insertBefore(tile, next); // the others keep their places and the focus
+    next = tile;
+  }
+  draw();
+  drawPictures();
+}
+
+/** Opens the tab with the focus on the tile of a photo. */
+export function returnTo(photo) {
+  openTab("many");
+  const picture = tiles.get(photo)?.querySelector("button");
+  picture?.scrollIntoView({ block: "center" });
+  picture?.focus();
 }
 
 /** Records what the service answered for a photo: `{ answer }` or `{ problem }`, its text. */
-export function note(photo, choice, result) {
+export function note(photo, choice, { answer, problem }) {
   // If nothing was chosen, the default sets are ticked now.
-  found.set(photo, { key: JSON.stringify(isEmpty(choice) ? readChoice() : choice), ...result });
+  const key = JSON.stringify(isEmpty(choice) ? readChoice() : choice);
+  // Of a thousand labels a photo, most can never be shown: they would take 40 MB for two hundred photos.
+  const labels = answer?.labels.filter((label, i) => i < MOST_SHOWN || label.score >= label.threshold);
+  found.set(photo, { key, problem, answer: answer && { ...answer, labels } });
 }
 
 /** The answers or problems of photos for the labels that are chosen now; null if not known yet. */
-export function recall(photos) {
+function recall(photos) {
   const key = JSON.stringify(readChoice());
   return photos.map((photo) => found.get(photo)).map((each) => (each?.key === key ? each : null));
 }
@@ -58,9 +124,13 @@ export async function tagPhotos() {
   const photos = listOwnPhotos();
   const known = recall(photos);
   const waiting = photos.filter((_, i) => !known[i]);
+  let loops = 0;
   const work = async () => {
+    loops += 1;
+    const others = [];
     while (waiting.length > 0 && !signal.aborted) {
       const photo = waiting.shift();
+      if (!tiles.has(photo)) continue; // removed meanwhile
       try {
         note(photo, choice, { answer: await askAll(photo, choice, signal, { isPatient: true }) });
       } catch (error) {
@@ -72,10 +142,19 @@ export async function tagPhotos() {
           act.onProblem(error);
         }
       }
-      if (!signal.aborted) renderTiles([photo]);
+      redraw();
+      // One more after each answer: four large photos at once delayed the first answer to 2 s.
+      if (loops < PARALLEL) others.push(work());
     }
+    await Promise.all(others);
   };
-  await Promise.all(Array.from({ length: PARALLEL }, work));
+  running += 1;
+  redraw();
+  await work();
+  running -= 1;
+  if (signal.aborted) return;
+  draw();
+  if (isDone(listOwnPhotos())) byId("many-spoken").textContent = byId("downloads-status").textContent;
 }
 
 /** Stops asking, because the choice changes. */
@@ -83,36 +162,97 @@ export function stopTagging() {
   tagging.abort();
 }
 
-/** Draws all tiles by the present choice and controls, without a request. */
+/** Draws all tiles by the present choice and controls, without a request, five times a second at most. */
 export function redraw() {
-  renderTiles(listOwnPhotos());
+  drawing ||= setTimeout(draw, DRAW_MS);
 }
 
-function renderTiles(photos) {
+function draw() {
+  clearTimeout(drawing);
+  drawing = 0;
   const controls = readControls();
-  recall(photos).forEach((result, i) => {
-    const labels = result?.answer && findLabels(result.answer.labels, controls).map((label) => label.label);
-    const text = labels && (labels.slice(0, 3).join(", ") || "nothing found");
-    const line = tiles.get(photos[i])?.querySelector("p");
-    if (!line) return;
-    line.textContent = result?.problem ?? text ?? "";
-    line.classList.toggle("problem", Boolean(result?.problem));
+  const photos = listOwnPhotos();
+  const looks = recall(photos).map((result) => look(result, controls));
+  photos.forEach((photo, i) => {
+    const tile = tiles.get(photo);
+    drawTile(tile, looks[i], own);
+    tile.hidden = !passes(looks[i].marks);
+    tile.querySelector("input").checked = selected.has(photo);
   });
-  const all = recall(listOwnPhotos());
-  const done = all.filter(Boolean);
-  const failed = done.filter(({ problem }) => problem).length;
-  byId("many-count").textContent = all.length || "";
-  byId("downloads").hidden = all.length === 0;
-  for (const id of ["download-csv", "download-json"]) byId(id).disabled = done.length < all.length;
-  byId("progress").hidden = done.length === all.length;
-  [byId("progress").value, byId("progress").max] = [done.length, all.length];
+  drawFilter(looks.filter(({ marks }) => passes(marks)).map(({ marks }) => marks));
+  drawProgress(looks);
+  drawSelection();
+  drawBasis();
+}
+
+/** How a tile looks: `state` is `waiting`, `failed`, `untagged` or `tagged`; `marks` are for the filter. */
+function look(result, controls) {
+  if (!result) return { state: "waiting", text: "", tags: [], marks: [] };
+  if (result.problem) return { state: "failed", text: result.problem, tags: [], marks: [FAILED] };
+  const tags = findLabels(result.answer.labels, controls).map((label) => label.label);
+  if (tags.length === 0) return { state: "untagged", text: "nothing found", tags, marks: [UNTAGGED] };
+  return { state: "tagged", text: "", tags, marks: tags };
+}
+
+function drawProgress(looks) {
+  const all = looks.length;
+  const failed = looks.filter(({ state }) => state === "failed").length;
+  const done = looks.filter(({ state }) => state !== "waiting").length;
+  byId("many-count").textContent = all || "";
+  byId("many").classList.toggle("empty", all === 0);
+  byId("downloads").hidden = all === 0;
+  byId("tag-rest").hidden = done === all || running > 0;
+  byId("progress").hidden = done === all;
+  [byId("progress").value, byId("progress").max] = [done, Math.max(all, 1)];
   byId("downloads-status").textContent =
-    `${done.length - failed} of ${all.length} photos tagged` + (failed > 0 ? `, ${failed} failed` : "");
+    all === 0 ? "" : `${done - failed} of ${countPhotos(all)} tagged` + (failed > 0 ? `, ${failed} failed` : "");
+}
+
+function drawSelection() {
+  const shown = listShown();
+  const marked = shown.filter((photo) => selected.has(photo)).length;
+  const hidden = selected.size - marked;
+  byId("select-shown").checked = shown.length > 0 && marked === shown.length;
+  byId("select-shown").indeterminate = marked > 0 && marked < shown.length;
+  byId("scope").textContent = selected.size > 0 ? `${selected.size} selected${hidden > 0 ? `, ${hidden} not shown` : ""}`
+    : isFiltered() ? `${shown.length} shown` : countPhotos(shown.length);
+  byId("filter-none").hidden = tiles.size === 0 || shown.length > 0;
+  byId("remove-all").disabled = listChosen().length === 0;
+  for (const id of ["copy-tags", "download-csv", "download-json"]) byId(id).disabled = !isDone(listChosen());
+}
+
+/** What the tags depend on. */
+function drawBasis() {
+  const sets = chosenList();
+  const labels = sets.reduce((sum, set) => sum + set.num_labels, 0);
+  const words = typedLabels().length;
+  const parts = [
+    sets.length > 0 && `${labels.toLocaleString("en")} labels of ${sets.length} ${sets.length === 1 ? "set" : "sets"}`,
+    words > 0 && `${words} own ${words === 1 ? "word" : "words"}`,
+  ].filter(Boolean);
+  byId("basis").textContent = `Looks for ${parts.join(", ") || "the default labels"}.`;
+  ownLabels(sets.map((set) => set.name)).then((kept) => {
+    const names = new Set([...typedLabels(), ...kept]);
+    const isSame = names.size === own.size && [...names].every((name) => own.has(name));
+    own = names;
+    if (!isSame) redraw();
+  });
+}
+
+const listShown = () => listOwnPhotos().filter((photo) => !tiles.get(photo).hidden);
+
+/** The selected photos, or else all that are shown. */
+function listChosen() {
+  return selected.size > 0 ? listOwnPhotos().filter((photo) => selected.has(photo)) : listShown();
+}
+
+function isDone(photos) {
+  return photos.length > 0 && recall(photos).every(Boolean);
 }
 
 function listDownloads() {
   const controls = readControls();
-  const photos = listOwnPhotos();
+  const photos = listChosen();
   const results = recall(photos);
   return photos.map((photo, i) => {
     const { answer, problem } = results[i];
@@ -120,56 +260,55 @@ function listDownloads() {
   });
 }
 
-function makeTile(photo) {
-  const button = makeButton("", () => act.onOpen(photo));
-  const image = document.createElement("img");
-  image.alt = photo.title;
-  image.classList.add("blank"); // the name is below
-  drawing = drawing.then(() => drawThumbnail(photo, image));
-  const caption = document.createElement("span");
-  caption.textContent = photo.name;
-  caption.setAttribute("aria-hidden", "true"); // the picture's text is the same
-  button.append(image, caption);
-  const removeButton = makeButton("Remove", () => remove([photo]));
-  removeButton.setAttribute("aria-label", `Remove ${photo.title}`);
-  const tile = document.createElement("li");
-  tile.append(button, document.createElement("p"), removeButton);
-  tiles.set(photo, tile);
-  return tile;
+/** With Shift, all shown photos from the one that was pressed before. */
+function select(photo, { shiftKey, target }) {
+  const shown = listShown();
+  const [from, to] = [shown.indexOf(lastBox), shown.indexOf(photo)].sort((a, b) => a - b);
+  const range = shiftKey && from >= 0 ? shown.slice(from, to + 1) : [photo];
+  for (const each of range) selected[target.checked ? "add" : "delete"](each);
+  lastBox = photo;
+  draw();
 }
 
-/** Shows a small copy: a hundred full photos would take gigabytes. */
-async function drawThumbnail(photo, image) {
-  if (!tiles.has(photo)) return; // removed meanwhile
-  try {
-    const bitmap = await createImageBitmap(photo.file, { resizeHeight: THUMBNAIL_HEIGHT });
-    const canvas = document.createElement("canvas");
-    [canvas.width, canvas.height] = [bitmap.width, bitmap.height];
-    canvas.getContext("2d").drawImage(bitmap, 0, 0);
-    bitmap.close();
-    image.src = canvas.toDataURL("image/webp"); // needs no revocation, unlike an object URL
-    image.classList.remove("blank");
-  } catch {
-    // The browser cannot read the photo; the service may.
-  }
+/** Arrow keys go from tile to tile. */
+function moveFocus(event) {
+  const shown = listShown().map((photo) => tiles.get(photo));
+  const place = shown.findIndex((tile) => tile.contains(document.activeElement));
+  const columns = getComputedStyle(byId("tiles")).gridTemplateColumns.split(" ").length;
+  const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -place, End: shown.length - 1 - place };
+  const next = shown[place + steps[event.key]];
+  if (!next) return;
+  event.preventDefault();
+  const kind = document.activeElement.matches("input") ? "input" : "button";
+  next.querySelector(kind).focus();
 }
 
 function remove(photos) {
-  const next = tiles.get(photos.at(-1)).nextElementSibling;
+  const last = tiles.get(photos.at(-1));
+  const next = listShown().map((photo) => tiles.get(photo)).find((tile) => last.compareDocumentPosition(tile) & Node.DOCUMENT_POSITION_FOLLOWING);
   for (const photo of photos) {
-    tiles.get(photo).remove();
+    dropTile(tiles.get(photo));
     tiles.delete(photo);
+    selected.delete(photo);
   }
-  forgetPhotos(photos);
+  removed = listOwnPhotos();
+  keepPhotos(removed.filter((photo) => !photos.includes(photo)));
   (next?.querySelector("button") ?? byId("more-files")).focus();
   act.onRemove(photos);
-  redraw();
+  say(`Removed ${countPhotos(photos.length)}.`);
+  byId("undo").hidden = false;
+  if (tiles.size === 0) clearFilter();
+  draw();
 }
 
-function makeButton(text, action) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.textContent = text;
-  button.addEventListener("click", action);
-  return button;
+/** Shows a message for a while. */
+function say(text) {
+  clearTimeout(toast);
+  toast = setTimeout(() => byId("undo").matches(":focus") || say(""), TOAST_MS);
+  byId("many-status").textContent = text;
+  byId("undo").hidden = true;
+}
+
+function countPhotos(count) {
+  return `${count} ${count === 1 ? "photo" : "photos"}`;
 }

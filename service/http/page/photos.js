@@ -15,8 +15,9 @@ export function listOwnPhotos() {
   return [...own];
 }
 
-export function forgetPhotos(photos) {
-  own = own.filter((photo) => !photos.includes(photo));
+/** Replaces the list, to remove photos or to bring them back. */
+export function keepPhotos(photos) {
+  own = [...photos];
 }
 
 /**
@@ -25,14 +26,19 @@ export function forgetPhotos(photos) {
  */
 export function startPhotos({ onAdd, onSample, onProblem }) {
   const add = (files) => {
-    const photos = [...files].map((file, i) => {
-      const name = file.name || `pasted-${i + 1}.png`;
+    const taken = [...files].filter(isWanted);
+    const photos = taken.map((file, i) => {
+      const name = pathOf(file) || file.name || `pasted-${i + 1}.png`;
       return { name, title: name, file, isOwn: true };
     });
     own = [...photos, ...own];
+    const skipped = files.length - taken.length;
+    const others = skipped > 0 ? `${skipped} other ${skipped === 1 ? "file" : "files"} skipped.` : "";
     if (photos.length > 0) onAdd(photos);
+    else if (skipped > 0) onProblem(new Error(`No photos in this folder: ${others}`));
+    document.getElementById("skipped").textContent = others;
   };
-  for (const input of document.querySelectorAll("#files, #more-files")) {
+  for (const input of document.querySelectorAll("#files, #more-files, #folder")) {
     input.addEventListener("change", () => {
       add(input.files);
       input.value = "";
@@ -49,6 +55,14 @@ export function startPhotos({ onAdd, onSample, onProblem }) {
     const photo = { name, title: `Sample: ${title}`, url: `page/samples/${name}` };
     document.getElementById("samples").append(makeSample(photo, title, onSample, onProblem));
   }
+}
+
+const paths = new WeakMap(); // file of a dropped folder -> its path
+const pathOf = (file) => file.webkitRelativePath || paths.get(file);
+
+/** Folders have other files too; a file that was chosen itself is left to the service. */
+function isWanted(file) {
+  return !pathOf(file) || file.type.startsWith("image/");
 }
 
 /** Whether `photo` is the last one that was asked for; a sample may load slowly. */
@@ -92,6 +106,30 @@ function listenForDrops(add) {
     if (!hasFiles(event)) return;
     event.preventDefault();
     mark(false);
-    add(event.dataTransfer.files);
+    readDrop(event.dataTransfer).then(add);
   });
+}
+
+/** The dropped files and those of dropped folders; items are lost once the event is over. */
+async function readDrop({ items }) {
+  const found = [...items].map((item) => {
+    const entry = item.webkitGetAsEntry?.();
+    return entry?.isDirectory ? listFiles(entry) : item.getAsFile();
+  });
+  return (await Promise.all(found)).flat().filter(Boolean);
+}
+
+async function listFiles(entry) {
+  if (entry.isFile) {
+    const file = await new Promise((resolve, reject) => entry.file(resolve, reject)).catch(() => null);
+    if (file) paths.set(file, entry.fullPath.slice(1));
+    return [file];
+  }
+  const reader = entry.createReader();
+  const files = [];
+  for (;;) {
+    const entries = await new Promise((resolve) => reader.readEntries(resolve, () => resolve([]))); // 100 at a time
+    if (entries.length === 0) return files;
+    for (const each of entries) files.push(...(await listFiles(each)));
+  }
 }

@@ -3,7 +3,7 @@
 import { predict } from "./api.js";
 import { askAll, chosenSets, comparedSet, isEmpty, ownLabels, readChoice, typedLabels } from "./choice.js";
 import { chooseMode, readControls } from "./controls.js";
-import { note, redraw, stopTagging, tagPhotos } from "./grid.js";
+import { note, redraw, returnTo, stopTagging, tagPhotos } from "./grid.js";
 import { listOwnPhotos } from "./photos.js";
 import { describePeak, drawMap } from "./map.js";
 import { copyText, showRequest } from "./request.js";
@@ -44,7 +44,7 @@ export function startTry(callbacks) {
     openTab("labels");
     openNewSet(typedLabels());
   });
-  byId("back").addEventListener("click", () => openTab("many"));
+  byId("back").addEventListener("click", () => returnTo(shown.photo));
 }
 
 /** Takes the model card, the answer of `/info`. */
@@ -69,6 +69,7 @@ export function forgetPhoto(photos) {
   asking.abort();
   shown.photo = null;
   byId("frame").hidden = true;
+  byId("alert").hidden = true; // it may be about the photo
   forgetAnswer();
   byId("result-side").setAttribute("aria-busy", "false");
   byId("summary").textContent = "No photo yet.";

@@ -1,0 +1,110 @@
+// One tile of "Many photos": picture, name, and the tags or what is wrong; the pictures are drawn one after the other.
+
+import { makeButton, makeElement } from "./elements.js";
+
+const THUMBNAIL_HEIGHT = 320; // in pixels, for two a CSS pixel
+const MOST_TAGS = 4;
+const NAME_END = 8; // characters of a name that stay if it is too long
+
+const undrawn = new Map(); // tile -> { photo, image } without a picture
+const near = new Set(); // tiles in view, or less than a screen away
+const watch = new IntersectionObserver(
+  (entries) => entries.forEach(({ target, isIntersecting }) => near[isIntersecting ? "add" : "delete"](target)),
+  { rootMargin: "100%" },
+);
+let isDrawing = false;
+
+/** Makes the tile of a photo that waits for its tags; `onSelect` gets the click on its checkbox. */
+export function makeTile(photo, { onOpen, onSelect, onRemove }) {
+  const tile = document.createElement("li");
+  const image = document.createElement("img");
+  image.alt = photo.title;
+  image.classList.add("blank"); // the name is below
+  const picture = makeButton("picture", "");
+  picture.addEventListener("click", onOpen);
+  picture.append(image);
+  const box = document.createElement("input");
+  box.type = "checkbox";
+  box.setAttribute("aria-label", `Select ${photo.title}`);
+  box.addEventListener("click", onSelect);
+  const remove = makeButton("remove", "×", `Remove ${photo.title}`);
+  remove.title = "Remove";
+  remove.addEventListener("click", onRemove);
+  const name = makeElement("p", "name", "");
+  name.title = photo.name;
+  name.setAttribute("aria-hidden", "true"); // the picture's text is the same
+  const short = photo.name.split("/").at(-1);
+  name.append(makeElement("span", "", short.slice(0, -NAME_END)), makeElement("span", "", short.slice(-NAME_END)));
+  tile.append(picture, box, remove, name, document.createElement("div"));
+  undrawn.set(tile, { photo, image });
+  watch.observe(tile);
+  return tile;
+}
+
+/** Shows what is known of a photo: `{ state, text, tags }`; `own` are names of the user's labels. */
+export function drawTile(tile, { state, text, tags }, own) {
+  const drawn = JSON.stringify([state, text, tags, tags.map((tag) => own.has(tag))]);
+  if (tile.dataset.drawn === drawn) return;
+  tile.dataset.drawn = drawn;
+  tile.dataset.state = state;
+  tile.lastChild.replaceWith(state === "tagged" ? makeTags(tags, own) : makeElement("p", "state", text));
+}
+
+export function dropTile(tile) {
+  tile.remove();
+  watch.unobserve(tile);
+  near.delete(tile);
+  undrawn.delete(tile);
+}
+
+/** Draws the missing pictures, those in view first. */
+export async function drawPictures() {
+  if (isDrawing) return;
+  isDrawing = true;
+  while (undrawn.size > 0) {
+    const tile = [...near].find((each) => undrawn.has(each)) ?? undrawn.keys().next().value;
+    const { photo, image } = undrawn.get(tile);
+    undrawn.delete(tile);
+    watch.unobserve(tile);
+    near.delete(tile);
+    await drawPicture(photo, image);
+  }
+  isDrawing = false;
+}
+
+/** Shows a small copy: a hundred full photos would take gigabytes. */
+async function drawPicture(photo, image) {
+  try {
+    const bitmap = await createImageBitmap(photo.file, { resizeHeight: THUMBNAIL_HEIGHT, resizeQuality: "medium" });
+    const canvas = document.createElement("canvas");
+    [canvas.width, canvas.height] = [bitmap.width, bitmap.height];
+    canvas.getContext("2d").drawImage(bitmap, 0, 0);
+    bitmap.close();
+    // Encoded in another thread: `toDataURL` took 17 ms of this one.
+    const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/webp"));
+    const url = URL.createObjectURL(blob);
+    image.addEventListener("load", () => URL.revokeObjectURL(url), { once: true });
+    image.src = url; // not `decode()`: it holds 0.5 MB a picture that is out of view
+    image.classList.remove("blank");
+  } catch {
+    // The browser cannot read the photo; the service may.
+  }
+}
+
+/** The user's own tags first, because a tile has room for a few. */
+function makeTags(tags, own) {
+  const list = makeElement("ul", "tags", "");
+  const sorted = [...tags.filter((tag) => own.has(tag)), ...tags.filter((tag) => !own.has(tag))];
+  for (const tag of sorted.slice(0, MOST_TAGS)) {
+    const item = makeElement("li", own.has(tag) ? "own" : "", tag);
+    item.title = own.has(tag) ? `${tag} (your own)` : tag;
+    list.append(item);
+  }
+  const more = sorted.slice(MOST_TAGS);
+  if (more.length > 0) {
+    const item = makeElement("li", "more", `+${more.length}`);
+    item.title = more.join(", ");
+    list.append(item);
+  }
+  return list;
+}
