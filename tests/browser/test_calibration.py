@@ -108,7 +108,7 @@ def test_dropped_photo_is_scored_and_a_broken_one_named(page: Page) -> None:
         }));
     }"""
     zone = page.locator("#calibrate-body .picker").first
-    photos = page.locator("#thumbs li")
+    photos = page.locator("#tiles > li")
     before = photos.count()
     zone.evaluate(drop, list(make_photo(1)))
     expect_counts(page, 1, 0)

@@ -1,7 +1,7 @@
 // The page: its tabs, the model card and the API key.
 //
 // `photos.js` takes photos, `choice.js` what is looked for, `controls.js` which scores are shown. Tabs:
-// `try.js` (drawn by `results.js` and `map.js`), `grid.js` (files of all photos: `downloads.js`),
+// `try.js` (drawn by `results.js` and `map.js`), `grid.js` (`tiles.js`, `filter.js`; files: `downloads.js`),
 // `sets.js` (the labels of a set: `labellist.js`), `teach.js` and `calibrate.js` (their photos and scores:
 // `picker.js`, `strip.js`), and `request.js` (texts: `snippets.js`). `api.js` sends one request;
 // `scores.js` sorts an answer; `elements.js` makes elements.
