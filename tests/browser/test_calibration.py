@@ -27,7 +27,7 @@ def score(visit: Visit, photo: Path, label: str = "yak") -> float:
 
 
 def expect_counts(page: Page, shown: int, others: int) -> None:
-    counts = f"Scored: {shown} with the label, {others} without"
+    counts = f"Scored: {shown} of it, {others} without it"
     expect(page.locator("#calibrate-counts")).to_have_text(counts)
 
 
@@ -156,7 +156,7 @@ def test_another_label_starts_without_photos(page: Page, tmp_path: Path) -> None
     photos = write_photos(tmp_path, 1)
     for restart in (
         lambda: page.locator("#calibrate-label").select_option("newt"),
-        lambda: page.get_by_role("button", name="Remove these photos").click(),
+        lambda: page.get_by_role("button", name="Remove photos").click(),
     ):
         give(page, photos, "with")
         expect_counts(page, 1, 0)

@@ -351,7 +351,7 @@ def open_with_photo(visit: Visit, path: Path) -> Page:
 def copy(page: Page, button: str) -> str:
     """Presses a button that copies, and returns the copied text."""
     page.get_by_role("button", name=button).click()
-    expect(page.locator("#copied")).to_contain_text(button.split()[-1], ignore_case=True)
+    expect(page.locator("#toast-text")).to_contain_text(button.split()[-1], ignore_case=True)
     text: str = page.evaluate("navigator.clipboard.readText()")
     return text
 
@@ -374,7 +374,7 @@ def test_chips_copy_one_tag_or_all(visit: Visit) -> None:
     assert set(tags) == set(rows(page, part=FOUND))
     for button, copied in ((f"Copy {tags[0]}", tags[0]), ("Copy all", ", ".join(tags))):
         page.get_by_role("button", name=button, exact=True).click()
-        expect(page.locator("#tags-copied")).to_have_text(f"Copied: {copied}")
+        expect(page.locator("#toast-text")).to_have_text(f"Copied: {copied}")
         assert page.evaluate("navigator.clipboard.readText()") == copied
 
 

@@ -104,7 +104,7 @@ def test_new_set_takes_the_words_of_try_and_says_what_is_missing(visit: Visit) -
     expect(page.get_by_role("textbox", name="Labels")).to_have_value("crow\nyak\nnewt")
     type_set(page, "my zoo", "yak")
     save(page)
-    expect(page.locator("#new-set-status")).to_contain_text("letters, digits or ._-")
+    expect(page.locator("#new-set-status")).to_contain_text("letters, digits and . _ -")
     expect(page.get_by_role("textbox", name="Labels")).to_have_value("yak")
 
 
@@ -273,7 +273,7 @@ def test_confirmed_deletion_removes_the_set_and_labels_the_photo_again(
     expect_sets(page, "trained", "everyday")
     expect(page.get_by_label("Compare with")).to_have_value("")
     assert page.locator("#compare option").all_inner_texts() == [
-        *("nothing", "trained", "everyday", "herd")
+        *("none", "trained", "everyday", "herd")
     ]
     assert "zoo" not in list_names(visit)
     expect(page.get_by_role("alert")).to_be_hidden()
