@@ -35,10 +35,10 @@ export function startTry(callbacks) {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && shown.pressed) hideMap();
   });
-  byId("candidates").addEventListener("focus", () => {
-    // On a phone, the keyboard leaves room for the words and the result, if they are at the top.
-    if (PHONE.matches) byId("result-side").scrollIntoView();
-  });
+  // On a phone, the keyboard leaves room for the words and the result, if they are at the top.
+  const pin = () => PHONE.matches && byId("candidates").matches(":focus") && byId("result-side").scrollIntoView();
+  byId("candidates").addEventListener("focus", pin);
+  addEventListener("resize", pin); // the keyboard may shrink the photo above
   byId("candidates").addEventListener("input", showWords);
   byId("photo").addEventListener("error", () => {
     byId("photo").hidden = true; // not a browser's sign of a missing picture
