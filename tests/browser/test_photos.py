@@ -356,6 +356,17 @@ def test_broken_photo_shows_an_error_and_no_results_of_the_previous_one(visit: V
     assert rows(page)
 
 
+def test_photo_that_failed_before_the_first_answer_stays_failed(visit: Visit) -> None:
+    page = visit.page
+    page.goto(visit.url)
+    choose(page, make_payload("broken.png", b"junk"))
+    expect(page.locator("#unseen")).to_have_text("broken.png")
+    open_many(page)
+    expect(page.get_by_role("alert")).to_be_hidden()
+    page.get_by_label("Add photos").set_input_files(PAIR[:1])
+    expect_tagged(page, "1 of 2 photos tagged, 1 failed")
+
+
 def test_deleted_photo_and_missing_sample_show_an_error_and_keep_the_photo(
     visit: Visit, tmp_path: Path
 ) -> None:

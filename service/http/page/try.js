@@ -36,13 +36,18 @@ export function startTry(callbacks) {
     if (event.key === "Escape" && shown.pressed) hideMap();
   });
   // On a phone, the keyboard leaves room for the words and the result, if they are at the top.
-  const pin = () => PHONE.matches && byId("candidates").matches(":focus") && byId("result-side").scrollIntoView();
+  const pin = () => {
+    if (!PHONE.matches || !byId("candidates").matches(":focus")) return;
+    byId("result-side").classList.add("pinned"); // also after the focus: else the page moves under a tap
+    byId("result-side").scrollIntoView();
+  };
   byId("candidates").addEventListener("focus", pin);
   addEventListener("resize", pin); // the keyboard may shrink the photo above
   byId("candidates").addEventListener("input", showWords);
   byId("photo").addEventListener("error", () => {
     byId("photo").hidden = true; // not a browser's sign of a missing picture
     byId("unseen").hidden = false;
+    render();
   });
   byId("save-words").addEventListener("click", () => {
     openTab("labels");
@@ -152,7 +157,7 @@ function forgetAnswer() {
 function hasMap(label) {
   const head = label.source === "trained" ? shown.info.head : shown.info.open_head;
   const hasText = label.source !== "examples" || shown.info.open_head;
-  return !hasText || Boolean(head?.maps);
+  return !byId("photo").hidden && (!hasText || Boolean(head?.maps));
 }
 
 async function askMap(column, label, signal) {
@@ -177,6 +182,7 @@ async function pressLabel(column, label) {
     byId("map-caption").textContent = isFound
       ? `Bright: where the model looked for “${label.label}”, most of all ${describePeak(byId("photo"), grid, shown.info.input)}.`
       : `The map of “${label.label}” is empty.`;
+    document.querySelector(".label[aria-pressed=true]")?.scrollIntoView({ block: "nearest" }); // the photo may cover it
   } catch (error) {
     if (shown.pressed !== pressed) return;
     hideMap();
