@@ -20,6 +20,7 @@ from tests.browser.actions import (
     expect_sets,
     find_box,
     find_row,
+    hold,
     make_payload,
     rows,
     settle,
@@ -365,6 +366,24 @@ def test_photo_that_failed_before_the_first_answer_stays_failed(visit: Visit) ->
     expect(page.get_by_role("alert")).to_be_hidden()
     page.get_by_label("Add photos").set_input_files(PAIR[:1])
     expect_tagged(page, "1 of 2 photos tagged, 1 failed")
+
+
+def test_photo_removed_while_it_is_asked_for_leaves_no_other_waiting(visit: Visit) -> None:
+    page = visit.open()
+    choose(page, *PAIR)
+    expect_tagged(page, "2 of 2 photos tagged")
+    take = hold(page, "**/predict")
+    press_photo(page, "own0.png")
+    take()
+    open_many(page)
+    page.get_by_label("Add photos").set_input_files(make_payload("own2.png", make_photo(2)))
+    take()
+    press_photo(page, "own0.png")
+    take()
+    page.unroute("**/predict")
+    open_many(page)
+    page.get_by_role("button", name="Remove own0.png").click()
+    expect_tagged(page, "2 of 2 photos tagged")
 
 
 def test_deleted_photo_and_missing_sample_show_an_error_and_keep_the_photo(

@@ -86,6 +86,7 @@ export function forgetPhoto(photos) {
   byId("result-side").setAttribute("aria-busy", "false");
   byId("summary").textContent = "No photo yet.";
   byId("intro").hidden = false;
+  tagPhotos(); // they waited for the answer of this one
 }
 
 /** Sends one request per column and asks for every label that the controls may show. */
