@@ -165,14 +165,14 @@ def test_page_works_with_the_keyboard_alone(visit: Visit, tmp_path: Path) -> Non
     page.locator("#calibrate-body").wait_for()
     pick(page, "#calibrate-with", photos[0])
     pick(page, "#calibrate-without", photos[1])
-    expect(page.locator("#calibrate-counts")).to_have_text("Scored: 1 with the label, 1 without")
+    expect(page.locator("#calibrate-counts")).to_have_text("Scored: 1 of it, 1 without it")
     press(page, "#calibrate-threshold", "Home")
     press(page, "#calibrate-keep")
     expect(page.locator("#calibrate-status")).to_have_text("yak has the threshold 0.0000 now.")
 
     open_by_arrow(page, "API")
     press(page, "[data-copy=curl]")
-    expect(page.locator("#copied")).not_to_be_empty()
+    expect(page.locator("#toast-text")).not_to_be_empty()
     press(page, "#card-open")
     page.keyboard.press("Escape")
 

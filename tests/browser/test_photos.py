@@ -20,6 +20,7 @@ from tests.browser.actions import (
     expect_sets,
     find_box,
     find_row,
+    hold,
     make_payload,
     rows,
     settle,
@@ -126,7 +127,7 @@ def test_csv_has_typed_labels_valid_quotes_and_no_formula(visit: Visit) -> None:
     open_many(page)
     expect(page.locator("#tiles .tags li").first).to_have_text("=1+1")
     expect(page.locator("#tiles .own")).to_have_text("=1+1")
-    expect(page.locator("#basis")).to_contain_text("labels of 2 sets, 1 own word")
+    expect(page.locator("#basis")).to_contain_text("trained, everyday and 1 own word")
     table = download_rows(page)
     assert {row["photo"] for row in table} == {f"'{name}"}
     assert "'=1+1" in {row["label"] for row in table}
@@ -177,7 +178,7 @@ def test_selected_photos_are_copied_downloaded_removed_and_brought_back(
     boxes.nth(0).check()
     expect(page.locator("#scope")).to_have_text("1 selected")
     page.get_by_role("button", name="Copy tags").click()
-    expect(page.locator("#many-status")).to_have_text("Copied the tags of 1 photo.")
+    expect(page.locator("#toast-text")).to_have_text("Copied the tags of 1 photo.")
     assert page.evaluate("navigator.clipboard.readText()") == ", ".join(ask(visit.url, own[0]))
     boxes.nth(2).click(modifiers=["Shift"])
     expect(page.locator("#scope")).to_have_text("3 selected")
@@ -187,7 +188,7 @@ def test_selected_photos_are_copied_downloaded_removed_and_brought_back(
     press_tag(page, "failed")
     expect(page.locator("#scope")).to_have_text("2 selected, 1 not shown")
     page.get_by_role("button", name="Remove", exact=True).click()
-    expect(page.locator("#many-status")).to_have_text("Removed 2 photos.")
+    expect(page.locator("#toast-text")).to_have_text("Removed 2 photos.")
     page.get_by_role("button", name="Show all", exact=True).click()
     expect_tiles(page, "own0.png")
     page.get_by_role("button", name="Undo").click()
@@ -245,7 +246,7 @@ def test_hundred_photos_have_thumbnails_progress_and_four_requests_at_a_time(vis
     heights = "images => images.map(image => image.naturalHeight)"
     assert page.locator("#tiles img").evaluate_all(heights) == [320] * 101
     assert page.evaluate("live.size") == 1
-    page.get_by_role("button", name="Remove", exact=True).click()
+    page.get_by_role("button", name="Remove all", exact=True).click()
     expect(page.locator("#tiles > li")).to_have_count(0)
     expect(page.get_by_label("Add photos")).to_be_focused()
     expect(page.locator("#downloads")).to_be_hidden()
@@ -354,6 +355,35 @@ def test_broken_photo_shows_an_error_and_no_results_of_the_previous_one(visit: V
     expect(page.get_by_role("alert")).to_be_hidden()
     show_best(page)
     assert rows(page)
+
+
+def test_photo_that_failed_before_the_first_answer_stays_failed(visit: Visit) -> None:
+    page = visit.page
+    page.goto(visit.url)
+    choose(page, make_payload("broken.png", b"junk"))
+    expect(page.locator("#unseen")).to_have_text("broken.png")
+    open_many(page)
+    expect(page.get_by_role("alert")).to_be_hidden()
+    page.get_by_label("Add photos").set_input_files(PAIR[:1])
+    expect_tagged(page, "1 of 2 photos tagged, 1 failed")
+
+
+def test_photo_removed_while_it_is_asked_for_leaves_no_other_waiting(visit: Visit) -> None:
+    page = visit.open()
+    choose(page, *PAIR)
+    expect_tagged(page, "2 of 2 photos tagged")
+    take = hold(page, "**/predict")
+    press_photo(page, "own0.png")
+    take()
+    open_many(page)
+    page.get_by_label("Add photos").set_input_files(make_payload("own2.png", make_photo(2)))
+    take()
+    press_photo(page, "own0.png")
+    take()
+    page.unroute("**/predict")
+    open_many(page)
+    page.get_by_role("button", name="Remove own0.png").click()
+    expect_tagged(page, "2 of 2 photos tagged")
 
 
 def test_deleted_photo_and_missing_sample_show_an_error_and_keep_the_photo(

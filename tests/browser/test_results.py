@@ -64,6 +64,18 @@ def test_page_shows_the_tags_of_a_sample(visit: Visit) -> None:
     expect(page.locator(".column > .quiet")).to_contain_text("ms")
 
 
+def test_default_sets_are_looked_for_beside_words_typed_before_the_first_photo(
+    visit: Visit,
+) -> None:
+    page = visit.page
+    page.goto(visit.url)
+    page.get_by_label("Your own words").fill("yak")
+    page.get_by_role("button", name="Sample: cat").click()
+    expect_sets(page, "trained", "everyday")
+    assert list(rows(page, part=".own")) == ["yak"]
+    assert visit.asked[-1]["label_set"] == ["trained", "everyday"]
+
+
 def test_slider_is_shown_when_it_counts_and_sends_no_request(visit: Visit) -> None:
     page = visit.open()
     slider = page.get_by_label("Threshold for every label")
@@ -351,7 +363,7 @@ def open_with_photo(visit: Visit, path: Path) -> Page:
 def copy(page: Page, button: str) -> str:
     """Presses a button that copies, and returns the copied text."""
     page.get_by_role("button", name=button).click()
-    expect(page.locator("#copied")).to_contain_text(button.split()[-1], ignore_case=True)
+    expect(page.locator("#toast-text")).to_contain_text(button.split()[-1], ignore_case=True)
     text: str = page.evaluate("navigator.clipboard.readText()")
     return text
 
@@ -374,7 +386,7 @@ def test_chips_copy_one_tag_or_all(visit: Visit) -> None:
     assert set(tags) == set(rows(page, part=FOUND))
     for button, copied in ((f"Copy {tags[0]}", tags[0]), ("Copy all", ", ".join(tags))):
         page.get_by_role("button", name=button, exact=True).click()
-        expect(page.locator("#tags-copied")).to_have_text(f"Copied: {copied}")
+        expect(page.locator("#toast-text")).to_have_text(f"Copied: {copied}")
         assert page.evaluate("navigator.clipboard.readText()") == copied
 
 
@@ -382,6 +394,7 @@ def test_words_and_their_scores_are_at_the_top_of_a_phone_while_they_are_typed(
     visit: Visit,
 ) -> None:
     visit.page.set_viewport_size({"width": 390, "height": 844})
+    visit.maps = MAP
     page = visit.open()
     page.get_by_label("Your own words").click()
     page.set_viewport_size({"width": 390, "height": 450})  # as the keyboard leaves it
@@ -389,6 +402,10 @@ def test_words_and_their_scores_are_at_the_top_of_a_phone_while_they_are_typed(
     for part in (page.locator("#candidates"), page.locator(".own .label").last):
         box = get_box(part)
         assert 0 <= box["y"] <= 450 - box["height"]
+    page.set_viewport_size({"width": 390, "height": 1600})  # the page would be shorter
+    page.evaluate("document.getElementById('options').open = false")
+    find_row(page, "yak").click()
+    expect(page.locator("#map")).to_be_visible()
 
 
 def test_address_names_the_tab(visit: Visit) -> None:

@@ -9,8 +9,9 @@
 import { readInfo, readKey, writeKey } from "./api.js";
 import { showCalibrated, startCalibration } from "./calibrate.js";
 import { fillCard } from "./card.js";
-import { showSets, startChoice } from "./choice.js";
+import { chosenSets, showSets, startChoice } from "./choice.js";
 import { startControls } from "./controls.js";
+import { byId } from "./elements.js";
 import { addTiles, startGrid, tagPhotos } from "./grid.js";
 import { startPhotos } from "./photos.js";
 import { startRequest } from "./request.js";
@@ -19,7 +20,6 @@ import { isOpen, openTab, startTabs } from "./tabs.js";
 import { showTeachable, startTeaching } from "./teach.js";
 import { ask, forgetPhoto, render, showInfo, showPhoto, startTry } from "./try.js";
 
-const byId = (id) => document.getElementById(id);
 
 function start() {
   startTabs();
@@ -82,15 +82,25 @@ function openKey(isOpen) {
   (isOpen ? byId("key") : byId("key-open")).focus();
 }
 
-function showProblem(error) {
+/** Shows an error; `photo` is the photo of Try that it may be about. */
+function showProblem(error, photo) {
   const wanted = error.code === "forbidden" ? "an admin key" : readKey() ? "another one" : "it";
   byId("alert").textContent = error.needsKey
     ? `${error.title}: type ${wanted} into the field “API key”.`
-    : error.message;
+    : error.isOfPhoto && photo ? `${photo.name}: ${error.message}` : error.message;
+  byId("alert").classList.toggle("of-photo", Boolean(error.isOfPhoto && photo));
   byId("alert").hidden = false;
+  if (error.code === "unknown_label_set") dropMissing();
   if (!error.needsKey) return;
   byId("key").setAttribute("aria-invalid", "true");
   openKey(true);
+}
+
+/** Lists the sets again if one of them is gone, and asks for the others. */
+async function dropMissing() {
+  const { length } = chosenSets();
+  await showSets().catch(() => null); // the alert has the reason already
+  if (chosenSets().length < length) ask();
 }
 
 start();

@@ -4,14 +4,13 @@
 // `service/calibration.py`.
 
 import { keepThreshold, predict, readLabelSet } from "./api.js";
-import { makeElement, say } from "./elements.js";
+import { byId, makeElement, say } from "./elements.js";
 import { makePicker } from "./picker.js";
 import { drawStrip, toPlace, toScore, writeScore } from "./strip.js";
 
 const FEW_PHOTOS = 5; // as `ml-decoder labels calibrate`
 const LOW_THRESHOLD = 0.05; // such a threshold needs more photos without the label,
 const ENOUGH_OTHERS = 20; // so many
-const byId = (id) => document.getElementById(id);
 const pickers = {}; // `shown` and `others`: photos that show the label, and photos that do not
 const state = {
   set: null, // as `readLabelSet` returns it
@@ -157,7 +156,7 @@ function show() {
   byId("calibrate-threshold").value = toPlace(threshold);
   byId("calibrate-threshold").setAttribute("aria-valuetext", writeScore(threshold));
   const toDo = photos.length < all ? `; ${all - photos.length} to do` : "";
-  say("calibrate-counts", all > 0 ? `Scored: ${shown} with the label, ${others} without${toDo}` : "");
+  say("calibrate-counts", all > 0 ? `Scored: ${shown} of it, ${others} without it${toDo}` : "");
   byId("calibrate-clear").hidden = all === 0;
   byId("calibrate-result").hidden = photos.length === 0;
   for (const picker of Object.values(pickers)) picker.captions();

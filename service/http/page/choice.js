@@ -1,14 +1,15 @@
 // What is looked for: the ticked label sets and the user's own words.
 
 import { listLabelSets, predict, readLabelSet } from "./api.js";
+import { byId, count, makeElement } from "./elements.js";
 import { MOST_LABELS, choiceParameters, dropLabels, splitLabels } from "./scores.js";
 
 const SHIPPED = new Set(["model", "bundle"]);
 const TYPING_PAUSE_MS = 350;
-const byId = (id) => document.getElementById(id);
 const names = new Map(); // `name version` -> promise of the labels of a registered set
 let listed = []; // the sets as the service lists them
 let listeners = []; // called with the sets after each listing
+let isChosen = false; // whether the user or an answer has ticked sets
 
 /**
  * Adds listeners; calls `onChange` after a choice and after a pause in typing, and each of `onListed`
@@ -17,7 +18,10 @@ let listeners = []; // called with the sets after each listing
 export function startChoice(onChange, onListed) {
   listeners = onListed;
   byId("ask").addEventListener("submit", (event) => event.preventDefault());
-  byId("choices").addEventListener("change", onChange);
+  byId("choices").addEventListener("change", () => {
+    isChosen = true;
+    onChange();
+  });
   byId("compare").addEventListener("change", onChange);
   let pause = 0;
   byId("candidates").addEventListener("input", () => {
@@ -31,12 +35,6 @@ export function chosenSets() {
   const ticked = [...document.querySelectorAll("#choices input:checked")].map((box) => box.value);
   const isOwn = (name) => listed.some((set) => set.name === name && !SHIPPED.has(set.origin));
   return [...ticked.filter(isOwn), ...ticked.filter((name) => !isOwn(name))];
-}
-
-/** The ticked sets as the service lists them. */
-export function chosenList() {
-  const names = chosenSets();
-  return listed.filter((set) => names.includes(set.name));
 }
 
 export function comparedSet() {
@@ -59,6 +57,21 @@ export function readChoice() {
 
 export function isEmpty({ label_set: sets, candidate_labels: typed }) {
   return sets.length + typed.length === 0;
+}
+
+/**
+ * Ticks the default sets too if words were typed or a set was saved before the first photo: with these, a
+ * request is for these alone.
+ */
+export async function tickDefaults(photo, signal, patience) {
+  if (isChosen || isEmpty(readChoice())) return;
+  try {
+    const answer = await predict(photo, { top_k: ["1"] }, signal, patience);
+    if (!isChosen) tickSets(answer.label_sets.map((set) => set.name));
+  } catch (error) {
+    if (error.code !== "unknown_label_set") throw error;
+    isChosen = true; // no set is a default
+  }
 }
 
 /**
@@ -97,9 +110,15 @@ export async function showSets(also = []) {
   byId("choices").replaceChildren(...listed.map((set) => makeChoice(set, chosen.includes(set.name))));
   const compared = comparedSet();
   const options = listed.map((set) => new Option(set.name, set.name));
-  byId("compare").replaceChildren(new Option("nothing", ""), ...options);
+  byId("compare").replaceChildren(new Option("none", ""), ...options);
   byId("compare").value = isListed(compared) ? compared : "";
   for (const show of listeners) show(listed);
+}
+
+/** What is wrong with the name of a new set; empty if nothing is. */
+export function checkName(name) {
+  if (!name) return "Give the set a name.";
+  return /^[A-Za-z\d][\w.-]*$/.test(name) ? "" : "The name of a set has letters, digits and . _ - without spaces, and begins with a letter or digit.";
 }
 
 export function isListed(name) {
@@ -107,28 +126,16 @@ export function isListed(name) {
 }
 
 function tickSets(sets) {
-  for (const box of document.querySelectorAll("#choices input")) {
-    box.checked = sets.includes(box.value);
-  }
-}
-
-export function countLabels({ num_labels: count }) {
-  return `${count.toLocaleString("en")} ${count === 1 ? "label" : "labels"}`;
+  isChosen = true;
+  for (const box of document.querySelectorAll("#choices input")) box.checked ||= sets.includes(box.value);
 }
 
 function makeChoice(set, isChosen) {
-  const label = document.createElement("label");
-  label.className = "choice";
+  const label = makeElement("label", "choice", "");
   const box = document.createElement("input");
-  box.type = "checkbox";
-  box.value = set.name;
-  box.checked = isChosen;
-  const name = document.createElement("span");
-  name.textContent = `${set.name} `;
-  const count = document.createElement("span");
-  count.className = "quiet";
-  count.textContent = countLabels(set);
-  name.append(count);
+  [box.type, box.value, box.checked] = ["checkbox", set.name, isChosen];
+  const name = makeElement("span", "", `${set.name} `);
+  name.append(makeElement("span", "quiet", count(set.num_labels, "label")));
   label.append(box, name);
   return label;
 }

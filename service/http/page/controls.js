@@ -1,6 +1,6 @@
 // The controls that choose which labels of an answer are shown: on Try, on Many photos and in the request.
 
-const byId = (id) => document.getElementById(id);
+import { byId } from "./elements.js";
 
 /** `{ mode, threshold, topK }`: `mode` is `calibrated`, `number` or `best`. */
 export function readControls() {

@@ -1,6 +1,6 @@
 // The filter of "Many photos": tags that a photo must have, as buttons with the number of photos.
 
-import { makeButton } from "./elements.js";
+import { byId, makeButton } from "./elements.js";
 
 const MOST_BUTTONS = 8;
 // Marks that are not tags: symbols, because a tag may have any text.
@@ -8,7 +8,6 @@ export const UNTAGGED = Symbol("nothing found");
 export const FAILED = Symbol("failed");
 const SPECIAL = [UNTAGGED, FAILED];
 
-const byId = (id) => document.getElementById(id);
 const textOf = (mark) => mark.description ?? mark;
 let wanted = new Set(); // marks that are pressed
 let counts = new Map(); // mark -> photos that are shown and have it

@@ -1,21 +1,20 @@
 // The tab "Many photos": asks for the tags of all the user's photos, and filters, selects and downloads them.
 
-import { askAll, chosenList, isEmpty, ownLabels, readChoice, typedLabels } from "./choice.js";
+import { askAll, chosenSets, isEmpty, ownLabels, readChoice, tickDefaults, typedLabels } from "./choice.js";
 import { readControls } from "./controls.js";
 import { download, writeCsv, writeJson, writeTags } from "./downloads.js";
+import { NO_CLIPBOARD, byId, copyText, count, toast } from "./elements.js";
 import { FAILED, UNTAGGED, clearFilter, drawFilter, isFiltered, passes, startFilter } from "./filter.js";
 import { keepPhotos, listOwnPhotos } from "./photos.js";
-import { copyText } from "./request.js";
-import { findLabels, shorten } from "./scores.js";
+import { choiceParameters, findLabels, shorten } from "./scores.js";
 import { openTab } from "./tabs.js";
 import { drawPictures, drawTile, dropTile, makeTile } from "./tiles.js";
 
 const PARALLEL = 4; // requests at a time
+const PATIENCE = { isPatient: true }; // while the service is busy
 const DRAW_MS = 200; // between two drawings of all tiles
-const TOAST_MS = 10_000;
 const MOST_SHOWN = 250; // labels that the controls can show: 200, and some for those that exclude each other
 
-const byId = (id) => document.getElementById(id);
 const found = new WeakMap(); // photo -> { key, answer, problem }, by the choice of labels that was asked
 const tiles = new Map(); // photo -> its element
 const selected = new Set(); // photos
@@ -24,8 +23,6 @@ let own = new Set(); // names of the user's own labels
 let tagging = new AbortController();
 let running = 0; // calls of `tagPhotos`
 let drawing = 0; // timer of the next drawing
-let toast = 0; // timer that hides the message
-let removed = []; // all photos before the last ones were removed
 let act = {}; // what `startGrid` was given
 
 /**
@@ -44,19 +41,14 @@ export function startGrid(callbacks) {
     byId("alert").hidden = true;
     tagPhotos();
   });
-  byId("change").addEventListener("click", () => openTab("try"));
-  byId("remove-all").addEventListener("click", () => remove(listChosen()));
-  byId("undo").addEventListener("click", () => {
-    const first = removed.find((photo) => !tiles.has(photo));
-    keepPhotos(removed);
-    say("");
-    showTiles();
-    returnTo(first);
-    tagPhotos();
+  byId("change").addEventListener("click", () => {
+    openTab("try");
+    (byId("own").hidden ? byId("options").firstElementChild : byId("candidates")).focus();
   });
+  byId("remove-all").addEventListener("click", () => remove(listChosen()));
   byId("copy-tags").addEventListener("click", async () => {
     const isCopied = await copyText(writeTags(listDownloads()));
-    say(isCopied ? `Copied the tags of ${countPhotos(listChosen().length)}.` : "The browser offers no clipboard here.");
+    toast(isCopied ? `Copied the tags of ${count(listChosen().length, "photo")}.` : NO_CLIPBOARD);
   });
   byId("download-csv").addEventListener("click", () => {
     download("labels.csv", "text/csv", writeCsv(listDownloads()));
@@ -69,7 +61,7 @@ export function startGrid(callbacks) {
 
 /** Shows new photos of the user before the others. */
 export function addTiles() {
-  say("");
+  toast(""); // to take a removal back would lose these photos
   showTiles();
 }
 
@@ -102,17 +94,17 @@ export function returnTo(photo) {
 
 /** Records what the service answered for a photo: `{ answer }` or `{ problem }`, its text. */
 export function note(photo, choice, { answer, problem }) {
-  // If nothing was chosen, the default sets are ticked now.
-  const key = JSON.stringify(isEmpty(choice) ? readChoice() : choice);
+  // If nothing was chosen, the default sets are ticked now; words that were typed meanwhile were not asked for.
+  const key = JSON.stringify(isEmpty(choice) ? choiceParameters(chosenSets(), []) : choice);
   // Of a thousand labels a photo, most can never be shown: they would take 40 MB for two hundred photos.
   const labels = answer?.labels.filter((label, i) => i < MOST_SHOWN || label.score >= label.threshold);
   found.set(photo, { key, problem, answer: answer && { ...answer, labels } });
 }
 
-/** The answers or problems of photos for the labels that are chosen now; null if not known yet. */
+/** The answers of photos for the labels that are chosen now, or problems, for any; null if not known yet. */
 function recall(photos) {
   const key = JSON.stringify(readChoice());
-  return photos.map((photo) => found.get(photo)).map((each) => (each?.key === key ? each : null));
+  return photos.map((photo) => found.get(photo)).map((each) => (each?.problem || each?.key === key ? each : null));
 }
 
 /** Asks for the tags of photos that have none for the present choice; waits while the service is busy. */
@@ -120,7 +112,6 @@ export async function tagPhotos() {
   tagging.abort();
   tagging = new AbortController();
   const { signal } = tagging;
-  const choice = readChoice();
   const photos = listOwnPhotos();
   const known = recall(photos);
   const waiting = photos.filter((_, i) => !known[i]);
@@ -132,11 +123,13 @@ export async function tagPhotos() {
       const photo = waiting.shift();
       if (!tiles.has(photo)) continue; // removed meanwhile
       try {
-        note(photo, choice, { answer: await askAll(photo, choice, signal, { isPatient: true }) });
+        await tickDefaults(photo, signal, PATIENCE);
+        const choice = readChoice();
+        note(photo, choice, { answer: await askAll(photo, choice, signal, PATIENCE) });
       } catch (error) {
         if (signal.aborted) return;
         if (error.isOfPhoto) {
-          note(photo, choice, { problem: error.message });
+          note(photo, readChoice(), { problem: error.message });
         } else {
           waiting.length = 0; // the service would refuse the rest too
           act.onProblem(error);
@@ -205,7 +198,7 @@ function drawProgress(looks) {
   byId("progress").hidden = done === all;
   [byId("progress").value, byId("progress").max] = [done, Math.max(all, 1)];
   byId("downloads-status").textContent =
-    all === 0 ? "" : `${done - failed} of ${countPhotos(all)} tagged` + (failed > 0 ? `, ${failed} failed` : "");
+    all === 0 ? "" : `${done - failed} of ${count(all, "photo")} tagged` + (failed > 0 ? `, ${failed} failed` : "");
 }
 
 function drawSelection() {
@@ -215,23 +208,19 @@ function drawSelection() {
   byId("select-shown").checked = shown.length > 0 && marked === shown.length;
   byId("select-shown").indeterminate = marked > 0 && marked < shown.length;
   byId("scope").textContent = selected.size > 0 ? `${selected.size} selected${hidden > 0 ? `, ${hidden} not shown` : ""}`
-    : isFiltered() ? `${shown.length} shown` : countPhotos(shown.length);
+    : isFiltered() ? `${shown.length} shown` : count(shown.length, "photo");
   byId("filter-none").hidden = tiles.size === 0 || shown.length > 0;
   byId("remove-all").disabled = listChosen().length === 0;
+  byId("remove-every").hidden = selected.size > 0 || isFiltered();
   for (const id of ["copy-tags", "download-csv", "download-json"]) byId(id).disabled = !isDone(listChosen());
 }
 
 /** What the tags depend on. */
 function drawBasis() {
-  const sets = chosenList();
-  const labels = sets.reduce((sum, set) => sum + set.num_labels, 0);
-  const words = typedLabels().length;
-  const parts = [
-    sets.length > 0 && `${labels.toLocaleString("en")} labels of ${sets.length} ${sets.length === 1 ? "set" : "sets"}`,
-    words > 0 && `${words} own ${words === 1 ? "word" : "words"}`,
-  ].filter(Boolean);
-  byId("basis").textContent = `Looks for ${parts.join(", ") || "the default labels"}.`;
-  ownLabels(sets.map((set) => set.name)).then((kept) => {
+  const [sets, words] = [chosenSets(), typedLabels().length];
+  const parts = [sets.length > 0 && `the labels of ${sets.join(", ")}`, words > 0 && count(words, "own word")];
+  byId("basis").textContent = `Looks for ${parts.filter(Boolean).join(" and ") || "the default labels"}.`;
+  ownLabels(sets).then((kept) => {
     const names = new Set([...typedLabels(), ...kept]);
     const isSame = names.size === own.size && [...names].every((name) => own.has(name));
     own = names;
@@ -291,24 +280,17 @@ function remove(photos) {
     tiles.delete(photo);
     selected.delete(photo);
   }
-  removed = listOwnPhotos();
-  keepPhotos(removed.filter((photo) => !photos.includes(photo)));
+  const before = listOwnPhotos();
+  keepPhotos(before.filter((photo) => !photos.includes(photo)));
   (next?.querySelector("button") ?? byId("more-files")).focus();
   act.onRemove(photos);
-  say(`Removed ${countPhotos(photos.length)}.`);
-  byId("undo").hidden = false;
+  toast(`Removed ${count(photos.length, "photo")}.`, () => {
+    keepPhotos(before);
+    showTiles();
+    returnTo(photos[0]);
+    tagPhotos();
+  });
   if (tiles.size === 0) clearFilter();
   draw();
 }
 
-/** Shows a message for a while. */
-function say(text) {
-  clearTimeout(toast);
-  toast = setTimeout(() => byId("undo").matches(":focus") || say(""), TOAST_MS);
-  byId("many-status").textContent = text;
-  byId("undo").hidden = true;
-}
-
-function countPhotos(count) {
-  return `${count} ${count === 1 ? "photo" : "photos"}`;
-}

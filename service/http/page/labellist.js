@@ -1,13 +1,11 @@
 // The labels of one set: searched, and drawn some hundred at a time, so that 50,000 stay fast.
 
 import { readLabelSet } from "./api.js";
-import { countLabels } from "./choice.js";
-import { makeButton, makeElement, say } from "./elements.js";
+import { byId, count, makeButton, makeElement, say } from "./elements.js";
 import { writeScore } from "./strip.js";
 
 const AT_ONCE = 200; // rows that are added by "Show more"
 
-const byId = (id) => document.getElementById(id);
 const state = { set: null, limit: AT_ONCE }; // the set as `readLabelSet` returns it
 let act = {}; // what `startLabelList` was given
 let wanted = ""; // the name of the set that was opened last
@@ -79,8 +77,8 @@ function draw() {
   if (!state.set) return;
   const isAll = found.length === labels.length;
   const first = found.length > state.limit ? `, the first ${state.limit.toLocaleString("en")} shown` : "";
-  const count = isAll ? "" : `${found.length.toLocaleString("en")} of `;
-  say("view-count", `${count}${countLabels(state.set)}${first}`);
+  const part = isAll ? "" : `${found.length.toLocaleString("en")} of `;
+  say("view-count", `${part}${count(state.set.num_labels, "label")}${first}`);
 }
 
 function makeRow(label) {
@@ -103,10 +101,10 @@ function makeRow(label) {
 }
 
 function listFacts({ category, prompt, examples }) {
-  const count = examples ? examples.positive + examples.negative : 0;
+  const learnt = examples ? examples.positive + examples.negative : 0;
   return [
     category,
     prompt && `“${prompt}”`,
-    count > 0 && `learnt from ${count} ${count === 1 ? "photo" : "photos"}`,
+    learnt > 0 && `learnt from ${count(learnt, "photo")}`,
   ].filter(Boolean);
 }

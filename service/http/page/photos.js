@@ -1,6 +1,7 @@
 // The user's photos, dropped, pasted or chosen, and the samples. A photo is `{ name, title, file, isOwn }`.
 
 import { readSample } from "./api.js";
+import { byId, count, makeButton, makeElement } from "./elements.js";
 
 const SAMPLES = {
   "chelsea.jpg": "cat",
@@ -33,10 +34,10 @@ export function startPhotos({ onAdd, onSample, onProblem }) {
     });
     own = [...photos, ...own];
     const skipped = files.length - taken.length;
-    const others = skipped > 0 ? `${skipped} other ${skipped === 1 ? "file" : "files"} skipped.` : "";
+    const others = skipped > 0 ? `${count(skipped, "other file")} skipped.` : "";
     if (photos.length > 0) onAdd(photos);
     else if (skipped > 0) onProblem(new Error(`No photos in this folder: ${others}`));
-    document.getElementById("skipped").textContent = others;
+    byId("skipped").textContent = others;
   };
   for (const input of document.querySelectorAll("#files, #more-files, #folder")) {
     input.addEventListener("change", () => {
@@ -53,7 +54,7 @@ export function startPhotos({ onAdd, onSample, onProblem }) {
   listenForDrops(add);
   for (const [name, title] of Object.entries(SAMPLES)) {
     const photo = { name, title: `Sample: ${title}`, url: `page/samples/${name}` };
-    document.getElementById("samples").append(makeSample(photo, title, onSample, onProblem));
+    byId("samples").append(makeSample(photo, title, onSample, onProblem));
   }
 }
 
@@ -69,12 +70,10 @@ function isWanted(file) {
 let wanted = null;
 
 function makeSample(photo, caption, onSample, onProblem) {
-  const button = document.createElement("button");
-  button.type = "button";
+  const button = makeButton("", "");
   const image = document.createElement("img");
   [image.src, image.alt] = [photo.url, photo.title];
-  const text = document.createElement("span");
-  text.textContent = caption;
+  const text = makeElement("span", "", caption);
   text.setAttribute("aria-hidden", "true"); // the picture's text is the same
   button.append(image, text);
   button.addEventListener("click", async () => {

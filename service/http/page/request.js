@@ -1,10 +1,9 @@
 // The tab "API": the request of Try as curl and Python, and its answer.
 
 import { readKey } from "./api.js";
+import { byId, copyText, toast } from "./elements.js";
 import { shorten, showParameters } from "./scores.js";
 import { makeCurl, makePython } from "./snippets.js";
-
-const byId = (id) => document.getElementById(id);
 
 export function startRequest() {
   for (const button of document.querySelectorAll("[data-copy]")) {
@@ -29,19 +28,9 @@ export function showRequest(column, controls) {
 async function copy(id) {
   const element = byId(id);
   if (await copyText(element.textContent)) {
-    byId("copied").textContent = id === "answer" ? "Copied the answer." : `Copied the ${id} request.`;
+    toast(id === "answer" ? "Copied the answer." : `Copied the ${id} request.`);
     return;
   }
   getSelection().selectAllChildren(element);
-  byId("copied").textContent = "Selected: copy it with Ctrl+C.";
-}
-
-/** Returns whether the text is in the clipboard: browsers offer none to plain-http pages of other hosts. */
-export async function copyText(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    return false;
-  }
+  toast("Selected: copy it with Ctrl+C.");
 }

@@ -1,7 +1,7 @@
 // The result of a photo: tags as chips, which copy themselves, and labels as bars with scores and
 // threshold marks, best first. Pressing a bar's label calls `onPress`, which draws its map.
 
-import { makeElement } from "./elements.js";
+import { makeButton, makeElement } from "./elements.js";
 
 /**
  * Makes one column: the tags, and rows for the user's own labels, the other tags, and labels that may be
@@ -14,8 +14,7 @@ import { makeElement } from "./elements.js";
  */
 export function makeColumn({ title, groups, note, steps, onCopy, ...options }) {
   const { found, own, others, maybe } = groups;
-  const column = document.createElement("div");
-  column.className = "column";
+  const column = makeElement("div", "column", "");
   if (title) column.append(makeElement("h3", "", title));
   if (found.length > 0) column.append(makeChips(found, own, onCopy));
   else column.append(makeNextSteps(steps));
@@ -41,16 +40,14 @@ function makeChips(found, own, onCopy) {
     list.append(item);
   }
   const item = document.createElement("li");
-  item.append(makeCopyButton("copy", found.length > 1 ? "Copy all" : "Copy", found.map((label) => label.label), onCopy));
+  item.append(makeCopyButton("small", found.length > 1 ? "Copy all" : "Copy", found.map((label) => label.label), onCopy));
   list.append(item);
   return list;
 }
 
 function makeCopyButton(className, text, tags, onCopy) {
-  const button = makeElement("button", className, text);
-  button.type = "button";
+  const button = makeButton(className, text, text === tags[0] ? `Copy ${text}` : "");
   button.title = tags.length > 1 ? "Copy the tags, separated by commas" : `Copy “${tags[0]}”`;
-  if (text === tags[0]) button.setAttribute("aria-label", `Copy ${text}`);
   button.dataset.label = `copy ${text}`; // keeps the focus when the column is drawn again
   button.addEventListener("click", () => onCopy(tags));
   return button;
@@ -59,8 +56,7 @@ function makeCopyButton(className, text, tags, onCopy) {
 function makeNextSteps(steps) {
   const row = makeElement("div", "row steps", "");
   for (const [text, act] of steps) {
-    const button = makeElement("button", "", text);
-    button.type = "button";
+    const button = makeButton("", text);
     button.dataset.label = text; // keeps the focus when the column is drawn again
     button.addEventListener("click", act);
     row.append(button);

@@ -69,9 +69,9 @@ function findLeast(label, { mode, threshold }) {
 
 /** Which labels are shown. */
 export function describeControls({ mode, threshold, topK }) {
-  if (mode === "best") return `the best ${topK}`;
-  const least = mode === "number" ? `a score of ${threshold.toFixed(2)}` : "their own threshold";
-  return `at most ${topK} that reach ${least}`;
+  if (mode === "best") return `the best ${topK} labels`;
+  const least = mode === "number" ? threshold.toFixed(2) : "their threshold";
+  return `at most ${topK} labels that reach ${least}`;
 }
 
 /** What a threshold for all labels means. */

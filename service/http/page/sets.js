@@ -2,8 +2,8 @@
 
 import { deleteLabelSet, keepLabelSet } from "./api.js";
 import { openThreshold } from "./calibrate.js";
-import { chosenSets, comparedSet, countLabels, dropTyped, isListed, showSets, typedLabels } from "./choice.js";
-import { makeButton, makeElement, say } from "./elements.js";
+import { checkName, chosenSets, comparedSet, dropTyped, isListed, showSets, typedLabels } from "./choice.js";
+import { byId, count, makeButton, makeElement, say } from "./elements.js";
 import { startLabelList, viewLabels } from "./labellist.js";
 import { dropLabels, splitLabels } from "./scores.js";
 import { openTab } from "./tabs.js";
@@ -16,7 +16,6 @@ const ORIGINS = {
   store: "your own",
 };
 
-const byId = (id) => document.getElementById(id);
 let listed = []; // the sets as the service lists them
 let viewed = null; // the name of the set whose labels are shown
 let act = {}; // what `startSets` was given
@@ -103,16 +102,17 @@ function takeWords(words) {
 }
 
 function showCount() {
-  const count = splitLabels(byId("new-set-words").value).length;
-  say("new-set-count", count > 0 ? countLabels({ num_labels: count }) : "");
+  const typed = splitLabels(byId("new-set-words").value).length;
+  say("new-set-count", typed > 0 ? count(typed, "label") : "");
 }
 
 async function keep(replace) {
   const name = byId("new-set-name").value.trim();
   const labels = splitLabels(byId("new-set-words").value);
-  if (!name || labels.length === 0) {
-    showKeepStatus(name ? "Type some labels first." : "Give the set a name.", { isProblem: true });
-    byId(name ? "new-set-words" : "new-set-name").focus();
+  const wrong = checkName(name);
+  if (wrong || labels.length === 0) {
+    showKeepStatus(wrong || "Type some labels first.", { isProblem: true });
+    byId(wrong ? "new-set-name" : "new-set-words").focus();
     return;
   }
   try {
@@ -121,7 +121,7 @@ async function keep(replace) {
     byId("new-set-words").value = dropLabels(byId("new-set-words").value, labels); // text typed meanwhile stays
     showCount();
     if (byId("new-set-name").value.trim() === name) byId("new-set-name").value = "";
-    showKeepStatus(`Saved ${countLabels(kept)} as ${kept.name}. The set is ticked on Try.`, { isSaved: true });
+    showKeepStatus(`Saved ${count(kept.num_labels, "label")} as ${kept.name}. The set is ticked on Try.`, { isSaved: true });
     if (replace) byId("new-set-save").focus(); // its button is hidden now
     await showSets([kept.name]);
     act.onChange();
@@ -165,7 +165,7 @@ function isConfirmed(set) {
   const question = byId("delete");
   say("sets-status", "");
   byId("delete-title").textContent = `Delete ${set.name}?`;
-  byId("delete-labels").textContent = countLabels(set);
+  byId("delete-labels").textContent = count(set.num_labels, "label");
   question.returnValue = "";
   question.showModal();
   return new Promise((resolve) => {
@@ -192,7 +192,7 @@ function makeRow(set) {
   open.setAttribute("aria-expanded", String(set.name === viewed));
   open.setAttribute("aria-controls", "set-view");
   const learnt = set.num_learnt ? [`${set.num_learnt} learnt from photos`] : [];
-  row.append(open, makeElement("span", "quiet", [countLabels(set), ORIGINS[set.origin], ...learnt].join(", ")));
+  row.append(open, makeElement("span", "quiet", [count(set.num_labels, "label"), ORIGINS[set.origin], ...learnt].join(", ")));
   if (set.category_counts) {
     const categories = makeElement("span", "categories", "");
     for (const [name, count] of Object.entries(set.category_counts)) {

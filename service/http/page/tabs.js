@@ -1,7 +1,9 @@
 // The tabs of the page; the address names the open one: `#labels`.
 
+import { byId } from "./elements.js";
+
 const tabs = () => [...document.querySelectorAll("[role=tab]")];
-const panelOf = (tab) => document.getElementById(tab.getAttribute("aria-controls"));
+const panelOf = (tab) => byId(tab.getAttribute("aria-controls"));
 
 /** Adds listeners and opens the tab that the address names. */
 export function startTabs() {
@@ -37,5 +39,5 @@ export function openTab(id) {
 }
 
 export function isOpen(id) {
-  return !document.getElementById(id).hidden;
+  return !byId(id).hidden;
 }

@@ -2,11 +2,11 @@
 
 import { teachLabel } from "./api.js";
 import { openThreshold } from "./calibrate.js";
-import { say } from "./elements.js";
+import { checkName } from "./choice.js";
+import { byId, count, say } from "./elements.js";
 import { makePicker } from "./picker.js";
 import { drawStrip } from "./strip.js";
 
-const byId = (id) => document.getElementById(id);
 const KINDS = { "teach-with": "positive", "teach-without": "negative" }; // id of a field -> its part of the form
 const MOST_PHOTOS = 200; // of a request
 const MOST_BYTES = 20_000_000; // of its photos; the default limit of a body is 20 MiB
@@ -46,9 +46,8 @@ function forgetPhotos() {
 
 function showPhotos() {
   const [positive, negative] = Object.values(KINDS).map((kind) => pickers[kind].photos.length);
-  const count = positive + negative;
-  say("teach-counts", count > 0 ? `To send: ${positive} of it, ${negative} without it` : "");
-  byId("teach-clear").hidden = count === 0;
+  say("teach-counts", positive + negative > 0 ? `To send: ${positive} of it, ${negative} without it` : "");
+  byId("teach-clear").hidden = positive + negative === 0;
 }
 
 async function teach(onTaught, onProblem) {
@@ -57,7 +56,7 @@ async function teach(onTaught, onProblem) {
   const isEmpty = Object.values(sent).every((files) => files.length === 0);
   const [missing, hint] =
     (!label && ["teach-label", "Name the label."]) ||
-    (!name && ["teach-set", "Name the set."]) ||
+    (checkName(name) && ["teach-set", checkName(name)]) ||
     (isEmpty && ["teach-with", "Choose photos of it first."]) || [];
   if (missing) {
     say("teach-status", hint, { isProblem: true });
@@ -130,7 +129,7 @@ function findFile(message, part) {
 function describe({ label, label_set: set, examples, separation: { meaning } }, repeated) {
   const { positive, negative } = examples;
   return (
-    `“${label}” in ${set.name} has learnt from ${positive} of it and ${negative} without it` +
+    `“${label}” in ${set.name} has learnt from ${count(positive, "photo")} of it and ${negative} without it` +
     (repeated > 0 ? ` (${repeated} left out: the same as another, or nearly so)` : "") +
     (meaning.startsWith("unknown") ? `. How well it is told apart is ${meaning}.` : `. It is ${meaning}.`)
   );

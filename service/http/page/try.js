@@ -1,12 +1,13 @@
 // The tab "Try": one photo, the user's own words, and its tags with scores, thresholds and maps.
 
 import { predict } from "./api.js";
-import { askAll, chosenSets, comparedSet, isEmpty, ownLabels, readChoice, typedLabels } from "./choice.js";
+import { askAll, chosenSets, comparedSet, isEmpty, ownLabels, readChoice, tickDefaults, typedLabels } from "./choice.js";
 import { chooseMode, readControls } from "./controls.js";
+import { NO_CLIPBOARD, byId, copyText, toast } from "./elements.js";
 import { note, redraw, returnTo, stopTagging, tagPhotos } from "./grid.js";
 import { listOwnPhotos } from "./photos.js";
 import { describePeak, drawMap } from "./map.js";
-import { copyText, showRequest } from "./request.js";
+import { showRequest } from "./request.js";
 import { makeColumn } from "./results.js";
 import { openNewSet } from "./sets.js";
 import { MOST_LABELS, RANKED, choiceParameters, describeControls, describeThreshold, groupLabels } from "./scores.js";
@@ -17,7 +18,6 @@ const QUIET_MS = 400; // pause before a screen reader announces a moving slider
 
 const TITLES = { candidate_labels: "your own words" };
 
-const byId = (id) => document.getElementById(id);
 const shown = {
   photo: null,
   info: null,
@@ -35,11 +35,20 @@ export function startTry(callbacks) {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && shown.pressed) hideMap();
   });
-  byId("candidates").addEventListener("focus", () => {
-    // On a phone, the keyboard leaves room for the words and the result, if they are at the top.
-    if (PHONE.matches) byId("result-side").scrollIntoView();
-  });
+  // On a phone, the keyboard leaves room for the words and the result, if they are at the top.
+  const pin = () => {
+    if (!PHONE.matches || !byId("candidates").matches(":focus")) return;
+    byId("result-side").classList.add("pinned"); // also after the focus: else the page moves under a tap
+    byId("result-side").scrollIntoView();
+  };
+  byId("candidates").addEventListener("focus", pin);
+  addEventListener("resize", pin); // the keyboard may shrink the photo above
   byId("candidates").addEventListener("input", showWords);
+  byId("photo").addEventListener("error", () => {
+    byId("photo").hidden = true; // not a browser's sign of a missing picture
+    byId("unseen").hidden = false;
+    render();
+  });
   byId("save-words").addEventListener("click", () => {
     openTab("labels");
     openNewSet(typedLabels());
@@ -59,6 +68,9 @@ export function showPhoto(photo) {
   URL.revokeObjectURL(byId("photo").src);
   byId("photo").src = URL.createObjectURL(photo.file);
   byId("photo").alt = photo.title;
+  byId("photo").hidden = false;
+  byId("unseen").hidden = true;
+  byId("unseen").textContent = photo.title;
   byId("frame").hidden = false;
   ask();
 }
@@ -74,6 +86,7 @@ export function forgetPhoto(photos) {
   byId("result-side").setAttribute("aria-busy", "false");
   byId("summary").textContent = "No photo yet.";
   byId("intro").hidden = false;
+  tagPhotos(); // they waited for the answer of this one
 }
 
 /** Sends one request per column and asks for every label that the controls may show. */
@@ -86,6 +99,7 @@ export async function ask() {
   byId("result-side").setAttribute("aria-busy", "true");
   try {
     if (!shown.info) await act.greet();
+    await tickDefaults(shown.photo, signal);
     const wanted = [{ sets: chosenSets(), candidates: typedLabels() }];
     if (comparedSet()) wanted.push({ sets: [comparedSet()], candidates: [] });
     const columns = await Promise.all(wanted.map((column) => askColumn(column, signal)));
@@ -101,9 +115,8 @@ export async function ask() {
       askForLabels();
       return;
     }
-    act.onProblem(error);
+    act.onProblem(error, shown.photo);
     if (!error.isOfPhoto) return;
-    byId("alert").textContent = `${shown.photo.name}: ${error.message}`;
     note(shown.photo, readChoice(), { problem: error.message });
     render();
     tagPhotos();
@@ -135,6 +148,7 @@ function forgetAnswer() {
   clearTimeout(speaking);
   byId("results").replaceChildren();
   byId("summary").textContent = "No tags.";
+  byId("intro").hidden = true;
   byId("summary").classList.remove("spoken");
   byId("hint").hidden = true;
   showRequest(null);
@@ -144,7 +158,7 @@ function forgetAnswer() {
 function hasMap(label) {
   const head = label.source === "trained" ? shown.info.head : shown.info.open_head;
   const hasText = label.source !== "examples" || shown.info.open_head;
-  return !hasText || Boolean(head?.maps);
+  return !byId("photo").hidden && (!hasText || Boolean(head?.maps));
 }
 
 async function askMap(column, label, signal) {
@@ -169,6 +183,7 @@ async function pressLabel(column, label) {
     byId("map-caption").textContent = isFound
       ? `Bright: where the model looked for “${label.label}”, most of all ${describePeak(byId("photo"), grid, shown.info.input)}.`
       : `The map of “${label.label}” is empty.`;
+    document.querySelector(".label[aria-pressed=true]")?.scrollIntoView({ block: "nearest" }); // the photo may cover it
   } catch (error) {
     if (shown.pressed !== pressed) return;
     hideMap();
@@ -197,7 +212,7 @@ export function render() {
   byId("options-summary").textContent = [chosenSets().join(", "), describeControls(controls)].filter(Boolean).join("; ");
   const count = listOwnPhotos().length;
   byId("back").hidden = count < 2;
-  byId("back").textContent = `All ${count} photos`;
+  byId("back").textContent = `← All ${count} photos`;
   showWords();
   redraw();
   if (shown.columns.length === 0) return;
@@ -264,8 +279,8 @@ function listNextSteps(best) {
 }
 
 async function copyTags(tags) {
-  const isCopied = await copyText(tags.join(", "));
-  byId("tags-copied").textContent = isCopied ? `Copied: ${tags.join(", ")}` : "The browser offers no clipboard here.";
+  const text = tags.join(", ");
+  toast((await copyText(text)) ? `Copied: ${text}` : NO_CLIPBOARD);
 }
 
 function speak(labels) {
