@@ -1,4 +1,4 @@
-"""How many workers a supervisor starts; `tests/faults/test_workers.py` has real ones."""
+"""How many workers start and reload; `tests/faults/test_workers.py` has real ones."""
 
 import os
 import pty
@@ -9,21 +9,39 @@ import pytest
 
 PROGRAM = """
 import os, signal, sys
-from service.process.workers import Supervisor
+from service.process.workers import NOT_RELOADED, RELOADED, Supervisor
+
+fitting = int(sys.argv[1])
 
 class Ports:
     def log_serving(self):
         print("serving", flush=True)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP)
 
 def serve(worker):
     os.write(1, f"worker {worker.number}\\n".encode())  # one call: two start at the same time
+    if not counted and fitting < 3:  # this worker will start again
+        os.kill(worker.supervisor, signal.SIGHUP)
+        worker.link.recv()  # asked to reload
+        worker.report_ready()
+        signal.pause()
     worker.report_ready()
-    worker.link.recv()  # the supervisor's stop
+    fails = worker.number == 1
+    while worker.link.recv() == "reload":
+        os.write(1, f"reload {worker.number}\\n".encode())
+        if fails:
+            os.kill(worker.supervisor, signal.SIGHUP)
+        worker.send(NOT_RELOADED if fails else RELOADED)
+        if worker.number == fitting and not fails:
+            os.kill(worker.supervisor, signal.SIGTERM)
+        fails = False
+
+counted = []
 
 def count():
     print("count", flush=True)
-    return int(sys.argv[1])
+    counted.append(True)
+    return fitting
 
 Supervisor(3, Ports(), serve, count_fitting=count).run()
 """
@@ -31,12 +49,16 @@ Supervisor(3, Ports(), serve, count_fitting=count).run()
 
 @pytest.mark.skipif(sys.platform != "linux", reason="several workers need Linux")
 @pytest.mark.parametrize("fitting", [1, 2, 3])
-def test_as_many_workers_start_as_fit_beside_the_first(fitting: int) -> None:
+def test_as_many_workers_start_as_fit_beside_the_first_and_reload(fitting: int) -> None:
     command = [sys.executable, "-c", PROGRAM, str(fitting)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    first, counted, *others, last = done.stdout.splitlines()
-    assert (first, counted, last) == ("worker 1", "count", "serving")
+    assert done.returncode == 0
+    assert done.stderr.count("has not reloaded") == 1
+    start, _, reloads = done.stdout.partition("serving\n")
+    first, counted, *others = start.splitlines()
+    assert (first, counted) == ("worker 1", "count")
+    # Worker 1 again: SIGHUP was sent again before it failed.
+    assert reloads.splitlines() == [f"reload {number}" for number in (1, *range(1, fitting + 1))]
     started = range(2 if fitting == 3 else 1, fitting + 1)  # worker 1 again, for a larger share
     assert sorted(others) == [f"worker {number}" for number in started]
 
