@@ -79,7 +79,6 @@ def _serve(
         gc.disable()  # as in `__main__`
         # Importing SQLAlchemy and FastAPI takes as long as opening the graphs, which rarely holds
         # the GIL.
-        from service.labels.store.database import MEMORY, open_database
         from service.pipeline.pipeline import open_pipeline
         from service.process.server import run_server
 
@@ -88,12 +87,10 @@ def _serve(
         failure = openings[0].exception() if openings[0].done() else None
         if isinstance(failure, StartError | BundleError):
             raise failure  # before a port is open
-        in_memory = settings.label_store == MEMORY
-        database = open_database(MEMORY, kept=True) if in_memory else None
 
         def open_next(settings: Settings) -> Pipeline:
             graphs = openings.pop().result() if openings else open_graphs(settings)
-            return open_pipeline(settings, replace(graphs, database=database))
+            return open_pipeline(settings, graphs)
 
         run_server(settings, open_next, worker)
 

@@ -21,6 +21,7 @@ from service.labels.definition import Definition
 from service.labels.examples import Example, Lesson, read_lesson
 from service.labels.label_set import LabelSet
 from service.labels.maker import SetMaker
+from service.labels.store.database import MEMORY
 from service.labels.store.store import (
     PRESENT,
     LabelStore,
@@ -111,6 +112,8 @@ class RegisteredSets:
 
     async def hand_over(self, successor: "RegisteredSets") -> None:
         """Gives those of the next bundle each write here before it is answered; or `StoreError`."""
+        if self._store.database.address == MEMORY:
+            await successor._call(successor._store.move_to, self._store.database)  # noqa: SLF001
         await successor.refresh(adopting=True)  # most of the work, before writes wait for it
         self._successor = successor
         await successor.refresh(adopting=True)

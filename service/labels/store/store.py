@@ -297,6 +297,11 @@ class LabelStore:
                 connection.execute(sa.delete(_LESSONS).where(_match_lessons(None, name)))
             connection.execute(sa.update(_STATE).values(revision=version))
 
+    def move_to(self, database: Database) -> None:
+        """Uses another database from now on."""
+        self.database.close()
+        self.database = database.share()
+
     def close(self) -> None:
         """Closes the connections."""
         self.database.close()
