@@ -22,7 +22,7 @@ _MIN_CHARACTERS = 16
 _KEY = re.compile(
     rf"(?:(?P<name>[A-Za-z0-9._-]{{1,64}}):)?(?P<key>(?!\s)[^:]{{{_MIN_CHARACTERS},}})"
 )
-_REREAD_SECONDS = 2.0
+_REREAD_SECONDS = 1.0
 # Not part of a header's value (RFC 9110, section 5.5).
 _WHITE_SPACE = " \t"
 # The network of one home or office.
@@ -111,7 +111,7 @@ class _KeySet:
                 raise StartError(f"{self._setting}: the key file {self._path} is missing")
             self.identities = self._read("")
         except StartError as error:
-            logger.error("%s; the keys before stay valid: correct the file", error)
+            logger.error("%s; the earlier keys stay valid: correct the file", error)
         else:
             fields = {"setting": self._setting, "keys": len(self.identities)}
             logger.info("read the key file again", extra=fields)

@@ -273,7 +273,7 @@ def test_file_without_valid_keys_is_one_error_and_the_keys_before_stay(
         ring.reread()
     (line,) = caplog.messages
     assert reason in line
-    assert line.endswith("the keys before stay valid: correct the file")
+    assert line.endswith("the earlier keys stay valid: correct the file")
     assert OTHER[:9] not in line
     assert ring.identify(PREDICT)
     with pytest.raises(Unauthorized):
