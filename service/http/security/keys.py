@@ -182,7 +182,12 @@ async def keep_reading(ring: KeyRing) -> None:
 
 def name_address(request: Request) -> str:
     """Returns the name of a caller without a known key: its address (IPv6: its /64 network)."""
-    return f"address {_widen('unknown' if request.client is None else request.client.host)}"
+    name = "unknown" if request.client is None else request.client.host
+    with suppress(ValueError):  # a Unix socket has none
+        found = ipaddress.ip_address(name)
+        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is None:
+            name = str(ipaddress.ip_network((found, _IPV6_PREFIX), strict=False))
+    return f"address {name}"
 
 
 def _read_key(request: Request) -> str:
@@ -197,19 +202,8 @@ def _identify_file(path: Path | None) -> tuple[int, ...] | None:
     """Returns what differs after a change, also of a link in the path; None for no regular file."""
     with suppress(OSError):
         if path is not None and stat.S_ISREG((found := path.stat()).st_mode):
-            times = found.st_mtime_ns, found.st_ctime_ns
-            return found.st_dev, found.st_ino, found.st_size, *times
+            return found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns
     return None
-
-
-def _widen(address: str) -> str:
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:  # a Unix socket has no address
-        return address
-    if isinstance(found, ipaddress.IPv4Address) or found.ipv4_mapped is not None:
-        return address
-    return str(ipaddress.ip_network((found, _IPV6_PREFIX), strict=False))
 
 
 def _digest(key: str) -> bytes:
