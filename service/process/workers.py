@@ -270,10 +270,10 @@ class Supervisor:
         if self._to_reload[:1] != [slot]:
             return
         del self._to_reload[0]
-        if done:
+        asked, workers = slot.number, sum(not each.is_engine for each in self._slots)
+        if done or len(self._to_reload) == workers:  # all are to reload: a later SIGHUP
             self._ask_next()
             return
-        asked, workers = slot.number, sum(not each.is_engine for each in self._slots)
         self._to_reload = []
         logger.error(
             "worker %d has not reloaded: %d before it have, and %d after it were not asked: "

@@ -41,6 +41,50 @@ def test_as_many_workers_start_as_fit_beside_the_first(fitting: int) -> None:
     assert sorted(others) == [f"worker {number}" for number in started]
 
 
+RELOADING = """
+import multiprocessing, os, signal
+from service.process.workers import NOT_RELOADED, RELOADED, Supervisor
+
+noted = multiprocessing.get_context("fork").Semaphore(0)
+
+class Noting(Supervisor):
+    def _reload(self):
+        super()._reload()
+        noted.release()
+
+class Ports:
+    def log_serving(self):
+        os.kill(os.getpid(), signal.SIGHUP)
+
+def serve(worker):
+    worker.report_ready()
+    count = 0
+    while (message := worker.link.recv()) == "reload":
+        count += 1
+        os.write(1, f"worker {worker.number}\\n".encode())
+        if (worker.number, count) == (1, 1):  # its bundle is corrected meanwhile
+            noted.acquire()
+            os.kill(worker.supervisor, signal.SIGHUP)
+            noted.acquire()
+            worker.send(NOT_RELOADED)
+            continue
+        worker.send(RELOADED)
+        if worker.number == 2:
+            os.kill(worker.supervisor, signal.SIGTERM)
+
+Noting(2, Ports(), serve).run()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="several workers need Linux")
+def test_signal_during_a_reload_that_fails_is_one_more_reload() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RELOADING], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["worker 1", "worker 1", "worker 2"]
+
+
 def test_closed_terminal_is_noticed() -> None:
     program = (
         "import time\n"
