@@ -270,17 +270,16 @@ class Supervisor:
         if self._stops or self._to_reload[:1] != [slot]:
             return
         del self._to_reload[0]
-        if not done:
-            workers = sum(not each.is_engine for each in self._slots)
-            logger.error(
-                "worker %d of %d has not reloaded, and those after it were not asked: correct its "
-                "error and send SIGHUP again",
-                *(slot.number, workers),
-            )
-            if len(self._to_reload) < workers:  # else SIGHUP was sent again
-                self._to_reload = []
-                return
-        self._ask_next()
+        workers = sum(not each.is_engine for each in self._slots)
+        if done or len(self._to_reload) == workers:  # SIGHUP was sent again
+            self._ask_next()
+            return
+        self._to_reload = []
+        logger.error(
+            "worker %d of %d has not reloaded, and those after it were not asked: correct its "
+            "error and send SIGHUP again",
+            *(slot.number, workers),
+        )
 
     def _receive(self, slot: _Slot, message: str) -> None:
         if message in (RELOADED, NOT_RELOADED):
