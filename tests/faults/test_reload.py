@@ -7,9 +7,8 @@ import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import pytest
 
@@ -21,7 +20,7 @@ from tests.faults.test_connections import HEAD, read_reply
 from tests.faults.test_load import occupy
 from tests.faults.test_start import flip_a_byte
 from tests.faults.test_workers import list_pids, read_value
-from tests.support.serving import PHOTO, assert_still_serving, send_image
+from tests.support.serving import PHOTO, send_image
 from tests.support.threads import wait_until
 from tests.support.tiny_bundle import copy_bundle, open_card, open_draft, write_draft
 
@@ -42,9 +41,8 @@ def bundles(open_bundle: Bundle, tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def link(bundles: tuple[Path, Path], tmp_path: Path) -> Path:
-    path = tmp_path / "current"
-    put(path, bundles[0])
-    return path
+    put(tmp_path / "current", bundles[0])
+    return tmp_path / "current"
 
 
 def put(link: Path, bundle: Path) -> None:
@@ -151,44 +149,12 @@ def test_reload_under_load_loses_no_request_and_a_failed_one_keeps_the_model(
     assert "Traceback" not in server.stderr
 
 
-def test_requests_that_have_begun_end_on_the_old_bundle(
+def test_signals_are_one_reload_while_it_loads_and_requests_end_on_their_bundle(
     bundles: tuple[Path, Path], link: Path, open_bundle: Bundle, tmp_path: Path
 ) -> None:
     served = dataclasses.replace(open_bundle, path=link)
-    with FaultyProcess(served, tmp_path) as server, server.open_client() as client:
-        with ThreadPoolExecutor(1) as clients, begin_upload(server) as upload:
-            held = occupy(server, client, clients)
-            put(link, bundles[1])
-            reload(server, "reloaded model=")
-            with server.open_client() as another:
-                assert send_image(another).json()["model"]["version"] == "2"
-                server.send_signal(signal.SIGHUP)  # once more when the old one has ended
-                assert another.get("/readyz").status_code == 200
-                upload.sendall(PHOTO)
-                assert b'"version":"1.0"' in read_reply(upload)
-            assert server.stderr.count("reloaded model=") == 1
-            assert not held.done()
-            server.release()
-            assert held.result().json()["model"]["version"] == "1.0"
-        wait_until(lambda: server.stderr.count("reloaded model=") == 2)
-        assert_still_serving(client)
-        assert server.stop() == 0
-
-
-@contextmanager
-def begin_upload(server: ServerProcess) -> Any:
-    """Yields a connection on which a photo is expected."""
-    with socket.create_connection(server.find_address(), timeout=60) as connection:
-        more = b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-        connection.sendall(HEAD + more % len(PHOTO))
-        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
-        yield connection
-
-
-def test_signals_while_loading_are_one_reload_and_none_while_draining(
-    open_bundle: Bundle, tmp_path: Path
-) -> None:
-    with FaultyProcess(open_bundle, tmp_path, opens=False) as server:
+    more = b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    with FaultyProcess(served, tmp_path, opens=False) as server, ThreadPoolExecutor(1) as clients:
         address = server.find_address()
         server.send_signal(signal.SIGHUP)  # perhaps before there is a handler
         with server.connect(*address) as client:
@@ -196,8 +162,25 @@ def test_signals_while_loading_are_one_reload_and_none_while_draining(
         for _ in range(3):
             server.send_signal(signal.SIGHUP)
         server.open()
-        with server.open_client() as client, ThreadPoolExecutor(1) as clients:
+        with server.open_client() as client, server.open_client() as another:
             server.wait_for_line("reloaded model=")
+            with socket.create_connection(address, timeout=60) as upload:
+                upload.sendall(HEAD + more % len(PHOTO))
+                assert upload.recv(100).startswith(b"HTTP/1.1 100 ")
+                held = occupy(server, client, clients)
+                put(link, bundles[1])
+                reload(server, "reloaded model=")
+                assert send_image(another).json()["model"]["version"] == "2"
+                server.send_signal(signal.SIGHUP)  # once more when the old one has ended
+                assert another.get("/readyz").status_code == 200
+                upload.sendall(PHOTO)
+                assert b'"version":"1.0"' in read_reply(upload)
+            assert server.stderr.count("reloaded model=") == 2
+            assert not held.done()
+            server.release()
+            assert held.result().json()["model"]["version"] == "1.0"
+            wait_until(lambda: server.stderr.count("reloaded model=") == 3)
+            server.block()
             held = occupy(server, client, clients)
             server.send_signal(signal.SIGTERM)
             server.wait_for_line("draining")
@@ -205,7 +188,7 @@ def test_signals_while_loading_are_one_reload_and_none_while_draining(
             server.release()
             assert held.result().status_code == 200
         assert server.wait() == 0
-    assert server.stderr.count("reloaded model=") == 1
+    assert server.stderr.count("reloaded model=") == 3
     assert "ERROR" not in server.stderr
 
 
