@@ -108,7 +108,8 @@ class _KeySet:
             return
         try:
             if self._seen is None:
-                raise StartError(f"{self._setting}: the key file {self._path} is missing")
+                source = f"{self._setting}: the key file {self._path}"
+                raise StartError(f"{source} is missing or is no regular file")
             self.identities = self._read("")
         except StartError as error:
             logger.error("%s; the earlier keys stay valid: correct the file", error)
