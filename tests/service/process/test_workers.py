@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from service.process import workers
+
 PROGRAM = """
 import multiprocessing, os, signal, sys
 from service.process.workers import NOT_RELOADED, RELOADED, Supervisor
@@ -70,19 +72,11 @@ def test_as_many_workers_start_as_fit_beside_the_first_and_reload(fitting: int) 
     assert sorted(others) == [f"worker {number}" for number in started]
 
 
-def test_closed_terminal_is_noticed() -> None:
-    program = (
-        "import time\n"
-        "from service.process.workers import has_lost_terminal\n"
-        "print(has_lost_terminal(), flush=True)\n"
-        "while not has_lost_terminal(): time.sleep(0.01)\n"
-        "print('lost')"
-    )
+def test_closed_terminal_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, terminal = pty.openpty()
-    command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, text=True) as process:
-        os.close(terminal)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "False\n"
-        os.close(ours)
-        assert process.communicate(timeout=60)[0] == "lost\n"
+    monkeypatch.setattr(os, "isatty", lambda _, is_terminal=os.isatty: is_terminal(terminal))
+    monkeypatch.setattr(workers, "_HAS_TERMINAL", os.isatty(0))
+    assert not workers.has_lost_terminal()
+    os.close(ours)
+    assert workers.has_lost_terminal()
+    os.close(terminal)
