@@ -42,7 +42,6 @@ def serve_model(
     settings: Settings, open_graphs: Callable[[Settings], Graphs] = open_graphs
 ) -> None:
     """Serves until SIGTERM or Ctrl+C; raises ServiceBroken if it cannot go on."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it reloads: by default it ends the process
     configure_logs(settings.log_level, settings.log_format)
     for flag, keys in (("predict", settings.predict_keys), ("admin", settings.admin_keys)):
         text = "@" if keys is None else keys.get_secret_value()

@@ -17,6 +17,7 @@ class Signaller:
             os.kill(os.getpid(), getattr(signal, sys.argv[-1]))
             raise SystemExit("it went on")
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
 from service.cli.__main__ import main
 sys.meta_path.insert(0, Signaller())
 main()
