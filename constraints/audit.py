@@ -51,12 +51,11 @@ def main() -> None:
     """Audits every file; two that pin the same package agree, so one look at each suffices."""
     reports = [audit(files) for files in FILES]
     packages = [package for report in reports if report for package in report["dependencies"]]
-    if None in reports:
-        sys.stdout.write("audit: skipped, the advisory service cannot be reached\n")
-        return
     advisories = list_advisories(packages)
     sys.stdout.write("".join(f"audit: {line}\n" for line in advisories))
     sys.stdout.write(f"audit: {len(packages)} packages, {len(advisories)} advisories\n")
+    if None in reports:
+        sys.stdout.write("audit: files were skipped, the advisory service cannot be reached\n")
     sys.exit(bool(advisories))
 
 

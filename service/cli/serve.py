@@ -42,7 +42,6 @@ def serve_model(
     settings: Settings, open_graphs: Callable[[Settings], Graphs] = open_graphs
 ) -> None:
     """Serves until SIGTERM or Ctrl+C; raises ServiceBroken if it cannot go on."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it reloads: by default it ends the process
     configure_logs(settings.log_level, settings.log_format)
     for flag, keys in (("predict", settings.predict_keys), ("admin", settings.admin_keys)):
         text = "@" if keys is None else keys.get_secret_value()
@@ -79,7 +78,6 @@ def _serve(
         gc.disable()  # as in `__main__`
         # Importing SQLAlchemy and FastAPI takes as long as opening the graphs, which rarely holds
         # the GIL.
-        from service.labels.store.database import MEMORY, open_database
         from service.pipeline.pipeline import open_pipeline
         from service.process.server import run_server
 
@@ -88,12 +86,10 @@ def _serve(
         failure = openings[0].exception() if openings[0].done() else None
         if isinstance(failure, StartError | BundleError):
             raise failure  # before a port is open
-        in_memory = settings.label_store == MEMORY
-        database = open_database(MEMORY, kept=True) if in_memory else None
 
         def open_next(settings: Settings) -> Pipeline:
             graphs = openings.pop().result() if openings else open_graphs(settings)
-            return open_pipeline(settings, replace(graphs, database=database))
+            return open_pipeline(settings, graphs)
 
         run_server(settings, open_next, worker)
 

@@ -22,7 +22,7 @@ from service.labels.label_set import (
 )
 from service.labels.maker import PhotoSpace, SetMaker
 from service.labels.registered_sets import RegisteredSets
-from service.labels.store.database import Database, open_database
+from service.labels.store.database import open_database
 from service.labels.store.store import LabelStore, Limits
 from service.question import Question
 from service.settings import Settings
@@ -39,12 +39,10 @@ def open_catalogue(
     bundle: Bundle,
     encoders: LabelEncoders | None,
     arrays: SharedArrays | None = None,
-    database: Database | None = None,
 ) -> "Catalogue":
     """Reads the sets of bundle and folder, prepares the store; BundleError or StartError.
 
-    The catalogue closes `encoders`; `arrays` are those of several processes, `database` is the
-    store's if it is open.
+    The catalogue closes `encoders`; `arrays` are those of several processes.
     """
     card = bundle.card
     fixed = [FixedSet(found, card.version, "bundle") for found in read_bundle_sets(bundle)]
@@ -61,7 +59,7 @@ def open_catalogue(
         trained,
         fixed,
         SetMaker(encoders, PhotoSpace(bundle.lesson_fingerprint, background), arrays),
-        _open_store(settings, card.open_head, background, database),
+        _open_store(settings, card.open_head, background),
         default_sets=tuple(dict.fromkeys(name for name in names if name)),
         max_candidates=settings.max_candidate_labels,
         poll_seconds=settings.label_poll_seconds,
@@ -69,15 +67,12 @@ def open_catalogue(
 
 
 def _open_store(
-    settings: Settings,
-    head: OpenHead | None,
-    background: Background | None,
-    database: Database | None,
+    settings: Settings, head: OpenHead | None, background: Background | None
 ) -> LabelStore | None:
     if head is None and background is None:
         return None
     try:
-        database = database or open_database(settings.label_store)
+        database = open_database(settings.label_store)
     except errors.StartError as error:
         if settings.label_store is not None:
             raise
@@ -164,11 +159,6 @@ class Catalogue:
     def store_answers(self) -> bool:
         """Whether the last poll of the store succeeded; true without a store."""
         return self.registered is None or self.registered.failure is None
-
-    @property
-    def reencoding_progress(self) -> tuple[int, int] | None:
-        """Sets done and in total while those of another bundle are encoded again; else None."""
-        return None if self.registered is None else self.registered.reencoding_progress
 
     def list_sets(self) -> tuple[LabelSet, ...]:
         """Returns every set: the model's, the bundle's, the folder's, then the store's by name."""

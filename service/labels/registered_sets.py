@@ -21,6 +21,7 @@ from service.labels.definition import Definition
 from service.labels.examples import Example, Lesson, read_lesson
 from service.labels.label_set import LabelSet
 from service.labels.maker import SetMaker
+from service.labels.store.database import MEMORY
 from service.labels.store.store import (
     PRESENT,
     LabelStore,
@@ -111,9 +112,15 @@ class RegisteredSets:
 
     async def hand_over(self, successor: "RegisteredSets") -> None:
         """Gives those of the next bundle each write here before it is answered; or `StoreError`."""
+        if self._store.database.address == MEMORY:
+            await successor._call(successor._store.move_to, self._store.database)  # noqa: SLF001
         await successor.refresh(adopting=True)  # most of the work, before writes wait for it
         self._successor = successor
-        await successor.refresh(adopting=True)
+        try:
+            await successor.refresh(adopting=True)
+        except BaseException:
+            self._successor = None  # else its encoders would stay in memory
+            raise
 
     async def refresh(self, written: str | None = None, *, adopting: bool = False) -> None:
         """Loads the writes of other processes; raises `StoreUnavailable` if it cannot.
@@ -366,12 +373,8 @@ class RegisteredSets:
         others = await self._call(self._store.list_others)
         for number, (name, space) in enumerate(others.items()):
             self.reencoding_progress = (number, len(others))
-            logger.info(
-                "label set %s is of another embedding space: encoding it again (%d of %d)",
-                *(name, number + 1, len(others)),
-            )
             try:
-                await self._reencode(name, space)
+                await self._reencode(name, space, f"{number + 1} of {len(others)}")
             except (errors.StoreUnavailable, errors.StoreFull):
                 raise
             except errors.ServiceError as error:
@@ -382,11 +385,19 @@ class RegisteredSets:
                 )
         self.reencoding_progress = None
 
-    async def _reencode(self, name: str, space: str) -> None:
+    async def _reencode(self, name: str, space: str, progress: str) -> None:
         entry = await self._call(self._store.read, name, space)
+        ours = await self._call(self._store.read, name)
         if entry is None:  # deleted meanwhile
             return
-        old = entry.definition
+        old, version = entry.definition, None
+        if ours is not None:
+            known, version = ours.definition, ours.version
+            if (known.names, known.prompts) == (old.names, old.prompts):
+                return  # thresholds are each space's own
+        logger.info(
+            "label set %s is of another embedding space: encoding it again (%s)", name, progress
+        )
         if old.given:
             raise errors.InvalidLabelSet("It has embeddings of its own")
         thresholds = old.thresholds
@@ -395,9 +406,12 @@ class RegisteredSets:
             thresholds = (None,) * len(thresholds)
         definition = Definition(name, old.names, old.prompts, thresholds)
         definition = await self._check(definition)
-        await self._call(self._store.check, definition, replace=False, if_version=None)
+        replace = version is not None
+        await self._call(self._store.check, definition, replace=replace, if_version=version)
         embeddings = await self._maker.embed(definition)
-        await self._call(self._store.write, definition, embeddings, replace=False)
+        await self._call(
+            self._store.write, definition, embeddings, replace=replace, if_version=version
+        )
 
     async def _follow(self) -> None:
         while True:

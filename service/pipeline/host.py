@@ -51,8 +51,9 @@ class PipelineHost:
             raise Draining("the service is shutting down")
         if self.opened is None:
             error = NotReady("the pipeline is loading")
-            if self._loading and (progress := self._loading.catalogue.reencoding_progress):
-                done, count = progress
+            sets = self._loading and self._loading.catalogue.registered
+            if sets and sets.reencoding_progress:
+                done, count = sets.reencoding_progress
                 error.detail = f"Label sets are encoded for this model: {done} of {count} are done."
             raise error
         return self.opened
@@ -115,29 +116,28 @@ class PipelineHost:
             if sets is not None and next_sets is not None:
                 await sets.hand_over(next_sets)
         except Exception as error:
-            is_known = isinstance(error, ServiceError | BundleError)
-            logger.error(
-                "the reload failed, and the model before stays in use: %s: correct it and send "
-                "SIGHUP again",
-                str(error) or type(error).__name__,
-                exc_info=None if is_known else error,
-            )
-            failed, self._loading = self._loading, None
-            if failed is not None:
-                await failed.drain()
-            return False
-        if self.draining:
-            await pipeline.drain()
-            return False
-        self.opened, self._earlier = pipeline, earlier
-        _log("reloaded", pipeline, seconds=round(time.perf_counter() - started, 2))
-        return True
+            if not self.draining:  # else the earlier one's label sets are closed
+                is_known = isinstance(error, ServiceError | BundleError)
+                logger.error(
+                    "the reload failed, and the earlier model stays in use: %s: correct it and "
+                    "send SIGHUP again",
+                    str(error) or type(error).__name__,
+                    exc_info=None if is_known else error,
+                )
+        else:
+            if not self.draining:
+                self.opened, self._earlier = pipeline, earlier
+                _log("reloaded", pipeline, seconds=round(time.perf_counter() - started, 2))
+        loaded, self._loading = self._loading, None
+        if loaded is not None and loaded is not self.opened:
+            await loaded.drain()
+        return loaded is self.opened
 
     async def close_earlier(self) -> None:
         """Closes the pipeline that the last `reload` replaced, if it is not draining already."""
         if self._earlier is not None and not self.draining:
-            await self._earlier.drain()
-            self._earlier = None
+            earlier, self._earlier = self._earlier, None  # `drain` must not close it too
+            await earlier.drain()
 
     async def drain(self) -> None:
         """Refuses new work and finishes the rest; a second call does nothing."""

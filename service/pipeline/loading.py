@@ -3,15 +3,12 @@
 It imports neither label store nor web framework: `serve` opens the graphs while it imports those.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from service.bundle.reader import Bundle, load_bundle
 from service.engine.engine import Engine, open_engine
@@ -20,9 +17,6 @@ from service.engine.shared_arrays import SharedArrays
 from service.labels.encoders import LabelEncoders, open_label_encoders
 from service.scheduling.cpu import count_cores
 from service.settings import Settings
-
-if TYPE_CHECKING:
-    from service.labels.store.database import Database
 
 # A label is a few tokens long: more threads would wait for each other.
 _MAX_ENCODING_THREADS = 4
@@ -38,15 +32,13 @@ _MAPPED_BYTES = 8 * 2**20
 class Graphs:
     """The open graphs of a bundle: a warm engine, and encoders if it has an open head.
 
-    `arrays` are shared with other processes, if there are some. `database` is the label store's, if
-    it is open already.
+    `arrays` are shared with other processes, if there are some.
     """
 
     bundle: Bundle
     engine: Engine | RemoteEngine
     encoders: LabelEncoders | None
     arrays: SharedArrays | None = None
-    database: Database | None = None
 
 
 def open_graphs(settings: Settings) -> Graphs:

@@ -84,9 +84,7 @@ class Pipeline:
     def __init__(self, settings: Settings, graphs: Graphs) -> None:
         self.settings = settings
         self.bundle, self.engine = bundle, engine = graphs.bundle, graphs.engine
-        self.catalogue = open_catalogue(
-            settings, bundle, graphs.encoders, graphs.arrays, graphs.database
-        )
+        self.catalogue = open_catalogue(settings, bundle, graphs.encoders, graphs.arrays)
         background = self.catalogue.background
         if background is not None and engine.width not in (None, background.width):
             raise BundleError(

@@ -29,18 +29,12 @@ class Ports:
         self._settings = settings
         self.metrics: list[socket.socket] = []
         if settings.metrics_port is not None:
-            try:
-                self.metrics = _bind_all(settings.host, settings.metrics_port)
-            except OSError as error:
-                raise _explain_metrics_port(settings, error) from error
+            self.metrics = _open(settings.host, settings.metrics_port, "metrics-port")
             for listener in self.metrics:
                 listener.setblocking(False)  # another worker may accept first
             fields = {"address": settings.host, "port": self.metrics[0].getsockname()[1]}
             logger.info("metrics", extra=fields)
-        try:
-            self.sockets = _bind_all(settings.host, settings.port, listen=not shared)
-        except OSError as error:
-            raise _explain_port(settings, error) from error
+        self.sockets = _open(settings.host, settings.port, "port", listen=not shared)
         self._log_listening()
 
     def share(self) -> list[socket.socket]:
@@ -75,6 +69,22 @@ class Ports:
                 logger.warning("no keys are set: any client may predict and change label sets")
             else:
                 logger.warning("no predict_keys are set: any client may predict")
+
+
+def _open(host: str, port: int, flag: str, *, listen: bool = True) -> list[socket.socket]:
+    try:
+        return _bind_all(host, port, listen=listen)
+    except OSError as error:
+        setting = f"set another --{flag} or ML_DECODER_{flag.replace('-', '_').upper()}"
+        reasons = {
+            errno.EADDRNOTAVAIL: "the host is not an address of this machine; set another --host "
+            "or ML_DECODER_HOST",
+            errno.EADDRINUSE: f"the port is already in use; {setting}",
+            errno.EACCES: f"permission denied; {setting} of at least 1024",
+        }
+        code = errno.EADDRNOTAVAIL if isinstance(error, socket.gaierror) else error.errno
+        reason = reasons.get(code or 0) or error.strerror or "the port cannot be opened"
+        raise StartError(f"cannot listen on {_bracket(host)}:{port}: {reason}") from error
 
 
 def _bind_all(host: str, port: int, *, listen: bool = True) -> list[socket.socket]:
@@ -127,22 +137,3 @@ def _is_local(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _explain_port(settings: Settings, error: OSError) -> StartError:
-    reasons = {
-        errno.EADDRNOTAVAIL: "the host is not an address of this machine; set another --host or "
-        "ML_DECODER_HOST",
-        errno.EADDRINUSE: "the port is already in use; set another --port or ML_DECODER_PORT",
-        errno.EACCES: "permission denied; set a --port or ML_DECODER_PORT of at least 1024",
-    }
-    code = errno.EADDRNOTAVAIL if isinstance(error, socket.gaierror) else error.errno
-    reason = reasons.get(code or 0) or error.strerror or "the port cannot be opened"
-    return StartError(f"cannot listen on {_bracket(settings.host)}:{settings.port}: {reason}")
-
-
-def _explain_metrics_port(settings: Settings, error: OSError) -> StartError:
-    reason = error.strerror or "cannot be opened"
-    if error.errno == errno.EADDRINUSE:
-        reason = "the port is already in use; set another --metrics-port"
-    return StartError(f"metrics_port {settings.metrics_port} of {settings.host}: {reason}")

@@ -80,12 +80,6 @@ class Server(uvicorn.Server):
         else:
             self.should_exit = True
 
-    def _handle_hangup(self, *_: object) -> None:
-        if has_lost_terminal():
-            self._stop()
-        else:
-            self._ask_reload()
-
     def _ask_reload(self) -> None:
         self._reload_asked = True  # until it has loaded and an earlier reload has ended
 
@@ -97,7 +91,10 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts listening; all workers but the first of a start are ready before."""
         if self._worker is None:
-            signal.signal(signal.SIGHUP, self._handle_hangup)
+            signal.signal(
+                signal.SIGHUP,
+                lambda *_: self._stop() if has_lost_terminal() else self._ask_reload(),
+            )
         else:
             await self._prepare(self._worker)
         await super().startup(sockets)
@@ -139,7 +136,7 @@ class Server(uvicorn.Server):
         done = True
         if not self._host.settings.shared_engine:
             done = await self._host.reload()
-            app.state.metrics.count_reload(done=done)
+            app.state.metrics.reloads.labels("done" if done else "failed").inc()
         ending = asyncio.create_task(self._end_earlier())
         # Else the models of several workers would be in memory twice. But a client that reads its
         # answer slowly does not stop the others.

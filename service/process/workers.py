@@ -267,18 +267,18 @@ class Supervisor:
         logger.info("all workers have reloaded")
 
     def _note_reload(self, slot: _Slot, *, done: bool) -> None:
-        if self._to_reload[:1] != [slot]:
+        if self._stops or self._to_reload[:1] != [slot]:
             return
         del self._to_reload[0]
-        if done:
+        workers = sum(not each.is_engine for each in self._slots)
+        if done or len(self._to_reload) == workers:  # SIGHUP was sent again
             self._ask_next()
             return
-        asked, workers = slot.number, sum(not each.is_engine for each in self._slots)
         self._to_reload = []
         logger.error(
-            "worker %d has not reloaded: %d before it have, and %d after it were not asked: "
-            "correct its error and send SIGHUP again",
-            *(asked, asked - 1, workers - asked),
+            "worker %d of %d has not reloaded, and those after it were not asked: correct its "
+            "error and send SIGHUP again",
+            *(slot.number, workers),
         )
 
     def _receive(self, slot: _Slot, message: str) -> None:
@@ -303,14 +303,14 @@ class Supervisor:
         slot.process.join()  # it frees its GPU
         self._running = {link: each for link, each in self._running.items() if each is not slot}
         slot.ready = False
+        self._note_reload(slot, done=True)  # it opens what is on disk now
 
     def _reap(self, slot: _Slot) -> None:
         slot.process.join()
         code = slot.process.exitcode or 0
         was_ready, slot.ready = slot.ready, False
         stack, refused = self._suspects.end(slot.number)
-        if not self._stops:
-            self._note_reload(slot, done=False)
+        self._note_reload(slot, done=False)
         if self._stops and (slot.is_engine or not was_ready or code in (0, -signal.SIGTERM)):
             return
         reason = slot.reason or _describe(code)

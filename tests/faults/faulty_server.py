@@ -15,7 +15,7 @@ from typing import Any
 
 from PIL import Image
 
-from service.cli import commands
+from service.cli import __main__
 from service.cli import serve as serving
 from service.engine.engine import Engine
 from service.errors import InferenceFailed, OutOfMemory
@@ -87,4 +87,4 @@ if __name__ == "__main__":
     if "FAULTS_RUN_SECONDS" in os.environ:
         pipeline._MAX_CPU_RUN_SECONDS = float(os.environ["FAULTS_RUN_SECONDS"])
     serving.serve_model = partial(serving.serve_model, open_graphs=open_faulty)
-    commands.main()
+    __main__.main()

@@ -13,40 +13,39 @@ REPORT = (
     '{"dependencies": [{"name": "a", "version": "1.0", "vulns": [%s]}, '
     '{"name": "b", "version": "2", "vulns": []}, {"name": "c", "skip_reason": "x"}], "fixes": []}'
 )
+NO_NETWORK = "ERROR: no network"
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, stdout: str) -> None:
-    done = subprocess.CompletedProcess[str]([], 1, stdout=stdout, stderr="")
-    monkeypatch.setattr(subprocess, "run", lambda *_args, **_options: done)
+def answer(monkeypatch: pytest.MonkeyPatch, *outputs: str) -> None:
+    done = [subprocess.CompletedProcess[str]([], 1, stdout=each, stderr="") for each in outputs]
+    monkeypatch.setattr(subprocess, "run", lambda *_args, **_options: done.pop(0))
 
 
+@pytest.mark.parametrize("second", [REPORT % "", NO_NETWORK])
 @pytest.mark.parametrize(
     ("advisory", "found"),
     [("", ""), ('{"id": "PYSEC-1", "fix_versions": ["1.1"]}', "a 1.0: PYSEC-1, fixed in 1.1")],
 )
 def test_advisory_fails_and_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], advisory: str, found: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    advisory: str,
+    found: str,
+    second: str,
 ) -> None:
-    answer(monkeypatch, REPORT % advisory)
+    answer(monkeypatch, REPORT % advisory, second)
     with pytest.raises(SystemExit) as ended:
         audit.main()
     assert bool(ended.value.code) == bool(advisory)
-    assert found in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert found in printed
+    assert ("skipped" in printed) == (second == NO_NETWORK)
 
 
 @pytest.mark.parametrize("files", audit.FILES)
 def test_pip_audit_reads_the_files(files: list[Path]) -> None:
     # If not, the audit would be skipped.
     assert len(list(RequirementSource(files, no_deps=True, disable_pip=True).collect())) > 50
-
-
-@pytest.mark.parametrize("output", ["", "ERROR: no network"])
-def test_without_a_network_it_is_skipped_with_a_message(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str
-) -> None:
-    answer(monkeypatch, output)
-    audit.main()
-    assert "skipped" in capsys.readouterr().out
 
 
 def test_unresponsive_service_times_out(monkeypatch: pytest.MonkeyPatch) -> None:

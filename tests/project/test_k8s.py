@@ -94,17 +94,6 @@ def test_kustomization_renders_its_objects_and_each_matches_its_schema() -> None
                 kubernetes_validate.validate(document, VERSION, strict=True)
 
 
-def test_every_file_is_rendered_or_checked_on_its_own() -> None:
-    alone = {"ingress.example.yaml", "secret.example.yaml", "prometheus-adapter.yaml"}
-    alone.add("kserve/inferenceservice.yaml")
-    for folder in KINDS:
-        content = yaml.safe_load((K8S / folder / "kustomization.yaml").read_text(encoding="utf-8"))
-        patches = [patch["path"] for patch in content.get("patches", ()) if "path" in patch]
-        names = ["kustomization.yaml", *content["resources"], *patches]
-        alone |= {f"{folder}/{name}" for name in names if name != "../base"}
-    assert {str(path.relative_to(K8S)) for path in K8S.rglob("*.yaml")} == alone
-
-
 def test_everything_selects_the_pods_of_the_deployment() -> None:
     documents = render("base")
     labels = documents["Deployment"]["spec"]["template"]["metadata"]["labels"]

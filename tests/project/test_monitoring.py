@@ -120,53 +120,42 @@ def test_provisioning_finds_dashboard_and_rules() -> None:
     assert f"./deploy/monitoring/grafana/dashboards:{folder}:ro" in compose["grafana"]["volumes"]
 
 
-def expect(alert: str, minutes: int, *alerts: dict[str, Any]) -> dict[str, Any]:
-    return {"alertname": alert, "eval_time": f"{minutes}m", "exp_alerts": list(alerts)}
-
-
-def rate(series: str, a_minute: int) -> dict[str, str]:
-    return {"series": f'ml_decoder_{series},job="ml-decoder"}}', "values": f"0+{a_minute}x30"}
+def expect(alert: str, minutes: int, summary: str = "", **labels: str) -> dict[str, Any]:
+    """Returns promtool's expectation of an alert with this summary; without one, of none."""
+    labels |= {"job": "ml-decoder", "severity": "critical"}
+    found = {"exp_labels": labels, "exp_annotations": {"summary": summary}}
+    times = {"alertname": alert, "eval_time": f"{minutes}m"}
+    return {**times, "exp_alerts": [found] if summary else []}
 
 
 def test_promtool_accepts_configuration_and_rules_and_they_fire(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool: Debian's package prometheus has it")
-    labels = {"job": "ml-decoder", "severity": "critical"}
-    down = {"instance": "a", **labels}
-    ended = {
-        "interval": "1m",
-        "input_series": [{"series": 'up{job="ml-decoder",instance="a"}', "values": "1x4 0x9"}],
-        "alert_rule_test": [
-            expect("MlDecoderDown", 4),
-            expect(
-                *("MlDecoderDown", 8),
-                {"exp_labels": down, "exp_annotations": {"summary": "a does not answer"}},
-            ),
-        ],
+    series = {
+        'up{instance="a"': "1x4 0x26",
+        # Of 100 requests, 2 fail and 4 are refused.
+        'ml_decoder_request_seconds_count{method="POST"': "0+100x30",
+        'ml_decoder_rejected_total{reason="inference_failed"': "0+2x30",
+        'ml_decoder_rejected_total{reason="queue_full"': "0+4x30",
+        'ml_decoder_rejected_total{reason="invalid_image"': "0+50x30",
     }
-    # Of 100 requests, 2 fail and 4 are refused.
-    loaded = {
+    case = {
         "interval": "1m",
         "input_series": [
-            rate('request_seconds_count{method="POST"', 100),
-            rate('rejected_total{reason="inference_failed"', 2),
-            rate('rejected_total{reason="queue_full"', 4),
-            rate('rejected_total{reason="invalid_image"', 50),
+            {"series": f'{name},job="ml-decoder"}}', "values": values}
+            for name, values in series.items()
         ],
         "alert_rule_test": [
+            expect("MlDecoderDown", 4),
+            expect("MlDecoderDown", 8, "a does not answer", instance="a"),
             expect("MlDecoderBusy", 20),
-            expect(
-                *("MlDecoderErrors", 20),
-                {"exp_labels": labels, "exp_annotations": {"summary": "2% of the requests fail"}},
-            ),
+            expect("MlDecoderErrors", 20, "2% of the requests fail"),
         ],
     }
-    rules = {"rule_files": [str(FOLDER / "alerts.yml")], "tests": [ended, loaded]}
+    rules = {"rule_files": [str(FOLDER / "alerts.yml")], "tests": [case]}
     (tmp_path / "rules.yml").write_text(yaml.safe_dump(rules), encoding="utf-8")
-    for command in (
-        ["check", "config", str(FOLDER / "prometheus.yml")],
-        ["test", "rules", str(tmp_path / "rules.yml")],
-    ):
+    config, tests = str(FOLDER / "prometheus.yml"), str(tmp_path / "rules.yml")
+    for command in (["check", "config", config], ["test", "rules", tests]):
         done = subprocess.run([promtool, *command], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -22,7 +22,7 @@ _MIN_CHARACTERS = 16
 _KEY = re.compile(
     rf"(?:(?P<name>[A-Za-z0-9._-]{{1,64}}):)?(?P<key>(?!\s)[^:]{{{_MIN_CHARACTERS},}})"
 )
-_REREAD_SECONDS = 2.0
+_REREAD_SECONDS = 1.0
 # Not part of a header's value (RFC 9110, section 5.5).
 _WHITE_SPACE = " \t"
 # The network of one home or office.
@@ -108,10 +108,11 @@ class _KeySet:
             return
         try:
             if self._seen is None:
-                raise StartError(f"{self._setting}: the key file {self._path} is missing")
+                source = f"{self._setting}: the key file {self._path}"
+                raise StartError(f"{source} is missing or is no regular file")
             self.identities = self._read("")
         except StartError as error:
-            logger.error("%s; the keys before stay valid: correct the file", error)
+            logger.error("%s; the earlier keys stay valid: correct the file", error)
         else:
             fields = {"setting": self._setting, "keys": len(self.identities)}
             logger.info("read the key file again", extra=fields)
@@ -182,7 +183,12 @@ async def keep_reading(ring: KeyRing) -> None:
 
 def name_address(request: Request) -> str:
     """Returns the name of a caller without a known key: its address (IPv6: its /64 network)."""
-    return f"address {_widen('unknown' if request.client is None else request.client.host)}"
+    name = "unknown" if request.client is None else request.client.host
+    with suppress(ValueError):  # a Unix socket has none
+        found = ipaddress.ip_address(name)
+        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is None:
+            name = str(ipaddress.ip_network((found, _IPV6_PREFIX), strict=False))
+    return f"address {name}"
 
 
 def _read_key(request: Request) -> str:
@@ -197,19 +203,8 @@ def _identify_file(path: Path | None) -> tuple[int, ...] | None:
     """Returns what differs after a change, also of a link in the path; None for no regular file."""
     with suppress(OSError):
         if path is not None and stat.S_ISREG((found := path.stat()).st_mode):
-            times = found.st_mtime_ns, found.st_ctime_ns
-            return found.st_dev, found.st_ino, found.st_size, *times
+            return found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns
     return None
-
-
-def _widen(address: str) -> str:
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:  # a Unix socket has no address
-        return address
-    if isinstance(found, ipaddress.IPv4Address) or found.ipv4_mapped is not None:
-        return address
-    return str(ipaddress.ip_network((found, _IPV6_PREFIX), strict=False))
 
 
 def _digest(key: str) -> bytes:

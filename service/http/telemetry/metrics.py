@@ -71,7 +71,7 @@ class Metrics:
         text = "Requests refused or failed"
         self._rejected = cache(counter("rejected", text, ["reason"]).labels)
         self._disconnects = counter("disconnects", "Clients that left early")
-        self._reloads = counter("reloads", "Reloads by SIGHUP", ["outcome"])
+        self.reloads = counter("reloads", "Reloads by SIGHUP", ["outcome"])
         total, worst, best = (
             partial(gauge, multiprocess_mode=mode) for mode in ("livesum", "livemin", "livemax")
         )
@@ -97,10 +97,6 @@ class Metrics:
             self._disconnects.inc()
         if problem is not None:
             self._rejected(problem).inc()
-
-    def count_reload(self, *, done: bool) -> None:
-        """Counts a reload that has succeeded or failed."""
-        self._reloads.labels("done" if done else "failed").inc()
 
     def on_batch(self, size: int, seconds: float) -> None:
         """Counts a run of the engine."""

@@ -5,7 +5,7 @@ import socket
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -29,16 +29,21 @@ _WRITING = "label_store_writing"  # execution option
 class Database:
     """One database; `connections` counts those opened: after a restore, they reach another one.
 
-    `close` does nothing to one that is `kept`, as for the next user of a database in memory.
+    `address` is its path or URL without user, password and options, or `memory`.
     """
 
-    def __init__(self, engine: sa.Engine, *, kept: bool = False) -> None:
+    def __init__(self, engine: sa.Engine) -> None:
         self.connections = 0
-        self.address = format_address(engine.url)
-        self._kept = kept
-        self._turn: AbstractContextManager[object] = (
-            Lock() if kept else nullcontext()
-        )  # in memory, two users have one connection
+        url = engine.url
+        self.address = MEMORY if url.database == _SQLITE_MEMORY else str(url.database)
+        if url.drivername != "sqlite":
+            public = sa.URL.create(
+                "postgresql", host=url.host, port=url.port, database=url.database
+            )
+            self.address = public.render_as_string()
+        self._users = 1
+        # In memory, all users have one connection.
+        self._turn = Lock() if self.address == MEMORY else nullcontext()
         self._engine = engine
         self._file: tuple[object, ...] | None = None
         self._postgres: Any = None
@@ -83,9 +88,15 @@ class Database:
         ):
             duplicate.shutdown(socket.SHUT_RDWR)
 
+    def share(self) -> "Database":
+        """Returns this database for one more user, who closes it too."""
+        self._users += 1
+        return self
+
     def close(self) -> None:
-        """Closes the connections."""
-        if not self._kept:
+        """Closes the connections, if this is the last user."""
+        self._users -= 1
+        if self._users <= 0:
             self._engine.dispose()
 
     def _note_connection(self, connection: object, _record: object) -> None:
@@ -104,25 +115,14 @@ class Database:
         return None
 
 
-def format_address(url: sa.URL) -> str:
-    """Returns the path or URL of a database for messages, without user, password and options."""
-    if url.drivername == "sqlite":
-        return MEMORY if url.database == _SQLITE_MEMORY else str(url.database)
-    return sa.URL.create(
-        "postgresql", host=url.host, port=url.port, database=url.database
-    ).render_as_string()
-
-
-def open_database(
-    location: str | None, *, timeout_seconds: float = 2.0, kept: bool = False
-) -> Database:
+def open_database(location: str | None, *, timeout_seconds: float = 2.0) -> Database:
     """Prepares a database; raises `StartError` if the location is invalid.
 
     The location is a path, which may begin with `~`, `sqlite:///path`, `postgresql://...`, or
     `memory`; None takes `find_default_path()`. `timeout_seconds` is for a lock or a connection.
     """
     if location == MEMORY:
-        return Database(_open_sqlite(_SQLITE_MEMORY, timeout_seconds), kept=kept)
+        return Database(_open_sqlite(_SQLITE_MEMORY, timeout_seconds))
     if location is None or "://" not in location:
         return Database(_open_sqlite(location or str(find_default_path()), timeout_seconds))
     try:

@@ -160,11 +160,13 @@ class LabelStore:
             return state, {name: SetVersion(version, digest) for name, version, digest in rows}
 
     def list_others(self) -> dict[str, str]:
-        """Returns name -> space of sets that only other spaces have; the newest if several do."""
-        ours = sa.select(_SETS.c.name).where(_SETS.c.space == self._space)
+        """Returns name -> space of sets that others have in a newer version, or only they have."""
+        ours = _SETS.alias()
+        has_newer = ours.c.version > _SETS.c.version
+        known = sa.exists().where(ours.c.space == self._space, ours.c.name == _SETS.c.name)
         query = (
             sa.select(_SETS.c.name, _SETS.c.space)
-            .where(_SETS.c.space != self._space, _SETS.c.name.not_in(ours))
+            .where(_SETS.c.space != self._space, ~known.where(has_newer))
             .order_by(_SETS.c.version)
         )
         with self._connect() as connection:
@@ -296,6 +298,11 @@ class LabelStore:
             if self._has_lessons:
                 connection.execute(sa.delete(_LESSONS).where(_match_lessons(None, name)))
             connection.execute(sa.update(_STATE).values(revision=version))
+
+    def move_to(self, database: Database) -> None:
+        """Uses another database from now on."""
+        self.database.close()
+        self.database = database.share()
 
     def close(self) -> None:
         """Closes the connections."""

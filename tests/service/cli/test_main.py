@@ -1,4 +1,4 @@
-"""The entry ends on SIGTERM while it imports, as the first process of a container too."""
+"""The entry ends on SIGTERM while it imports, as the first process of a container too; SIGHUP."""
 
 import sys
 from functools import partial
@@ -14,9 +14,10 @@ import os, signal, sys
 class Signaller:
     def find_spec(self, name, path=None, target=None):
         if name == "service.cli.commands":
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), getattr(signal, sys.argv[-1]))
             raise SystemExit("it went on")
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
 from service.cli.__main__ import main
 sys.meta_path.insert(0, Signaller())
 main()
@@ -42,5 +43,11 @@ needs_namespaces = pytest.mark.skipif(
     ("prefix", "code"), [pytest.param(_FIRST, 143, marks=needs_namespaces), ((), -15)]
 )
 def test_process_ends_on_sigterm_during_imports(prefix: tuple[str, ...], code: int) -> None:
-    done = _run([*prefix, sys.executable, "-c", _PROGRAM])
+    done = _run([*prefix, sys.executable, "-c", _PROGRAM, "SIGTERM"])
     assert (done.returncode, done.stderr) == (code, "")
+
+
+@pytest.mark.parametrize(("command", "went_on"), [("serve", True), ("predict", False)])
+def test_only_serve_ignores_sighup_during_imports(command: str, went_on: bool) -> None:
+    done = _run([sys.executable, "-c", _PROGRAM, command, "SIGHUP"])
+    assert (done.returncode, done.stderr) == ((1, "it went on\n") if went_on else (-1, ""))

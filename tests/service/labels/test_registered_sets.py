@@ -730,3 +730,22 @@ async def test_successor_has_each_write_before_it_is_answered(
         assert successor.by_name.keys() == {"pets"}
         other.away = True
         await sets.delete("pets")  # a write does not fail because of it
+
+
+async def test_labels_changed_in_another_space_are_encoded_again_but_thresholds_are_not(
+    path: Path, store: FlakyStore, start: Start, old: FlakyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(old, "pets", "cat", width=3)
+    put(old, "cars", "van", width=3)
+    async with start(store) as sets, start(FlakyStore(str(path))) as successor:
+        tuned = await sets.calibrate("cars", {"van": 0.7})
+        old.write(define("pets", "dog"), np.ones((1, 3), np.float32), replace=True)
+        cars = Definition("cars", ("van",), (None,), (0.2,))
+        old.write(cars, np.ones((1, 3), np.float32), replace=True)
+        caplog.set_level(logging.INFO)
+        await sets.hand_over(successor)
+        assert successor.by_name["pets"].names == ("dog",)
+        assert successor.by_name["cars"].thresholds.tolist() == tuned.thresholds.tolist()
+    logged = [line for line in caplog.messages if "encoding it again" in line]
+    assert len(logged) == 1
+    assert old.list_others().keys() == {"pets"}

@@ -106,19 +106,17 @@ async def test_failure_is_the_error_of_opening_and_an_unexpected_one_is_logged(
         host.check_ready()
 
 
-async def test_reload_replaces_the_pipeline_and_frees_it(settings: Settings) -> None:
-    host = PipelineHost(settings)
+async def test_reload_replaces_the_pipeline_and_frees_it(open_bundle: Bundle) -> None:
+    host = PipelineHost(Settings(bundle=open_bundle.path, device="cpu", label_store="memory"))
     await host.open()
     earlier = weakref.ref(host.pipeline)
     assert await host.reload()
-    selection = await host.pipeline.select(Question())
     assert earlier() is not host.pipeline
     assert earlier().state == "ready"  # type: ignore[union-attr]  # for requests that have begun
     await host.close_earlier()
-    await host.close_earlier()
     # Its threads end.
     await asyncio.to_thread(wait_until, lambda: gc.collect() >= 0 and earlier() is None)
-    await host.pipeline.predict(PHOTO, selection)
+    await host.pipeline.predict(PHOTO, await host.pipeline.select(Question()))
     await host.drain()
 
 
@@ -128,6 +126,7 @@ async def test_reload_replaces_the_pipeline_and_frees_it(settings: Settings) -> 
         ((Catalogue, "start"), BundleError("damaged")),
         ((Catalogue, "start"), MemoryError()),
         ((RegisteredSets, "hand_over"), StoreUnavailable("away")),
+        ((RegisteredSets, "hand_over"), Draining("stopping")),
     ],
 )
 async def test_failed_reload_keeps_the_pipeline(
@@ -138,15 +137,16 @@ async def test_failed_reload_keeps_the_pipeline(
     reason: Exception,
 ) -> None:
     async def fail(*_: object) -> None:
+        host.draining = isinstance(reason, Draining)
         raise reason
 
     host = PipelineHost(Settings(bundle=open_bundle.path, device="cpu", label_store="memory"))
     await host.open()
-    before = host.pipeline
+    before = host.opened
     monkeypatch.setattr(*step, fail)
     assert not await host.reload()
-    assert host.pipeline is before
-    host.check_ready()
-    line = next(each for each in caplog.messages if each.startswith("the reload failed"))
-    assert f": {str(reason) or 'MemoryError'}: correct it and send SIGHUP again" in line
+    assert host.opened is before
+    found = f": {str(reason) or 'MemoryError'}: correct it and send SIGHUP again" in caplog.text
+    assert found == host.ready != host.draining
+    host.draining = False
     await host.drain()

@@ -76,7 +76,7 @@ def test_port_taken_in_one_of_two_families_is_refused(family: socket.AddressFami
 def test_taken_port_of_the_metrics_is_named() -> None:
     with open_ports() as ports:
         port = ports.sockets[0].getsockname()[1]
-        with pytest.raises(StartError, match=f"metrics_port {port} of .* already in use"):
+        with pytest.raises(StartError, match=f":{port}: .* set another --metrics-port"):
             Ports(Settings(port=0, metrics_port=port))
 
 

@@ -1,4 +1,4 @@
-"""How many workers a supervisor starts; `tests/faults/test_workers.py` has real ones."""
+"""How many workers start and reload; `tests/faults/test_workers.py` has real ones."""
 
 import os
 import pty
@@ -7,53 +7,76 @@ import sys
 
 import pytest
 
+from service.process import workers
+
 PROGRAM = """
-import os, signal, sys
-from service.process.workers import Supervisor
+import multiprocessing, os, signal, sys
+from service.process.workers import NOT_RELOADED, RELOADED, Supervisor
+
+fitting = int(sys.argv[1])
+asked = multiprocessing.get_context("fork").Semaphore(0)
+
+class Noting(Supervisor):
+    def _reload(self):
+        super()._reload()
+        asked.release()
 
 class Ports:
     def log_serving(self):
         print("serving", flush=True)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP)
 
 def serve(worker):
     os.write(1, f"worker {worker.number}\\n".encode())  # one call: two start at the same time
+    if not counted and fitting < 3:  # this worker will start again
+        os.kill(worker.supervisor, signal.SIGHUP)
+        asked.acquire()
+        worker.report_ready()
+        signal.pause()
     worker.report_ready()
-    worker.link.recv()  # the supervisor's stop
+    fails = worker.number == 1
+    while worker.link.recv() == "reload":
+        os.write(1, f"reload {worker.number}\\n".encode())
+        if fails:  # and its bundle is corrected meanwhile
+            asked.acquire()
+            os.kill(worker.supervisor, signal.SIGHUP)
+            asked.acquire()
+        worker.send(NOT_RELOADED if fails else RELOADED)
+        if worker.number == fitting and not fails:
+            os.kill(worker.supervisor, signal.SIGTERM)
+        fails = False
+
+counted = []
 
 def count():
     print("count", flush=True)
-    return int(sys.argv[1])
+    counted.append(True)
+    return fitting
 
-Supervisor(3, Ports(), serve, count_fitting=count).run()
+Noting(3, Ports(), serve, count_fitting=count).run()
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="several workers need Linux")
 @pytest.mark.parametrize("fitting", [1, 2, 3])
-def test_as_many_workers_start_as_fit_beside_the_first(fitting: int) -> None:
+def test_as_many_workers_start_as_fit_beside_the_first_and_reload(fitting: int) -> None:
     command = [sys.executable, "-c", PROGRAM, str(fitting)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    first, counted, *others, last = done.stdout.splitlines()
-    assert (first, counted, last) == ("worker 1", "count", "serving")
+    start, _, reloads = done.stdout.partition("serving\n")
+    first, counted, *others = start.splitlines()
+    assert (first, counted) == ("worker 1", "count")
+    # Worker 1 again: SIGHUP was sent again before it failed.
+    assert reloads.splitlines() == [f"reload {number}" for number in (1, *range(1, fitting + 1))]
     started = range(2 if fitting == 3 else 1, fitting + 1)  # worker 1 again, for a larger share
     assert sorted(others) == [f"worker {number}" for number in started]
 
 
-def test_closed_terminal_is_noticed() -> None:
-    program = (
-        "import time\n"
-        "from service.process.workers import has_lost_terminal\n"
-        "print(has_lost_terminal(), flush=True)\n"
-        "while not has_lost_terminal(): time.sleep(0.01)\n"
-        "print('lost')"
-    )
+def test_closed_terminal_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, terminal = pty.openpty()
-    command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, text=True) as process:
-        os.close(terminal)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "False\n"
-        os.close(ours)
-        assert process.communicate(timeout=60)[0] == "lost\n"
+    monkeypatch.setattr(os, "isatty", lambda _, is_terminal=os.isatty: is_terminal(terminal))
+    monkeypatch.setattr(workers, "_HAS_TERMINAL", os.isatty(0))
+    assert not workers.has_lost_terminal()
+    os.close(ours)
+    assert workers.has_lost_terminal()
+    os.close(terminal)
