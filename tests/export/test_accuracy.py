@@ -4,23 +4,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from export.accuracy import measure_map, predict_logits
-from export.graphs.graph import EncoderAndHead, Graphs
-from export.sources.photos import PhotoReader, read_splits
-from tests.export.tiny_network import CONTRACT, LABELS
+from export.accuracy import measure_map
 from tests.support.photos import encode_picture
 from tests.support.serving import labels_of, send_image, serve_app
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_logits_keep_the_order_of_the_photos(graphs: Graphs, folder: Path) -> None:
-    photos = read_splits(folder, LABELS, PhotoReader(CONTRACT)).test  # more than one batch
-    logits = predict_logits(graphs, photos)
-    model = EncoderAndHead(graphs)
-    for row in (0, 11, len(photos.paths) - 1):
-        (alone,) = model.predict(photos.take([row]).read())
-        assert np.allclose(logits[row], alone, rtol=1e-4, atol=1e-5)
 
 
 def test_softmax_ranks_the_photos_by_its_scores() -> None:

@@ -4,10 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import timm
-import torch
-from timm.layers.ml_decoder import add_ml_decoder_head
-from torch import nn
 
 from export.__main__ import main
 from service.bundle.reader import load_bundle
@@ -172,23 +168,3 @@ def test_export_refuses_a_text_file_before_torch_is_imported(tmp_path: Path) -> 
     assert found.returncode == 2
     (line,) = found.stderr.splitlines()
     assert line.startswith("error: notes.pth is of no known format; ")
-
-
-@pytest.mark.parametrize("add_head", [add_ml_decoder_head, lambda model: model])
-def test_export_names_tensors_that_are_not_those_of_the_backbone(
-    tmp_path: Path, run: Run, add_head: Callable[[nn.Module], nn.Module]
-) -> None:
-    names = tmp_path / "names.txt"
-    names.write_text("sea\nmeadow\nrose\n")
-    torch.save(add_head(timm.create_model("test_resnet", num_classes=3)).state_dict(),
-               tmp_path / "tagger.pth")  # fmt: skip
-    arguments = ("--label-names", names, "--out", tmp_path / "model")
-    arguments += ("--checkpoint", tmp_path / "tagger.pth", "--backbone")
-    other = "the file's tensors are not those of mobilenetv3_small_050: there is no blocks.0.0."
-    for backbone, reason in (
-        ("mobilenetv3_small_050", other),
-        ("resnet1000", "timm has no model named 'resnet1000'"),
-    ):
-        code, (line,) = run(*arguments, backbone)
-        assert code == 2
-        assert line.startswith(f"error: {reason}")

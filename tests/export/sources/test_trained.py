@@ -1,4 +1,3 @@
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -7,18 +6,7 @@ from export import ExportError
 from export.sources.trained import read_source
 from models.checkpoints.checkpoint import write_checkpoint
 from models.network import Network
-from tests.export.tiny_network import INPUT, LABELS
-
-
-def test_own_checkpoint_needs_no_hints(checkpoint: Path) -> None:
-    source = read_source(checkpoint)
-    assert source.label_names == LABELS
-    assert source.training_data == "coloured noise"
-    assert source.sha256 == hashlib.sha256(checkpoint.read_bytes()).hexdigest()
-    assert not source.network.training
-    contract = source.contract
-    assert (contract.height, contract.width) == (INPUT.height, INPUT.width)
-    assert (contract.resize_mode, contract.interpolation) == ("squash", "bilinear")
+from tests.export.tiny_network import LABELS
 
 
 def test_label_names_may_come_from_a_file(checkpoint: Path, tmp_path: Path) -> None:

@@ -65,10 +65,3 @@ def test_head_adds_the_votes_to_the_decoders_logit_outside_training() -> None:
     plain = head.eval()(tokens, embeddings)
     torch.testing.assert_close(found, plain + votes)
     torch.testing.assert_close(trained_on, plain)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_labels_do_not_bend_the_classifier_in_training(training: bool) -> None:
-    head = make_open(6).train(training)
-    head(torch.randn(2, 9, 12), torch.randn(4, 5)).sum().backward()
-    assert (head.votes.classifier.weight.grad is None) == training

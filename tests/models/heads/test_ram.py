@@ -99,18 +99,6 @@ def test_descriptions_of_zeros_are_left_out() -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("changes", [{}, {"num_descriptions": 2}])
-def test_queries_give_the_logits_of_their_embeddings(changes: dict[str, int]) -> None:
-    head = make_head(**changes)
-    tokens, embeddings = torch.randn(2, 9, 6), torch.randn(4, head.config.embedding_width)
-    queries = head.encode_labels(embeddings)
-    assert queries.shape == (4, head.config.query_width)
-    found = head(tokens, embeddings)
-    torch.testing.assert_close(head.score(tokens, queries), found)
-    torch.testing.assert_close(head.score(tokens, queries[2:]), found[:, 2:])
-
-
-@torch.inference_mode()
 def test_head_without_projection_takes_the_class_token_as_it_comes() -> None:
     head = make_head(image_projection=False)
     tokens = torch.randn(2, 9, 8)
