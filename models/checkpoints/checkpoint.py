@@ -9,11 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.checkpoints.description import NO_HINTS, CheckpointError, Hints, Weights
+from models.checkpoints.description import (
+    NO_HINTS,
+    CheckpointError,
+    Description,
+    Hints,
+    State,
+    Weights,
+)
 from models.checkpoints.files import CheckpointFile, read_file, write_file
 from models.checkpoints.layouts.backbones import add_counters
 from models.checkpoints.layouts.reader import read_bare_backbone, read_foreign
-from models.checkpoints.layouts.state import Content
 from models.checkpoints.preparation import PREPROCESS, TAGS, take_rgb
 from models.config import NetworkConfig
 from models.network import Network, build_head
@@ -119,7 +125,7 @@ def _build(name: str, weights: Weights, hints: Hints) -> nn.Module:
     return network
 
 
-def read_backbone(file: CheckpointFile) -> Content | None:
+def read_backbone(file: CheckpointFile) -> tuple[State, Description] | None:
     """Reads a backbone, perhaps with a classifier, under timm's names; None if there is a head."""
     own = _CONFIG_KEY in file.metadata
     return None if own else read_bare_backbone(file.content, file.description)

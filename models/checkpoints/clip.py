@@ -3,7 +3,6 @@
 import re
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,12 +36,9 @@ _OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bi
 _CANONICAL = "SiglipTokenizer"  # of the first SigLIP, which was trained without punctuation
 
 
-@dataclass(frozen=True, eq=False)
-class _Stored:
-    model: CLIPModel | SiglipModel
-    sha256: str  # of the weights' file
-    preparation: InputConfig
-    canonical: bool  # texts are encoded without punctuation
+# A model, the sha256 of its weights' file, how it takes photos, and whether its texts are encoded
+# without punctuation.
+_Stored = tuple[CLIPModel | SiglipModel, str, InputConfig, bool]
 
 
 def read_clip(
@@ -69,9 +65,9 @@ def read_clip(
             f"{name} must be a model of type clip or siglip, or in the layout of timm; it is "
             f"{written or 'without config.json'}"
         )
-    kind: Literal["clip", "siglip"] = "clip" if isinstance(stored.model, CLIPModel) else "siglip"
+    model, _, preparation, _ = stored
+    kind: Literal["clip", "siglip"] = "clip" if isinstance(model, CLIPModel) else "siglip"
     text = _read_texts(checkpoint, name, stored)
-    preparation = stored.preparation
     if not hints.crop:
         preparation = preparation.model_copy(update={"resize_mode": "squash", "crop_pct": 1.0})
     found = NetworkConfig(
@@ -85,7 +81,7 @@ def read_clip(
         ),
         activation="softmax" if kind == "clip" else "sigmoid",
     )
-    network = TowerNetwork(hints.complete(name, found), stored.model)
+    network = TowerNetwork(hints.complete(name, found), model)
     if hints.channels == "bgr":
         take_rgb(network.eval().backbone, network.config.input)
     return network.eval().requires_grad_(False), text
@@ -94,7 +90,7 @@ def read_clip(
 def _read_transformers(checkpoint: Path | str, name: str, found: Mapping[str, Any]) -> _Stored:
     file = read_weights(checkpoint, WEIGHTS, name)
     # Older versions stored these numbers, which are not weights.
-    state = unwrap(file.content).state
+    state, _ = unwrap(file.content)
     state = {key: v for key, v in state.items() if not key.endswith(".position_ids")}
     model = _build(name, found, state)
     files = (fetch(checkpoint, f"{each}_config.json") for each in ("preprocessor", "processor"))
@@ -108,15 +104,14 @@ def _read_transformers(checkpoint: Path | str, name: str, found: Mapping[str, An
             f"{name} has a preparation of photos that is not supported"
         ) from error
     tokenizer = read_json(checkpoint, "tokenizer_config.json").get("tokenizer_class")
-    return _Stored(model, file.sha256, preparation, tokenizer == _CANONICAL)
+    return model, file.sha256, preparation, tokenizer == _CANONICAL
 
 
 def _read_open_clip(checkpoint: Path | str, name: str, found: Mapping[str, Any]) -> _Stored:
     file = read_weights(checkpoint, _OPEN_CLIP_WEIGHTS, name)
-    model = _build(name, describe_model(found), rename_open_clip(unwrap(file.content).state))
+    model = _build(name, describe_model(found), rename_open_clip(unwrap(file.content)[0]))
     cleaning = found["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}
-    canonical = cleaning.get("clean") == "canonicalize"
-    return _Stored(model, file.sha256, describe_photos(found), canonical)
+    return model, file.sha256, describe_photos(found), cleaning.get("clean") == "canonicalize"
 
 
 def _build(name: str, found: Mapping[str, Any], state: State) -> CLIPModel | SiglipModel:
@@ -163,7 +158,7 @@ def _read_texts(checkpoint: Path | str, name: str, stored: _Stored) -> TextEncod
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent)
     except Exception as error:  # both libraries raise many types
         raise CheckpointError(f"{name} has a tokenizer.json that is damaged") from error
-    rules, model = tokenizer.backend_tokenizer, stored.model
+    rules, (model, sha256, _, canonical) = tokenizer.backend_tokenizer, stored
     module: ClipTexts | SiglipTexts
     if isinstance(model, CLIPModel):
         module, width = ClipTexts(model), model.text_projection.out_features
@@ -174,7 +169,7 @@ def _read_texts(checkpoint: Path | str, name: str, stored: _Stored) -> TextEncod
         module = SiglipTexts(model, tokenizer.pad_token_id)
         width = model.text_model.head.out_features
         frame = ("", tokenizer.eos_token)
-        rules.normalizer = _clean(rules.normalizer, canonical=stored.canonical)
+        rules.normalizer = _clean(rules.normalizer, canonical=canonical)
     known = module.body.embeddings.token_embedding.num_embeddings
     tokens = max(rules.get_vocab(with_added_tokens=False).values(), default=0) + 1
     if tokens > known:
@@ -194,7 +189,7 @@ def _read_texts(checkpoint: Path | str, name: str, stored: _Stored) -> TextEncod
         width,
         module.eval().requires_grad_(False),
         rules.to_str().encode(),
-        stored.sha256,
+        sha256,
         in_8_bits=False,  # a cosine counts up to 100-fold
     )
 

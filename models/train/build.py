@@ -91,17 +91,18 @@ def start_from(network: Network, init: CheckpointFile) -> str:
     name = network.config.backbone
     bare = read_backbone(init)
     if bare is not None:
-        if bare.described.is_tagger and bare.described.photos is None:
+        state, described = bare
+        if described.is_tagger and described.photos is None:
             raise CheckpointError(
                 f"{init.name} is in a folder with {TAGS}, and may take BGR (WD taggers do), which "
                 "training does not know: move it to a folder of its own if it takes RGB"
             )
         body = network.backbone.body
         own = body.state_dict()
-        whole = take_pooled_norm(bare.state, own)
+        whole = take_pooled_norm(state, own)
         kept = {k: v for k, v in whole.items() if k in own or not k.startswith(_CLASSIFIERS)}
         fill(body, add_counters(kept, own))
-        return "its backbone" + _take_pixels(network, _read_pixels(network, bare.described))
+        return "its backbone" + _take_pixels(network, _read_pixels(network, described))
     start = read_checkpoint(init, Hints(name, prefix_tokens="drop", features="forward_features"))
     found = start.take_network()
     fill(network.backbone, found.backbone.state_dict())

@@ -8,7 +8,6 @@ from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, read_body
 from models.checkpoints.layouts.foreign import refuse_foreign
 from models.checkpoints.layouts.home_made import read_home_made
 from models.checkpoints.layouts.state import (
-    Content,
     leave_out_training,
     refuse_others,
     take,
@@ -24,9 +23,9 @@ _HEAD = re.compile(
 
 def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
     """Translates a file's content; facts `given` with the file override its own."""
-    found = unwrap(content)
-    described = given.complete(found.described)
-    state = leave_out_training(found.state)
+    state, found = unwrap(content)
+    described = given.complete(found)
+    state = leave_out_training(state)
     refuse_foreign(state)
     state = backbones.rename_densenet(_take_network(state))
     ignored = given.model_args or (given.preparation and not given.photos)
@@ -52,15 +51,14 @@ def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
     return classifier
 
 
-def read_bare_backbone(content: object, given: Description) -> Content | None:
+def read_bare_backbone(content: object, given: Description) -> tuple[State, Description] | None:
     """Reads a backbone and its own classifier under timm's names; None if there is a known head."""
-    found = unwrap(content)
-    state = found.state
+    state, found = unwrap(content)
     if any(_HEAD.fullmatch(key) for key in state):
         return None
     refuse_foreign(state)
     state = backbones.rename_tresnet(state) if OFFICIAL_TRESNET_MARK in state else state
-    return Content(state, given.complete(found.described))
+    return state, given.complete(found)
 
 
 def _take_network(state: State) -> State:

@@ -4,7 +4,6 @@ import argparse
 import logging
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -45,19 +44,12 @@ _METRIC = re.compile(
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Content:
-    """A foreign file's tensors under its authors' names, and its description."""
-
-    state: State
-    described: Description
-
-
-def unwrap(content: object) -> Content:
+def unwrap(content: object) -> tuple[State, Description]:
     """Finds the tensors: a bare state dict, or one under a name that training code uses.
 
-    Averaged weights come before others. Raises CheckpointError if there are several networks, or if
-    the weights are no plain tensors.
+    Returns them under their authors' names, and the file's description of itself. Averaged weights
+    come before others. Raises CheckpointError if there are several networks, or if the weights are
+    no plain tensors.
     """
     if not isinstance(content, Mapping):
         raise CheckpointError("the checkpoint is not a dictionary of tensors")
@@ -67,7 +59,7 @@ def unwrap(content: object) -> Content:
     inner = {key: value for key, value in inner.items() if key not in _STEPS}
     if not inner or not all(isinstance(value, Tensor) for value in inner.values()):
         _refuse(inner)
-    return Content(inner, _read_description(content))
+    return inner, _read_description(content)
 
 
 def _refuse(content: Mapping[Any, Any]) -> NoReturn:

@@ -45,7 +45,7 @@ def add(prefix: str, state: dict[str, Any]) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_weights_are_found_and_averaged_ones_come_first(content: dict[str, Any]) -> None:
-    found = unwrap(content).state
+    found, _ = unwrap(content)
     assert found.keys() == GOOD.keys()
     assert all(found[key].equal(tensor) for key, tensor in GOOD.items())
 
@@ -84,7 +84,7 @@ def test_averages_under_other_names_are_not_passed_over(name: str, content: dict
 def test_settings_of_averages_and_of_optimizers_are_no_weights() -> None:
     others = {"averaging_state": {"n_averaged": torch.tensor(4)}, "ema_decay": 0.99,
         "optimizer": {"state": {0: {"exp_avg": torch.ones(2, 3)}}}, "schema": OTHER}  # fmt: skip
-    assert unwrap({"state_dict": GOOD, **others}).state == GOOD
+    assert unwrap({"state_dict": GOOD, **others})[0] == GOOD
 
 
 def test_layers_are_not_taken_for_losses_and_metrics() -> None:
