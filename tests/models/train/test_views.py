@@ -1,6 +1,5 @@
 """Training uses the pixels of the service; errors name an unreadable photo."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ from PIL import Image
 from timm.data.auto_augment import RandAugment
 
 from models.config import InputConfig
-from models.data.records import DataError, LabelledFolder, LabelledImage
+from models.data.records import DataError, LabelledImage
 from models.train.recipe import Recipe
 from models.train.views import (
     Photos,
-    describe_files,
     evaluation_transform,
     read_picture,
     training_transform,
@@ -108,21 +106,3 @@ def test_randaugment_is_uniform_over_the_magnitudes_of_the_authors_package() -> 
     assert abs(shift.level_fn(shift.magnitude, shift.hparams)[0]) == pytest.approx(150 / 331)
     assert {op.prob for op in policy.ops} == {0.5}
     assert transform(paint("RGB")).shape == (3, 224, 224)
-
-
-def test_description_has_the_path_in_the_folder_the_size_and_the_time_of_a_photo(
-    tmp_path: Path,
-) -> None:
-    paths = [tmp_path / name for name in ("old/cat/1.png", "old/dog/1.png")]
-    for path in paths:
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"1234")
-        os.utime(path, ns=(0, 10**9))
-    before = "cat/1.png 4 1000000000\ndog/1.png 4 1000000000"
-    assert describe_files([LabelledImage(path, "train", ()) for path in paths]) == before
-
-
-def test_missing_photo_of_a_split_is_named(tmp_path: Path) -> None:
-    photo = LabelledImage(tmp_path / "b.jpg", "train", ())
-    with pytest.raises(DataError, match=r"b\.jpg is missing"):
-        Photos.of_split(LabelledFolder("x", (), (photo,)), "train", str)
