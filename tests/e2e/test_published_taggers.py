@@ -12,10 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from PIL import Image
 from typer.testing import CliRunner
 
 from export.__main__ import main as export
+from models import load_checkpoint
+from models.checkpoints.description import CheckpointError
 from service.cli.commands import app
 from tests.e2e.server_process import ROOT
 
@@ -23,6 +27,7 @@ SCRIPTS = ROOT.parent / "shared" / "goldens" / "wild"
 PHOTOS = ROOT / "docs" / "photos"
 TOLERANCE = 1e-3  # of a score
 WD = "--channels bgr --pad white"
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 pytestmark = pytest.mark.skipif(not SCRIPTS.is_dir(), reason="the rebuilt taggers are not here")
 
@@ -83,3 +88,53 @@ def test_tagger_answers_as_its_authors_code(
         found = {each["label"]: each["score"] for each in answer["labels"]}
         wanted = dict(zip(names, expected.tolist(), strict=True))
         assert found == pytest.approx(wanted, abs=TOLERANCE)
+
+
+# Files that are refused, and what the message says that they are.
+REFUSED = {
+    "whole.pth": "Net",
+    "whole_in_dict.pth": "Net",
+    "script.pt": "TorchScript",
+    "int8.pth": "quantised",
+    "bnb.safetensors": "bitsandbytes",
+    "params.npz": "numpy",
+    "two_nets.ckpt": "several networks",
+}
+# Weights in 16 bits round: largest deviations of a score.
+ROUNDED = {"fp16.safetensors": 0.01, "mixed.pth": 0.01, "bf16.safetensors": 0.1}
+
+
+@pytest.mark.filterwarnings("ignore:(TypedStorage|torch.quantize_per_tensor)")  # for int8
+@pytest.mark.parametrize("case", [pytest.param("containers", marks=pytest.mark.slow), "fine_tunes"])
+def test_containers_and_fine_tunes_have_their_networks_logits(case: str, tmp_path: Path) -> None:
+    rebuild(tmp_path, f"{case}.py")
+    folder = tmp_path / case
+    photos, scores = read_reference(folder)
+    images = torch.stack([prepare(tmp_path / "photos" / f"{name}.png") for name in photos])
+    files = [path for path in folder.iterdir() if path.suffix not in (".txt", ".npz")]
+    files += folder.glob("*/model.safetensors")
+    files += folder.glob("params.npz")
+    faults = {}
+    for path in files:
+        if path.is_dir() and not (path / "config.json").is_file():
+            continue
+        try:
+            network = load_checkpoint(path, backbone="resnet18")
+        except CheckpointError as error:
+            if REFUSED.get(path.name, "\n") not in str(error):
+                faults[path.name] = str(error)
+            continue
+        with torch.inference_mode():
+            found = network(images).sigmoid().numpy()
+        deviation = np.abs(found - scores).max()
+        if path.name in REFUSED or not deviation <= ROUNDED.get(path.name, TOLERANCE):
+            faults[path.name] = f"off by {deviation:.1e}"
+    assert faults == {}
+
+
+def prepare(path: Path) -> torch.Tensor:
+    """Returns a photo as the cases prepare it: float32 [3, 224, 224], normalised."""
+    pixels = Image.open(path).convert("RGB").resize((224, 224), Image.Resampling.BICUBIC)
+    mean, std = (np.array(values, np.float32) for values in IMAGENET)
+    array = (np.asarray(pixels, np.float32) / 255 - mean) / std
+    return torch.from_numpy(array.transpose(2, 0, 1))
