@@ -96,9 +96,7 @@ def test_page_whose_name_was_rebound_changes_nothing(page: Page, address: str) -
     assert send(page, "/labels/zoo", DELETE) == [204, ""]
 
 
-def test_page_under_an_unknown_name_says_which_setting_it_needs(
-    page: Page, address: str
-) -> None:
+def test_page_under_an_unknown_name_says_which_setting_it_needs(page: Page, address: str) -> None:
     page.goto(f"http://nas{NAMES}:{address.rpartition(':')[2]}/")
     page.get_by_role("button", name="Sample: cat").click()
     alert = page.locator("#alert")
