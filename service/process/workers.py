@@ -264,7 +264,8 @@ class Supervisor:
                         link.send(_RELOAD)
                     return
             del self._to_reload[0]
-        logger.info("all workers have reloaded")
+        has_engine = any(slot.is_engine for slot in self._slots)
+        logger.info("all workers have %s", "read their keys" if has_engine else "reloaded")
 
     def _note_reload(self, slot: _Slot, *, done: bool) -> None:
         if self._stops or self._to_reload[:1] != [slot]:

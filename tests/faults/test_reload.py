@@ -209,7 +209,7 @@ def test_keys_rotate_under_load_also_with_a_shared_engine(
                 assert old.answers == {"1.0", 200}
                 new_file.write_text(f"shop:{NEW_KEY}")
                 new_file.rename(file)
-                reload(server, DONE[2])
+                reload(server, "INFO .* all workers have read their keys")
                 assert old.wait() == {**dict.fromkeys(range(3), 401), READYZ: 200}
                 new.wait()
             assert new.answers == {"1.0", 200}

@@ -136,9 +136,12 @@ class _KeySet:
                 f"{source}: a key must be KEY or NAME:KEY: a name of 1 to 64 letters, digits, '.', "
                 f"'_' and '-', a key of at least {_MIN_CHARACTERS} characters without a colon"
             )
-        named = ((_digest(each["key"]), each["name"]) for each in found if each)
+        named = {(_digest(each["key"]), each["name"]) for each in found if each}
         may = self._may_administrate
-        return {key: Identity(name or f"key {key.hex()[:8]}", may) for key, name in named}
+        identities = {key: Identity(name or f"key {key.hex()[:8]}", may) for key, name in named}
+        if len(identities) < len(named):
+            raise StartError(f"{source}: a key has two names: leave one of them")
+        return identities
 
 
 class Guard:

@@ -147,7 +147,7 @@ def test_each_kind_of_key_allows_its_own(kinds: tuple[str, ...]) -> None:
     [
         *("short", ",", " ", "@/no/such/file/of/keys", f"{PREDICT},short", PREDICT[:15]),
         *("a:short", f":{PREDICT}", f"a b:{PREDICT}", f"a:b:{PREDICT}", f"a: {PREDICT}"),
-        *(f"{PREDICT}:", f"{'a' * 65}:{PREDICT}", f"ä:{PREDICT}"),
+        *(f"{PREDICT}:", f"{'a' * 65}:{PREDICT}", f"ä:{PREDICT}", f"a:{PREDICT},b:{PREDICT}"),
     ],
 )
 def test_invalid_keys_stop_the_start_without_being_shown(text: str) -> None:
