@@ -11,6 +11,7 @@ const SAMPLES = {
 };
 
 let own = []; // the latest first
+let wanted = null; // the sample that was pressed last: another may load slowly
 
 export function listOwnPhotos() {
   return [...own];
@@ -65,9 +66,6 @@ const pathOf = (file) => file.webkitRelativePath || paths.get(file);
 function isWanted(file) {
   return !pathOf(file) || file.type.startsWith("image/");
 }
-
-/** Whether `photo` is the last one that was asked for; a sample may load slowly. */
-let wanted = null;
 
 function makeSample(photo, caption, onSample, onProblem) {
   const button = makeButton("", "");

@@ -80,14 +80,13 @@ function makeList(className, name, labels, { shared, threshold, hasMap, onPress,
 }
 
 function makeRow(label, threshold, kind, onPress) {
-  const body = document.createElement(onPress ? "button" : "div");
-  body.className = label.score >= threshold ? "label" : "label below";
+  const passes = label.score >= threshold;
+  const body = makeElement(onPress ? "button" : "div", passes ? "label" : "label below", "");
   if (onPress) {
     body.type = "button";
     body.dataset.label = label.label;
     body.addEventListener("click", () => onPress(label));
   }
-  const passes = label.score >= threshold;
   body.append(
     makeElement("span", "name", label.label),
     makeBar(label.score, threshold, passes),
