@@ -191,9 +191,9 @@ def test_engine_that_is_replaced_is_used_again(
     with serve(engine, bundle, tmp_path) as first:
         remote = connect(bundle, tmp_path)
         remote.run(random_images(0, 1), [[None]])
+        first._listener.close()  # before the channels: a closed one is opened again at once
         for channel in [key.data for key in first._selector.get_map().values() if key.data]:
             channel.connection.close()
-        first._listener.close()
     wait_until(lambda: not remote.available)
     with pytest.raises(NotReady):
         remote.run(random_images(0, 1), [[None]])
