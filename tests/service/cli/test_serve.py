@@ -13,9 +13,9 @@ import service.pipeline.pipeline
 from service.cli import serve as serving
 from service.cli.serve import serve_model
 from service.errors import StartError
-from service.pipeline.host import OpenPipeline
 from service.pipeline.loading import Graphs, open_graphs
 from service.pipeline.pipeline import Pipeline
+from service.pipeline.served import OpenPipeline
 from service.process import engine_process, server
 from service.process.plan import Plan
 from service.scheduling.cpu import CoreShare

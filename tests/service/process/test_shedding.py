@@ -10,7 +10,7 @@ import pytest
 from service.bundle.reader import Bundle
 from service.http.telemetry import logs
 from service.http.telemetry.metrics import Metrics
-from service.pipeline.host import PipelineHost
+from service.pipeline.served import ServedPipeline
 from service.process import shedding
 from service.process.shedding import Shedder
 from service.scheduling.queue import BatchQueue
@@ -22,11 +22,11 @@ PATHS = ("/predict", "/predict/batch")
 
 
 @pytest.fixture
-async def host(tiny_bundle: Bundle) -> AsyncIterator[PipelineHost]:
-    host = PipelineHost(Settings(bundle=tiny_bundle.path, device="cpu"))
-    await host.open()
-    yield host
-    await host.drain()
+async def served(tiny_bundle: Bundle) -> AsyncIterator[ServedPipeline]:
+    served = ServedPipeline(Settings(bundle=tiny_bundle.path, device="cpu"))
+    await served.open()
+    yield served
+    await served.drain()
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture
-def shedder(host: PipelineHost, metrics: Metrics) -> Shedder:
-    return Shedder(host, metrics, PATHS)
+def shedder(served: ServedPipeline, metrics: Metrics) -> Shedder:
+    return Shedder(served, metrics, PATHS)
 
 
 def read_count(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -90,10 +90,10 @@ async def test_other_request_passes(shedder: Shedder, scope: dict[str, Any]) -> 
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("path", ["/predict", "/tags/predict"])
 async def test_prediction_below_the_root_path_is_refused_and_counted_by_its_route(
-    host: PipelineHost, metrics: Metrics, path: str
+    served: ServedPipeline, metrics: Metrics, path: str
 ) -> None:
-    host.settings = host.settings.model_copy(update={"root_path": "/tags"})
-    shedder = Shedder(host, metrics, PATHS)
+    served.settings = served.settings.model_copy(update={"root_path": "/tags"})
+    shedder = Shedder(served, metrics, PATHS)
     for _ in range(3):
         assert shedder.refuse(make_scope(path)) is not None
     route = {"method": "POST", "path": "/predict", "status": "429"}
@@ -104,8 +104,10 @@ async def test_prediction_below_the_root_path_is_refused_and_counted_by_its_rout
 
 
 @pytest.mark.usefixtures("full")
-async def test_request_passes_when_the_service_drains(shedder: Shedder, host: PipelineHost) -> None:
-    await host.drain()
+async def test_request_passes_when_the_service_drains(
+    shedder: Shedder, served: ServedPipeline
+) -> None:
+    await served.drain()
     assert shedder.refuse(make_scope()) is None
 
 

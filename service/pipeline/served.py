@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 OpenPipeline = Callable[[Settings], Pipeline]
 
 
-class PipelineHost:
-    """Opens one pipeline, hands it out, and drains it; `observers` get its batches and predictions.
+class ServedPipeline:
+    """Opens a pipeline, hands it out, reloads and drains it; `observers` get its batches.
 
     `reload` replaces it by one of the bundle and label sets that are on disk then.
     `failure` says in one line for the operator why the pipeline cannot be opened, or broke.
