@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from service.bundle.card import InputContract
 from service.engine.engine import Engine
 from service.engine.heads import Head, LogitsArray, ScreenedLogits
-from service.engine.remote import RemoteEngine
 from service.errors import ImageError, InferenceFailed, OutOfMemory, without_frames
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import Jpeg
@@ -44,7 +43,7 @@ class Result:
 class Inference:
     """Runs batches; `run` may be called in several threads; `observers` get every batch."""
 
-    engine: Engine | RemoteEngine
+    engine: Engine
     contract: InputContract
     max_pixels: int
     observers: Sequence[Observer] = ()

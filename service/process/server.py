@@ -133,21 +133,15 @@ class Server(uvicorn.Server):
     async def _reload(self) -> None:
         app: Any = self.config.app
         app.state.keys.reread(forced=True)
-        if self._served.settings.shared_engine:  # the supervisor logs that the rest stays
-            self._report_reload(done=True)
-            return
         done = await self._served.reload()
         app.state.metrics.reloads.labels("done" if done else "failed").inc()
         ending = asyncio.create_task(self._end_earlier())
         # Else the models of several workers would be in memory twice. But a client that reads its
         # answer slowly does not stop the others.
         await asyncio.wait({ending}, timeout=self._served.settings.drain_seconds)
-        self._report_reload(done=done)
-        await ending
-
-    def _report_reload(self, *, done: bool) -> None:
         if self._worker is not None:
             self._worker.send(RELOADED if done else NOT_RELOADED)
+        await ending
 
     async def _end_earlier(self) -> None:
         # Before they have read a body, requests have chosen the pipeline that answers them.

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from service.bundle.card import Device, Precision
 from service.bundle.reader import load_bundle
 from service.engine.engine import Engine, open_engine
+from service.engine.heads import TRAINED_HEAD
 from service.engine.sessions import first_line
 from service.images.decode import PixelArray
 from service.pipeline.scoring import compute_scores
@@ -51,16 +52,14 @@ def measure(case: Case) -> dict[str, Any]:
         threads=count_cores(),
         cuda_options=case.options,
     )
-    images, memory = make_images(case.bundle, _MOST), []
-    for sizes in ((1, 2, 4, 8, 16), (_MOST,)):
-        for size in sizes:
-            engine.run(images[:size], [[None]] * size)
-        memory.append(_used_mib() - before)
+    images = make_images(case.bundle, _MOST)
 
     def run(*sizes: int) -> None:
         for size in sizes:
-            engine.run(images[:size], [[None]] * size)
+            engine.run(images[:size], [[TRAINED_HEAD]] * size)
 
+    run(1, 2, 4, 8, 16, _MOST)
+    memory = _used_mib() - before
     rates = [
         sum(sizes) / median_seconds(partial(run, *sizes), case.seconds)
         for sizes in (*((size,) for size in _SIZES), _CHANGING)
@@ -123,7 +122,7 @@ def measure_torch(case: Case) -> dict[str, Any]:
                 torch.cuda.synchronize()
 
             rates.append(count / median_seconds(run, case.seconds))
-    return {"rates": rates, "memory": [_used_mib() - before], "difference": 0.0}
+    return {"rates": rates, "memory": _used_mib() - before, "difference": 0.0}
 
 
 def make_images(bundle: Path, count: int) -> PixelArray:
@@ -135,7 +134,7 @@ def make_images(bundle: Path, count: int) -> PixelArray:
 
 
 def score(engine: Engine, images: PixelArray) -> NDArray[np.float32]:
-    results = engine.run(images, [[None]] * len(images))
+    results = engine.run(images, [[TRAINED_HEAD]] * len(images))
     return compute_scores(np.stack([logits for (logits,), *_ in results]), "sigmoid")
 
 
@@ -144,17 +143,16 @@ def _used_mib() -> int:
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     query = ["nvidia-smi", f"--id={first}", "--query-gpu=memory.used"]
     try:
-        found = subprocess.check_output([*query, "--format=csv,noheader,nounits"], text=True)
-        return int(found)
+        return int(subprocess.check_output([*query, "--format=csv,noheader,nounits"], text=True))
     except (OSError, ValueError, subprocess.CalledProcessError):
         return 0
 
 
 def answer() -> None:
-    """Prints what the case on standard input is measured at, as JSON in the last line."""
+    """Measures the case on standard input; prints the row as JSON in the last line."""
     case = pickle.load(sys.stdin.buffer)
     try:
-        found = measure_torch(case) if case.options == "torch" else measure(case)
+        row = measure_torch(case) if case.options == "torch" else measure(case)
     except Exception as error:  # ONNX Runtime's exceptions have no common base
-        found = {"refused": first_line(error.__cause__ or error)}
-    print(f"\n{json.dumps(found)}")
+        row = {"refused": first_line(error.__cause__ or error)}
+    print(f"\n{json.dumps(row)}")

@@ -11,7 +11,7 @@ from service.bundle.reader import Bundle
 from service.engine import session_set
 from service.engine.devices import PROVIDERS, check_device, multiplies_bf16, multiplies_int8
 from service.engine.engine import Engine, open_engine
-from service.engine.heads import Head, HeadResults
+from service.engine.heads import TRAINED_HEAD, Head, HeadResults
 from service.engine.sessions import first_line
 from service.errors import StartError
 from tests.support.tiny_bundle import random_images, random_queries
@@ -59,7 +59,7 @@ def assert_gives_the_cpus_logits(
     cpu = open_engine(bundle, device="cpu", precision="fp32", max_batch_size=6)
     queries = random_queries(0, num_queries)
     queries.flags.writeable = False  # like a label set's, which are cached on a GPU
-    mixture: list[list[Head]] = [[None], [queries], [None, queries]]
+    mixture: list[list[Head]] = [[TRAINED_HEAD], [queries], [TRAINED_HEAD, queries]]
     for count in range(1, 7):
         images = random_images(count, count)
         asked = [mixture[i % 3] for i in range(count)]
@@ -74,7 +74,7 @@ def assert_gives_the_cpus_memories(
     cpu = open_engine(bundle, device="cpu", precision="fp32")
     images, explained = random_images(0, 3), [0, 2]
     queries = random_queries(0, num_queries)
-    asked: list[list[Head]] = [[None, queries]] * 3
+    asked: list[list[Head]] = [[TRAINED_HEAD, queries]] * 3
     found = engine.run(images, asked, explained=explained)
     _assert_same(found, cpu.run(images, asked, explained=explained), tolerance)
     assert [len(each.memories) for each in found] == [2, 0, 2]

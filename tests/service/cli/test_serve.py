@@ -16,7 +16,7 @@ from service.errors import StartError
 from service.pipeline.loading import Graphs, open_graphs
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.served import OpenPipeline
-from service.process import engine_process, server
+from service.process import server
 from service.process.plan import Plan
 from service.scheduling.cpu import CoreShare
 from service.scheduling.gpus import Gpu
@@ -93,7 +93,7 @@ def test_workers_that_fit_on_the_gpu_share_the_cores_and_limits(
     free = iter([1000, 700])
     monkeypatch.setattr(Gpu, "free_bytes", lambda _gpu: next(free))
     settings = Settings(label_store="memory")
-    plan = Plan(8, 0, [CoreShare(1)] * 8, [Gpu("GPU-a")], on_gpu=True)
+    plan = Plan(8, [CoreShare(1)] * 8, [Gpu("GPU-a")], on_gpu=True)
     processes = serving._Processes(plan, settings, [], open_graphs)
     count = serving._measure_gpu(processes)
     assert count is not None
@@ -111,20 +111,17 @@ def test_limits_that_count_for_each_worker_are_logged(
     assert "rate_limit counts for each of the 2 workers: divide by them" in caplog.text
 
 
-@pytest.mark.parametrize(("engines", "seen"), [(0, "GPU-2"), (2, None)])
-def test_process_with_the_model_sees_its_gpu_before_the_model_opens(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engines: int, seen: str | None
+def test_worker_sees_its_gpu_before_the_model_opens(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpus, shares = [Gpu("GPU-1"), Gpu("GPU-2")], [CoreShare(1)] * 4
-    plan, opened = Plan(4, engines, shares, gpus, on_gpu=True), list[str | None]()
+    plan, opened = Plan(4, shares, gpus, on_gpu=True), list[str | None]()
 
     def note(*_: object) -> None:
         opened.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     monkeypatch.setattr(serving, "_serve", note)
-    monkeypatch.setattr(engine_process, "run_engine", note)
     processes = serving._Processes(plan, Settings(), [str(tmp_path)], note)  # type: ignore[arg-type]
-    for number, run in ((4, processes.serve), (6, processes.run_engine)):
-        run(SimpleNamespace(number=number, is_orphan=bool))  # type: ignore[arg-type]
-    assert opened == [seen, "GPU-2"]
+    processes.serve(SimpleNamespace(number=4, is_orphan=bool))  # type: ignore[arg-type]
+    assert opened == ["GPU-2"]

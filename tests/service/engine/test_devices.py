@@ -16,9 +16,10 @@ from service.engine.devices import (
     has_openvino,
     multiplies_bf16,
     multiplies_int8,
+    parse_cuda_options,
 )
 from service.engine.engine import Engine, open_engine
-from service.engine.heads import LABELS_PER_RUN
+from service.engine.heads import LABELS_PER_RUN, TRAINED_HEAD
 from service.errors import BundleError, StartError
 from service.images.decode import PixelArray, decode_image
 from service.settings import Settings
@@ -59,7 +60,9 @@ def photos() -> PixelArray:
 def run_default(device: Device, precision: RunPrecision, photos: PixelArray) -> np.ndarray:
     """Returns the trained logits [B, N] of the default bundle."""
     engine = open_engine(load_bundle(Settings().bundle), device=device, precision=precision)
-    return np.stack([logits for (logits,), *_ in engine.run(photos, [[None]] * len(photos))])
+    return np.stack(
+        [logits for (logits,), *_ in engine.run(photos, [[TRAINED_HEAD]] * len(photos))]
+    )
 
 
 def set_processor(monkeypatch: pytest.MonkeyPatch, *, int8: bool = True, bf16: bool = True) -> None:
@@ -232,3 +235,34 @@ def test_missing_libraries_are_printed_to_stderr(
         check_device("cuda")
 
     assert capsys.readouterr() == ("", "Failed to load libcublasLt.so\n")
+
+
+def test_cuda_options_are_read() -> None:
+    assert parse_cuda_options(None, "cpu") == {}
+    text = " a = b=c,prefer_nhwc=1,fuse_conv_bias=true,enable_cuda_graph=0,device_id=0"
+    options = {"a": "b=c", "prefer_nhwc": "1", "fuse_conv_bias": "true"}
+    options |= {"enable_cuda_graph": "0", "device_id": "0"}
+    assert parse_cuda_options(text, "tensorrt") == options
+
+
+@pytest.mark.parametrize(
+    ("text", "device", "said"),
+    [
+        ("prefer_nhwc", "cuda", "'prefer_nhwc' must be NAME=VALUE, each name once"),
+        ("a=1,a=2", "cuda", "'a=2' must be NAME=VALUE, each name once"),
+        ("a=1", "cpu", "device cpu has none: set device cuda, or unset them"),
+        ("device_id=1", "cuda", "device_id must be 0; it is 1: set CUDA_VISIBLE_DEVICES instead"),
+        ("enable_cuda_graph=1", "cuda", "enable_cuda_graph is not supported, .*: unset it"),
+        ("fuse_conv_bias=1", "cuda", "fuse_conv_bias gives wrong .*: set prefer_nhwc=1 too, .*"),
+        ("prefer_nhwc=false,fuse_conv_bias=true", "cuda", "fuse_conv_bias gives wrong .*"),
+    ],
+)
+def test_cuda_options_that_cannot_work_stop_the_start(text: str, device: Device, said: str) -> None:
+    with pytest.raises(StartError, match=f"^cuda_options: {said}$"):
+        parse_cuda_options(text, device)
+
+
+@pytest.mark.skipif("CUDAExecutionProvider" in ort.get_available_providers(), reason="has CUDA")
+def test_device_auto_does_not_fall_back_with_cuda_options(tiny_bundle: Bundle) -> None:
+    with pytest.raises(StartError, match=r"^device cuda"):
+        open_engine(tiny_bundle, device="auto", cuda_options="prefer_nhwc=1")

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from service.bundle.reader import Bundle
 from service.engine.engine import open_engine
-from service.engine.heads import LABELS_PER_RUN, Head, LogitsArray, ScreenedLogits, ScreenedQueries
+from service.engine.heads import (
+    LABELS_PER_RUN,
+    TRAINED_HEAD,
+    Head,
+    LogitsArray,
+    ScreenedLogits,
+    ScreenedQueries,
+)
 from service.engine.session_set import SessionSet, open_session_set
 from service.engine.sessions import SessionConfig
 from service.engine.tensors import QueryCache
@@ -72,7 +79,7 @@ def test_kept_labels_have_the_logits_of_the_full_way(
     names: list[list[str | tuple[int, float, int]]],
 ) -> None:
     images = random_images(seed, len(names))
-    made: dict[object, Head] = {"plain": MATRICES[0], "trained": None}
+    made: dict[object, Head] = {"plain": MATRICES[0], "trained": TRAINED_HEAD}
     made |= {each: ask(*each) for row in names for each in row if not isinstance(each, str)}
     asked: list[list[Head]] = [[made[name] for name in row] for row in names]
     full: list[list[Head]] = [

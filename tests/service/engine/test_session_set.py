@@ -14,7 +14,7 @@ from service.bundle.card import Precision
 from service.bundle.reader import Bundle
 from service.engine import session_set
 from service.engine.engine import Engine, open_engine
-from service.engine.heads import Head, HeadResults, NoHead, SomeQueries
+from service.engine.heads import TRAINED_HEAD, Head, HeadResults, SomeQueries, ZeroHead
 from service.engine.session_set import SessionSet, open_session_set
 from service.engine.sessions import SessionConfig
 from service.engine.tensors import QueryCache
@@ -60,7 +60,7 @@ def test_mixed_batch_gives_each_image_the_logits_of_its_heads(
 ) -> None:
     images = random_images(seed, len(asked))
     heads: dict[str, Head] = {name: random_queries(i, 5 + i) for i, name in enumerate("abc")}
-    heads["trained"] = None
+    heads["trained"] = TRAINED_HEAD
 
     results = engine.run(images, [[heads[name] for name in names] for names in asked])
 
@@ -104,7 +104,16 @@ def test_heads_on_a_gpu_run_from_the_first_to_the_last_row_that_asks(open_bundle
     trained, opened = CountingSession(sessions.trained_head), CountingSession(sessions.open_head)
     bound = replace(sessions, query_cache=QueryCache("cpu"), trained_head=trained, open_head=opened)
     images, (a, b, c) = random_images(6, 8), (random_queries(seed, 4) for seed in range(3))
-    asked: list[list[Head]] = [[None], [a], [None, b], [None], [b], [b], [c], []]
+    asked: list[list[Head]] = [
+        [TRAINED_HEAD],
+        [a],
+        [TRAINED_HEAD, b],
+        [TRAINED_HEAD],
+        [b],
+        [b],
+        [c],
+        [],
+    ]
 
     found = bound.run(images, asked)
 
@@ -122,7 +131,12 @@ def test_embedding_is_the_mean_or_first_token_of_the_rows_that_ask(
     cache = QueryCache("cpu") if on_gpu else None
     sessions = replace(plain, query_cache=cache, two_towers=two_towers)
     images = random_images(8, 4)
-    asked: list[list[Head]] = [[None], [random_queries(0, 4), NoHead(2)], [], [None, NoHead(1)]]
+    asked: list[list[Head]] = [
+        [TRAINED_HEAD],
+        [random_queries(0, 4), ZeroHead(2)],
+        [],
+        [TRAINED_HEAD, ZeroHead(1)],
+    ]
     (tokens,) = plain.encoder.run(["tokens"], {"images": images})
 
     found = sessions.run(images, asked, explained=[0, 3], embedded=[1, 2, 3])
@@ -144,13 +158,13 @@ def test_fp32_encoder_runs_image_by_image_and_int8_in_batches(
 ) -> None:
     sessions = open_session_set(tiny_bundle, SessionConfig("cpu", precision))
     counting = CountingSession(sessions.encoder)
-    images, asked = random_images(7, 3), [[None]] * 3
+    images, asked = random_images(7, 3), [[TRAINED_HEAD]] * 3
 
     results = replace(sessions, encoder=counting).run(images, asked)
 
     assert counting.sizes == sizes
     for image, together in zip(images, results, strict=True):
-        (alone,) = sessions.run(image[None], [[None]])
+        (alone,) = sessions.run(image[None], [[TRAINED_HEAD]])
         np.testing.assert_allclose(together.logits, alone.logits, atol=TOLERANCE, rtol=0)
 
 
@@ -175,8 +189,8 @@ def test_some_queries_and_chunks_give_the_logits_of_their_rows(
 def test_failure_of_the_open_head_fails_one_batch_only(engine: Engine) -> None:
     images = random_images(1, 2)
     with pytest.raises(InferenceFailed):
-        engine.run(images, [[None], [np.zeros((2, QUERY_WIDTH + 1), np.float32)]])
-    assert len(engine.run(images, [[None], [random_queries(0, 2)]])) == 2
+        engine.run(images, [[TRAINED_HEAD], [np.zeros((2, QUERY_WIDTH + 1), np.float32)]])
+    assert len(engine.run(images, [[TRAINED_HEAD], [random_queries(0, 2)]])) == 2
 
 
 def test_warm_up_refuses_an_open_head_with_another_query_width(tmp_path: Path) -> None:
