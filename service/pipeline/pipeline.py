@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import Literal
 
 from service.bundle.card import CPU_DEVICES
+from service.caller import CALLER
 from service.engine.engine import Engine
 from service.engine.heads import Head
 from service.errors import (
@@ -37,7 +38,7 @@ from service.question import Question
 from service.scheduling.batcher import Batcher
 from service.scheduling.cpu import count_cores, list_cores
 from service.scheduling.queue import BatchQueue, BatchSizes, Done
-from service.scheduling.tasks import CALLER, SideThreads
+from service.scheduling.tasks import SideThreads
 from service.settings import Settings
 from service.stages import Observer, Stage
 

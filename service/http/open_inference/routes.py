@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from service import errors
+from service.caller import CALLER
 from service.http.open_inference.answer import (
     EXTENSIONS,
     LiveAnswer,
@@ -34,7 +35,7 @@ from service.images.decode import DecodedImage
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
-from service.scheduling.tasks import CALLER, run_together
+from service.scheduling.tasks import run_together
 
 SERVER_NAME = "ml-decoder-serve"
 

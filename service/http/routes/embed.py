@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, to_json
 
 from service import errors
+from service.caller import CALLER
 from service.errors import ServiceError
 from service.fields import MAX_PROMPT_CHARACTERS, validate
 from service.http.requests.body import JSON, cancel_on_disconnect
@@ -40,7 +41,7 @@ from service.http.security.rates import LIMITED
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import write_embedding
 from service.pipeline.teaching import embed_photo
-from service.scheduling.tasks import CALLER, run_together
+from service.scheduling.tasks import run_together
 
 MAX_TEXTS = 64
 

@@ -11,8 +11,9 @@ from typing import Self
 
 import pytest
 
+from service.caller import CALLER, Caller
 from service.errors import DeadlineExceeded, Draining, InvalidImage, OutOfMemory
-from service.scheduling.tasks import CALLER, Caller, SideThreads, run_in_order, run_together
+from service.scheduling.tasks import SideThreads, run_in_order, run_together
 
 pytestmark = pytest.mark.anyio
 
