@@ -33,8 +33,8 @@ class DropRequestId:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         async def send_without_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                kept = [each for each in message["headers"] if each[0] != RAW_REQUEST_ID]
-                message["headers"] = kept
+                headers = [header for header in message["headers"] if header[0] != RAW_REQUEST_ID]
+                message["headers"] = headers
             await send(message)
 
         await self._app(scope, receive, send_without_id)

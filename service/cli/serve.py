@@ -144,7 +144,10 @@ def _supervise(processes: _Processes) -> None:
 
 
 def _measure_gpu(processes: _Processes) -> Callable[[], int] | None:
-    """Returns what plans, once worker 1 is ready, how many fit on the GPUs; None if all do."""
+    """Returns a function that counts the workers that fit, to call when worker 1 is ready.
+
+    Returns None without GPUs.
+    """
     plan = processes.plan
     if not plan.gpus:
         return None

@@ -64,7 +64,7 @@ def check_device(device: Device) -> None:
 def choose_precision(
     bundle: Bundle, device: Device, asked: Literal["auto"] | RunPrecision
 ) -> RunPrecision:
-    """Returns the precision to run in, or raises `StartError`.
+    """Returns the precision to run in. Raises `StartError` if `asked` does not work here.
 
     `auto` is the bundle's choice, fp32 instead of int8 on a processor without VNNI, and bf16
     instead of fp32 if OpenVINO and the processor have it.
@@ -156,7 +156,7 @@ def _read_cpu_flags() -> list[str]:
 def add_openvino(
     options: ort.SessionOptions, *, threads: int, parallel_runs: int, bf16: bool, sizes_vary: bool
 ) -> None:
-    """Adds OpenVINO's CPU device to the options of a session, or raises `StartError`.
+    """Adds OpenVINO's CPU device to the options of a session. Raises `StartError` if there is none.
 
     `bf16` is for products, sums are float32. `sizes_vary`: inputs differ in more than batch size.
     """

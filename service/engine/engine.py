@@ -125,7 +125,7 @@ class Engine:
         return self._shared.run_heads(embeddings[:, np.newaxis], asked)
 
     def try_out(self) -> None:
-        """Runs one black image; raises `InferenceFailed` if the device does not work."""
+        """Runs one black image. Raises `InferenceFailed` if the device does not work."""
         self.run(self._make_black(1), [self._list_trained_heads()])
 
     def check(self) -> None:

@@ -87,7 +87,7 @@ class SessionSet:
                 kept = whole[row].copy() if row in explained else None
                 results[row] = results[row]._replace(embedding=self._embed(whole[row]), tokens=kept)
         stages = Stage("encode", started, encoded), Stage("head", encoded, time.perf_counter())
-        return [each._replace(stages=stages) for each in results]
+        return [result._replace(stages=stages) for result in results]
 
     def _encode(self, images: Images) -> _Tokens:
         if self.query_cache is not None:
@@ -120,9 +120,10 @@ class SessionSet:
                 most = max(1, _SCREENED_PER_RUN // len(head))
             for rows in (all_rows[i : i + most] for i in range(0, len(all_rows), most)):
                 with_memory = any(row in explained for row in rows)
-                found, memory = self._score(tokens, rows, head, with_memory=with_memory)
-                logits |= {(row, key): each for row, each in zip(rows, found, strict=True)}
-                memories |= {(row, key): each for row, each in zip(rows, memory, strict=False)}
+                scored, kept = self._score(tokens, rows, head, with_memory=with_memory)
+                keys = [(row, key) for row in rows]
+                logits.update(zip(keys, scored, strict=True))
+                memories.update(zip(keys, kept, strict=False))  # none without memory
         return [
             HeadResults(
                 tuple(logits[row, id(head)] for head in wanted),
@@ -138,29 +139,29 @@ class SessionSet:
         if isinstance(head, ZeroHead):
             blank = np.zeros(len(head), np.float32)
             return [blank] * len(rows), [np.zeros((0, 0), np.float32)] * len(rows)
-        some: Tensor  # a part of the tokens, with the rows at `places`
+        some: Tensor  # a part of the tokens, with the rows at `positions`
         if isinstance(tokens, ort.OrtValue):
             # Running the head for the unused rows between costs less than copying the used ones.
             some = cut_rows(tokens, rows[0], rows[-1])
-            places, count = [row - some.start for row in rows], some.stop - some.start
+            positions, count = [row - some.start for row in rows], some.stop - some.start
         else:
             some = tokens if len(rows) == len(tokens) else tokens[rows]
-            places, count = list(range(len(rows))), len(rows)
+            positions, count = list(range(len(rows))), len(rows)
         outputs = ["memory"] if with_memory else []
         if not isinstance(head, ScreenedQueries):
             all_logits, *memory = self._run_head(some, head, ["logits", *outputs])
-            return list(all_logits[places]), [each for found in memory for each in found[places]]
-        logits, positions, needed, *memory = self._run_screened(some, head, outputs, count)
-        kept: list[_Row] = []
-        for row, place in zip(rows, places, strict=True):
-            if needed[place] > positions.shape[1]:
+            return list(all_logits[positions]), list(memory[0][positions]) if memory else []
+        logits, labels, needed, *memory = self._run_screened(some, head, outputs, count)
+        scored: list[_Row] = []
+        for row, position in zip(rows, positions, strict=True):
+            if needed[position] > labels.shape[1]:
                 (full,), _ = self._score(tokens, [row], head.queries)
-                kept.append(full)
+                scored.append(full)
                 continue
-            chosen = positions[place, : needed[place]]
+            chosen = labels[position, : needed[position]]
             order = chosen.argsort()
-            kept.append(ScreenedLogits(logits[place, order], chosen[order]))
-        return kept, [each for found in memory for each in found[places]]
+            scored.append(ScreenedLogits(logits[position, order], chosen[order]))
+        return scored, list(memory[0][positions]) if memory else []
 
     def _run_screened(
         self, tokens: Tensor, head: ScreenedQueries, outputs: list[str], count: int

@@ -22,7 +22,7 @@ _EXACT = {"use_tf32": "0"}
 # ONNX Runtime writes a C++ signature of 1,000 characters before the reason, host and file after.
 _REASON = re.compile(
     r"(?:\b(?:CUDA|CUDNN|CUDNN_FE|CUBLAS) failure |Please install |Unknown provider option|"
-    r"Failed to parse provider option|This session cannot use )(?:(?! ; GPU=).)*"
+    r"Failed to parse provider option)(?:(?! ; GPU=).)*"
 )
 SLOWER_ON_CPU = ["SkipLayerNormFusion"]
 """Optimisations that slow a CPU down: this one's kernel is not vectorised and takes five times as
@@ -183,16 +183,16 @@ def first_line(error: BaseException) -> str:
 
 
 def _check_tensors(
-    graph: GraphName, found: Sequence[Any], wanted: Mapping[str, TensorSpec]
+    graph: GraphName, tensors: Sequence[Any], wanted: Mapping[str, TensorSpec]
 ) -> None:
-    names = [tensor.name for tensor in found]
+    names = [tensor.name for tensor in tensors]
     required = [name for name in wanted if name in names or name not in KEYS]
     if set(names) != set(required):
         raise BundleError(
             f"{graph} has {', '.join(names) or 'nothing'} where it should have only "
             f"{', '.join(required)}"
         )
-    for tensor in found:
+    for tensor in tensors:
         kind, sizes = wanted[tensor.name]
         if tensor.type != f"tensor({kind})":
             raise BundleError(f"{graph}: {tensor.name} is {tensor.type}, not tensor({kind})")

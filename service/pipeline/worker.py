@@ -54,10 +54,10 @@ class Inference:
         Raises InferenceFailed for the batch, or ServiceBroken if the engine fails on every one.
         """
         decoded = [self._decode(item) for item in items]
-        good = [(item, *each) for item, each in zip(items, decoded, strict=True)
-                if not isinstance(each, Exception)]  # fmt: skip
+        good = [(item, *image) for item, image in zip(items, decoded, strict=True)
+                if not isinstance(image, Exception)]  # fmt: skip
         results = iter(self._infer(good, uses_all_threads)) if good else iter(())
-        return [each if isinstance(each, Exception) else next(results) for each in decoded]
+        return [image if isinstance(image, Exception) else next(results) for image in decoded]
 
     def _decode(
         self, item: Item

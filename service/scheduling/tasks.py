@@ -43,7 +43,7 @@ async def collect_in_order(
 ) -> list[ResultT]:
     """Returns the results of `run_in_order`; the first error cancels the rest."""
     async with aclosing(run_in_order(works, at_once)) as results:
-        return [each async for each in results]
+        return [result async for result in results]
 
 
 async def run_together(works: Iterable[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
@@ -95,7 +95,7 @@ class SideThreads:
         *arguments: *ArgumentTs,
         pixels: int = 0,
     ) -> ResultT:
-        """Calls a function in one of the threads; raises DeadlineExceeded or OutOfMemory.
+        """Calls a function in one of the threads. Raises `DeadlineExceeded` or `OutOfMemory`.
 
         A call that has not started at the deadline, on the event loop's clock, is never run.
         """
