@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from service.engine.shared_arrays import SharedArrays
 from service.errors import BundleError, StartError
 from service.http.telemetry.logs import configure_logs
 from service.pipeline.loading import Graphs, open_graphs
@@ -108,8 +109,6 @@ class _Processes:
 
     def serve(self, worker: Worker) -> None:
         """Runs a worker on its cores and its GPU."""
-        from service.engine.shared_arrays import SharedArrays
-
         self.plan.shares[worker.number - 1].pin()
         if gpu := self.plan.find_gpu(worker.number):
             os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid  # before ONNX Runtime loads CUDA

@@ -34,6 +34,7 @@ _READY = "ready"
 RELOADED, NOT_RELOADED = "reloaded", "not reloaded"
 # Messages of the supervisor.
 _STOP, _RELOAD = "stop", "reload"
+
 logger = logging.getLogger(__name__)
 
 
