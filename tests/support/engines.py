@@ -63,8 +63,8 @@ def assert_gives_the_cpus_logits(
     for count in range(1, 7):
         images = random_images(count, count)
         asked = [mixture[i % 3] for i in range(count)]
-        found = engine.run(images, asked, alone=count == 1)
-        _assert_same(found, cpu.run(images, asked), tolerance)
+        answers = engine.run(images, asked, alone=count == 1)
+        _assert_same(answers, cpu.run(images, asked), tolerance)
 
 
 def assert_gives_the_cpus_memories(
@@ -75,15 +75,15 @@ def assert_gives_the_cpus_memories(
     images, explained = random_images(0, 3), [0, 2]
     queries = random_queries(0, num_queries)
     asked: list[list[Head]] = [[TRAINED_HEAD, queries]] * 3
-    found = engine.run(images, asked, explained=explained)
-    _assert_same(found, cpu.run(images, asked, explained=explained), tolerance)
-    assert [len(each.memories) for each in found] == [2, 0, 2]
+    answers = engine.run(images, asked, explained=explained)
+    _assert_same(answers, cpu.run(images, asked, explained=explained), tolerance)
+    assert [len(answer.memories) for answer in answers] == [2, 0, 2]
 
 
 def _assert_same(
-    found: Sequence[HeadResults], expected: Sequence[HeadResults], tolerance: float
+    answers: Sequence[HeadResults], expected: Sequence[HeadResults], tolerance: float
 ) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(answers, expected, strict=True):
         assert len(ours.logits) == len(theirs.logits)
         pairs = zip((*ours.logits, *ours.memories), (*theirs.logits, *theirs.memories), strict=True)
         for one, other in pairs:

@@ -50,8 +50,8 @@ def test_server_gets_the_graphs_that_were_opened_during_imports_and_then_others(
         opened.append(settings)
         return graphs
 
-    def build(settings: Settings, found: Graphs) -> Pipeline:
-        assert (settings, found) == (opened[0], graphs)
+    def build(settings: Settings, opened_graphs: Graphs) -> Pipeline:
+        assert (settings, opened_graphs) == (opened[0], graphs)
         return pipeline
 
     monkeypatch.setattr(server, "run_server", run_server)
@@ -74,13 +74,13 @@ def test_workers_share_a_label_store_instead_of_memory_and_a_folder_of_metrics(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
-    with serving._share_state(Settings(label_store="memory")) as (shared, own):
+    with serving._share_state(Settings(label_store="memory")) as (shared, removed):
         folders = [
             Path(str(shared.label_store)).parent,
             Path(os.environ.pop("PROMETHEUS_MULTIPROC_DIR")),
         ]
         assert all(folder.is_dir() for folder in folders)
-        assert {str(folder) for folder in folders} == {*own}
+        assert {str(folder) for folder in folders} == {*removed}
     assert not any(folder.exists() for folder in folders)
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "mine")
     with serving._share_state(Settings(label_store="a.db")) as (shared, _):

@@ -101,9 +101,9 @@ def test_parallel_runs_do_not_mix(engine: Engine) -> None:
     expected = [run_trained(engine, images) for images in batches]
 
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda images: run_trained(engine, images), batches))
+        results = list(threads.map(lambda images: run_trained(engine, images), batches))
 
-    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(results, expected, atol=TOLERANCE, rtol=0)
 
 
 @pytest.fixture(scope="module")

@@ -64,17 +64,17 @@ def test_mixed_batch_gives_each_image_the_logits_of_its_heads(
 
     results = engine.run(images, [[heads[name] for name in names] for names in asked])
 
-    for image, names, found in zip(images, asked, results, strict=True):
-        assert len(found.logits) == len(names)
-        for name, logits in zip(names, found.logits, strict=True):
+    for image, names, answer in zip(images, asked, results, strict=True):
+        assert len(answer.logits) == len(names)
+        for name, logits in zip(names, answer.logits, strict=True):
             alone = run_one(engine, image, heads[name])
             np.testing.assert_allclose(logits, alone, atol=TOLERANCE, rtol=0)
 
 
 def assert_same_logits(
-    found: list[HeadResults], sessions: SessionSet, images: PixelArray, asked: list[list[Head]]
+    answers: list[HeadResults], sessions: SessionSet, images: PixelArray, asked: list[list[Head]]
 ) -> None:
-    for wanted, results in zip(sessions.run(images, asked), found, strict=True):
+    for wanted, results in zip(sessions.run(images, asked), answers, strict=True):
         for theirs, ours in zip(wanted.logits, results.logits, strict=True):
             np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
 
@@ -95,8 +95,8 @@ class CountingSession:
 
     def run(self, outputs: list[str], inputs: dict[str, PixelArray]) -> list[NDArray[np.float32]]:
         self.sizes.append(len(inputs["images"]))
-        found: list[NDArray[np.float32]] = self._session.run(outputs, inputs)
-        return found
+        answers: list[NDArray[np.float32]] = self._session.run(outputs, inputs)
+        return answers
 
 
 def test_heads_on_a_gpu_run_from_the_first_to_the_last_row_that_asks(open_bundle: Bundle) -> None:
@@ -115,11 +115,11 @@ def test_heads_on_a_gpu_run_from_the_first_to_the_last_row_that_asks(open_bundle
         [],
     ]
 
-    found = bound.run(images, asked)
+    answers = bound.run(images, asked)
 
     assert trained.sizes == [4]
     assert opened.sizes == [1, 4, 1]
-    assert_same_logits(found, sessions, images, asked)
+    assert_same_logits(answers, sessions, images, asked)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
@@ -139,17 +139,17 @@ def test_embedding_is_the_mean_or_first_token_of_the_rows_that_ask(
     ]
     (tokens,) = plain.encoder.run(["tokens"], {"images": images})
 
-    found = sessions.run(images, asked, explained=[0, 3], embedded=[1, 2, 3])
+    answers = sessions.run(images, asked, explained=[0, 3], embedded=[1, 2, 3])
 
-    assert found[0].embedding is None
+    assert answers[0].embedding is None
     for row in (1, 2, 3):
         mean = tokens[row, 0] if two_towers else tokens[row].mean(axis=0)
         expected = mean / np.linalg.norm(mean)
-        np.testing.assert_allclose(found[row].embedding, expected, atol=TOLERANCE)  # type: ignore[arg-type]
-    assert [each.tokens is not None for each in found] == [False, False, False, True]
-    np.testing.assert_allclose(found[3].tokens, tokens[3], atol=TOLERANCE)  # type: ignore[arg-type]
-    assert_same_logits(found, sessions, images, asked)
-    np.testing.assert_array_equal(found[1].logits[1], [0, 0])  # type: ignore[arg-type]
+        np.testing.assert_allclose(answers[row].embedding, expected, atol=TOLERANCE)  # type: ignore[arg-type]
+    assert [answer.tokens is not None for answer in answers] == [False, False, False, True]
+    np.testing.assert_allclose(answers[3].tokens, tokens[3], atol=TOLERANCE)  # type: ignore[arg-type]
+    assert_same_logits(answers, sessions, images, asked)
+    np.testing.assert_array_equal(answers[1].logits[1], [0, 0])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("precision", "sizes"), [("fp32", [1, 1, 1]), ("int8", [3])])

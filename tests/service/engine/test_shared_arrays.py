@@ -20,7 +20,7 @@ def test_large_arrays_of_the_same_content_are_one_file(tmp_path: Path) -> None:
     first, second = (SharedArrays(tmp_path, owner) for owner in (1, 2))
     ours, theirs = first.share(LARGE.copy()), second.share(LARGE.copy())
     assert first.share(LARGE.copy()) is ours
-    others = [second.share(each) for each in (make_other(0.5), LARGE.astype(np.float64))]
+    others = [second.share(array) for array in (make_other(0.5), LARGE.astype(np.float64))]
     np.testing.assert_array_equal(ours, LARGE)
     assert not ours.flags.writeable
     assert len({file.stat().st_ino for file in tmp_path.iterdir()}) == 3

@@ -29,7 +29,9 @@ def settings(tiny_bundle: Bundle) -> Settings:
     return Settings(bundle=tiny_bundle.path, device="cpu")
 
 
-async def test_host_is_ready_from_the_end_of_loading_until_it_drains(settings: Settings) -> None:
+async def test_pipeline_is_ready_from_loaded_until_it_drains(
+    settings: Settings,
+) -> None:
     served = ServedPipeline(settings)
     ready: list[str] = []
     served.others_ready = lambda: bool(ready)
@@ -82,7 +84,7 @@ async def test_not_ready_says_how_many_label_sets_are_encoded_for_another_model(
     served.check_ready()
     words = "Label sets are encoded for this model: {} of 2 are done."
     assert details[-2:] == [words.format(0), words.format(1)]
-    assert {"cars", "pets"} <= {each.name for each in served.pipeline.catalogue.list_sets()}
+    assert {"cars", "pets"} <= {labels.name for labels in served.pipeline.catalogue.list_sets()}
     await served.drain()
 
 
@@ -146,7 +148,9 @@ async def test_failed_reload_keeps_the_pipeline(
     monkeypatch.setattr(*step, fail)
     assert not await served.reload()
     assert served.opened is before
-    found = f": {str(reason) or 'MemoryError'}: correct it and send SIGHUP again" in caplog.text
-    assert found == served.ready != served.draining
+    says_reason = (
+        f": {str(reason) or 'MemoryError'}: correct it and send SIGHUP again" in caplog.text
+    )
+    assert says_reason == served.ready != served.draining
     served.draining = False
     await served.drain()

@@ -86,8 +86,8 @@ def connect(
 
 
 async def receive_and_answer(protocol: httptools_impl.HttpToolsProtocol, *data: bytes) -> None:
-    for each in data:
-        protocol.data_received(each)
+    for piece in data:
+        protocol.data_received(piece)
     while protocol.tasks:
         await asyncio.wait(protocol.tasks)
 
