@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.http.app import create_app, lifespan
 from service.http.telemetry.access import RAW_REQUEST_ID
 from service.http.telemetry.logs import configure_logs
-from service.pipeline.host import PipelineHost
+from service.pipeline.served import ServedPipeline
 from service.settings import Settings
 
 
@@ -17,7 +17,7 @@ def build_app() -> FastAPI:
     """Returns the app; each replica calls it, because apps cannot be pickled."""
     settings = Settings()
     configure_logs(settings.log_level, settings.log_format)
-    app = create_app(PipelineHost(settings))
+    app = create_app(ServedPipeline(settings))
     # Ray sends requests to a replica that has started, without asking /readyz.
     app.router.lifespan_context = partial(lifespan, opened_first=True)
     app.add_middleware(DropRequestId)
@@ -33,8 +33,8 @@ class DropRequestId:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         async def send_without_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                kept = [each for each in message["headers"] if each[0] != RAW_REQUEST_ID]
-                message["headers"] = kept
+                headers = [header for header in message["headers"] if header[0] != RAW_REQUEST_ID]
+                message["headers"] = headers
             await send(message)
 
         await self._app(scope, receive, send_without_id)
@@ -47,8 +47,8 @@ class MLDecoder:
 
     def check_health(self) -> None:
         """Raises if the replica does not answer any more; Ray then restarts it."""
-        host: PipelineHost = self.app.state.host
-        host.check_ready()
+        served: ServedPipeline = self.app.state.served
+        served.check_ready()
 
 
 app = serve.deployment(serve.ingress(build_app)(MLDecoder), name="ml-decoder").bind()

@@ -79,10 +79,6 @@ class Settings(BaseSettings):
     cores on a CPU, one for each two on a GPU, fewer if memory is short; more than 1 needs Linux
     (default auto)."""
 
-    shared_engine: bool = False
-    """Whether one process for each GPU runs the model for all workers, instead of each worker
-    having it in its own memory, true or false (default false)."""
-
     device: Literal["auto", Device] = "auto"
     """Device of the model: cpu, openvino (the CPU with OpenVINO's kernels; needs the extra
     openvino), cuda, tensorrt (needs TensorRT 10 and the extra gpu), or auto = cuda if it works,
@@ -90,7 +86,7 @@ class Settings(BaseSettings):
 
     cuda_options: str | None = None
     """Options of ONNX Runtime's CUDA provider, separated by commas, such as
-    prefer_nhwc=1,cudnn_conv_use_max_workspace=0 (default none)."""
+    prefer_nhwc=1,use_tf32=1 (default none)."""
 
     root_path: str | None = None
     """Path below which a proxy publishes the service, such as /tags. The proxy may remove it from

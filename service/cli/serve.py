@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from service.engine.shared_arrays import SharedArrays
 from service.errors import BundleError, StartError
 from service.http.telemetry.logs import configure_logs
 from service.pipeline.loading import Graphs, open_graphs
@@ -41,7 +42,10 @@ logger = logging.getLogger(__name__)
 def serve_model(
     settings: Settings, open_graphs: Callable[[Settings], Graphs] = open_graphs
 ) -> None:
-    """Serves until SIGTERM or Ctrl+C; raises ServiceBroken if it cannot go on."""
+    """Serves until SIGTERM or Ctrl+C.
+
+    Raises `StartError` or `BundleError` if it cannot start, `ServiceBroken` if it fails later.
+    """
     configure_logs(settings.log_level, settings.log_format)
     for flag, keys in (("predict", settings.predict_keys), ("admin", settings.admin_keys)):
         text = "@" if keys is None else keys.get_secret_value()
@@ -51,16 +55,16 @@ def serve_model(
                 *(flag, flag),
             )
     plan = plan_workers(settings)
-    if plan.workers == 1 and not plan.engines:
+    if plan.workers == 1:
         _serve(plan.adapt_settings(1, settings), open_graphs)
     else:
-        own = [
+        of_worker = [
             name
             for name in ("rate_limit", "max_connections", "max_connections_per_address")
-            if getattr(settings, name) and plan.workers > 1
+            if getattr(settings, name)
         ]
-        if own:
-            names, verb = " and ".join(own), "count" if own[1:] else "counts"
+        if of_worker:
+            names, verb = " and ".join(of_worker), "count" if of_worker[1:] else "counts"
             logger.warning(
                 "%s %s for each of the %d workers: divide by them, or set workers to 1",
                 *(names, verb, plan.workers),
@@ -96,7 +100,7 @@ def _serve(
 
 @dataclass
 class _Processes:
-    """What the processes of a service run after the fork; they share `folders`."""
+    """What the workers of a service run after the fork; they share `folders`."""
 
     plan: Plan
     settings: Settings
@@ -104,46 +108,17 @@ class _Processes:
     open_graphs: Callable[[Settings], Graphs]
 
     def serve(self, worker: Worker) -> None:
-        """Runs a worker, with its own engine or with that of an engine process."""
-        from service.engine.shared_arrays import SharedArrays
-        from service.pipeline.loading import open_remote_graphs
-
-        plan = self.plan
-        plan.shares[worker.number - 1].pin()
-        if not plan.engines:
-            self._choose_gpu(worker.number)
-
+        """Runs a worker on its cores and its GPU."""
+        self.plan.shares[worker.number - 1].pin()
+        if gpu := self.plan.find_gpu(worker.number):
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid  # before ONNX Runtime loads CUDA
         arrays = SharedArrays(Path(self.folders[-1]), worker.number)
 
         def open_shared(settings: Settings) -> Graphs:
-            if not plan.engines:
-                return replace(self.open_graphs(settings), arrays=arrays)
-            address = self._find_socket((worker.number - 1) % plan.engines)
-            return open_remote_graphs(settings, address, arrays, worker.is_stopping)
+            return replace(self.open_graphs(settings), arrays=arrays)
 
-        with self._clean_up(worker):
-            _serve(plan.adapt_settings(worker.number, self.settings), open_shared, worker)
-
-    def run_engine(self, worker: Worker) -> None:
-        """Runs an engine process; their numbers follow the workers'."""
-        from service.process.engine_process import run_engine
-
-        number = worker.number - self.plan.workers
-        self._choose_gpu(number)
-        with self._clean_up(worker):
-            run_engine(self.settings, self.open_graphs, self._find_socket(number - 1), worker)
-
-    def _find_socket(self, place: int) -> Path:
-        return Path(self.folders[-1]) / f"engine-{place}"
-
-    def _choose_gpu(self, number: int) -> None:
-        if gpu := self.plan.find_gpu(number):
-            os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid  # before ONNX Runtime loads CUDA
-
-    @contextmanager
-    def _clean_up(self, worker: Worker) -> Iterator[None]:
         try:
-            yield
+            _serve(self.plan.adapt_settings(worker.number, self.settings), open_shared, worker)
         finally:
             if worker.is_orphan():  # the supervisor was killed, before it removed them
                 _remove(self.folders)
@@ -152,7 +127,7 @@ class _Processes:
 def _supervise(processes: _Processes) -> None:
     gc.disable()
     # Before the fork, so that all processes share it.
-    from service.process import engine_process, server  # noqa: F401
+    from service.process import server  # noqa: F401
     from service.process.ports import Ports
     from service.process.workers import Supervisor
 
@@ -163,24 +138,25 @@ def _supervise(processes: _Processes) -> None:
         plan.workers,
         Ports(processes.settings, shared=True),
         processes.serve,
-        engines=plan.engines,
-        run_engine=processes.run_engine,
         count_fitting=_measure_gpu(processes) if processes.settings.workers == "auto" else None,
     ).run()
 
 
 def _measure_gpu(processes: _Processes) -> Callable[[], int] | None:
-    """Returns what plans, once worker 1 is ready, how many fit on the GPUs; None if all do."""
+    """Returns a function that counts the workers that fit, to call when worker 1 is ready.
+
+    Returns None without GPUs.
+    """
     plan = processes.plan
-    if plan.engines or not plan.gpus:
+    if not plan.gpus:
         return None
-    gpu, places = plan.gpus[0], len(plan.gpus)
+    gpu, gpus = plan.gpus[0], len(plan.gpus)
     before = gpu.free_bytes()
 
     def count() -> int:
         after = gpu.free_bytes()
-        most = math.ceil(plan.workers / places)
-        workers = min(plan.workers, places * count_fitting(before, after, most))
+        most = math.ceil(plan.workers / gpus)
+        workers = min(plan.workers, gpus * count_fitting(before, after, most))
         fields = {"workers": workers, "planned": plan.workers, "gpu_mib": (before - after) // MIB}
         logger.info("counted workers that fit on the GPU", extra=fields)
         processes.plan = replace(plan, workers=workers, shares=divide_cores(workers, pin=False))
@@ -199,9 +175,9 @@ def _share_state(settings: Settings) -> Iterator[tuple[Settings, Sequence[str]]]
 
     # prometheus_client reads the variable when it is imported.
     variable = "PROMETHEUS_MULTIPROC_DIR"
-    place = _MEMORY_FOLDER if os.access(_MEMORY_FOLDER, os.W_OK | os.X_OK) else None
+    parent = _MEMORY_FOLDER if os.access(_MEMORY_FOLDER, os.W_OK | os.X_OK) else None
     make_folder = partial(TemporaryDirectory, prefix="ml-decoder-", ignore_cleanup_errors=True)
-    with make_folder(dir=place) as metrics, make_folder() as folder:
+    with make_folder(dir=parent) as metrics, make_folder() as folder:
         folders = metrics, folder
         # Until the supervisor has its own handler. An import could swallow an exception.
         signal.signal(signal.SIGTERM, lambda *_: _abort(folders))

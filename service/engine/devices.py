@@ -29,6 +29,7 @@ PROVIDERS: dict[Device, tuple[tuple[str, dict[str, str]], ...]] = {
     "cuda": ((CUDA, _CUDA_OPTIONS), (_CPU, {})),
     "tensorrt": (("TensorrtExecutionProvider", {}), (CUDA, _CUDA_OPTIONS), (_CPU, {})),
 }
+_ON = frozenset({"1", "true", "True"})  # as ONNX Runtime reads them
 _OPENVINO_PLUGIN = "onnxruntime_ep_openvino"
 _BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 _VNNI_FLAGS = frozenset({"avx512_vnni", "avx_vnni"})
@@ -63,7 +64,7 @@ def check_device(device: Device) -> None:
 def choose_precision(
     bundle: Bundle, device: Device, asked: Literal["auto"] | RunPrecision
 ) -> RunPrecision:
-    """Returns the precision to run in, or raises `StartError`.
+    """Returns the precision to run in. Raises `StartError` if `asked` does not work here.
 
     `auto` is the bundle's choice, fp32 instead of int8 on a processor without VNNI, and bf16
     instead of fp32 if OpenVINO and the processor have it.
@@ -87,6 +88,38 @@ def choose_precision(
             "precision int8: openvino loses accuracy on this processor, which has no VNNI: use fp32"
         )
     return asked
+
+
+def parse_cuda_options(text: str | None, device: Device) -> dict[str, str]:
+    """Reads `NAME=VALUE,...`; ONNX Runtime checks the names when it opens a session.
+
+    Raises `StartError` if the device has no CUDA provider, or if an option cannot work here.
+    """
+    options: dict[str, str] = {}
+    if not text:
+        return options
+    if device in CPU_DEVICES:
+        raise StartError(f"cuda_options: device {device} has none: set device cuda, or unset them")
+    for part in text.split(","):
+        name, _, value = (word.strip() for word in part.partition("="))
+        if not (name and value) or name in options:
+            raise StartError(f"cuda_options: {part!r} must be NAME=VALUE, each name once")
+        options[name] = value
+    if (number := options.get("device_id", "0")) != "0":
+        raise StartError(
+            f"cuda_options: device_id must be 0; it is {number}: set CUDA_VISIBLE_DEVICES instead"
+        )
+    if options.get("enable_cuda_graph") in _ON:
+        raise StartError(
+            "cuda_options: enable_cuda_graph is not supported, because a reload under load would "
+            "end the service: unset it"
+        )
+    if options.get("fuse_conv_bias") in _ON and options.get("prefer_nhwc") not in _ON:
+        raise StartError(
+            "cuda_options: fuse_conv_bias gives wrong scores without prefer_nhwc: "
+            "set prefer_nhwc=1 too, or unset it"
+        )
+    return options
 
 
 def may_use_gpu(device: Literal["auto"] | Device) -> bool:
@@ -123,7 +156,7 @@ def _read_cpu_flags() -> list[str]:
 def add_openvino(
     options: ort.SessionOptions, *, threads: int, parallel_runs: int, bf16: bool, sizes_vary: bool
 ) -> None:
-    """Adds OpenVINO's CPU device to the options of a session, or raises `StartError`.
+    """Adds OpenVINO's CPU device to the options of a session. Raises `StartError` if there is none.
 
     `bf16` is for products, sums are float32. `sizes_vary`: inputs differ in more than batch size.
     """

@@ -2,9 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -12,20 +10,26 @@ from numpy.typing import NDArray
 
 from service.bundle.card import CPU_DEVICES, Device, RunPrecision
 from service.bundle.reader import Bundle
-from service.engine.cuda import parse_cuda_options
-from service.engine.devices import PROVIDERS, check_device, choose_precision
+from service.engine.devices import (
+    PROVIDERS,
+    check_device,
+    choose_precision,
+    parse_cuda_options,
+)
 from service.engine.heads import (
     LABELS_PER_RUN,
+    TRAINED_HEAD,
     Head,
     HeadResults,
+    Images,
     LabelVectors,
     ScreenedLogits,
     ScreenedQueries,
+    TrainedHead,
 )
 from service.engine.session_set import SessionSet, open_encoder, open_session_set
 from service.engine.sessions import SessionConfig, first_line
 from service.errors import BundleError, InferenceFailed, OutOfMemory, ServiceBroken, StartError
-from service.images.decode import PixelArray
 
 logger = logging.getLogger(__name__)
 
@@ -45,20 +49,17 @@ class Engine:
     with all threads. A lone image is fastest with all threads. So there are two session sets: a
     single-threaded one that the workers share, and one with all threads for a lone image.
     On a GPU, batches are padded to powers of two. On CUDA, each size has its own encoder session: a
-    convolution caches the plan of one size only. With CUDA graphs, one thread runs all batches.
+    convolution caches the plan of one size only.
 
     `workers` is the useful number of parallel runs; runs of more than `small_batch_size` images
     save little time per image.
     """
-
-    available = True
 
     def __init__(self, bundle: Bundle, config: SessionConfig, max_batch_size: int) -> None:
         self.device = config.device
         self.provider = PROVIDERS[config.device][0][0]
         self.precision = config.precision
         self.max_batch_size = max_batch_size or _DEFAULT_BATCH_SIZE[config.device]
-        self._size_factor = config.cuda.size_factor
         on_cpu = config.device in CPU_DEVICES
         smallest = _SMALL_CPU_BATCH_SIZE if on_cpu else self.max_batch_size
         self.small_batch_size = min(smallest, self.max_batch_size)
@@ -78,15 +79,10 @@ class Engine:
                 size: replace(self._shared, encoder=open_encoder(bundle, config))
                 for size in self._batch_sizes[:-1]
             }
-        self._replayer: ThreadPoolExecutor | None = None
-        if config.cuda.uses_graphs:
-            self._by_size[self.max_batch_size] = self._shared
-            self._by_size = {size: each.replaying(size) for size, each in self._by_size.items()}
-            self._replayer = ThreadPoolExecutor(1, thread_name_prefix="replay")
 
     def run(
         self,
-        images: PixelArray,
+        images: Images,
         asked: Sequence[Sequence[Head]],
         *,
         alone: bool = False,
@@ -112,7 +108,7 @@ class Engine:
         batch = np.concatenate([images, self._make_black(padding)]) if padding else images
         sessions = self._by_size.get(size, sessions)
         try:
-            return self._call(partial(sessions.run, batch, asked, explained, embedded))
+            return sessions.run(batch, asked, explained, embedded)
         except Exception as error:
             # ONNX Runtime's exceptions have no common base, and none of their own for memory.
             text = str(error).lower()
@@ -121,19 +117,15 @@ class Engine:
             raise InferenceFailed(f"a batch of {len(images)} failed") from error
 
     def score(self, embeddings: NDArray[np.float32], heads: Sequence[Head]) -> list[HeadResults]:
-        """Runs heads on embeddings [B, C] that an earlier run gave: those of two towers, `NoHead`.
+        """Runs heads on embeddings [B, C] of an earlier run; without two towers, `ZeroHead` only.
 
         Two towers score the first token, of any length; the others are for maps.
         """
         asked = [heads] * len(embeddings)
-        return self._call(partial(self._shared.run_heads, embeddings[:, np.newaxis], asked))
-
-    def _call(self, run: Callable[[], list[HeadResults]]) -> list[HeadResults]:
-        # A replay writes into memory that its capture used, which a shared arena takes for free.
-        return run() if self._replayer is None else self._replayer.submit(run).result()
+        return self._shared.run_heads(embeddings[:, np.newaxis], asked)
 
     def try_out(self) -> None:
-        """Runs one black image; raises `InferenceFailed` if the device does not work."""
+        """Runs one black image. Raises `InferenceFailed` if the device does not work."""
         self.run(self._make_black(1), [self._list_trained_heads()])
 
     def check(self) -> None:
@@ -172,18 +164,22 @@ class Engine:
         except InferenceFailed as error:
             raise BundleError(f"the graphs do not run: {error.__cause__}") from error
         trained = self._card.trained_head
-        for head, found in zip(heads, results[0].logits, strict=True):
-            logits = found.logits if isinstance(found, ScreenedLogits) else found
-            wanted = len(head) if head is not None else trained.num_labels if trained else 0
+        for head, row in zip(heads, results[0].logits, strict=True):
+            logits = row.logits if isinstance(row, ScreenedLogits) else row
+            if isinstance(head, TrainedHead):
+                assert trained is not None
+                wanted = trained.num_labels
+            else:
+                wanted = len(head)
             if logits.shape != (wanted,):
                 raise BundleError(
                     f"an image gave logits of shape {list(logits.shape)}, not [{wanted}]"
                 )
 
     def _list_trained_heads(self) -> list[Head]:
-        return [] if self._card.trained_head is None else [None]
+        return [] if self._card.trained_head is None else [TRAINED_HEAD]
 
-    def _make_black(self, count: int) -> PixelArray:
+    def _make_black(self, count: int) -> Images:
         return np.zeros((count, *self._card.input.shape), np.uint8)
 
     @property
@@ -192,13 +188,10 @@ class Engine:
 
     def _round_up(self, count: int) -> int:
         # For each new size a GPU chooses algorithms, plans memory and, with TensorRT, builds again.
-        # A few more images cost little there, so it runs powers of two, or of `size_factor`.
+        # A few more images cost little there, so it runs powers of two.
         if self.device in CPU_DEVICES:
             return count
-        size = 1
-        while size < count:
-            size *= self._size_factor
-        return min(size, self.max_batch_size)
+        return min(1 << (count - 1).bit_length(), self.max_batch_size)
 
 
 def open_engine(  # noqa: PLR0913 - a parameter for each setting
@@ -219,10 +212,10 @@ def open_engine(  # noqa: PLR0913 - a parameter for each setting
     """
 
     def open_on(device: Device) -> Engine:
-        cuda = parse_cuda_options(cuda_options, device)
+        options = parse_cuda_options(cuda_options, device)
         check_device(device)
         chosen = choose_precision(bundle, device, precision)
-        config = SessionConfig(device, chosen, threads, cuda=cuda)
+        config = SessionConfig(device, chosen, threads, cuda_options=options)
         engine = Engine(bundle, config, max_batch_size)
         if device not in CPU_DEVICES:
             try:

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from enum import Enum, auto
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.stages import Stage
 
+Images: TypeAlias = NDArray[np.uint8]
+"""Prepared images, uint8 [B, H, W, 3], RGB."""
 Embeddings: TypeAlias = NDArray[np.float32]
 """Text embeddings, float32 [L, E]."""
 QueryArray: TypeAlias = NDArray[np.float32]
@@ -70,8 +73,8 @@ class ScreenedQueries:
 
 
 @dataclass(frozen=True)
-class NoHead:
-    """L labels that are scored by the photo's embedding alone: their logits are zeros [L]."""
+class ZeroHead:
+    """Runs no graph and gives zeros [L], for L labels that the photo's embedding scores."""
 
     count: int
 
@@ -80,8 +83,16 @@ class NoHead:
         return self.count
 
 
-Head: TypeAlias = QueryArray | SomeQueries | ScreenedQueries | NoHead | None
-"""The head to run for a label set: queries for the open or screened head, None for the trained."""
+class TrainedHead(Enum):
+    """The trained head, which scores all of its N labels. An enum, to have one instance."""
+
+    TRAINED = auto()
+
+
+TRAINED_HEAD: Final = TrainedHead.TRAINED
+
+Head: TypeAlias = TrainedHead | QueryArray | SomeQueries | ScreenedQueries | ZeroHead
+"""The head to run for a label set: queries are for the open head, or the screened one."""
 
 
 class ScreenedLogits(NamedTuple):

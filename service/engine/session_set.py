@@ -2,7 +2,7 @@
 
 The encoder runs for all images; the trained head for the images that ask for it, and the open head
 once for each distinct query matrix. The screened head takes its place for `ScreenedQueries`, and no
-head runs for `NoHead`.
+graph runs for `ZeroHead`.
 """
 
 import time
@@ -18,22 +18,22 @@ from numpy.typing import NDArray
 from service.bundle.card import CPU_DEVICES
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
-from service.engine.cuda import Replay
 from service.engine.heads import (
     LABELS_PER_RUN,
     Head,
     HeadResults,
+    Images,
     LogitsArray,
-    NoHead,
     QueryArray,
     ScreenedLogits,
     ScreenedQueries,
     SomeQueries,
+    TrainedHead,
+    ZeroHead,
 )
 from service.engine.sessions import KEYS, SessionConfig, TensorSpec, open_checked
 from service.engine.tensors import QueryCache, Tensor, cut_rows, run_bound, run_graph
 from service.errors import InferenceFailed
-from service.images.decode import PixelArray
 from service.stages import Stage
 
 # Images x labels of one run of the screened head, which takes 0.4 kB for each. With 50,000 labels,
@@ -68,16 +68,10 @@ class SessionSet:
     query_cache: QueryCache | None = None  # on a GPU, in whose memory the tokens stay too
     one_by_one: bool = False  # one run of the encoder for each image
     two_towers: bool = False  # an image's embedding is its first token, not the mean
-    replay: Replay | None = None  # takes the encoder's place, for batches of one size
-
-    def replaying(self, size: int) -> "SessionSet":
-        """Returns this set for batches of one size on a GPU, which replays the encoder."""
-        assert self.query_cache is not None
-        return replace(self, replay=Replay(self.encoder, size, self.query_cache.memory))
 
     def run(
         self,
-        images: PixelArray,
+        images: Images,
         asked: Sequence[Sequence[Head]],
         explained: Collection[int] = (),
         embedded: Collection[int] = (),
@@ -93,11 +87,9 @@ class SessionSet:
                 kept = whole[row].copy() if row in explained else None
                 results[row] = results[row]._replace(embedding=self._embed(whole[row]), tokens=kept)
         stages = Stage("encode", started, encoded), Stage("head", encoded, time.perf_counter())
-        return [each._replace(stages=stages) for each in results]
+        return [result._replace(stages=stages) for result in results]
 
-    def _encode(self, images: PixelArray) -> _Tokens:
-        if self.replay is not None:
-            return self.replay.run(images)
+    def _encode(self, images: Images) -> _Tokens:
         if self.query_cache is not None:
             return run_bound(self.encoder, ["tokens"], self.query_cache.memory, images=images)[0]
         step = 1 if self.one_by_one else len(images)
@@ -128,9 +120,10 @@ class SessionSet:
                 most = max(1, _SCREENED_PER_RUN // len(head))
             for rows in (all_rows[i : i + most] for i in range(0, len(all_rows), most)):
                 with_memory = any(row in explained for row in rows)
-                found, memory = self._score(tokens, rows, head, with_memory=with_memory)
-                logits |= {(row, key): each for row, each in zip(rows, found, strict=True)}
-                memories |= {(row, key): each for row, each in zip(rows, memory, strict=False)}
+                scored, kept = self._score(tokens, rows, head, with_memory=with_memory)
+                keys = [(row, key) for row in rows]
+                logits.update(zip(keys, scored, strict=True))
+                memories.update(zip(keys, kept, strict=False))  # none without memory
         return [
             HeadResults(
                 tuple(logits[row, id(head)] for head in wanted),
@@ -143,32 +136,32 @@ class SessionSet:
         self, tokens: _Tokens, rows: list[int], head: Head, *, with_memory: bool = False
     ) -> tuple[Sequence[_Row], Sequence[LogitsArray]]:
         """Returns the logits of the rows and, with memory, their memories [S, D]."""
-        if isinstance(head, NoHead):
+        if isinstance(head, ZeroHead):
             blank = np.zeros(len(head), np.float32)
             return [blank] * len(rows), [np.zeros((0, 0), np.float32)] * len(rows)
-        some: Tensor  # a part of the tokens, with the rows at `places`
+        some: Tensor  # a part of the tokens, with the rows at `positions`
         if isinstance(tokens, ort.OrtValue):
             # Running the head for the unused rows between costs less than copying the used ones.
             some = cut_rows(tokens, rows[0], rows[-1])
-            places, count = [row - some.start for row in rows], some.stop - some.start
+            positions, count = [row - some.start for row in rows], some.stop - some.start
         else:
             some = tokens if len(rows) == len(tokens) else tokens[rows]
-            places, count = list(range(len(rows))), len(rows)
+            positions, count = list(range(len(rows))), len(rows)
         outputs = ["memory"] if with_memory else []
         if not isinstance(head, ScreenedQueries):
             all_logits, *memory = self._run_head(some, head, ["logits", *outputs])
-            return list(all_logits[places]), [each for found in memory for each in found[places]]
-        logits, positions, needed, *memory = self._run_screened(some, head, outputs, count)
-        kept: list[_Row] = []
-        for row, place in zip(rows, places, strict=True):
-            if needed[place] > positions.shape[1]:
+            return list(all_logits[positions]), list(memory[0][positions]) if memory else []
+        logits, labels, needed, *memory = self._run_screened(some, head, outputs, count)
+        scored: list[_Row] = []
+        for row, position in zip(rows, positions, strict=True):
+            if needed[position] > labels.shape[1]:
                 (full,), _ = self._score(tokens, [row], head.queries)
-                kept.append(full)
+                scored.append(full)
                 continue
-            chosen = positions[place, : needed[place]]
+            chosen = labels[position, : needed[position]]
             order = chosen.argsort()
-            kept.append(ScreenedLogits(logits[place, order], chosen[order]))
-        return kept, [each for found in memory for each in found[places]]
+            scored.append(ScreenedLogits(logits[position, order], chosen[order]))
+        return scored, list(memory[0][positions]) if memory else []
 
     def _run_screened(
         self, tokens: Tensor, head: ScreenedQueries, outputs: list[str], count: int
@@ -189,9 +182,9 @@ class SessionSet:
         )
 
     def _run_head(
-        self, tokens: Tensor, head: QueryArray | SomeQueries | None, outputs: list[str]
+        self, tokens: Tensor, head: TrainedHead | QueryArray | SomeQueries, outputs: list[str]
     ) -> list[LogitsArray]:
-        if head is None:
+        if isinstance(head, TrainedHead):
             assert self.trained_head is not None
             return run_graph(self.trained_head, outputs, tokens=tokens)
         assert self.open_head is not None
@@ -209,7 +202,7 @@ class SessionSet:
 
 
 def open_session_set(bundle: Bundle, config: SessionConfig) -> SessionSet:
-    """Opens and checks the image graphs of a bundle; raises as `open_session` does."""
+    """Opens and checks the image graphs of a bundle. Raises what `open_session` raises."""
     card = bundle.card
     encoder = open_encoder(bundle, config)
     width = encoder.get_outputs()[0].shape[-1]
@@ -250,7 +243,7 @@ def _open_head(
 
 
 def open_encoder(bundle: Bundle, config: SessionConfig) -> ort.InferenceSession:
-    """Opens and checks the encoder alone; raises as `open_session` does."""
+    """Opens and checks the encoder alone. Raises what `open_session` raises."""
     inputs: dict[str, TensorSpec] = {"images": ("uint8", bundle.card.input.shape)}
     return open_checked(bundle, "encoder", config, inputs=inputs, outputs={"tokens": _MEMORY})
 
@@ -259,7 +252,7 @@ class MapGraphs:
     """Draws attention maps on the CPU; thread-safe. `trained`, `open`: whether these have maps."""
 
     def __init__(self, bundle: Bundle) -> None:
-        """Raises `BundleError` for a damaged graph."""
+        """Opens the graphs. Raises `BundleError` if one is damaged."""
         self._trained = _open_maps(bundle, "trained_head_maps", labels=("int64", ()))
         self._open = _open_maps(bundle, "open_head_maps", queries=_MATRIX)
         self.trained = self._trained is not None
@@ -268,7 +261,7 @@ class MapGraphs:
     def draw(
         self, memory: NDArray[np.float32], labels: NDArray[np.int64] | QueryArray
     ) -> NDArray[np.float32]:
-        """Returns maps [L, rows, columns], or raises `InferenceFailed`.
+        """Returns maps [L, rows, columns]. Raises `InferenceFailed` if ONNX Runtime fails.
 
         `memory` [S, D] is that of the head that scored the labels, `labels` the positions of
         trained labels [L] or the queries of open ones [L, K].

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from threading import Lock
@@ -13,7 +13,6 @@ import onnxruntime as ort
 from service.bundle.card import CPU_DEVICES, Device, RunPrecision
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
-from service.engine.cuda import CudaOptions
 from service.engine.devices import CUDA, PROVIDERS, add_openvino, multiplies_int8
 from service.errors import BundleError, StartError
 
@@ -23,7 +22,7 @@ _EXACT = {"use_tf32": "0"}
 # ONNX Runtime writes a C++ signature of 1,000 characters before the reason, host and file after.
 _REASON = re.compile(
     r"(?:\b(?:CUDA|CUDNN|CUDNN_FE|CUBLAS) failure |Please install |Unknown provider option|"
-    r"Failed to parse provider option|This session cannot use )(?:(?! ; GPU=).)*"
+    r"Failed to parse provider option)(?:(?! ; GPU=).)*"
 )
 SLOWER_ON_CPU = ["SkipLayerNormFusion"]
 """Optimisations that slow a CPU down: this one's kernel is not vectorised and takes five times as
@@ -42,14 +41,14 @@ KEYS: dict[str, TensorSpec] = {
 
 @dataclass(frozen=True)
 class SessionConfig:
-    """How to open a graph; `threads` are those of one run."""
+    """How to open a graph; `threads` are those of one run, `cuda_options` ONNX Runtime's own."""
 
     device: Device
     precision: RunPrecision
     threads: int = 1
     parallel_runs: int = 1
     spinning: bool = False  # threads wait actively: faster for one run alone, slower for several
-    cuda: CudaOptions = field(default_factory=CudaOptions)
+    cuda_options: Mapping[str, str] = field(default_factory=dict)
 
 
 def open_checked(
@@ -60,7 +59,10 @@ def open_checked(
     inputs: Mapping[str, TensorSpec],
     outputs: Mapping[str, TensorSpec],
 ) -> ort.InferenceSession:
-    """Opens one graph that has exactly these tensors, but for `KEYS`; raises as `open_session`."""
+    """Opens one graph that must have exactly these tensors, but for `KEYS`.
+
+    Raises `BundleError` if it has others, and what `open_session` raises.
+    """
     session = open_session(bundle, graph, config)
     _check_tensors(graph, session.get_inputs(), inputs)
     _check_tensors(graph, session.get_outputs(), outputs)
@@ -85,13 +87,13 @@ def open_session(bundle: Bundle, graph: GraphName, config: SessionConfig) -> ort
             # OpenVINO is set in the options.
             providers=None
             if device == "openvino"
-            else list_providers(device, precision, config.cuda.list_for(graph)),
+            else list_providers(device, precision, config.cuda_options),
             enable_fallback=0,
             disabled_optimizers=disabled,
         )
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         if device not in CPU_DEVICES:
-            hint = "; try without cuda_options" if config.cuda.provider else ""
+            hint = "; try without cuda_options" if config.cuda_options else ""
             raise StartError(
                 f"device {device} cannot open {graph}: {first_line(error)}{hint}"
             ) from error
@@ -119,10 +121,10 @@ def make_int8_exact(options: ort.SessionOptions) -> list[str]:
 
 
 def list_providers(
-    device: Device, precision: RunPrecision, cuda_options: Iterable[tuple[str, str]] = ()
+    device: Device, precision: RunPrecision, cuda_options: Mapping[str, str]
 ) -> list[tuple[str, dict[str, str]]]:
     """Returns the execution providers of a device with their options, best first."""
-    cuda = {**(_EXACT if precision != "fp16" else {}), **dict(cuda_options)}
+    cuda = {**(_EXACT if precision != "fp16" else {}), **cuda_options}
     return [
         (name, {**options, **cuda} if name == CUDA else options)
         for name, options in PROVIDERS[device]
@@ -134,9 +136,9 @@ def _make_options(graph: GraphName, config: SessionConfig) -> ort.SessionOptions
     options.intra_op_num_threads = config.threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    if config.device == "cpu" or config.cuda.shared_arena:
+    if config.device == "cpu":
         with _arena_lock:
-            _share_arena(on_gpu=CUDA in dict(PROVIDERS[config.device]))
+            _share_arena()
         options.add_session_config_entry("session.use_env_allocators", "1")
     # A memory pattern allocates one block for the second run of a shape, and a GPU's arena keeps
     # the memory of the first run too: 1.5 times the memory after the warm-up.
@@ -165,25 +167,12 @@ _arena_lock = Lock()  # engine and encoders open at the same time
 
 
 @cache
-def _share_arena(*, on_gpu: bool) -> None:
-    """Creates one arena for all sessions; each arena keeps the memory of its largest run.
-
-    On a GPU, each session keeps its weights in an arena of its own (ONNX Runtime's issue 25108).
-    """
+def _share_arena() -> None:
+    """Creates one arena for all sessions; each arena keeps the memory of its largest run."""
     memory = ort.OrtMemoryInfo(
-        "Cuda" if on_gpu else "Cpu",
-        ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR,
-        0,
-        ort.OrtMemType.DEFAULT,
+        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
     )
-    if not on_gpu:
-        ort.create_and_register_allocator(memory, ort.OrtArenaCfg({}))
-        return
-    try:
-        same_as_requested = ort.OrtArenaCfg({"arena_extend_strategy": 1})
-        ort.create_and_register_allocator_v2(CUDA, memory, {}, same_as_requested)
-    except Exception as error:  # ONNX Runtime's exceptions have no common base
-        raise StartError(f"cuda_options: shared_arena: {first_line(error)}") from error
+    ort.create_and_register_allocator(memory, ort.OrtArenaCfg({}))
 
 
 def first_line(error: BaseException) -> str:
@@ -194,16 +183,16 @@ def first_line(error: BaseException) -> str:
 
 
 def _check_tensors(
-    graph: GraphName, found: Sequence[Any], wanted: Mapping[str, TensorSpec]
+    graph: GraphName, tensors: Sequence[Any], wanted: Mapping[str, TensorSpec]
 ) -> None:
-    names = [tensor.name for tensor in found]
+    names = [tensor.name for tensor in tensors]
     required = [name for name in wanted if name in names or name not in KEYS]
     if set(names) != set(required):
         raise BundleError(
             f"{graph} has {', '.join(names) or 'nothing'} where it should have only "
             f"{', '.join(required)}"
         )
-    for tensor in found:
+    for tensor in tensors:
         kind, sizes = wanted[tensor.name]
         if tensor.type != f"tensor({kind})":
             raise BundleError(f"{graph}: {tensor.name} is {tensor.type}, not tensor({kind})")

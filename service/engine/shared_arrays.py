@@ -36,10 +36,8 @@ class SharedArrays:
 
     def __init__(self, folder: Path, owner: int) -> None:
         self._folder, self._owner = folder, owner
-        for left in folder.glob(f"{owner}-*"):
-            self._remove(left)
-        # By id of the array; None if there was no space.
-        self._links: dict[int, Path | None] = {}
+        for link in folder.glob(f"{owner}-*"):
+            _remove(link)
         self._mapped: weakref.WeakValueDictionary[str, NDArray[np.generic]]
         self._mapped = weakref.WeakValueDictionary()  # by name of the content
         self._lock = Lock()
@@ -53,30 +51,14 @@ class SharedArrays:
             return array
         with self._lock:
             name = _name(array)
-            found = self._mapped.get(name)
-            if found is None:
+            mapped = self._mapped.get(name)
+            if mapped is None:
                 link = self._link(name, array)
                 if link is None:
                     return array
-                found = self._mapped[name] = _map(link)
-                self._keep(found, link)
-            return found  # type: ignore[return-value]
-
-    def publish(self, array: NDArray[np.generic]) -> Path | None:
-        """Returns the file of an array that lives on unchanged; None if the folder is full."""
-        with self._lock:
-            if id(array) not in self._links:
-                self._keep(array, self._link(_name(array), array))
-            return self._links[id(array)]
-
-    def _keep(self, array: NDArray[np.generic], link: Path | None) -> None:
-        self._links[id(array)] = link
-        weakref.finalize(array, self._forget, id(array)).atexit = False
-
-    def _forget(self, number: int) -> None:
-        # Without the lock: an array may be freed within it.
-        if link := self._links.pop(number):
-            self._remove(link)
+                mapped = self._mapped[name] = np.load(link, mmap_mode="r").view(np.ndarray)
+                weakref.finalize(mapped, _remove, link).atexit = False
+            return mapped  # type: ignore[return-value]
 
     def _link(self, name: str, array: NDArray[np.generic]) -> Path | None:
         content, link = self._folder / name, self._folder / f"{self._owner}-{next(_numbers)}-{name}"
@@ -95,35 +77,6 @@ class SharedArrays:
             return None
         return link
 
-    def _remove(self, link: Path) -> None:
-        content = _find_content(link)
-        with suppress(OSError):
-            link.unlink()
-            if content.stat().st_nlink == 1:
-                content.unlink()
-
-
-class ArrayReader:
-    """Reads arrays that other processes have published; thread-safe."""
-
-    def __init__(self) -> None:
-        self._read: dict[Path, NDArray[np.generic]] = {}  # by content
-        self._lock = Lock()
-
-    def read(self, link: Path) -> NDArray[np.generic]:
-        """Returns the array of a link, read-only, the same one for all links of a content.
-
-        Raises OSError if its process has removed it.
-        """
-        content = _find_content(link)
-        with self._lock:
-            if content not in self._read:
-                array = _map(link)
-                # Without those that no process uses any more.
-                self._read = {path: kept for path, kept in self._read.items() if path.exists()}
-                self._read[content] = array
-            return self._read[content]
-
 
 def _name(array: NDArray[np.generic]) -> str:
     digest = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
@@ -131,8 +84,12 @@ def _name(array: NDArray[np.generic]) -> str:
     return digest.hexdigest()
 
 
-def _find_content(link: Path) -> Path:
-    return link.with_name(link.name.split("-", 2)[2])
+def _remove(link: Path) -> None:
+    content = link.with_name(link.name.split("-", 2)[2])
+    with suppress(OSError):
+        link.unlink()
+        if content.stat().st_nlink == 1:
+            content.unlink()
 
 
 def _add_link(old: Path, new: Path) -> bool:
@@ -144,11 +101,3 @@ def _add_link(old: Path, new: Path) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _map(path: Path) -> NDArray[np.generic]:
-    found: NDArray[np.generic] = np.load(path, mmap_mode="r")
-    if found.nbytes < _MIN_BYTES:
-        found = np.array(found)
-        found.flags.writeable = False
-    return found.view(np.ndarray)

@@ -45,12 +45,12 @@ def run_graph(
     session: ort.InferenceSession, outputs: list[str], **inputs: Tensor
 ) -> list[NDArray[Any]]:
     """Runs a graph and copies its outputs to the memory of the CPU."""
-    found = (
+    values = (
         session.run(outputs, inputs)
         if all(isinstance(value, np.ndarray) for value in inputs.values())
         else [value.numpy() for value in run_bound(session, outputs, "cpu", **inputs)]
     )
-    return [np.asarray(value) for value in found]
+    return [np.asarray(value) for value in values]
 
 
 def run_bound(
@@ -72,8 +72,8 @@ def run_bound(
     for name in outputs:
         binding.bind_output(name, device)
     session.run_with_iobinding(binding)
-    found: list[ort.OrtValue] = binding.get_outputs()
-    return found
+    values: list[ort.OrtValue] = binding.get_outputs()
+    return values
 
 
 class _Entry(NamedTuple):

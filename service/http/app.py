@@ -26,7 +26,7 @@ from service.http.security.proxies import TrustedProxies
 from service.http.security.rates import RateLimiter
 from service.http.telemetry.access import Access
 from service.http.telemetry.metrics import Metrics, keep_sampling, open_registry
-from service.pipeline.host import PipelineHost
+from service.pipeline.served import ServedPipeline
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ class ProxiedApp(DocumentedApp):
 
 
 def create_app(
-    host: PipelineHost | None = None, tracer_provider: TracerProvider | None = None
+    served: ServedPipeline | None = None, tracer_provider: TracerProvider | None = None
 ) -> FastAPI:
     """Makes the app, whose pipeline opens when it starts; StartError for an invalid setting."""
-    host = host or PipelineHost(Settings())
-    traces = _open_traces(host.settings, tracer_provider)
+    served = served or ServedPipeline(Settings())
+    traces = _open_traces(served.settings, tracer_provider)
     app = ProxiedApp(
-        host.settings,
+        served.settings,
         title="ML-Decoder",
         description=_DESCRIPTION,
         openapi_tags=_TAGS,
@@ -85,20 +85,20 @@ def create_app(
         lifespan=lifespan,
         telemetry=_NO_TELEMETRY if traces is None else traces.telemetry,
     )
-    app.state.host = host
+    app.state.served = served
     add_problem_handlers(app)
-    app.add_middleware(DirectRouter, host=host, routes=predict.ROUTES)
-    _add_guards(app, host.settings)
+    app.add_middleware(DirectRouter, served=served, routes=predict.ROUTES)
+    _add_guards(app, served.settings)
     if traces is not None:
-        traces.watch(app, host)
+        traces.watch(app, served)
     app.state.metrics = Metrics()
-    host.observers.append(app.state.metrics)
-    app.add_middleware(Access, metrics=app.state.metrics, host=host)
+    served.observers.append(app.state.metrics)
+    app.add_middleware(Access, metrics=app.state.metrics, served=served)
     # For the OpenAPI document and for 405; else `DirectRouter` calls them.
     app.router.routes.extend(predict.ROUTES)
     of_labels = (labels.router, examples.router)
     routers = [embed.router, *of_labels, status.router, open_inference.router, page.router]
-    if host.settings.metrics_port is None:
+    if served.settings.metrics_port is None:
         app.state.registry = open_registry(app.state.metrics)
         routers.insert(4, status.metrics_router)
     for router in routers:
@@ -138,19 +138,19 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
 @asynccontextmanager
 async def lifespan(app: FastAPI, *, opened_first: bool = False) -> AsyncIterator[None]:
     """Opens the pipeline, before the app starts if `opened_first`, samples metrics, drains."""
-    host: PipelineHost = app.state.host
-    opening = asyncio.create_task(host.open())
+    served: ServedPipeline = app.state.served
+    opening = asyncio.create_task(served.open())
     tasks = [
-        asyncio.create_task(keep_sampling(app.state.metrics, host)),
+        asyncio.create_task(keep_sampling(app.state.metrics, served)),
         asyncio.create_task(keep_reading(app.state.keys)),
     ]
     try:
         if opened_first:
             await opening
-            if host.failure is not None:
-                raise host.failure
+            if served.failure is not None:
+                raise served.failure
         yield
-        await host.drain()
+        await served.drain()
         await opening
     finally:
         for task in tasks:

@@ -5,14 +5,11 @@ It imports neither label store nor web framework: `serve` opens the graphs while
 
 import ctypes
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from service.bundle.reader import Bundle, load_bundle
 from service.engine.engine import Engine, open_engine
-from service.engine.remote import RemoteEngine
 from service.engine.shared_arrays import SharedArrays
 from service.labels.encoders import LabelEncoders, open_label_encoders
 from service.scheduling.cpu import count_cores
@@ -36,7 +33,7 @@ class Graphs:
     """
 
     bundle: Bundle
-    engine: Engine | RemoteEngine
+    engine: Engine
     encoders: LabelEncoders | None
     arrays: SharedArrays | None = None
 
@@ -61,19 +58,6 @@ def open_graphs(settings: Settings) -> Graphs:
         encoders = opening.result()
     engine.warm_up(None if encoders is None else encoders.make_blank)
     return Graphs(bundle, engine, encoders)
-
-
-def open_remote_graphs(
-    settings: Settings, address: Path, arrays: SharedArrays, is_stopping: Callable[[], bool]
-) -> Graphs:
-    """Opens the encoders for an engine in another process, and waits for it.
-
-    Raises as `open_graphs`, and `StartError` once `is_stopping` returns true.
-    """
-    _return_large_blocks()
-    bundle = load_bundle(settings.bundle)
-    encoders = open_encoders(settings, bundle)
-    return Graphs(bundle, RemoteEngine(address, bundle, arrays, is_stopping), encoders, arrays)
 
 
 def open_encoders(settings: Settings, bundle: Bundle) -> LabelEncoders | None:

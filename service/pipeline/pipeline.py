@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import Literal
 
 from service.bundle.card import CPU_DEVICES
+from service.caller import CALLER
 from service.engine.engine import Engine
 from service.engine.heads import Head
-from service.engine.remote import RemoteEngine
 from service.errors import (
     BundleError,
     DeadlineExceeded,
@@ -38,7 +38,7 @@ from service.question import Question
 from service.scheduling.batcher import Batcher
 from service.scheduling.cpu import count_cores, list_cores
 from service.scheduling.queue import BatchQueue, BatchSizes, Done
-from service.scheduling.tasks import CALLER, SideThreads
+from service.scheduling.tasks import SideThreads
 from service.settings import Settings
 from service.stages import Observer, Stage
 
@@ -108,7 +108,7 @@ class Pipeline:
             inference.run,
             self.queue,
             cores=list_cores(engine.workers, pin=engine.device == "cpu"),
-            max_run_seconds=bound_run(engine, settings),
+            max_run_seconds=find_run_timeout(engine, settings),
         )
         self._phase: State = "loading"
         self._admitted = 0
@@ -117,11 +117,9 @@ class Pipeline:
 
     @property
     def state(self) -> State:
-        """The phase of the pipeline's life; `failed` is final, a lost engine process is not."""
+        """The phase of the pipeline's life; `failed` is final."""
         if self._phase == "ready" and not self._batcher.healthy:
             return "failed"
-        if self._phase == "ready" and not self.engine.available:
-            return "loading"
         return self._phase
 
     @property
@@ -310,9 +308,7 @@ def limit_pixels(file_bytes: int) -> int:
     return _MIN_PIXELS_READ + _MAX_PIXELS_PER_BYTE * file_bytes
 
 
-def bound_run(engine: Engine | RemoteEngine, settings: Settings) -> float:
+def find_run_timeout(engine: Engine, settings: Settings) -> float:
     """Returns the seconds after which a run of an engine counts as hung."""
     longest = _MAX_CPU_RUN_SECONDS if engine.device in CPU_DEVICES else _MAX_RUN_SECONDS
-    seconds = max(longest, 2 * settings.deadline_ms / 1000)
-    # The engine's own process ends first, and this one can go on.
-    return 2 * seconds if isinstance(engine, RemoteEngine) else seconds
+    return max(longest, 2 * settings.deadline_ms / 1000)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle.card import RANKED
-from service.engine.heads import Head, NoHead, SomeQueries
+from service.engine.heads import TRAINED_HEAD, Head, SomeQueries, ZeroHead
 from service.errors import ConflictingLabels, NotMeasured, UnknownCategory, UnknownLabel
 from service.labels.label_set import MOST_RANKED, LabelSet
 from service.question import Question, Threshold
@@ -157,7 +157,7 @@ def _find_members(
 def _choose_head(labels: LabelSet, chosen: NDArray[np.intp], question: Question) -> Head:
     queries = labels.queries
     if queries is None:
-        return None if labels.source == "trained" else NoHead(len(labels.names))
+        return TRAINED_HEAD if labels.source == "trained" else ZeroHead(len(labels.names))
     # A request for less than half of a set copies its rows; other requests share the matrix, and
     # with it a run. A softmax needs all logits.
     if labels.activation == "softmax":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.engine.heads import LogitsArray, NoHead, ScreenedLogits, SomeQueries
+from service.engine.heads import LogitsArray, ScreenedLogits, SomeQueries, ZeroHead
 from service.errors import ImageError
 from service.labels.background import Background, Vector
 from service.labels.examples import Example
@@ -51,7 +51,7 @@ async def teach_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
     assert background is not None, "`teachable` has checked it"
     prepared = await sets.prepare_label(name, label)
     queries = prepared.queries
-    head = NoHead(1) if queries is None else SomeQueries(queries, np.zeros(1, np.intp))
+    head = ZeroHead(1) if queries is None else SomeQueries(queries, np.zeros(1, np.intp))
     deadline = pipeline.make_deadline()
 
     async def read(

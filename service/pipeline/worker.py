@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from service.bundle.card import InputContract
 from service.engine.engine import Engine
 from service.engine.heads import Head, LogitsArray, ScreenedLogits
-from service.engine.remote import RemoteEngine
 from service.errors import ImageError, InferenceFailed, OutOfMemory, without_frames
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import Jpeg
@@ -44,7 +43,7 @@ class Result:
 class Inference:
     """Runs batches; `run` may be called in several threads; `observers` get every batch."""
 
-    engine: Engine | RemoteEngine
+    engine: Engine
     contract: InputContract
     max_pixels: int
     observers: Sequence[Observer] = ()
@@ -55,10 +54,10 @@ class Inference:
         Raises InferenceFailed for the batch, or ServiceBroken if the engine fails on every one.
         """
         decoded = [self._decode(item) for item in items]
-        good = [(item, *each) for item, each in zip(items, decoded, strict=True)
-                if not isinstance(each, Exception)]  # fmt: skip
+        good = [(item, *image) for item, image in zip(items, decoded, strict=True)
+                if not isinstance(image, Exception)]  # fmt: skip
         results = iter(self._infer(good, uses_all_threads)) if good else iter(())
-        return [each if isinstance(each, Exception) else next(results) for each in decoded]
+        return [image if isinstance(image, Exception) else next(results) for image in decoded]
 
     def _decode(
         self, item: Item

@@ -33,42 +33,40 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Plan:
-    """The processes of a service; numbers of workers and engines are from 1."""
+    """The processes of a service; numbers of workers are from 1."""
 
     workers: int
-    engines: int  # 0 if each worker has the model
     shares: Sequence[CoreShare]  # of each worker
     gpus: Sequence[Gpu]  # none if NVML is missing
     on_gpu: bool
 
     def find_gpu(self, number: int) -> Gpu | None:
-        """Returns the GPU of an engine or of a worker with the model; None is CUDA's choice."""
+        """Returns the GPU of a worker; None is CUDA's choice."""
         return self.gpus[(number - 1) % len(self.gpus)] if self.gpus else None
 
     def adapt_settings(self, number: int, settings: Settings) -> Settings:
         """Returns a worker's settings: threads by its cores, and its share of common limits."""
         cores = decoders = self.shares[number - 1].count
         if self.on_gpu:
-            least = 1 if self.engines else min(_LEAST_DECODERS, count_cores())
-            decoders = min(max(cores, least), _MOST_DECODERS)
-        held = settings.max_held_bytes // self.workers
-        own = {
+            decoders = min(max(cores, min(_LEAST_DECODERS, count_cores())), _MOST_DECODERS)
+        held_bytes = settings.max_held_bytes // self.workers
+        changes = {
             "intra_op_threads": settings.intra_op_threads or cores,
             "decode_threads": settings.decode_threads or decoders,
-            # One that is too small in all stays so, and is refused.
-            "max_held_bytes": max(held, min(settings.max_held_bytes, settings.max_body_bytes)),
+            # A share has room for one body. If the whole has not, it is passed on undivided, and
+            # the worker refuses to start.
+            "max_held_bytes": max(
+                held_bytes, min(settings.max_held_bytes, settings.max_body_bytes)
+            ),
             "max_decoding_pixels": settings.max_decoding_pixels // self.workers,
         }
-        return settings.model_copy(update=own)
+        return settings.model_copy(update=changes)
 
 
 def plan_workers(settings: Settings) -> Plan:
-    """Plans the processes; raises `StartError` if they need Linux and this is another system."""
-    if sys.platform != "linux":
-        if settings.workers not in {1, "auto"}:
-            raise StartError(f"workers must be 1 on this system; it is {settings.workers}")
-        if settings.shared_engine:
-            raise StartError("shared_engine must be false on this system")
+    """Plans the processes. Raises `StartError` if they need Linux and this is another system."""
+    if sys.platform != "linux" and settings.workers not in {1, "auto"}:
+        raise StartError(f"workers must be 1 on this system; it is {settings.workers}")
     may_use = may_use_gpu(settings.device)
     gpus = list_gpus() if may_use else []
     # With device `auto`, the model runs on the CPU if NVML works and lists none.
@@ -76,26 +74,24 @@ def plan_workers(settings: Settings) -> Plan:
     workers = settings.workers
     if workers == "auto":
         workers = _count_workers(settings, len(gpus), on_gpu=on_gpu)
-    used = gpus[:workers]
-    engines = max(1, len(used)) if settings.shared_engine else 0
-    shares = divide_cores(workers, pin=not on_gpu and not engines)
-    return Plan(workers, engines, shares, used, on_gpu)
+    return Plan(workers, divide_cores(workers, pin=not on_gpu), gpus[:workers], on_gpu)
 
 
 def _count_workers(settings: Settings, gpus: int, *, on_gpu: bool) -> int:
     # Without NVML it is not known whether a GPU has memory for a second model.
-    if sys.platform != "linux" or (on_gpu and not gpus and not settings.shared_engine):
+    if sys.platform != "linux" or (on_gpu and not gpus):
         return 1
     cores = _CORES_PER_GPU_WORKER if on_gpu else _CORES_PER_CPU_WORKER
     wanted = max(count_cores() // cores, gpus, 1)
     if wanted == 1:
         return 1
-    limit, each = read_memory_limit(), _estimate_memory(settings, "cuda" if on_gpu else "cpu")
-    fitting = max(1, (limit - settings.max_held_bytes) // each)
+    limit = read_memory_limit()
+    worker_bytes = _estimate_memory(settings, "cuda" if on_gpu else "cpu")
+    fitting = max(1, (limit - settings.max_held_bytes) // worker_bytes)
     if fitting < wanted:
         logger.info(
             "workers auto: %d instead of %d: each may take %d of the %d MiB of memory",
-            *(fitting, wanted, each // MIB, limit // MIB),
+            *(fitting, wanted, worker_bytes // MIB, limit // MIB),
         )
     return min(wanted, fitting)
 
@@ -103,8 +99,6 @@ def _count_workers(settings: Settings, gpus: int, *, on_gpu: bool) -> int:
 def _estimate_memory(settings: Settings, device: Device) -> int:
     """Returns the most bytes that a worker takes; `device` is what `auto` means."""
     total = _WORKER_BYTES + settings.max_pixels * _BYTES_PER_PIXEL
-    if settings.shared_engine:
-        return total
     with suppress(StartError, BundleError):  # the worker reports it
         bundle = Bundle(settings.bundle, read_manifest(settings.bundle), labels=())
         check_graphs(bundle.path, bundle.manifest)

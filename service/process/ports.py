@@ -20,12 +20,13 @@ logger = logging.getLogger(__name__)
 class Ports:
     """The sockets of `port`, one for each address of the host, and those of `metrics_port`.
 
-    `shared` sockets of `port` do not listen: they reserve it for those of `share`. They have no
-    SO_REUSEPORT, so a port where another service listens is taken.
+    If the port is `shared`, these sockets reserve it and do not listen: the workers listen on the
+    sockets that `share` binds. These have no SO_REUSEPORT, so they cannot be bound to a port where
+    another service listens.
     """
 
     def __init__(self, settings: Settings, *, shared: bool = False) -> None:
-        """Opens and logs the ports; raises `StartError` for one that cannot be opened."""
+        """Opens and logs the ports. Raises `StartError` if one cannot be opened."""
         self._settings = settings
         self.metrics: list[socket.socket] = []
         if settings.metrics_port is not None:
@@ -45,11 +46,11 @@ class Ports:
         connections.
         """
         shared = []
-        for each in self.sockets:
-            own = _make_socket(each.family)
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            own.bind(each.getsockname())
-            shared.append(own)
+        for reserving in self.sockets:
+            listener = _make_socket(reserving.family)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.bind(reserving.getsockname())
+            shared.append(listener)
         return shared
 
     def log_serving(self) -> None:
@@ -98,11 +99,11 @@ def _bind_all(host: str, port: int, *, listen: bool = True) -> list[socket.socke
     given = port
     with ExitStack() as opened:  # closes them if one fails
         for name in ("::", "0.0.0.0") if host == "::" else (host,):
-            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            for family, _, _, _, (address, _, *rest) in dict.fromkeys(found):
+            known = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, _, _, _, (address, _, *rest) in dict.fromkeys(known):
                 try:
-                    own = opened.enter_context(_make_socket(family))
-                    own.bind((address, port, *rest))
+                    bound = opened.enter_context(_make_socket(family))
+                    bound.bind((address, port, *rest))
                 except OSError as error:
                     if error.errno == errno.EADDRINUSE and not given:
                         return _bind_all(host, 0, listen=listen)  # in use for one family only
@@ -111,9 +112,9 @@ def _bind_all(host: str, port: int, *, listen: bool = True) -> list[socket.socke
                     failure = error
                     continue
                 if listen:
-                    own.listen()
-                port = own.getsockname()[1]  # with port 0, the others get that of the first
-                sockets.append(own)
+                    bound.listen()
+                port = bound.getsockname()[1]  # with port 0, the others get that of the first
+                sockets.append(bound)
         if not sockets and failure is not None:
             raise failure
         opened.pop_all()
@@ -121,11 +122,11 @@ def _bind_all(host: str, port: int, *, listen: bool = True) -> list[socket.socke
 
 
 def _make_socket(family: int) -> socket.socket:
-    own = socket.socket(family)
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made = socket.socket(family)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:
-        own.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    return own
+        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    return made
 
 
 def _bracket(host: str) -> str:

@@ -23,11 +23,11 @@ from starlette.types import ASGIApp
 
 from service.http.app import create_app
 from service.http.routes import predict, status
-from service.pipeline.host import OpenPipeline, PipelineHost
 from service.pipeline.pipeline import Pipeline
-from service.process.connections import Connections
+from service.pipeline.served import OpenPipeline, ServedPipeline
 from service.process.ports import Ports
-from service.process.protocol import LimitedProtocol, Refuse
+from service.process.protocol.connections import Connections
+from service.process.protocol.limited import LimitedProtocol, Refuse
 from service.process.shedding import Shedder
 from service.process.workers import NOT_RELOADED, RELOADED, Worker, has_lost_terminal
 from service.scheduling.cpu import set_thread_scheduling
@@ -50,12 +50,12 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        host: PipelineHost,
+        served: ServedPipeline,
         announce: Callable[[], None],
         worker: Worker | None = None,
     ) -> None:
         super().__init__(config)
-        self._host = host
+        self._served = served
         self.own_ports: list[tuple[socket.socket, uvicorn.Config]] = []
         self._announce = announce
         self._announced = False
@@ -112,62 +112,56 @@ class Server(uvicorn.Server):
                 loop.remove_reader(worker.link.fileno())
 
         loop.add_reader(worker.link.fileno(), receive)
-        self._host.others_ready = worker.are_all_ready
+        self._served.others_ready = worker.are_all_ready
         if not worker.listens_at_once:
-            await self._host.open()
-            if self._host.failure is not None:
-                raise self._host.failure
+            await self._served.open()
+            if self._served.failure is not None:
+                raise self._served.failure
 
     async def on_tick(self, counter: int) -> bool:
         """Stops if the pipeline cannot be opened or broke: a supervisor restarts the process."""
-        self._host.check_alive()
-        if self._host.ready and not self._announced:
+        self._served.check_alive()
+        if self._served.ready and not self._announced:
             self._announced = True
             self._announce()
         is_free = self._reloading is None or self._reloading.done()
         if self._reload_asked and self._announced and is_free:
             self._reload_asked = False
             self._reloading = asyncio.create_task(self._reload())
-        return self._host.failure is not None or await super().on_tick(counter)
+        return self._served.failure is not None or await super().on_tick(counter)
 
     async def _reload(self) -> None:
         app: Any = self.config.app
         app.state.keys.reread(forced=True)
-        if self._host.settings.shared_engine:  # the supervisor logs that the rest stays
-            self._report_reload(done=True)
-            return
-        done = await self._host.reload()
+        done = await self._served.reload()
         app.state.metrics.reloads.labels("done" if done else "failed").inc()
         ending = asyncio.create_task(self._end_earlier())
         # Else the models of several workers would be in memory twice. But a client that reads its
         # answer slowly does not stop the others.
-        await asyncio.wait({ending}, timeout=self._host.settings.drain_seconds)
-        self._report_reload(done=done)
-        await ending
-
-    def _report_reload(self, *, done: bool) -> None:
+        await asyncio.wait({ending}, timeout=self._served.settings.drain_seconds)
         if self._worker is not None:
             self._worker.send(RELOADED if done else NOT_RELOADED)
+        await ending
 
     async def _end_earlier(self) -> None:
         # Before they have read a body, requests have chosen the pipeline that answers them.
         if running := {*self.server_state.tasks}:
             await asyncio.wait(running)
-        await self._host.close_earlier()
+        await self._served.close_earlier()
         gc.unfreeze()
         _freeze_memory()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drains while it listens, then closes; both together within `drain_seconds`."""
-        drain_seconds = self._host.settings.drain_seconds
-        if self._host.failure is None:
+        drain_seconds = self._served.settings.drain_seconds
+        if self._served.failure is None:
             logger.info("draining", extra={"seconds": drain_seconds})
         started = time.monotonic()
-        draining = asyncio.create_task(self._host.drain())
+        draining = asyncio.create_task(self._served.drain())
         await self._wait_unless_aborted(draining)
         left = 0
         if self._aborted:
-            self._host.abort_waiting()
+            self._served.abort_waiting()
         else:  # requests that are still uploading get their 503 when they are complete
             left = math.ceil(drain_seconds - (time.monotonic() - started))
         self.config.timeout_graceful_shutdown = max(_CLOSING_SECONDS, left)
@@ -209,15 +203,15 @@ def run_server(
         pipeline = open_pipeline(settings)
         if worker is not None:
             pipeline.note = partial(worker.suspects.note, worker.number)
-        if host.opened is None:  # else the earlier one would be frozen too
+        if served.opened is None:  # else the earlier one would be frozen too
             _freeze_memory()
         return pipeline
 
-    host = PipelineHost(settings, open_and_freeze)
-    app = create_app(host)
+    served = ServedPipeline(settings, open_and_freeze)
+    app = create_app(served)
     # With traces, requests that a full queue refuses have spans too, so the app refuses them.
     shed = predict.ROUTES if settings.traces == "off" else ()
-    shedder = Shedder(host, app.state.metrics, (route.path for route in shed))
+    shedder = Shedder(served, app.state.metrics, (route.path for route in shed))
     connections = Connections(settings)
 
     def configure(app: ASGIApp, refuse: Refuse) -> uvicorn.Config:
@@ -237,10 +231,10 @@ def run_server(
     set_thread_scheduling()
     ports = Ports(settings) if worker is None else worker.ports
     announce = ports.log_serving if worker is None else worker.report_ready
-    server = Server(configure(app, shedder.refuse), host, announce, worker)
+    server = Server(configure(app, shedder.refuse), served, announce, worker)
     if ports.metrics:
         config = configure(status.make_metrics_app(app.state.metrics), lambda _scope: None)
         server.own_ports += [(listener, config) for listener in ports.metrics]
     server.run(ports.sockets if worker is None else ports.share())
-    if host.failure is not None:
-        raise host.failure
+    if served.failure is not None:
+        raise served.failure

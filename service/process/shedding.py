@@ -21,8 +21,8 @@ from service.http.security.proxies import read_root_path
 from service.http.telemetry.access import PROBES, RAW_REQUEST_ID, choose_request_id
 from service.http.telemetry.logs import EventCounter
 from service.http.telemetry.metrics import Metrics
-from service.pipeline.host import PipelineHost
-from service.process.protocol import SURPLUS, Refusal
+from service.pipeline.served import ServedPipeline
+from service.process.protocol.limited import SURPLUS, Refusal
 
 _BODIES: dict[type[BusyError], bytes] = {
     error: describe_type(error, "%b").model_dump_json(exclude_none=True).encode()
@@ -40,10 +40,10 @@ class Shedder:
     leaves it in the path, the app refuses the request.
     """
 
-    def __init__(self, host: PipelineHost, metrics: Metrics, paths: Iterable[str]) -> None:
-        self._host = host
+    def __init__(self, served: ServedPipeline, metrics: Metrics, paths: Iterable[str]) -> None:
+        self._served = served
         self._metrics = metrics
-        prefixes = ("", read_root_path(host.settings.root_path))
+        prefixes = ("", read_root_path(served.settings.root_path))
         self._paths = {prefix + path: path for path in paths for prefix in prefixes}
         self._health = {prefix + path for path in PROBES for prefix in prefixes}
         self._refused = EventCounter[tuple[str, type[BusyError]]](_log)
@@ -53,9 +53,9 @@ class Shedder:
         if SURPLUS in scope and scope["path"] not in self._health:
             return self._refuse(TooManyConnections, scope, self._paths.get(scope["path"], ""), 1)
         path = self._paths.get(scope["path"])
-        if path is None or scope["method"] != "POST" or not self._host.ready:
+        if path is None or scope["method"] != "POST" or not self._served.ready:
             return None
-        queue = self._host.pipeline.queue
+        queue = self._served.pipeline.queue
         # A page's request may need the headers of CORS, which a layer of the app adds.
         if not queue.is_full or any(name == b"origin" for name, _ in scope["headers"]):
             return None

@@ -34,15 +34,13 @@ _READY = "ready"
 RELOADED, NOT_RELOADED = "reloaded", "not reloaded"
 # Messages of the supervisor.
 _STOP, _RELOAD = "stop", "reload"
-# Bytes of the shared state: whether all of the start have been ready, whether the service stops.
-_COMPLETE, _STOPPING = 0, 1
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker's own side; `number` is from 1, and those of engine processes follow.
+    """A worker's own side; `number` is from 1.
 
     The first worker of a start listens while it loads, for probes. All others listen when they are
     ready, so that no request meets one that loads.
@@ -54,19 +52,15 @@ class Worker:
     ports: Ports
     link: Connection
     suspects: Suspects
-    state: mmap.mmap  # shared by all
+    complete: mmap.mmap  # shared by all; one byte, 1 once all of the start have been ready
 
     def are_all_ready(self) -> bool:
         """Returns whether all workers of the start have been ready, at once in all workers."""
-        return self.state[_COMPLETE] == 1
+        return self.complete[0] == 1
 
     def is_orphan(self) -> bool:
         """Returns whether the supervisor was killed."""
         return os.getppid() != self.supervisor
-
-    def is_stopping(self) -> bool:
-        """Returns whether the service stops, or its supervisor was killed."""
-        return self.state[_STOPPING] == 1 or self.is_orphan()
 
     def report_ready(self) -> None:
         """Notes that predictions are answered."""
@@ -90,31 +84,25 @@ class Worker:
 
 @dataclass(eq=False)
 class _Slot:
-    """One of the workers and engines: its process, or when its replacement starts."""
+    """One of the workers: its process, or when its replacement starts."""
 
     number: int
-    run: Callable[[Worker], None]
-    is_engine: bool = False
     process: ForkProcess = field(init=False)
     ready: bool = False
     reason: str = ""
     failed_starts: int = 0  # one after the other
     start_at: float = 0.0  # seconds of `time.monotonic`
 
-    @property
-    def kind(self) -> str:
-        return "engine" if self.is_engine else "worker"
-
 
 class Supervisor:
-    """Runs `serve` in `count` forked processes, and `run_engine` in `engines` more.
+    """Runs `serve` in `count` forked processes.
 
     Forked, because a replacement then needs no imports (1.2 seconds) and shares their memory. So
     this process must have no threads.
 
     A worker that was ready is replaced at once; the photos of one that crashed are refused for 10
     seconds. A failure before all have been ready is a failed start. Later, a replacement that fails
-    is tried again after 1, 2, 4 and up to 30 seconds, as long as another of its kind is ready.
+    is tried again after 1, 2, 4 and up to 30 seconds, as long as another worker is ready.
 
     On SIGHUP the workers reload one after the other. After a failure the others are not asked. A
     worker that is not running then reads what is there when it starts.
@@ -123,26 +111,21 @@ class Supervisor:
     that is fewer, worker 1 starts again, because its share of cores and limits is larger then.
     """
 
-    def __init__(  # noqa: PLR0913 - two kinds of processes
+    def __init__(
         self,
         count: int,
         ports: Ports,
         serve: Callable[[Worker], None],
         *,
-        engines: int = 0,
-        run_engine: Callable[[Worker], None] = lambda _worker: None,
         count_fitting: Callable[[], int] | None = None,
     ) -> None:
         self._ports = ports
-        self._slots = [_Slot(number, serve) for number in range(1, count + 1)]
-        self._slots += [
-            _Slot(number, run_engine, is_engine=True)
-            for number in range(count + 1, count + engines + 1)
-        ]
+        self._serve = serve
+        self._slots = [_Slot(number) for number in range(1, count + 1)]
         self._count_fitting = count_fitting
         # Those with a process, by the supervisor's end of the link, which ends with the process.
         self._running: dict[Connection, _Slot] = {}
-        self._state = mmap.mmap(-1, 2)
+        self._complete = mmap.mmap(-1, 1)
         self._suspects = Suspects(len(self._slots))
         self._stops = 0
         self._to_reload: list[_Slot] = []  # the first of them has been asked
@@ -155,8 +138,6 @@ class Supervisor:
         with _catch_signals() as signals:
             try:
                 while not self._stops or self._running:
-                    if self._stops and all(slot.is_engine for slot in self._running.values()):
-                        self._kill_all()  # no worker needs them any more
                     self._wait(signals, self._start_missing())
             finally:
                 self._kill_all()
@@ -182,11 +163,11 @@ class Supervisor:
     def _start(self, slot: _Slot) -> None:
         link, theirs = multiprocessing.Pipe()
         slot.ready, slot.reason = False, ""
-        at_once = slot.number == 1 and not self._state[_COMPLETE]
-        shared = self._ports, theirs, self._suspects, self._state
+        at_once = slot.number == 1 and not self._complete[0]
+        shared = self._ports, theirs, self._suspects, self._complete
         worker = Worker(slot.number, at_once, os.getpid(), *shared)
         slot.process = multiprocessing.get_context("fork").Process(
-            target=self._run_worker, args=(slot, worker, link), name=f"{slot.kind} {slot.number}"
+            target=self._run_worker, args=(worker, link), name=f"worker {slot.number}"
         )
         # A signal between the fork and the worker's own handlers would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -196,21 +177,20 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         theirs.close()
         self._running[link] = slot
-        logger.info(f"{slot.kind} started", extra={"worker": slot.number, "pid": slot.process.pid})
+        logger.info("worker started", extra={"worker": slot.number, "pid": slot.process.pid})
 
-    def _run_worker(self, slot: _Slot, worker: Worker, link: Connection) -> None:
-        for each in (link, *self._running):
-            each.close()  # else no worker would notice the supervisor's end
+    def _run_worker(self, worker: Worker, link: Connection) -> None:
+        for supervisors_end in (link, *self._running):
+            supervisors_end.close()  # else no worker would notice the supervisor's end
         signal.set_wakeup_fd(-1)
-        # systemd and terminals send signals to all; an engine is needed until workers drained.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN if slot.is_engine else signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         name_worker(worker.number)
         worker.suspects.watch(worker.number)
         try:
-            slot.run(worker)
+            self._serve(worker)
             return
         except (StartError, BundleError, ServiceBroken) as error:
             reason = str(error)
@@ -222,14 +202,14 @@ class Supervisor:
         os._exit(1)  # Python's own exit could wait for a hanging GPU
 
     def _wait(self, signals: socket.socket, timeout: float | None) -> None:
-        found = wait([signals, *self._running], timeout)
-        if signals in found:
+        readable = wait([signals, *self._running], timeout)
+        if signals in readable:
             for number in signals.recv(64):
                 if number != signal.SIGHUP or has_lost_terminal():
                     self._stop()
                 elif not self._stops:
                     self._reload()
-        for link in [each for each in self._running if each in found]:
+        for link in [link for link in self._running if link in readable]:
             try:
                 self._receive(self._running[link], link.recv())
             except (EOFError, OSError):
@@ -237,22 +217,15 @@ class Supervisor:
 
     def _stop(self) -> None:
         self._stops += 1
-        self._state[_STOPPING] = 1
-        for link, slot in self._running.items():
+        for link in self._running:
             with suppress(OSError):
-                if not slot.is_engine:
-                    link.send(_STOP)
+                link.send(_STOP)
         if self._stops >= _KILLING_STOP:
             self._kill_all()
 
     def _reload(self) -> None:
-        workers = [slot for slot in self._slots if not slot.is_engine]
-        if len(workers) < len(self._slots):
-            logger.error(
-                "shared_engine: SIGHUP reloads keys only: restart for bundle and label sets"
-            )
         asked = self._to_reload[:1]  # by an earlier SIGHUP; it is asked again
-        self._to_reload = [*asked, *workers]
+        self._to_reload = [*asked, *self._slots]
         if not asked:
             self._ask_next()
 
@@ -264,22 +237,20 @@ class Supervisor:
                         link.send(_RELOAD)
                     return
             del self._to_reload[0]
-        has_engine = any(slot.is_engine for slot in self._slots)
-        logger.info("all workers have %s", "read their keys" if has_engine else "reloaded")
+        logger.info("all workers have reloaded")
 
     def _note_reload(self, slot: _Slot, *, done: bool) -> None:
         if self._stops or self._to_reload[:1] != [slot]:
             return
         del self._to_reload[0]
-        workers = sum(not each.is_engine for each in self._slots)
-        if done or len(self._to_reload) == workers:  # SIGHUP was sent again
+        if done or len(self._to_reload) == len(self._slots):  # SIGHUP was sent again
             self._ask_next()
             return
         self._to_reload = []
         logger.error(
             "worker %d of %d has not reloaded, and those after it were not asked: correct its "
             "error and send SIGHUP again",
-            *(slot.number, workers),
+            *(slot.number, len(self._slots)),
         )
 
     def _receive(self, slot: _Slot, message: str) -> None:
@@ -295,14 +266,14 @@ class Supervisor:
             if fitting < len(self._slots):
                 self._slots = self._slots[:fitting]
                 self._restart(slot)
-        if not self._state[_COMPLETE] and all(each.ready for each in self._slots):
-            self._state[_COMPLETE] = 1
+        if not self._complete[0] and all(worker.ready for worker in self._slots):
+            self._complete[0] = 1
             self._ports.log_serving()
 
     def _restart(self, slot: _Slot) -> None:
         slot.process.kill()
         slot.process.join()  # it frees its GPU
-        self._running = {link: each for link, each in self._running.items() if each is not slot}
+        self._running = {link: other for link, other in self._running.items() if other is not slot}
         slot.ready = False
         self._note_reload(slot, done=True)  # it opens what is on disk now
 
@@ -312,19 +283,19 @@ class Supervisor:
         was_ready, slot.ready = slot.ready, False
         stack, refused = self._suspects.end(slot.number)
         self._note_reload(slot, done=False)
-        if self._stops and (slot.is_engine or not was_ready or code in (0, -signal.SIGTERM)):
+        if self._stops and (not was_ready or code in (0, -signal.SIGTERM)):
             return
         reason = slot.reason or _describe(code)
-        if not (self._state[_COMPLETE] or was_ready or self._stops):
+        if not (self._complete[0] or was_ready or self._stops):
             raise StartError(slot.reason or f"{slot.process.name} cannot start: {reason}")
         fields = {"worker": slot.number, "reason": reason}
         if stack:
             fields |= {"refused_photos": refused, "stack": stack}
-        logger.error(f"{slot.kind} ended", extra=fields)
+        logger.error("worker ended", extra=fields)
         if was_ready or self._stops:
             return
-        if not any(each.ready for each in self._slots if each.is_engine == slot.is_engine):
-            raise ServiceBroken(f"no {slot.kind} can start: {reason}")
+        if not any(other.ready for other in self._slots):
+            raise ServiceBroken(f"no worker can start: {reason}")
         pause = min(2.0**slot.failed_starts, _LONGEST_PAUSE_SECONDS)
         slot.failed_starts += 1
         slot.start_at = time.monotonic() + pause

@@ -1,5 +1,6 @@
 """CPU cores and memory that this process may use; cores of its workers, shares of processes."""
 
+import itertools
 import math
 import os
 import sys
@@ -93,13 +94,13 @@ def divide_cores(processes: int, *, pin: bool = True) -> list[CoreShare]:
     share has a number only: the kernel knows which cores are free.
     """
     count = count_cores()
-    each, more = divmod(count, processes)
-    sizes = [max(1, each + (place < more)) for place in range(processes)]
+    least, larger = divmod(count, processes)
+    sizes = [max(1, least + (process < larger)) for process in range(processes)]
     numbers = _list_numbers()
     if not pin or count < max(len(numbers), processes):
         return [CoreShare(size) for size in sizes]
     numbers.sort(key=_locate)
-    ends = [sum(sizes[: place + 1]) for place in range(processes)]
+    ends = itertools.accumulate(sizes)
     return [
         CoreShare(size, frozenset(numbers[end - size : end]))
         for size, end in zip(sizes, ends, strict=True)
@@ -138,11 +139,11 @@ def _list_groups(controller: str) -> set[Path]:
     except OSError:
         return groups
     for line in lines:
-        _, controllers, path = line.split(":", 2)
+        _, controllers, group = line.split(":", 2)
         if not controllers or controller in controllers.split(","):
-            relative = Path(path.lstrip("/"))
+            relative = Path(group.lstrip("/"))
             top = v1 if controllers else _CGROUPS
-            groups.update(top / each for each in (relative, *relative.parents))
+            groups.update(top / path for path in (relative, *relative.parents))
     return groups
 
 

@@ -23,7 +23,7 @@ class Gpu:
     uuid: str
 
     def free_bytes(self) -> int:
-        """Returns the free memory; raises `StartError` if NVML does not answer."""
+        """Returns the free memory. Raises `StartError` if NVML does not answer."""
         with _open_nvml() as nvml:
             device = nvml.nvmlDeviceGetHandleByUUID(self.uuid)
             return int(nvml.nvmlDeviceGetMemoryInfo(device).free)
@@ -58,19 +58,19 @@ def count_fitting(before: int, after: int, most: int) -> int:
 def _choose(uuids: list[str], visible: str) -> Iterator[str]:
     for entry in map(str.strip, visible.split(",")):
         by_name = [uuid for uuid in uuids if entry and uuid.startswith(entry)]
-        found = uuids[int(entry) :][:1] if entry.isdecimal() else by_name
-        if len(found) != 1:
+        chosen = uuids[int(entry) :][:1] if entry.isdecimal() else by_name
+        if len(chosen) != 1:
             return
-        yield found[0]
+        yield chosen[0]
 
 
 def _list_uuids(nvml: ModuleType) -> Iterator[str]:
     for index in range(nvml.nvmlDeviceGetCount()):
         device, instances = nvml.nvmlDeviceGetHandleByIndex(index), []
         with suppress(nvml.NVMLError):  # this GPU cannot be divided
-            for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(device)):
-                with suppress(nvml.NVMLError):  # a free place
-                    instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, place)
+            for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(device)):
+                with suppress(nvml.NVMLError):  # it has no instance of this number
+                    instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, number)
                     instances.append(nvml.nvmlDeviceGetUUID(instance))
         # CUDA runs on the instances of a divided GPU only.
         yield from instances or [nvml.nvmlDeviceGetUUID(device)]

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from service.errors import PhotoSuspected
 
 # Photos of one worker at a time, and suspects. More are not noted.
-_PLACES = 256
+_SLOTS = 256
 # A digest of both ends: the whole of a small JPEG would take 10 us.
 _END_BYTES = 512
 _REPORT_BYTES = 65536
@@ -30,14 +30,14 @@ class Suspects:
     """
 
     def __init__(self, workers: int) -> None:
-        # Until when (ns of the monotonic clock, which all processes share), then `_PLACES` digests
-        # of suspects, then of each worker from 1; 0 is an empty place.
-        self._memory = memoryview(mmap.mmap(-1, 8 * (1 + _PLACES * (1 + workers)))).cast("q")
+        # Until when (ns of the monotonic clock, which all processes share), then `_SLOTS` digests
+        # of suspects, then of each worker from 1; 0 is an empty slot.
+        self._memory = memoryview(mmap.mmap(-1, 8 * (1 + _SLOTS * (1 + workers)))).cast("q")
         self._files = [os.memfd_create("report") for _ in range(workers)]
         for file in self._files:
             os.ftruncate(file, _REPORT_BYTES)
         self._reports = [mmap.mmap(file, _REPORT_BYTES) for file in self._files]
-        self._free = list(range(_PLACES))  # of this process
+        self._free = list(range(_SLOTS))  # of this process
 
     def watch(self, worker: int) -> None:
         """Lets a crash of this process, the worker, write the stack of its thread."""
@@ -45,42 +45,42 @@ class Suspects:
 
     @contextmanager
     def note(self, worker: int, photo: object) -> Iterator[None]:
-        """Notes a photo while this worker processes it; raises `PhotoSuspected` for a suspect."""
+        """Notes a photo while this worker processes it. Raises `PhotoSuspected` for a suspect."""
         if not isinstance(photo, bytes) or not self._free:
             yield
             return
         # Forked processes share the key of Python's hash.
         digest = hash((len(photo), photo[:_END_BYTES], photo[-_END_BYTES:])) or 1
         for number, report in enumerate(self._reports, 1):
-            if report[0] and digest in self._list_places(number):
+            if report[0] and digest in self._list_slots(number):
                 raise PhotoSuspected
-        if time.monotonic_ns() < self._memory[0] and digest in self._list_places(0):
+        if time.monotonic_ns() < self._memory[0] and digest in self._list_slots(0):
             raise PhotoSuspected
-        place = self._free.pop()
-        places = self._list_places(worker)
-        places[place] = digest
+        position = self._free.pop()
+        slots = self._list_slots(worker)
+        slots[position] = digest
         try:
             yield
         finally:
-            places[place] = 0
-            self._free.append(place)
+            slots[position] = 0
+            self._free.append(position)
 
     def end(self, worker: int) -> tuple[str, int]:
         """Forgets a worker that has ended; returns its stack and its suspects if it crashed."""
-        report, places, suspects = self._reports[worker - 1], *map(self._list_places, (worker, 0))
+        report, slots, suspects = self._reports[worker - 1], *map(self._list_slots, (worker, 0))
         stack = report[:].rstrip(b"\0")
-        found = [digest for digest in places if digest] if stack else []
-        if found:
+        photos = [digest for digest in slots if digest] if stack else []
+        if photos:
             now = time.monotonic_ns()
             known = suspects.tolist() if now < self._memory[0] else []
-            for place, digest in enumerate([*found, *known][:_PLACES]):
-                suspects[place] = digest
+            for position, digest in enumerate([*photos, *known][:_SLOTS]):
+                suspects[position] = digest
             self._memory[0] = now + int(PhotoSuspected.retry_after_seconds * 1e9)
-        for place in range(_PLACES):
-            places[place] = 0
+        for position in range(_SLOTS):
+            slots[position] = 0
         report[: len(stack)] = bytes(len(stack))
         os.lseek(self._files[worker - 1], 0, os.SEEK_SET)
-        return stack.decode(errors="replace"), len(found)
+        return stack.decode(errors="replace"), len(photos)
 
-    def _list_places(self, worker: int) -> memoryview[int]:
-        return self._memory[1 + _PLACES * worker :][:_PLACES]
+    def _list_slots(self, worker: int) -> memoryview[int]:
+        return self._memory[1 + _SLOTS * worker :][:_SLOTS]

@@ -5,12 +5,12 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar, TypeVarTuple
 
+from service.caller import CALLER
 from service.errors import DeadlineExceeded, Draining, OutOfMemory, without_frames
 
 ArgumentTs = TypeVarTuple("ArgumentTs")
@@ -43,7 +43,7 @@ async def collect_in_order(
 ) -> list[ResultT]:
     """Returns the results of `run_in_order`; the first error cancels the rest."""
     async with aclosing(run_in_order(works, at_once)) as results:
-        return [each async for each in results]
+        return [result async for result in results]
 
 
 async def run_together(works: Iterable[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
@@ -63,26 +63,6 @@ async def run_together(works: Iterable[Coroutine[Any, Any, ResultT]]) -> list[Re
         # The frame and these refer to each other: a cycle that keeps the whole request until
         # Python's next garbage collection.
         del failure, tasks
-
-
-class Caller:
-    """The client of a request; calls in side threads take turns by its `key`, or else by request.
-
-    This one has no rate limit.
-    """
-
-    key: str | None = None
-
-    def count_photos(self, photos: int) -> None:
-        """Counts the photos of a request once they have been read; may raise `RateLimited`."""
-
-    def charge(self, units: int) -> None:
-        """Counts what a photo costs beyond one unit of the rate limit; never refuses."""
-
-
-_NO_CALLER = Caller()
-CALLER: ContextVar[Caller] = ContextVar("caller", default=_NO_CALLER)
-"""The caller of the request that a task works for."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -115,7 +95,7 @@ class SideThreads:
         *arguments: *ArgumentTs,
         pixels: int = 0,
     ) -> ResultT:
-        """Calls a function in one of the threads; raises DeadlineExceeded or OutOfMemory.
+        """Calls a function in one of the threads. Raises `DeadlineExceeded` or `OutOfMemory`.
 
         A call that has not started at the deadline, on the event loop's clock, is never run.
         """

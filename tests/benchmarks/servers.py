@@ -29,7 +29,6 @@ ROOT = Path(__file__).parents[2]
 BUNDLE = ROOT / "bundles/ml-decoder-lite0"
 PHOTO = ROOT / "docs/photos/chelsea.jpg"
 _START_SECONDS = 120.0
-_ENGINES = {"own": (), "shared": ("--shared-engine", "true")}
 _BOUNDARY = "benchmark7f3a"
 _MARK = "BENCHMARK_SERVER"
 
@@ -93,15 +92,13 @@ def list_ours(
 
 
 def list_variants(
-    bundle: Path, precisions: Iterable[str], photo: bytes, workers: str, engines: str
+    bundle: Path, precisions: Iterable[str], photo: bytes, workers: str
 ) -> list[Server]:
     """Describes our server with every combination of settings; strings have commas between."""
     servers = []
-    for precision, count, engine in product(precisions, workers.split(","), engines.split(",")):
-        name = f"ours {precision}, {count} workers, {engine} engine"
-        ours = list_ours(bundle, precision, photo, name)
-        flags = ("--workers", count, *_ENGINES[engine])
-        servers.append(replace(ours, command=(*ours.command, *flags)))
+    for precision, count in product(precisions, workers.split(",")):
+        ours = list_ours(bundle, precision, photo, f"ours {precision}, {count} workers")
+        servers.append(replace(ours, command=(*ours.command, "--workers", count)))
     return servers
 
 

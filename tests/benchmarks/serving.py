@@ -1,4 +1,4 @@
-"""The service by clients, workers, engines and devices, against mosec, peers and a bare loop.
+"""The service by clients, workers and devices, against mosec, peers and a bare loop.
 
     python -m tests.benchmarks.serving --precision int8 --workers 1,auto
     python -m tests.benchmarks.serving --bundle BUNDLE --device cuda --precision fp16
@@ -30,6 +30,7 @@ import typer
 from service.bundle.card import CPU_DEVICES
 from service.bundle.reader import load_bundle
 from service.engine.engine import open_engine
+from service.engine.heads import TRAINED_HEAD
 from service.errors import StartError
 from service.images.decode import PixelArray, decode_image
 from service.scheduling.cpu import count_cores
@@ -81,7 +82,7 @@ class Limit:
         for _ in range(_LOOKS):
             for size in looks:
                 images, threads = np.stack([self._decode()] * size), self._engine.workers
-                run = partial(self._engine.run, images, [[None]] * size)
+                run = partial(self._engine.run, images, [[TRAINED_HEAD]] * size)
                 looks[size].append(size * count_a_second(run, threads, _LOOK_SECONDS))
         engine, self._size = max((statistics.median(found), size) for size, found in looks.items())
         decoding = count_a_second(self._decode, self._cores, _LOOK_SECONDS)
@@ -101,7 +102,7 @@ class Limit:
 
     def _run(self, size: int, *, alone: bool = False) -> None:
         images = np.stack([self._decode() for _ in range(size)])
-        self._engine.run(images, [[None]] * size, alone=alone)
+        self._engine.run(images, [[TRAINED_HEAD]] * size, alone=alone)
 
     def _decode(self) -> PixelArray:
         return decode_image(self._photo, self._contract, self._max_pixels).pixels
@@ -121,7 +122,6 @@ def main(  # noqa: PLR0913 - a parameter for each flag
     ] = "int8,fp32",
     device: Annotated[str, typer.Option(help="Of precisions that name none.")] = "cpu",
     workers: Annotated[str, typer.Option(help="With commas between.")] = "1,auto",
-    engines: Annotated[str, typer.Option(help="own, shared, or own,shared.")] = "own",
     clients: Annotated[str, typer.Option(help="With commas between.")] = "1,8,32,128,256",
     photo: Path = PHOTO,
     peers: Annotated[Path | None, typer.Option(help="Folder with a bench.py.")] = None,
@@ -134,7 +134,7 @@ def main(  # noqa: PLR0913 - a parameter for each flag
     content, counts = photo.read_bytes(), [int(count) for count in clients.split(",")]
     prefix = "" if device == "cpu" else f"{device}:"
     precisions = [each if ":" in each else prefix + each for each in precision.split(",")]
-    servers = list_variants(bundle, precisions, content, workers, engines)
+    servers = list_variants(bundle, precisions, content, workers)
     servers += list_mosec(bundle, precisions[0], content) + list_peers(peers, photo, only)
     slices = len(counts) * (2 * seconds + 1) + seconds + 1
     minutes = (len(servers) * rounds * (slices + 10) + 20) / 60  # starts, and the limit's looks

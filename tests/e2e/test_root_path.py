@@ -11,7 +11,7 @@ import pytest
 from service.bundle.reader import Bundle
 from service.errors import StartError
 from service.http.app import create_app
-from service.pipeline.host import PipelineHost
+from service.pipeline.served import ServedPipeline
 from service.settings import Settings
 from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support import nginx
@@ -141,7 +141,7 @@ def test_prefix_of_another_client_changes_nothing(open_bundle: Bundle) -> None:
 @pytest.mark.parametrize("prefix", ["tags", "//evil", "/a b", "/é", "/a//"])
 def test_invalid_root_path_is_refused(prefix: str) -> None:
     with pytest.raises(StartError, match="root_path must be a path such as /tags"):
-        create_app(PipelineHost(Settings(root_path=prefix)))
+        create_app(ServedPipeline(Settings(root_path=prefix)))
 
 
 def assert_prefix(client: httpx.Client, named: str, prefix: str) -> None:

@@ -17,7 +17,7 @@ from service.bundle.card import Precision
 from service.bundle.reader import Bundle, load_bundle
 from service.calibration import fit_calibration
 from service.engine.engine import open_engine
-from service.engine.heads import LogitsArray
+from service.engine.heads import TRAINED_HEAD, LogitsArray
 from service.errors import BundleError
 from service.images.decode import PixelArray
 from tests.export.tiny_network import CONTRACT, LABELS, assert_close, run_torch
@@ -41,7 +41,9 @@ def bundle(checkpoint: Path, folder: Path, tmp_path_factory: pytest.TempPathFact
 def run_trained(bundle: Bundle, pixels: PixelArray, precision: Precision = "fp32") -> LogitsArray:
     """Returns the logits [B, N] of the trained labels."""
     engine = open_engine(bundle, device="cpu", precision=precision)
-    return np.stack([logits for (logits,), *_ in engine.run(pixels, [[None]] * len(pixels))])
+    return np.stack(
+        [logits for (logits,), *_ in engine.run(pixels, [[TRAINED_HEAD]] * len(pixels))]
+    )
 
 
 def test_service_computes_what_torch_does_on_the_same_pixels(

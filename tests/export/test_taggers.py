@@ -10,6 +10,7 @@ import torch
 from export.build import ExportRequest, build_bundle
 from models.checkpoints.description import Hints
 from service.engine.engine import open_engine
+from service.engine.heads import TRAINED_HEAD
 from service.images.decode import decode_image
 from tests.models.checkpoints.test_preparation import NORMALIZE, STAGES, write_tagger
 from tests.service.images.test_pad import pad_by_pillow
@@ -29,7 +30,9 @@ def test_padded_photo_has_the_scores_of_the_taggers_own_code(
     picture = make_picture(5, 300, 171)
     pixels = decode_image(encode_picture(picture), bundle.card.input, 10**6).pixels
     found = next(
-        iter(open_engine(bundle, device="cpu", precision="fp32").run(pixels[None], [[None]]))
+        iter(
+            open_engine(bundle, device="cpu", precision="fp32").run(pixels[None], [[TRAINED_HEAD]])
+        )
     )
 
     squared = torch.from_numpy(pad_by_pillow(picture, bundle.card.input).copy()) / 255

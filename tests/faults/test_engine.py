@@ -1,6 +1,5 @@
 """Faults of the engine: they cost the batch that met them, and nothing else."""
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,21 +49,6 @@ def test_failed_batch_is_500_without_cause_and_the_next_one_is_answered(
         assert "secret" not in response.text
         assert ("retry-after" in response.headers) == (status == 503)
     assert client.get("/readyz").status_code == 200
-
-
-def test_dead_batcher_fails_readiness_and_ends_the_process(
-    open_bundle: Bundle, tmp_path: Path
-) -> None:
-    with FaultyProcess(open_bundle, tmp_path) as server, server.open_client() as client:
-        # Refusals until the process ends.
-        with contextlib.suppress(httpx.HTTPError):
-            assert send_image(client, make_fault("LOSE")).status_code == 503
-            while True:
-                assert client.get("/readyz").status_code == 503
-        assert server.wait() == 3
-        assert server.stderr.splitlines()[-1] == "ml-decoder: the batcher died: see the log"
-        assert "a worker of the batcher died" in server.stderr
-        assert "the engine fails on every batch" in server.stderr
 
 
 def test_hung_engine_fails_readiness_and_ends_the_process(

@@ -227,6 +227,7 @@ def test_broken_model_ends_its_worker_only(faulty: FaultyProcess) -> None:
     with ends_worker_1(faulty), connect_to(faulty, 1) as client:
         send_image(client, make_fault("LOSE"))
         faulty.wait_for_line("worker ended worker=1 reason=.*the batcher died")
+        assert "the engine fails on every batch" in faulty.stderr
 
 
 def test_photo_that_crashed_a_worker_cannot_end_another(faulty: FaultyProcess) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from service.http.app import create_app
-from service.pipeline.host import PipelineHost
+from service.pipeline.served import ServedPipeline
 from service.settings import Settings
 
 JSON = dict[str, Any]
@@ -28,7 +28,7 @@ _PROBLEM_JSON = "application/problem+json"
 
 def read_openapi() -> JSON:
     """The OpenAPI document of an app with default settings."""
-    document: JSON = create_app(PipelineHost(Settings())).openapi()
+    document: JSON = create_app(ServedPipeline(Settings())).openapi()
     return document
 
 

@@ -14,7 +14,7 @@ from service.bundle.reader import Bundle
 from service.errors import BundleError
 from service.http.telemetry import metrics as metrics_module
 from service.http.telemetry.metrics import Metrics
-from service.pipeline.host import PipelineHost
+from service.pipeline.served import ServedPipeline
 from tests.support.photos import make_photo
 
 pytestmark = pytest.mark.anyio
@@ -49,17 +49,17 @@ async def test_replica_starts_when_its_model_is_open_and_samples_its_gauges(
     app = build_app()
     metrics, sampled = app.state.metrics, asyncio.Event()
 
-    def sample(host: PipelineHost) -> None:
-        Metrics.sample(metrics, host)
-        if host.ready:
+    def sample(served: ServedPipeline) -> None:
+        Metrics.sample(metrics, served)
+        if served.ready:
             sampled.set()
 
     monkeypatch.setattr(metrics, "sample", sample)
     async with asyncio.timeout(10), app.router.lifespan_context(app):
-        assert app.state.host.ready
+        assert app.state.served.ready
         await sampled.wait()
         assert metrics.registry.get_sample_value("ml_decoder_ready") == 1
-    assert not app.state.host.ready
+    assert not app.state.served.ready
 
 
 async def test_answer_leaves_the_request_id_to_rays_proxy(build_app: Callable[[], FastAPI]) -> None:

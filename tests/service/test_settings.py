@@ -31,8 +31,11 @@ def test_environment_sets_and_argument_wins(monkeypatch: pytest.MonkeyPatch) -> 
 def test_path_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("ML_DECODER_LABEL_SETS", "~/sets")
-    found = Settings.model_validate({"bundle": "~/bundle"})
-    assert (found.bundle, found.label_sets) == (Path("/home/me/bundle"), Path("/home/me/sets"))
+    settings = Settings.model_validate({"bundle": "~/bundle"})
+    assert (settings.bundle, settings.label_sets) == (
+        Path("/home/me/bundle"),
+        Path("/home/me/sets"),
+    )
     assert Settings(bundle=Path("~no-such-user/a")).bundle == Path("~no-such-user/a")
 
 

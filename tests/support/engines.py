@@ -11,7 +11,7 @@ from service.bundle.reader import Bundle
 from service.engine import session_set
 from service.engine.devices import PROVIDERS, check_device, multiplies_bf16, multiplies_int8
 from service.engine.engine import Engine, open_engine
-from service.engine.heads import Head, HeadResults
+from service.engine.heads import TRAINED_HEAD, Head, HeadResults
 from service.engine.sessions import first_line
 from service.errors import StartError
 from tests.support.tiny_bundle import random_images, random_queries
@@ -59,12 +59,12 @@ def assert_gives_the_cpus_logits(
     cpu = open_engine(bundle, device="cpu", precision="fp32", max_batch_size=6)
     queries = random_queries(0, num_queries)
     queries.flags.writeable = False  # like a label set's, which are cached on a GPU
-    mixture: list[list[Head]] = [[None], [queries], [None, queries]]
+    mixture: list[list[Head]] = [[TRAINED_HEAD], [queries], [TRAINED_HEAD, queries]]
     for count in range(1, 7):
         images = random_images(count, count)
         asked = [mixture[i % 3] for i in range(count)]
-        found = engine.run(images, asked, alone=count == 1)
-        _assert_same(found, cpu.run(images, asked), tolerance)
+        answers = engine.run(images, asked, alone=count == 1)
+        _assert_same(answers, cpu.run(images, asked), tolerance)
 
 
 def assert_gives_the_cpus_memories(
@@ -74,16 +74,16 @@ def assert_gives_the_cpus_memories(
     cpu = open_engine(bundle, device="cpu", precision="fp32")
     images, explained = random_images(0, 3), [0, 2]
     queries = random_queries(0, num_queries)
-    asked: list[list[Head]] = [[None, queries]] * 3
-    found = engine.run(images, asked, explained=explained)
-    _assert_same(found, cpu.run(images, asked, explained=explained), tolerance)
-    assert [len(each.memories) for each in found] == [2, 0, 2]
+    asked: list[list[Head]] = [[TRAINED_HEAD, queries]] * 3
+    answers = engine.run(images, asked, explained=explained)
+    _assert_same(answers, cpu.run(images, asked, explained=explained), tolerance)
+    assert [len(answer.memories) for answer in answers] == [2, 0, 2]
 
 
 def _assert_same(
-    found: Sequence[HeadResults], expected: Sequence[HeadResults], tolerance: float
+    answers: Sequence[HeadResults], expected: Sequence[HeadResults], tolerance: float
 ) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(answers, expected, strict=True):
         assert len(ours.logits) == len(theirs.logits)
         pairs = zip((*ours.logits, *ours.memories), (*theirs.logits, *theirs.memories), strict=True)
         for one, other in pairs:

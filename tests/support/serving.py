@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 
 from service.errors import ServiceError
 from service.http.app import create_app
-from service.pipeline.host import OpenPipeline, PipelineHost
 from service.pipeline.pipeline import open_pipeline
+from service.pipeline.served import OpenPipeline, ServedPipeline
 from service.settings import Settings
 from tests.support.photos import make_photo
 
@@ -31,11 +31,11 @@ def serve_app(
 ) -> Iterator[TestClient]:
     """Starts the app and waits until it has opened the bundle, or failed to."""
     given = Settings(bundle=bundle, device="cpu", label_store=label_store, **settings)
-    app = create_app(PipelineHost(given, opener), tracer_provider)
+    app = create_app(ServedPipeline(given, opener), tracer_provider)
     # Not `http://testserver`: browsers may not use a service without keys under that name.
     with TestClient(app, "http://localhost", raise_server_exceptions=False) as client:
-        host = app.state.host
-        while host.failure is None and client.get("/readyz").status_code != 200:
+        served = app.state.served
+        while served.failure is None and client.get("/readyz").status_code != 200:
             pass
         yield client
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from service import errors
+from service.caller import CALLER
 from service.http.open_inference.answer import (
     EXTENSIONS,
     LiveAnswer,
@@ -24,7 +25,7 @@ from service.http.open_inference.request import (
     parse_infer_request,
 )
 from service.http.requests.body import BYTES, JSON, Body, cancel_on_disconnect
-from service.http.requests.parameters import Host
+from service.http.requests.parameters import Served
 from service.http.responses.openapi import document_answer, document_tensors, document_v2_errors
 from service.http.responses.problems import PREFIX
 from service.http.routes.predict import REQUEST_PROBLEMS, limit_images
@@ -34,7 +35,7 @@ from service.images.decode import DecodedImage
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
-from service.scheduling.tasks import CALLER, run_together
+from service.scheduling.tasks import run_together
 
 SERVER_NAME = "ml-decoder-serve"
 
@@ -60,10 +61,10 @@ _INFER_ERRORS = document_v2_errors(
 ModelName = Annotated[str, Path(max_length=200)]
 
 
-async def find_model(host: Host, name: ModelName) -> Pipeline:
+async def find_model(served: Served, name: ModelName) -> Pipeline:
     """Returns the pipeline; raises `UnknownModel` if the path names another model."""
-    pipeline = host.pipeline
-    known = [pipeline.bundle.card.name, *filter(None, [host.settings.model_alias])]
+    pipeline = served.pipeline
+    known = [pipeline.bundle.card.name, *filter(None, [served.settings.model_alias])]
     if name not in known:
         raise errors.UnknownModel("Model", name, " or ".join(known))
     return pipeline
@@ -84,13 +85,13 @@ async def model(pipeline: Model, name: ModelName) -> ModelAnswer:
     return describe_model(pipeline.bundle.card, name)
 
 
-async def model_ready(host: Host, name: ModelName) -> ModelReadyAnswer:
+async def model_ready(served: Served, name: ModelName) -> ModelReadyAnswer:
     """Returns 200 if the model answers predictions now."""
-    host.check_ready()
+    served.check_ready()
     return ModelReadyAnswer(name=name)
 
 
-async def infer(request: Request, host: Host, pipeline: Model, name: ModelName) -> Response:
+async def infer(request: Request, served: Served, pipeline: Model, name: ModelName) -> Response:
     """Scores photos or pixels, JSON or binary tensors; `label_set` is a parameter.
 
     `label_set` takes several names with commas between; without it and the setting
@@ -100,13 +101,13 @@ async def infer(request: Request, host: Host, pipeline: Model, name: ModelName) 
     The output parameter `classification` asks for the best labels instead of all scores.
     A photo that cannot be used fails the whole request; the error names the photo.
     """
-    body = await Body(request, host.settings).read()
+    body = await Body(request, served.settings).read()
     asked = await asyncio.to_thread(
         parse_infer_request,
         body,
         request.headers.get(HEADER_LENGTH),
         pipeline.bundle.card.input,
-        limit_images(host.settings),
+        limit_images(served.settings),
     )
     CALLER.get().count_photos(len(asked.photos))
     selection, predictions = await cancel_on_disconnect(request, _score(pipeline, asked))
@@ -136,9 +137,9 @@ async def live() -> LiveAnswer:
     summary="Readiness: predictions are answered",
     responses=document_v2_errors(errors.UnavailableError),
 )
-async def ready(host: Host) -> ReadyAnswer:
+async def ready(served: Served) -> ReadyAnswer:
     """Returns 200 if predictions are answered now."""
-    host.check_ready()
+    served.check_ready()
     return ReadyAnswer()
 
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from service.errors import InvalidParameters, InvalidValue, RepeatedField, describe_unknown
 from service.fields import is_utf8, validate
 from service.labels.definition import check_candidates
-from service.pipeline.host import PipelineHost
+from service.pipeline.served import ServedPipeline
 from service.question import Question
 
 LIST_PARAMETERS = frozenset({"include", "exclude", "category", "label_set", "candidate_labels"})
@@ -50,13 +50,13 @@ async def refuse_unknown_names(request: Request) -> None:
 KNOWN_NAMES = Depends(refuse_unknown_names)
 
 
-async def get_host(request: Request) -> PipelineHost:
-    """Returns the host of the request's app. Async, so that FastAPI needs no thread for it."""
-    host: PipelineHost = request.app.state.host
-    return host
+async def get_served(request: Request) -> ServedPipeline:
+    """Returns the pipeline of the request's app. Async, so that FastAPI needs no thread for it."""
+    served: ServedPipeline = request.app.state.served
+    return served
 
 
-Host = Annotated[PipelineHost, Depends(get_host)]
+Served = Annotated[ServedPipeline, Depends(get_served)]
 
 
 def _read_query_string(text: bytes) -> Question:

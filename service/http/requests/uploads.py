@@ -12,12 +12,12 @@ from multipart import MultipartError, MultipartSegment, PushMultipartParser, par
 from starlette.requests import Request
 
 from service import errors
+from service.caller import CALLER
 from service.errors import MalformedBody, quote
 from service.http.requests.body import JSON, MULTIPART, RAW_IMAGE, Body, read_media_type
 from service.http.requests.json import read_json
 from service.http.requests.parameters import NOT_UTF8, read_texts
 from service.question import Question
-from service.scheduling.tasks import CALLER
 from service.settings import Settings
 
 MAX_TEXT_BYTES = 65_536

@@ -9,15 +9,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import ServiceError
 from service.http.responses.problems import answer_error
-from service.pipeline.host import PipelineHost
+from service.pipeline.served import ServedPipeline
 
 
 class DirectRouter:
     """Calls guards and endpoints of POST `routes`; a full queue refuses before reading bodies."""
 
-    def __init__(self, app: ASGIApp, host: PipelineHost, routes: Iterable[APIRoute]) -> None:
+    def __init__(self, app: ASGIApp, served: ServedPipeline, routes: Iterable[APIRoute]) -> None:
         self._app = app
-        self._host = host
+        self._served = served
         self._routes = {
             # Security classes only document.
             route.path: (
@@ -47,8 +47,8 @@ class DirectRouter:
         scope["route"] = route  # for the metrics
         request = Request(scope, receive, send)
         try:
-            if self._host.ready:
-                self._host.pipeline.queue.check_room()
+            if self._served.ready:
+                self._served.pipeline.queue.check_room()
             for guard in guards:
                 await guard(request)
             response = await route.endpoint(request)

@@ -20,11 +20,12 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, to_json
 
 from service import errors
+from service.caller import CALLER
 from service.errors import ServiceError
 from service.fields import MAX_PROMPT_CHARACTERS, validate
 from service.http.requests.body import JSON, cancel_on_disconnect
 from service.http.requests.json import read_json_object
-from service.http.requests.parameters import KNOWN_NAMES, Host
+from service.http.requests.parameters import KNOWN_NAMES, Served
 from service.http.requests.uploads import DATA_URL, UploadShape, decode_base64, read_upload
 from service.http.responses.openapi import (
     document_answer,
@@ -40,7 +41,7 @@ from service.http.security.rates import LIMITED
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import write_embedding
 from service.pipeline.teaching import embed_photo
-from service.scheduling.tasks import CALLER, run_together
+from service.scheduling.tasks import run_together
 
 MAX_TEXTS = 64
 
@@ -124,7 +125,7 @@ router = APIRouter(tags=["predict"], dependencies=[*PREDICT, LIMITED, KNOWN_NAME
 )
 async def embed(
     request: Request,
-    host: Host,
+    served: Served,
     encoding: Annotated[
         _Encoding, Query(description="`base64` packs each as little-endian float32.")
     ] = "float",
@@ -134,7 +135,7 @@ async def embed(
     Those of texts fit the images in models of two towers (CLIP, SigLIP); other models refuse texts.
     If an image cannot be used, its entry has the problem.
     """
-    pipeline, settings = host.pipeline, host.settings
+    pipeline, settings = served.pipeline, served.settings
     shape = UploadShape(limit_images(settings), batch=True, fields=_SHAPE.fields)
     upload = await read_upload(request, shape, settings)
     texts = validate(EmbedFields, upload.fields, "body").texts
@@ -161,13 +162,13 @@ async def embed(
     | document_problems(*_PROBLEMS, errors.ImageError, errors.UnknownModel),
     openapi_extra=document_json(OpenAIRequest, example={"input": ["a photo of a dog"]}),
 )
-async def embed_for_openai(request: Request, host: Host) -> Response:
+async def embed_for_openai(request: Request, served: Served) -> Response:
     """Returns the embeddings of texts and images, as `/embed`, in the order of `input`.
 
     If an image cannot be used, the request fails. `usage` is 0: tokens are not counted.
     """
-    pipeline, limit = host.pipeline, limit_images(host.settings)
-    asked = validate(OpenAIRequest, await read_json_object(request, host.settings), "body")
+    pipeline, limit = served.pipeline, limit_images(served.settings)
+    asked = validate(OpenAIRequest, await read_json_object(request, served.settings), "body")
     name = pipeline.bundle.card.name
     if asked.model not in (None, name):
         raise errors.UnknownModel("Model", asked.model, name)

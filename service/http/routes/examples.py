@@ -11,7 +11,7 @@ from service import errors
 from service.calibration import find_threshold
 from service.fields import LabelText
 from service.http.requests.body import cancel_on_disconnect
-from service.http.requests.parameters import KNOWN_NAMES, Host
+from service.http.requests.parameters import KNOWN_NAMES, Served
 from service.http.requests.uploads import read_examples
 from service.http.responses.examples import (
     CalibrationAnswer,
@@ -75,7 +75,7 @@ router = APIRouter(prefix="/labels", tags=["labels"])
 )
 async def add_examples(
     request: Request,
-    host: Host,
+    served: Served,
     name: Name,
     label: Label,
     replace: Annotated[bool, Query(description="Forget its earlier examples.")] = False,
@@ -85,9 +85,9 @@ async def add_examples(
     Photos add up over requests; the same photo, or nearly the same, counts once. They are not
     stored, only sums of their embeddings. If a photo cannot be used, nothing is learnt.
     """
-    pipeline = host.pipeline
+    pipeline = served.pipeline
     pipeline.catalogue.teachable(name)  # before the photos are read
-    photos = await read_examples(request, host.settings)
+    photos = await read_examples(request, served.settings)
     with pipeline.admit():
         version = await demand_version(request, pipeline.catalogue, name)
         work = teach_label(pipeline, name, label, *photos, replace=replace, if_version=version)
@@ -104,9 +104,9 @@ async def add_examples(
     responses={HTTPStatus.OK.value: TAG, **document_problems(*_CHANGE_PROBLEMS, errors.NoExamples)},
     openapi_extra=ON_CHANGING,
 )
-async def delete_examples(request: Request, host: Host, name: Name, label: Label) -> Response:
+async def delete_examples(request: Request, served: Served, name: Name, label: Label) -> Response:
     """Removes a label's examples; the label and its text stay. Returns the set."""
-    pipeline = host.pipeline
+    pipeline = served.pipeline
     with pipeline.admit():
         version = await demand_version(request, pipeline.catalogue, name)
         work = pipeline.catalogue.writable(name).forget(name, label, version)
@@ -122,7 +122,7 @@ async def delete_examples(request: Request, host: Host, name: Name, label: Label
 )
 async def calibrate_label(
     request: Request,
-    host: Host,
+    served: Served,
     name: Name,
     label: Label,
     precision_target: Annotated[
@@ -140,11 +140,11 @@ async def calibrate_label(
     `best` has the threshold that fits them best. This changes nothing: set the threshold with
     `PATCH /labels/{name}`. If a photo cannot be used, its entry has the problem.
     """
-    pipeline = host.pipeline
+    pipeline = served.pipeline
     pipeline.catalogue.find(name)  # 404, as of the set's other routes
     question = Question(label_set=[name], include=[label], top_k=1)
     selection = await pipeline.select(question, pipeline.make_deadline())
-    positive, negative = await read_examples(request, host.settings)
+    positive, negative = await read_examples(request, served.settings)
     if not positive:
         raise errors.MissingField("positive")
     work = _score(pipeline, selection, [*positive, *negative])

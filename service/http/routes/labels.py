@@ -13,7 +13,7 @@ from service.errors import InvalidParameters, InvalidValue, LabelSetChanged, quo
 from service.fields import LabelSetName, validate
 from service.http.requests.body import JSON, cancel_on_disconnect
 from service.http.requests.json import read_json_object
-from service.http.requests.parameters import KNOWN_NAMES, Host
+from service.http.requests.parameters import KNOWN_NAMES, Served
 from service.http.responses.openapi import (
     TAG,
     TAG_AND_PLACE,
@@ -36,7 +36,7 @@ from service.labels.definition import (
 )
 from service.labels.label_set import LabelSet
 from service.labels.store.store import ABSENT, PRESENT
-from service.pipeline.host import PipelineHost
+from service.pipeline.served import ServedPipeline
 
 _READ_PROBLEMS = (errors.UnavailableError, *ACCESS_PROBLEMS)
 NAME_PROBLEMS = (
@@ -99,9 +99,9 @@ WRITING = [*ADMINISTRATE, LIMITED, KNOWN_NAMES]
     dependencies=_READING,
     responses=document_problems(*_READ_PROBLEMS, errors.InvalidParameters),
 )
-async def list_label_sets(host: Host) -> LabelSetsAnswer:
+async def list_label_sets(served: Served) -> LabelSetsAnswer:
     """Lists every label set, the trained labels included."""
-    return LabelSetsAnswer.model_validate({"label_sets": host.pipeline.catalogue.list_sets()})
+    return LabelSetsAnswer.model_validate({"label_sets": served.pipeline.catalogue.list_sets()})
 
 
 @router.post(
@@ -121,13 +121,13 @@ async def list_label_sets(host: Host) -> LabelSetsAnswer:
     },
     openapi_extra=document_json(LabelSetRecord, example={"name": "zoo", **_EXAMPLE}),
 )
-async def register_label_set(request: Request, host: Host) -> Response:
+async def register_label_set(request: Request, served: Served) -> Response:
     """Registers a label set; the same set again is 200, another set with its name 409.
 
     A label is a bare name, or an object with a `name` and optionally a `threshold`, and a `prompt`
     that is encoded instead of the name, or an `embedding`.
     """
-    return await _register(request, host)
+    return await _register(request, served)
 
 
 @router.get(
@@ -142,9 +142,9 @@ async def register_label_set(request: Request, host: Host) -> Response:
     },
     openapi_extra=_ON_READING,
 )
-async def read_label_set(request: Request, host: Host, name: Name) -> Response:
+async def read_label_set(request: Request, served: Served, name: Name) -> Response:
     """Returns a label set with its labels; the `ETag` is its version."""
-    labels = host.pipeline.catalogue.find(name)
+    labels = served.pipeline.catalogue.find(name)
     if _has_version(request, labels):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=_make_tag(labels))
     return await answer_set(request, labels)
@@ -164,14 +164,14 @@ async def read_label_set(request: Request, host: Host, name: Name) -> Response:
         **_ON_REPLACING,
     },
 )
-async def replace_label_set(request: Request, host: Host, name: Name) -> Response:
+async def replace_label_set(request: Request, served: Served, name: Name) -> Response:
     """Registers a label set or replaces it; with `If-Match`, only the version named there.
 
     You can change the answer of `GET` and send it back. A `threshold` with `calibrated: false` is
     dropped; `version`, `origin`, `read_only`, `num_labels` and categories are ignored. A label with
     `own_embedding: true` needs its `embedding` again.
     """
-    return await _register(request, host, name)
+    return await _register(request, served, name)
 
 
 @router.patch(
@@ -197,14 +197,14 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
         **ON_CHANGING,
     },
 )
-async def change_thresholds(request: Request, host: Host, name: Name) -> Response:
+async def change_thresholds(request: Request, served: Served, name: Name) -> Response:
     """Changes the thresholds of the listed labels, and nothing else of the set.
 
     A `threshold` of null is the open head's. With `If-Match`, only the version named there is
     changed; without it, a write at the same time can cause 412.
     """
-    pipeline = host.pipeline
-    body = await read_json_object(request, host.settings)
+    pipeline = served.pipeline
+    body = await read_json_object(request, served.settings)
     given = (await asyncio.to_thread(validate, ThresholdsRecord, body, "body")).labels
     refuse_duplicates(tuple(label.name for label in given))
     thresholds = {label.name: label.threshold for label in given}
@@ -222,18 +222,18 @@ async def change_thresholds(request: Request, host: Host, name: Name) -> Respons
     responses=document_problems(*NAME_PROBLEMS, *WRITE_PROBLEMS, errors.LabelSetChanged),
     openapi_extra=ON_CHANGING,
 )
-async def delete_label_set(request: Request, host: Host, name: Name) -> None:
+async def delete_label_set(request: Request, served: Served, name: Name) -> None:
     """Deletes a label set; with `If-Match`, only the version named there."""
-    pipeline = host.pipeline
+    pipeline = served.pipeline
     with pipeline.admit():
         version = await demand_version(request, pipeline.catalogue, name)
         await pipeline.catalogue.writable(name).delete(name, if_version=version)
 
 
-async def _register(request: Request, host: PipelineHost, name: str | None = None) -> Response:
-    pipeline, version = host.pipeline, None
-    body = await read_json_object(request, host.settings)
-    definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set, name)
+async def _register(request: Request, served: ServedPipeline, name: str | None = None) -> Response:
+    pipeline, version = served.pipeline, None
+    body = await read_json_object(request, served.settings)
+    definition = await asyncio.to_thread(_define, body, served.settings.max_labels_per_set, name)
     with pipeline.admit():
         if name is not None:
             version = await demand_version(request, pipeline.catalogue, name)

@@ -20,10 +20,10 @@ from service.http.responses.problems import describe_problem
 from service.http.responses.schemas import MAX_HIDDEN, BatchAnswer, ImageFailure, PredictAnswer
 from service.http.security.keys import ACCESS_PROBLEMS, PREDICT
 from service.http.security.rates import LIMITED
-from service.pipeline.host import PipelineHost
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
+from service.pipeline.served import ServedPipeline
 from service.question import MAX_EXPLAINED, Question
 from service.scheduling.tasks import run_together
 from service.settings import Settings
@@ -100,7 +100,7 @@ async def predict_batch(request: Request) -> Response:
     If an image cannot be used, its entry has the problem, and the others are labelled. A problem of
     the whole request, such as a full queue, fails the whole request.
     """
-    shape = UploadShape(limit_images(request.app.state.host.settings), batch=True)
+    shape = UploadShape(limit_images(request.app.state.served.settings), batch=True)
     pipeline, upload, question = await _read(request, shape)
     _check_overlays(question, len(upload.images))
     work = _label_all(pipeline, upload, question)
@@ -115,10 +115,10 @@ def limit_images(settings: Settings) -> int:
 
 
 async def _read(request: Request, shape: UploadShape) -> tuple[Pipeline, Upload, Question]:
-    host: PipelineHost = request.app.state.host
-    pipeline, parameters = host.pipeline, read_parameters(request)
-    upload = await read_upload(request, shape, host.settings)
-    question = await add_fields(parameters, upload.fields, host.settings.max_candidate_labels)
+    served: ServedPipeline = request.app.state.served
+    pipeline, parameters = served.pipeline, read_parameters(request)
+    upload = await read_upload(request, shape, served.settings)
+    question = await add_fields(parameters, upload.fields, served.settings.max_candidate_labels)
     return pipeline, upload, question
 
 

@@ -6,7 +6,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from service.errors import InvalidParameters, UnavailableError
-from service.http.requests.parameters import KNOWN_NAMES, Host
+from service.http.requests.parameters import KNOWN_NAMES, Served
 from service.http.responses.openapi import document_answer, document_problems
 from service.http.responses.schemas import HealthAnswer, InfoAnswer, answer_info
 from service.http.security.keys import ACCESS_PROBLEMS, PREDICT, PUBLIC
@@ -24,9 +24,9 @@ metrics_router = APIRouter()
     dependencies=[*PREDICT, LIMITED, KNOWN_NAMES],
     responses=document_problems(UnavailableError, InvalidParameters, *ACCESS_PROBLEMS),
 )
-async def info(host: Host) -> InfoAnswer:
+async def info(served: Served) -> InfoAnswer:
     """Describes the model: licence, origin, input, labels with thresholds, accuracy."""
-    return answer_info(host.pipeline)
+    return answer_info(served.pipeline)
 
 
 @router.get("/livez", summary="Liveness: the process answers", tags=["health"])
@@ -41,9 +41,9 @@ async def live() -> HealthAnswer:
     tags=["health"],
     responses=document_problems(UnavailableError),
 )
-async def ready(host: Host) -> HealthAnswer:
+async def ready(served: Served) -> HealthAnswer:
     """Returns 200 if predictions are answered now."""
-    host.check_ready()
+    served.check_ready()
     return HealthAnswer(status="ready")
 
 

@@ -11,9 +11,9 @@ from itertools import islice
 
 from fastapi import Depends, Request
 
+from service.caller import CALLER, Caller
 from service.errors import RateLimited, StartError, quote
 from service.http.security.keys import name_address
-from service.scheduling.tasks import CALLER, Caller
 
 _RATE = re.compile(
     r"\s*([0-9]{1,15})\s*(?:/|per)\s*([1-9][0-9]{0,5})?\s*([a-z]+?)s?\s*", re.IGNORECASE

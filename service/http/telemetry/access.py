@@ -17,7 +17,7 @@ from service.http.responses.problems import answer_error, answer_unexpected
 from service.http.security.browsers import add_security_headers
 from service.http.telemetry.logs import request_id_of
 from service.http.telemetry.metrics import CLIENT_LEFT, Metrics
-from service.pipeline.host import PipelineHost
+from service.pipeline.served import ServedPipeline
 
 RAW_REQUEST_ID = b"x-request-id"
 PROBES = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/metrics"})
@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 class Access:
     """The outermost middleware: unexpected exceptions become a 500, requests cut off a 503."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, host: PipelineHost) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, served: ServedPipeline) -> None:
         self._app = app
         self._metrics = metrics
-        self._host = host
+        self._served = served
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         if scope["type"] != "http":
@@ -72,7 +72,7 @@ class Access:
 
     def _explain(self, request: Request, error: BaseException) -> Response:
         if isinstance(error, asyncio.CancelledError):
-            if not self._host.draining:
+            if not self._served.draining:
                 raise error
             # Raised again, this would become a traceback and a 500.
             return answer_error(request, Draining("cut off"))

@@ -22,7 +22,7 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from service.errors import StartError
-from service.pipeline.host import PipelineHost, describe
+from service.pipeline.served import ServedPipeline, describe
 from service.stages import Stage
 
 PREFIX = "ml_decoder"
@@ -111,10 +111,10 @@ class Metrics:
             elif stage.name == "decode":
                 self._decode.observe(stage.seconds)
 
-    def sample(self, host: PipelineHost) -> None:
+    def sample(self, served: ServedPipeline) -> None:
         """Sets the gauges."""
-        self._ready.set(host.ready)
-        pipeline = host.opened
+        self._ready.set(served.ready)
+        pipeline = served.opened
         self._queue_size.set(0 if pipeline is None else pipeline.queue.places_taken)
         if pipeline is None:
             return
@@ -148,11 +148,11 @@ def open_registry(metrics: Metrics) -> CollectorRegistry:
     return registry
 
 
-async def keep_sampling(metrics: Metrics, host: PipelineHost) -> None:
+async def keep_sampling(metrics: Metrics, served: ServedPipeline) -> None:
     """Samples the metrics until it is cancelled."""
     while True:
         try:
-            metrics.sample(host)
+            metrics.sample(served)
             _mark_dead_processes()
         except Exception:
             logger.exception("sampling the metrics failed")

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.telemetry.access import PROBES
-from service.pipeline.host import PipelineHost
+from service.pipeline.served import ServedPipeline
 from service.stages import Stage
 
 _BATCH_SIZE = "ml_decoder.batch_size"
@@ -41,9 +41,9 @@ class Traces:
             exclude=_is_untraced,
         )
 
-    def watch(self, app: Starlette, host: PipelineHost) -> None:
+    def watch(self, app: Starlette, served: ServedPipeline) -> None:
         """Adds the stages to the requests' spans of `app`."""
-        host.observers.append(self)
+        served.observers.append(self)
         app.add_middleware(TraceResponses, traces=self)
 
     def on_batch(self, size: int, seconds: float) -> None:

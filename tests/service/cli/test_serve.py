@@ -13,10 +13,10 @@ import service.pipeline.pipeline
 from service.cli import serve as serving
 from service.cli.serve import serve_model
 from service.errors import StartError
-from service.pipeline.host import OpenPipeline
 from service.pipeline.loading import Graphs, open_graphs
 from service.pipeline.pipeline import Pipeline
-from service.process import engine_process, server
+from service.pipeline.served import OpenPipeline
+from service.process import server
 from service.process.plan import Plan
 from service.scheduling.cpu import CoreShare
 from service.scheduling.gpus import Gpu
@@ -50,8 +50,8 @@ def test_server_gets_the_graphs_that_were_opened_during_imports_and_then_others(
         opened.append(settings)
         return graphs
 
-    def build(settings: Settings, found: Graphs) -> Pipeline:
-        assert (settings, found) == (opened[0], graphs)
+    def build(settings: Settings, opened_graphs: Graphs) -> Pipeline:
+        assert (settings, opened_graphs) == (opened[0], graphs)
         return pipeline
 
     monkeypatch.setattr(server, "run_server", run_server)
@@ -74,13 +74,13 @@ def test_workers_share_a_label_store_instead_of_memory_and_a_folder_of_metrics(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
-    with serving._share_state(Settings(label_store="memory")) as (shared, own):
+    with serving._share_state(Settings(label_store="memory")) as (shared, removed):
         folders = [
             Path(str(shared.label_store)).parent,
             Path(os.environ.pop("PROMETHEUS_MULTIPROC_DIR")),
         ]
         assert all(folder.is_dir() for folder in folders)
-        assert {str(folder) for folder in folders} == {*own}
+        assert {str(folder) for folder in folders} == {*removed}
     assert not any(folder.exists() for folder in folders)
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "mine")
     with serving._share_state(Settings(label_store="a.db")) as (shared, _):
@@ -93,7 +93,7 @@ def test_workers_that_fit_on_the_gpu_share_the_cores_and_limits(
     free = iter([1000, 700])
     monkeypatch.setattr(Gpu, "free_bytes", lambda _gpu: next(free))
     settings = Settings(label_store="memory")
-    plan = Plan(8, 0, [CoreShare(1)] * 8, [Gpu("GPU-a")], on_gpu=True)
+    plan = Plan(8, [CoreShare(1)] * 8, [Gpu("GPU-a")], on_gpu=True)
     processes = serving._Processes(plan, settings, [], open_graphs)
     count = serving._measure_gpu(processes)
     assert count is not None
@@ -111,20 +111,17 @@ def test_limits_that_count_for_each_worker_are_logged(
     assert "rate_limit counts for each of the 2 workers: divide by them" in caplog.text
 
 
-@pytest.mark.parametrize(("engines", "seen"), [(0, "GPU-2"), (2, None)])
-def test_process_with_the_model_sees_its_gpu_before_the_model_opens(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engines: int, seen: str | None
+def test_worker_sees_its_gpu_before_the_model_opens(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpus, shares = [Gpu("GPU-1"), Gpu("GPU-2")], [CoreShare(1)] * 4
-    plan, opened = Plan(4, engines, shares, gpus, on_gpu=True), list[str | None]()
+    plan, opened = Plan(4, shares, gpus, on_gpu=True), list[str | None]()
 
     def note(*_: object) -> None:
         opened.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     monkeypatch.setattr(serving, "_serve", note)
-    monkeypatch.setattr(engine_process, "run_engine", note)
     processes = serving._Processes(plan, Settings(), [str(tmp_path)], note)  # type: ignore[arg-type]
-    for number, run in ((4, processes.serve), (6, processes.run_engine)):
-        run(SimpleNamespace(number=number, is_orphan=bool))  # type: ignore[arg-type]
-    assert opened == [seen, "GPU-2"]
+    processes.serve(SimpleNamespace(number=4, is_orphan=bool))  # type: ignore[arg-type]
+    assert opened == ["GPU-2"]

@@ -16,10 +16,11 @@ from service.engine.devices import (
     has_openvino,
     multiplies_bf16,
     multiplies_int8,
+    parse_cuda_options,
 )
 from service.engine.engine import Engine, open_engine
-from service.engine.heads import LABELS_PER_RUN
-from service.errors import BundleError, StartError
+from service.engine.heads import LABELS_PER_RUN, TRAINED_HEAD
+from service.errors import StartError
 from service.images.decode import PixelArray, decode_image
 from service.settings import Settings
 from tests.support.engines import (
@@ -29,7 +30,7 @@ from tests.support.engines import (
     needs_int8,
     needs_openvino,
 )
-from tests.support.tiny_bundle import blank_labels, tiny_card, tiny_graphs, write_tiny_bundle
+from tests.support.tiny_bundle import blank_labels, tiny_card, write_tiny_bundle
 
 PHOTOS = sorted((Path(__file__).parents[3] / "docs" / "photos").glob("*.jpg"))
 
@@ -59,7 +60,9 @@ def photos() -> PixelArray:
 def run_default(device: Device, precision: RunPrecision, photos: PixelArray) -> np.ndarray:
     """Returns the trained logits [B, N] of the default bundle."""
     engine = open_engine(load_bundle(Settings().bundle), device=device, precision=precision)
-    return np.stack([logits for (logits,), *_ in engine.run(photos, [[None]] * len(photos))])
+    return np.stack(
+        [logits for (logits,), *_ in engine.run(photos, [[TRAINED_HEAD]] * len(photos))]
+    )
 
 
 def set_processor(monkeypatch: pytest.MonkeyPatch, *, int8: bool = True, bf16: bool = True) -> None:
@@ -151,12 +154,12 @@ def test_start_fails_with_a_precision_that_does_not_work(
 def test_default_bundle_gives_the_same_in_int8_with_and_without_vnni(
     photos: PixelArray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
+    logits = []
     for vnni in (multiplies_int8(), False):
         monkeypatch.setattr(sessions, "multiplies_int8", lambda vnni=vnni: vnni)
-        found.append(run_default("cpu", "int8", photos))
+        logits.append(run_default("cpu", "int8", photos))
 
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(*logits)
 
 
 @needs_openvino
@@ -184,10 +187,13 @@ def test_openvino_gives_nearly_the_cpus_logits_of_the_default_bundle(
     photos: PixelArray, precision: RunPrecision, tolerance: float
 ) -> None:
     stored: RunPrecision = "fp32" if precision == "bf16" else precision
-    found, expected = run_default("openvino", precision, photos), run_default("cpu", stored, photos)
-    np.testing.assert_allclose(found, expected, atol=tolerance, rtol=0)
+    logits, expected = (
+        run_default("openvino", precision, photos),
+        run_default("cpu", stored, photos),
+    )
+    np.testing.assert_allclose(logits, expected, atol=tolerance, rtol=0)
     if precision == "bf16":
-        assert np.abs(found - expected).max() > 1e-3, "it is fp32"
+        assert np.abs(logits - expected).max() > 1e-3, "it is fp32"
 
 
 def test_start_fails_if_the_extra_is_not_installed(
@@ -211,14 +217,6 @@ def test_every_start_fails_if_the_plugin_does_not_support_the_processor(
             open_engine(tiny_bundle, device="openvino")
 
 
-@needs_openvino
-def test_openvino_refuses_a_damaged_graph_with_its_name(tmp_path: Path) -> None:
-    graphs = {**tiny_graphs(), "encoder": {"fp32": b"junk" * 100}}
-
-    with pytest.raises(BundleError, match="encoder is not a usable ONNX graph"):
-        open_engine(write_tiny_bundle(tmp_path, graphs=graphs), device="openvino")
-
-
 def test_missing_libraries_are_printed_to_stderr(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,3 +230,34 @@ def test_missing_libraries_are_printed_to_stderr(
         check_device("cuda")
 
     assert capsys.readouterr() == ("", "Failed to load libcublasLt.so\n")
+
+
+def test_cuda_options_are_read() -> None:
+    assert parse_cuda_options(None, "cpu") == {}
+    text = " a = b=c,prefer_nhwc=1,fuse_conv_bias=true,enable_cuda_graph=0,device_id=0"
+    options = {"a": "b=c", "prefer_nhwc": "1", "fuse_conv_bias": "true"}
+    options |= {"enable_cuda_graph": "0", "device_id": "0"}
+    assert parse_cuda_options(text, "tensorrt") == options
+
+
+@pytest.mark.parametrize(
+    ("text", "device", "said"),
+    [
+        ("prefer_nhwc", "cuda", "'prefer_nhwc' must be NAME=VALUE, each name once"),
+        ("a=1,a=2", "cuda", "'a=2' must be NAME=VALUE, each name once"),
+        ("a=1", "cpu", "device cpu has none: set device cuda, or unset them"),
+        ("device_id=1", "cuda", "device_id must be 0; it is 1: set CUDA_VISIBLE_DEVICES instead"),
+        ("enable_cuda_graph=1", "cuda", "enable_cuda_graph is not supported, .*: unset it"),
+        ("fuse_conv_bias=1", "cuda", "fuse_conv_bias gives wrong .*: set prefer_nhwc=1 too, .*"),
+        ("prefer_nhwc=false,fuse_conv_bias=true", "cuda", "fuse_conv_bias gives wrong .*"),
+    ],
+)
+def test_cuda_options_that_cannot_work_stop_the_start(text: str, device: Device, said: str) -> None:
+    with pytest.raises(StartError, match=f"^cuda_options: {said}$"):
+        parse_cuda_options(text, device)
+
+
+@pytest.mark.skipif("CUDAExecutionProvider" in ort.get_available_providers(), reason="has CUDA")
+def test_device_auto_does_not_fall_back_with_cuda_options(tiny_bundle: Bundle) -> None:
+    with pytest.raises(StartError, match=r"^device cuda"):
+        open_engine(tiny_bundle, device="auto", cuda_options="prefer_nhwc=1")

@@ -16,7 +16,7 @@ from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.engine import session_set
 from service.engine.engine import Engine, open_engine
-from service.engine.heads import LogitsArray
+from service.engine.heads import TRAINED_HEAD, LogitsArray
 from service.engine.session_set import SessionSet
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images.decode import PixelArray
@@ -60,7 +60,7 @@ def engine(request: pytest.FixtureRequest, tiny_bundle: Bundle) -> Engine:
 
 def run_trained(engine: Engine, images: PixelArray, *, alone: bool = False) -> LogitsArray:
     """Returns the trained logits [B, N]."""
-    results = engine.run(images, [[None]] * len(images), alone=alone)
+    results = engine.run(images, [[TRAINED_HEAD]] * len(images), alone=alone)
     return np.stack([logits for (logits,), *_ in results])
 
 
@@ -101,9 +101,9 @@ def test_parallel_runs_do_not_mix(engine: Engine) -> None:
     expected = [run_trained(engine, images) for images in batches]
 
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda images: run_trained(engine, images), batches))
+        results = list(threads.map(lambda images: run_trained(engine, images), batches))
 
-    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(results, expected, atol=TOLERANCE, rtol=0)
 
 
 @pytest.fixture(scope="module")

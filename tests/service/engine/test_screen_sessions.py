@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from service.bundle.reader import Bundle
 from service.engine.engine import open_engine
-from service.engine.heads import LABELS_PER_RUN, Head, LogitsArray, ScreenedLogits, ScreenedQueries
+from service.engine.heads import (
+    LABELS_PER_RUN,
+    TRAINED_HEAD,
+    Head,
+    LogitsArray,
+    ScreenedLogits,
+    ScreenedQueries,
+)
 from service.engine.session_set import SessionSet, open_session_set
 from service.engine.sessions import SessionConfig
 from service.engine.tensors import QueryCache
@@ -72,8 +79,8 @@ def test_kept_labels_have_the_logits_of_the_full_way(
     names: list[list[str | tuple[int, float, int]]],
 ) -> None:
     images = random_images(seed, len(names))
-    made: dict[object, Head] = {"plain": MATRICES[0], "trained": None}
-    made |= {each: ask(*each) for row in names for each in row if not isinstance(each, str)}
+    made: dict[object, Head] = {"plain": MATRICES[0], "trained": TRAINED_HEAD}
+    made |= {name: ask(*name) for row in names for name in row if not isinstance(name, str)}
     asked: list[list[Head]] = [[made[name] for name in row] for row in names]
     full: list[list[Head]] = [
         [head.queries if isinstance(head, ScreenedQueries) else head for head in row]
@@ -85,9 +92,9 @@ def test_kept_labels_have_the_logits_of_the_full_way(
     tried = replace(sessions, query_cache=cache)
     results = tried.run(images, asked, explained)
     expected = sessions.run(images, full, explained)
-    for row, (found, wanted) in enumerate(zip(results, expected, strict=True)):
-        for place, name in enumerate(names[row]):
-            logits, all_logits = found.logits[place], wanted.logits[place]
+    for row, (result, wanted) in enumerate(zip(results, expected, strict=True)):
+        for number, name in enumerate(names[row]):
+            logits, all_logits = result.logits[number], wanted.logits[number]
             assert not isinstance(all_logits, ScreenedLogits)
             if isinstance(logits, ScreenedLogits):
                 assert not isinstance(name, str)
@@ -102,30 +109,30 @@ def test_kept_labels_have_the_logits_of_the_full_way(
             else:
                 assert isinstance(name, str)
             np.testing.assert_allclose(logits, all_logits, atol=TOLERANCE, rtol=0)
-        np.testing.assert_allclose(found.memories, wanted.memories, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(result.memories, wanted.memories, atol=TOLERANCE, rtol=0)
 
 
 def test_photo_keeps_what_it_needs_itself(sessions: SessionSet) -> None:
     images = random_images(3, 4)
     head = ask(0, 2.0, 1)
-    together = [each.logits[0] for each in sessions.run(images, [[head]] * 4)]
-    for row, found in enumerate(together):
+    together = [result.logits[0] for result in sessions.run(images, [[head]] * 4)]
+    for row, scored in enumerate(together):
         (alone,) = sessions.run(images[row : row + 1], [[head]])
-        assert isinstance(found, ScreenedLogits)
+        assert isinstance(scored, ScreenedLogits)
         assert isinstance(alone.logits[0], ScreenedLogits)
-        assert found.positions.tolist() == alone.logits[0].positions.tolist()
-    assert len({len(each.positions) for each in together if isinstance(each, ScreenedLogits)}) > 1
+        assert scored.positions.tolist() == alone.logits[0].positions.tolist()
+    assert len({len(row.positions) for row in together if isinstance(row, ScreenedLogits)}) > 1
 
 
 def test_photo_that_needs_more_than_the_screen_scores_takes_the_full_way(tmp_path: Path) -> None:
     bundle = write_screened_bundle(tmp_path, screened_head=tiny_screened_head(most=3))
     sessions, images = open_session_set(bundle, CONFIG), random_images(0, 2)
     few, many = ask(0, 30.0, 3), ask(0, 30.0, 4)
-    found = sessions.run(images, [[few], [many]])
+    results = sessions.run(images, [[few], [many]])
     expected = sessions.run(images, [[MATRICES[0]]] * 2)
-    assert isinstance(found[0].logits[0], ScreenedLogits)
-    assert len(found[0].logits[0].positions) == 3
-    np.testing.assert_array_equal(found[1].logits[0], expected[1].logits[0])
+    assert isinstance(results[0].logits[0], ScreenedLogits)
+    assert len(results[0].logits[0].positions) == 3
+    np.testing.assert_array_equal(results[1].logits[0], expected[1].logits[0])
 
 
 def warm_up(bundle: Bundle) -> None:

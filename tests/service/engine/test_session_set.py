@@ -14,7 +14,7 @@ from service.bundle.card import Precision
 from service.bundle.reader import Bundle
 from service.engine import session_set
 from service.engine.engine import Engine, open_engine
-from service.engine.heads import Head, HeadResults, NoHead, SomeQueries
+from service.engine.heads import TRAINED_HEAD, Head, HeadResults, SomeQueries, ZeroHead
 from service.engine.session_set import SessionSet, open_session_set
 from service.engine.sessions import SessionConfig
 from service.engine.tensors import QueryCache
@@ -60,21 +60,21 @@ def test_mixed_batch_gives_each_image_the_logits_of_its_heads(
 ) -> None:
     images = random_images(seed, len(asked))
     heads: dict[str, Head] = {name: random_queries(i, 5 + i) for i, name in enumerate("abc")}
-    heads["trained"] = None
+    heads["trained"] = TRAINED_HEAD
 
     results = engine.run(images, [[heads[name] for name in names] for names in asked])
 
-    for image, names, found in zip(images, asked, results, strict=True):
-        assert len(found.logits) == len(names)
-        for name, logits in zip(names, found.logits, strict=True):
+    for image, names, answer in zip(images, asked, results, strict=True):
+        assert len(answer.logits) == len(names)
+        for name, logits in zip(names, answer.logits, strict=True):
             alone = run_one(engine, image, heads[name])
             np.testing.assert_allclose(logits, alone, atol=TOLERANCE, rtol=0)
 
 
 def assert_same_logits(
-    found: list[HeadResults], sessions: SessionSet, images: PixelArray, asked: list[list[Head]]
+    answers: list[HeadResults], sessions: SessionSet, images: PixelArray, asked: list[list[Head]]
 ) -> None:
-    for wanted, results in zip(sessions.run(images, asked), found, strict=True):
+    for wanted, results in zip(sessions.run(images, asked), answers, strict=True):
         for theirs, ours in zip(wanted.logits, results.logits, strict=True):
             np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
 
@@ -95,8 +95,8 @@ class CountingSession:
 
     def run(self, outputs: list[str], inputs: dict[str, PixelArray]) -> list[NDArray[np.float32]]:
         self.sizes.append(len(inputs["images"]))
-        found: list[NDArray[np.float32]] = self._session.run(outputs, inputs)
-        return found
+        answers: list[NDArray[np.float32]] = self._session.run(outputs, inputs)
+        return answers
 
 
 def test_heads_on_a_gpu_run_from_the_first_to_the_last_row_that_asks(open_bundle: Bundle) -> None:
@@ -104,13 +104,22 @@ def test_heads_on_a_gpu_run_from_the_first_to_the_last_row_that_asks(open_bundle
     trained, opened = CountingSession(sessions.trained_head), CountingSession(sessions.open_head)
     bound = replace(sessions, query_cache=QueryCache("cpu"), trained_head=trained, open_head=opened)
     images, (a, b, c) = random_images(6, 8), (random_queries(seed, 4) for seed in range(3))
-    asked: list[list[Head]] = [[None], [a], [None, b], [None], [b], [b], [c], []]
+    asked: list[list[Head]] = [
+        [TRAINED_HEAD],
+        [a],
+        [TRAINED_HEAD, b],
+        [TRAINED_HEAD],
+        [b],
+        [b],
+        [c],
+        [],
+    ]
 
-    found = bound.run(images, asked)
+    answers = bound.run(images, asked)
 
     assert trained.sizes == [4]
     assert opened.sizes == [1, 4, 1]
-    assert_same_logits(found, sessions, images, asked)
+    assert_same_logits(answers, sessions, images, asked)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
@@ -122,20 +131,25 @@ def test_embedding_is_the_mean_or_first_token_of_the_rows_that_ask(
     cache = QueryCache("cpu") if on_gpu else None
     sessions = replace(plain, query_cache=cache, two_towers=two_towers)
     images = random_images(8, 4)
-    asked: list[list[Head]] = [[None], [random_queries(0, 4), NoHead(2)], [], [None, NoHead(1)]]
+    asked: list[list[Head]] = [
+        [TRAINED_HEAD],
+        [random_queries(0, 4), ZeroHead(2)],
+        [],
+        [TRAINED_HEAD, ZeroHead(1)],
+    ]
     (tokens,) = plain.encoder.run(["tokens"], {"images": images})
 
-    found = sessions.run(images, asked, explained=[0, 3], embedded=[1, 2, 3])
+    answers = sessions.run(images, asked, explained=[0, 3], embedded=[1, 2, 3])
 
-    assert found[0].embedding is None
+    assert answers[0].embedding is None
     for row in (1, 2, 3):
         mean = tokens[row, 0] if two_towers else tokens[row].mean(axis=0)
         expected = mean / np.linalg.norm(mean)
-        np.testing.assert_allclose(found[row].embedding, expected, atol=TOLERANCE)  # type: ignore[arg-type]
-    assert [each.tokens is not None for each in found] == [False, False, False, True]
-    np.testing.assert_allclose(found[3].tokens, tokens[3], atol=TOLERANCE)  # type: ignore[arg-type]
-    assert_same_logits(found, sessions, images, asked)
-    np.testing.assert_array_equal(found[1].logits[1], [0, 0])  # type: ignore[arg-type]
+        np.testing.assert_allclose(answers[row].embedding, expected, atol=TOLERANCE)  # type: ignore[arg-type]
+    assert [answer.tokens is not None for answer in answers] == [False, False, False, True]
+    np.testing.assert_allclose(answers[3].tokens, tokens[3], atol=TOLERANCE)  # type: ignore[arg-type]
+    assert_same_logits(answers, sessions, images, asked)
+    np.testing.assert_array_equal(answers[1].logits[1], [0, 0])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("precision", "sizes"), [("fp32", [1, 1, 1]), ("int8", [3])])
@@ -144,13 +158,13 @@ def test_fp32_encoder_runs_image_by_image_and_int8_in_batches(
 ) -> None:
     sessions = open_session_set(tiny_bundle, SessionConfig("cpu", precision))
     counting = CountingSession(sessions.encoder)
-    images, asked = random_images(7, 3), [[None]] * 3
+    images, asked = random_images(7, 3), [[TRAINED_HEAD]] * 3
 
     results = replace(sessions, encoder=counting).run(images, asked)
 
     assert counting.sizes == sizes
     for image, together in zip(images, results, strict=True):
-        (alone,) = sessions.run(image[None], [[None]])
+        (alone,) = sessions.run(image[None], [[TRAINED_HEAD]])
         np.testing.assert_allclose(together.logits, alone.logits, atol=TOLERANCE, rtol=0)
 
 
@@ -175,8 +189,8 @@ def test_some_queries_and_chunks_give_the_logits_of_their_rows(
 def test_failure_of_the_open_head_fails_one_batch_only(engine: Engine) -> None:
     images = random_images(1, 2)
     with pytest.raises(InferenceFailed):
-        engine.run(images, [[None], [np.zeros((2, QUERY_WIDTH + 1), np.float32)]])
-    assert len(engine.run(images, [[None], [random_queries(0, 2)]])) == 2
+        engine.run(images, [[TRAINED_HEAD], [np.zeros((2, QUERY_WIDTH + 1), np.float32)]])
+    assert len(engine.run(images, [[TRAINED_HEAD], [random_queries(0, 2)]])) == 2
 
 
 def test_warm_up_refuses_an_open_head_with_another_query_width(tmp_path: Path) -> None:

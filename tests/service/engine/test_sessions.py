@@ -74,25 +74,25 @@ def test_int8_sums_do_not_saturate(
         write_tiny_bundle(tmp_path, graphs=graphs), "encoder", SessionConfig("cpu", "int8")
     )
 
-    found = session.run(["sums"], {"images": np.full((2, 4), 255, np.uint8)})[0]
-    assert np.all(found == 4 * 255 * 127)
+    sums = session.run(["sums"], {"images": np.full((2, 4), 255, np.uint8)})[0]
+    assert np.all(sums == 4 * 255 * 127)
 
 
 def test_tf32_is_disabled_on_a_gpu_except_for_fp16() -> None:
-    found = {}
+    tf32 = {}
     for precision in ("fp32", "int8", "fp16"):
-        (name, options), *others = list_providers("cuda", precision)
+        (name, options), *others = list_providers("cuda", precision, {})
         assert (name, others) == ("CUDAExecutionProvider", [("CPUExecutionProvider", {})])
-        found[precision] = options.get("use_tf32")
+        tf32[precision] = options.get("use_tf32")
 
-    assert found == {"fp32": "0", "int8": "0", "fp16": None}
+    assert tf32 == {"fp32": "0", "int8": "0", "fp16": None}
 
 
 def test_options_replace_the_defaults_of_the_cuda_provider_alone() -> None:
-    given = [("cudnn_conv_algo_search", "DEFAULT"), ("use_tf32", "1")]
+    given = {"cudnn_conv_algo_search": "DEFAULT", "use_tf32": "1"}
     tensorrt, (_, options), cpu = list_providers("tensorrt", "fp32", given)
     assert (tensorrt[1], cpu[1]) == ({}, {})
-    assert options == {**dict(given), "arena_extend_strategy": "kSameAsRequested"}
+    assert options == {**given, "arena_extend_strategy": "kSameAsRequested"}
 
 
 @pytest.mark.parametrize(("device", "planned"), [("cpu", True), ("cuda", False)])

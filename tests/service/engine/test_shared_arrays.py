@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.engine.shared_arrays import ArrayReader, SharedArrays
+from service.engine.shared_arrays import SharedArrays
 
 LARGE = np.arange(2**19, dtype=np.float32).reshape(-1, 64)
 
@@ -20,7 +20,7 @@ def test_large_arrays_of_the_same_content_are_one_file(tmp_path: Path) -> None:
     first, second = (SharedArrays(tmp_path, owner) for owner in (1, 2))
     ours, theirs = first.share(LARGE.copy()), second.share(LARGE.copy())
     assert first.share(LARGE.copy()) is ours
-    others = [second.share(each) for each in (make_other(0.5), LARGE.astype(np.float64))]
+    others = [second.share(array) for array in (make_other(0.5), LARGE.astype(np.float64))]
     np.testing.assert_array_equal(ours, LARGE)
     assert not ours.flags.writeable
     assert len({file.stat().st_ino for file in tmp_path.iterdir()}) == 3
@@ -37,42 +37,20 @@ def test_files_of_a_killed_process_go_when_its_replacement_starts(tmp_path: Path
     kept = other.share(LARGE.copy())
     SharedArrays(tmp_path, 1)
     (inode,) = {file.stat().st_ino for file in tmp_path.iterdir()}
-    assert ArrayReader().read(other.publish(kept) or Path()).tobytes() == LARGE.tobytes()
-    assert inode == (other.publish(kept) or Path()).stat().st_ino
+    assert other.share(LARGE.copy()) is kept
+    assert inode == next(tmp_path.iterdir()).stat().st_ino
     np.testing.assert_array_equal(left[0], LARGE)  # a mapping outlives its file
 
 
-def test_small_arrays_are_published_but_not_mapped(tmp_path: Path) -> None:
-    first, second, reader = SharedArrays(tmp_path, 1), SharedArrays(tmp_path, 2), ArrayReader()
+def test_small_arrays_are_not_shared(tmp_path: Path) -> None:
     small = np.arange(6, dtype=np.int64).reshape(2, 3)
-    assert first.share(small) is small
+    assert SharedArrays(tmp_path, 1).share(small) is small
     assert not list(tmp_path.iterdir())
-    link, same = first.publish(small), small.copy()
-    assert link is not None
-    assert first.publish(small) == link
-    read = reader.read(link)
-    np.testing.assert_array_equal(read, small)
-    assert not read.flags.writeable
-    assert reader.read(second.publish(same) or Path()) is read
-    del small
-    assert not link.exists()
-    with pytest.raises(FileNotFoundError):
-        ArrayReader().read(link)
-    del same
-    first.publish(more := np.ones(3))
-    link = first.publish(more)
-    assert link is not None
-    reader.read(link)
-    assert len(reader._read) == 1  # without the one that no process uses
 
 
 def test_full_folder_leaves_a_process_its_own_array(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    arrays, own = SharedArrays(tmp_path / "missing", 1), LARGE.copy()
-    assert arrays.share(own) is own
-    caplog.clear()
-    assert [arrays.publish(own) for _ in range(2)] == [None, None]
-    assert len(caplog.messages) == 1  # the next batch does not try it again
+    array = LARGE.copy()
+    assert SharedArrays(tmp_path / "missing", 1).share(array) is array
     assert "is not shared between processes: No such file or directory: check" in caplog.text
-    del own

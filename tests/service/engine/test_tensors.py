@@ -27,11 +27,11 @@ def test_rows_give_the_results_of_a_batch_of_their_own(first: int, last: int) ->
     whole = ort.OrtValue.ortvalue_from_numpy(tokens)
 
     rows = cut_rows(whole, first, last)
-    (found,) = run_graph(head, ["logits"], tokens=rows)
+    (logits,) = run_graph(head, ["logits"], tokens=rows)
 
     assert (rows.start, rows.stop) == (first, last + 1)
     (expected,) = head.run(["logits"], {"tokens": tokens[first : last + 1]})
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(logits, expected)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_cache_tells_apart_how_a_matrix_is_cut() -> None:
     cache, queries = QueryCache("cpu"), make_matrix()
     for chunks in ([queries[:6], queries[6:]], [queries]):
         for _ in range(2):
-            found = cache.find(queries, chunks)
-            assert [len(chunk.numpy()) for chunk in found] == [len(chunk) for chunk in chunks]
+            copies = cache.find(queries, chunks)
+            assert [len(chunk.numpy()) for chunk in copies] == [len(chunk) for chunk in chunks]
 
 
 def test_cache_ignores_a_writable_matrix_such_as_that_of_candidate_labels() -> None:

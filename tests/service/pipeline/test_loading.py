@@ -10,6 +10,7 @@ import pytest
 
 from service.bundle.reader import Bundle
 from service.engine.engine import Engine
+from service.engine.heads import TRAINED_HEAD
 from service.errors import BundleError, StartError
 from service.pipeline import loading as module
 from service.pipeline.loading import open_graphs
@@ -33,7 +34,7 @@ def test_open_bundle_has_engine_and_encoders_that_open_at_the_same_time(
     contract = graphs.bundle.card.input
     black = np.zeros((1, contract.height, contract.width, 3), np.uint8)
     queries = encoders.make_blank(2).queries
-    (found,) = graphs.engine.run(black, [[None, queries]])
+    (found,) = graphs.engine.run(black, [[TRAINED_HEAD, queries]])
     assert [len(logits) for logits in found.logits] == [len(open_bundle.labels), 2]
 
 

@@ -322,4 +322,4 @@ async def test_run_hangs_after_twice_the_deadline_and_a_minimum_for_its_device(
     engine = object.__new__(Engine)
     engine.device = device
     settings = make_settings(tiny_bundle, deadline_ms=deadline_ms)
-    assert pipeline_module.bound_run(engine, settings) == seconds
+    assert pipeline_module.find_run_timeout(engine, settings) == seconds

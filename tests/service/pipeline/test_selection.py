@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from service.bundle.reader import Bundle
 from service.engine.engine import Engine, open_engine
-from service.engine.heads import NoHead, SomeQueries
+from service.engine.heads import TRAINED_HEAD, SomeQueries, ZeroHead
 from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import LabelSet, make_trained_set
 from service.pipeline.scoring import score_labels
@@ -97,7 +97,7 @@ def test_labels_of_a_registered_set_that_an_earlier_set_answers_are_hidden() -> 
 def test_set_does_not_run_without_a_chosen_label() -> None:
     sets = [random_label_set(0, ["yak"]), TRAINED]
     selection = select_labels(sets, Question(include=("cat",)))
-    assert selection.heads == (None,)
+    assert selection.heads == (TRAINED_HEAD,)
     assert selection.sets == tuple(sets)
 
 
@@ -111,7 +111,7 @@ def test_set_without_texts_runs_no_head_and_learnt_labels_need_the_embedding() -
         ([replace(texts, queries=None)], Question(), True),
     ):
         assert select_labels(sets, question).embeds == embeds
-    assert select_labels([replace(learnt, queries=None)], Question()).heads == (NoHead(1),)
+    assert select_labels([replace(learnt, queries=None)], Question()).heads == (ZeroHead(1),)
 
 
 def test_set_shares_its_queries_if_at_least_half_is_chosen() -> None:

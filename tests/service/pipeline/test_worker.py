@@ -7,6 +7,7 @@ import pytest
 
 from service.bundle.reader import Bundle
 from service.engine.engine import Engine, open_engine
+from service.engine.heads import TRAINED_HEAD
 from service.errors import InferenceFailed, InvalidImage, OutOfMemory, ServiceBroken, TooManyPixels
 from service.images.decode import DecodedImage, decode_image
 from service.pipeline.worker import Inference, Item, Result
@@ -39,7 +40,9 @@ def decoded(tiny_bundle: Bundle) -> DecodedImage:
 def run(
     inference: Inference, *photos: bytes | DecodedImage, alone: bool = False
 ) -> list[Result | Exception]:
-    return inference.run([Item(each, (None,), explained=False) for each in photos], lambda: alone)
+    return inference.run(
+        [Item(each, (TRAINED_HEAD,), explained=False) for each in photos], lambda: alone
+    )
 
 
 def test_file_and_its_pixels_get_the_same_logits(

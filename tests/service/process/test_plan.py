@@ -43,36 +43,31 @@ def make_plan(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], **settin
 
 
 @pytest.mark.parametrize(
-    ("machine", "settings", "wanted"),  # workers, engines, pinned; threads and GPU of the last
+    ("machine", "settings", "wanted"),  # workers, pinned; threads and GPU of the last
     [
-        ({"cores": 2}, {}, (1, 0, True, 2, 2, "")),
-        ({"cores": 6}, {}, (2, 0, True, 3, 3, "")),
-        ({}, {}, (5, 0, True, 3, 3, "")),
-        ({}, {"device": "openvino", "intra_op_threads": 2}, (5, 0, True, 2, 3, "")),
-        ({"cores": 2}, {"workers": 3, "decode_threads": 2}, (3, 0, False, 1, 2, "")),
-        ({"quota": 6.5}, {}, (2, 0, False, 3, 3, "")),
-        ({"quota": 0.5}, {}, (1, 0, False, 1, 1, "")),
-        ({"memory": 4 * GIB}, {}, (2, 0, True, 8, 8, "")),
-        ({"memory": 4 * GIB}, {"workers": 4}, (4, 0, True, 4, 4, "")),
-        ({"memory": GIB // 2}, {}, (1, 0, True, 16, 16, "")),
-        ({"system": "darwin"}, {}, (1, 0, True, 16, 16, "")),
-        ({"cores": 8}, {"shared_engine": True}, (2, 1, False, 4, 4, "")),
-        ({}, {"bundle": "/no/bundle"}, (5, 0, True, 3, 3, "")),
-        (CARD, {}, (8, 0, False, 2, 4, "a")),
-        (CARD, {"device": "cpu"}, (5, 0, True, 3, 3, "")),
-        (CARD, {"workers": 1}, (1, 0, False, 16, 8, "a")),
-        (CARD | {"cores": 3}, {}, (1, 0, False, 3, 3, "a")),
-        (CARD | {"memory": 4 * GIB}, {}, (2, 0, False, 8, 8, "a")),
-        (CARD, {"shared_engine": True}, (8, 1, False, 2, 2, "a")),
-        (CARDS, {"workers": 3}, (3, 0, False, 5, 5, "a")),
-        (CARDS | {"cores": 2}, {}, (2, 0, False, 1, 2, "b")),
-        (CARDS, {"shared_engine": True}, (8, 2, False, 2, 2, "b")),
-        (CARDS, {"shared_engine": True, "workers": 1}, (1, 1, False, 16, 8, "a")),
-        ({"cuda": True}, {}, (5, 0, True, 3, 3, "")),
-        ({"cuda": True}, {"device": "cuda"}, (1, 0, False, 16, 8, "")),
-        (UNKNOWN, {}, (1, 0, False, 16, 8, "")),
-        (UNKNOWN, {"device": "tensorrt", "workers": 2}, (2, 0, False, 8, 8, "")),
-        (UNKNOWN, {"shared_engine": True}, (8, 1, False, 2, 2, "")),
+        ({"cores": 2}, {}, (1, True, 2, 2, "")),
+        ({"cores": 6}, {}, (2, True, 3, 3, "")),
+        ({}, {}, (5, True, 3, 3, "")),
+        ({}, {"device": "openvino", "intra_op_threads": 2}, (5, True, 2, 3, "")),
+        ({"cores": 2}, {"workers": 3, "decode_threads": 2}, (3, False, 1, 2, "")),
+        ({"quota": 6.5}, {}, (2, False, 3, 3, "")),
+        ({"quota": 0.5}, {}, (1, False, 1, 1, "")),
+        ({"memory": 4 * GIB}, {}, (2, True, 8, 8, "")),
+        ({"memory": 4 * GIB}, {"workers": 4}, (4, True, 4, 4, "")),
+        ({"memory": GIB // 2}, {}, (1, True, 16, 16, "")),
+        ({"system": "darwin"}, {}, (1, True, 16, 16, "")),
+        ({}, {"bundle": "/no/bundle"}, (5, True, 3, 3, "")),
+        (CARD, {}, (8, False, 2, 4, "a")),
+        (CARD, {"device": "cpu"}, (5, True, 3, 3, "")),
+        (CARD, {"workers": 1}, (1, False, 16, 8, "a")),
+        (CARD | {"cores": 3}, {}, (1, False, 3, 3, "a")),
+        (CARD | {"memory": 4 * GIB}, {}, (2, False, 8, 8, "a")),
+        (CARDS, {"workers": 3}, (3, False, 5, 5, "a")),
+        (CARDS | {"cores": 2}, {}, (2, False, 1, 2, "b")),
+        ({"cuda": True}, {}, (5, True, 3, 3, "")),
+        ({"cuda": True}, {"device": "cuda"}, (1, False, 16, 8, "")),
+        (UNKNOWN, {}, (1, False, 16, 8, "")),
+        (UNKNOWN, {"device": "tensorrt", "workers": 2}, (2, False, 8, 8, "")),
     ],
 )
 def test_plan(
@@ -80,10 +75,10 @@ def test_plan(
 ) -> None:
     plan = make_plan(monkeypatch, machine, **settings)
     pinned = all(share.numbers for share in plan.shares)
-    own = plan.adapt_settings(plan.workers, Settings(**settings))
-    threads = own.intra_op_threads, own.decode_threads
+    adapted = plan.adapt_settings(plan.workers, Settings(**settings))
+    threads = adapted.intra_op_threads, adapted.decode_threads
     gpu = plan.find_gpu(plan.workers)
-    assert (plan.workers, plan.engines, pinned, *threads, gpu.uuid if gpu else "") == wanted
+    assert (plan.workers, pinned, *threads, gpu.uuid if gpu else "") == wanted
 
 
 def test_limits_of_the_service_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,8 +89,8 @@ def test_limits_of_the_service_are_divided(monkeypatch: pytest.MonkeyPatch) -> N
         (3, 900, 1000, (0, 900)),  # invalid
     ):
         limits = {"max_held_bytes": held, "max_body_bytes": body, "max_decoding_pixels": pixels}
-        own = plan.adapt_settings(4, Settings(**limits))
-        assert (own.max_decoding_pixels, own.max_held_bytes) == wanted
+        adapted = plan.adapt_settings(4, Settings(**limits))
+        assert (adapted.max_decoding_pixels, adapted.max_held_bytes) == wanted
 
 
 @pytest.mark.parametrize(("precision", "workers"), [("auto", 3), ("int8", 3), ("fp32", 2)])
@@ -111,12 +106,6 @@ def test_memory_of_a_worker_follows_from_the_graphs_of_its_precision(
     assert make_plan(monkeypatch, {"memory": 8 * GIB}, **settings).workers == workers
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [({"workers": 2}, "must be 1 on .* it is 2"), ({"shared_engine": True}, "must be false on")],
-)
-def test_several_processes_need_linux(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(StartError, match=says):
-        make_plan(monkeypatch, {"system": "darwin"}, **settings)
+def test_several_workers_need_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StartError, match=r"^workers must be 1 on .* it is 2$"):
+        make_plan(monkeypatch, {"system": "darwin"}, workers=2)

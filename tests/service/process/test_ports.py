@@ -19,29 +19,29 @@ OPEN = "no keys are set: any client may predict and change label sets"
 def open_ports(*, shared: bool = False, **settings: Any) -> Iterator[Ports]:
     with ExitStack() as stack:
         ports = Ports(Settings(port=0, **settings), shared=shared)
-        for own in (*ports.sockets, *ports.metrics):
-            stack.enter_context(own)
+        for listener in (*ports.sockets, *ports.metrics):
+            stack.enter_context(listener)
         yield ports
 
 
 def test_shared_port_is_taken_for_other_services() -> None:
     with open_ports(shared=True) as ports, ExitStack() as stack:
-        shared = [stack.enter_context(own) for _ in range(2) for own in ports.share()]
-        for own in shared:
-            own.listen()
+        shared = [stack.enter_context(listener) for _ in range(2) for listener in ports.share()]
+        for listener in shared:
+            listener.listen()
         port = ports.sockets[0].getsockname()[1]
-        assert {own.getsockname() for own in shared} == {("127.0.0.1", port)}
+        assert {listener.getsockname() for listener in shared} == {("127.0.0.1", port)}
         with pytest.raises(StartError, match=f"127.0.0.1:{port}: the port is already in use"):
             Ports(Settings(port=port))
         # The reserved socket does not listen, so no connection is lost in its queue.
         for _ in range(20):
             socket.create_connection(("127.0.0.1", port)).close()
         accepted = 0
-        for own in shared:
-            own.setblocking(False)
+        for listener in shared:
+            listener.setblocking(False)
             while True:
                 try:
-                    stack.enter_context(own.accept()[0])
+                    stack.enter_context(listener.accept()[0])
                 except BlockingIOError:
                     break
                 accepted += 1
@@ -52,10 +52,10 @@ def test_shared_port_is_taken_for_other_services() -> None:
 def test_double_colon_opens_each_port_for_both_families() -> None:
     with open_ports(host="::", metrics_port=0, shared=True) as ports, ExitStack() as stack:
         for sockets in (ports.sockets, ports.metrics):
-            assert [own.family for own in sockets] == [socket.AF_INET6, socket.AF_INET]
-            assert len({own.getsockname()[1] for own in sockets}) == 1
-        for own in ports.share():
-            stack.enter_context(own)
+            assert [listener.family for listener in sockets] == [socket.AF_INET6, socket.AF_INET]
+            assert len({listener.getsockname()[1] for listener in sockets}) == 1
+        for listener in ports.share():
+            stack.enter_context(listener)
 
 
 @pytest.mark.parametrize("host", ["none.invalid", "192.0.2.1"])

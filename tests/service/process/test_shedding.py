@@ -10,7 +10,7 @@ import pytest
 from service.bundle.reader import Bundle
 from service.http.telemetry import logs
 from service.http.telemetry.metrics import Metrics
-from service.pipeline.host import PipelineHost
+from service.pipeline.served import ServedPipeline
 from service.process import shedding
 from service.process.shedding import Shedder
 from service.scheduling.queue import BatchQueue
@@ -22,11 +22,11 @@ PATHS = ("/predict", "/predict/batch")
 
 
 @pytest.fixture
-async def host(tiny_bundle: Bundle) -> AsyncIterator[PipelineHost]:
-    host = PipelineHost(Settings(bundle=tiny_bundle.path, device="cpu"))
-    await host.open()
-    yield host
-    await host.drain()
+async def served(tiny_bundle: Bundle) -> AsyncIterator[ServedPipeline]:
+    served = ServedPipeline(Settings(bundle=tiny_bundle.path, device="cpu"))
+    await served.open()
+    yield served
+    await served.drain()
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture
-def shedder(host: PipelineHost, metrics: Metrics) -> Shedder:
-    return Shedder(host, metrics, PATHS)
+def shedder(served: ServedPipeline, metrics: Metrics) -> Shedder:
+    return Shedder(served, metrics, PATHS)
 
 
 def read_count(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -53,22 +53,28 @@ def make_scope(path: str = "/predict", method: str = "POST", **headers: str) -> 
     return {"type": "http", "path": path, "method": method, "headers": pairs}
 
 
-async def test_prediction_passes_while_the_queue_has_room(shedder: Shedder) -> None:
-    assert shedder.refuse(make_scope()) is None
-
-
-@pytest.mark.usefixtures("full")
-@pytest.mark.parametrize("path", PATHS)
-async def test_prediction_is_refused_with_its_request_id(shedder: Shedder, path: str) -> None:
-    refusal = shedder.refuse(make_scope(path, x_request_id="abc"))
+@pytest.mark.parametrize("path", [*PATHS, "/tags/predict"])
+async def test_prediction_is_refused_with_its_request_id_and_counted_by_its_route(
+    served: ServedPipeline, metrics: Metrics, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    served.settings = served.settings.model_copy(update={"root_path": "/tags"})
+    shedder = Shedder(served, metrics, PATHS)
+    assert shedder.refuse(make_scope(path)) is None  # there is room
+    monkeypatch.setattr(BatchQueue, "is_full", True)
+    for _ in range(3):
+        refusal = shedder.refuse(make_scope(path, x_request_id="abc"))
     assert refusal is not None
-    assert refusal.status == 429
     headers = dict(refusal.headers)
-    assert headers[b"content-type"] == b"application/problem+json"
+    assert (refusal.status, headers[b"content-type"]) == (429, b"application/problem+json")
     assert headers[b"x-request-id"] == b"abc"
     assert int(headers[b"retry-after"]) >= 1
     problem = json.loads(refusal.body)
     assert (problem["code"], problem["request_id"]) == ("queue_full", "abc")
+    route = {"method": "POST", "path": path.removeprefix("/tags"), "status": "429"}
+    assert read_count(metrics, "request_seconds_count", **route) == 3
+    assert read_count(metrics, "rejected_total", reason="queue_full") == 3
+    for other in ("/tags/tags/predict", "/tags", "/other/predict"):
+        assert shedder.refuse(make_scope(other)) is None
 
 
 @pytest.mark.usefixtures("full")
@@ -88,24 +94,10 @@ async def test_other_request_passes(shedder: Shedder, scope: dict[str, Any]) -> 
 
 
 @pytest.mark.usefixtures("full")
-@pytest.mark.parametrize("path", ["/predict", "/tags/predict"])
-async def test_prediction_below_the_root_path_is_refused_and_counted_by_its_route(
-    host: PipelineHost, metrics: Metrics, path: str
+async def test_request_passes_when_the_service_drains(
+    shedder: Shedder, served: ServedPipeline
 ) -> None:
-    host.settings = host.settings.model_copy(update={"root_path": "/tags"})
-    shedder = Shedder(host, metrics, PATHS)
-    for _ in range(3):
-        assert shedder.refuse(make_scope(path)) is not None
-    route = {"method": "POST", "path": "/predict", "status": "429"}
-    assert read_count(metrics, "request_seconds_count", **route) == 3
-    assert read_count(metrics, "rejected_total", reason="queue_full") == 3
-    for other in ("/tags/tags/predict", "/tags", "/other/predict"):
-        assert shedder.refuse(make_scope(other)) is None
-
-
-@pytest.mark.usefixtures("full")
-async def test_request_passes_when_the_service_drains(shedder: Shedder, host: PipelineHost) -> None:
-    await host.drain()
+    await served.drain()
     assert shedder.refuse(make_scope()) is None
 
 

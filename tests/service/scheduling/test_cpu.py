@@ -191,8 +191,8 @@ def set_cores(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
     monkeypatch.setattr(cpu, "read_cpu_quota", lambda: quota)
     half = max(1, count // 2)
-    each = max(1, half // packages)
-    monkeypatch.setattr(cpu, "_locate", lambda n: (n % half // each, n % half, n))
+    of_package = max(1, half // packages)
+    monkeypatch.setattr(cpu, "_locate", lambda n: (n % half // of_package, n % half, n))
 
 
 def test_shares_are_disjoint_and_keep_siblings_and_packages_together(

@@ -17,10 +17,10 @@ class NvmlError(Exception):
     """An error of the fake module."""
 
 
-def find_instance(gpu: str, place: int) -> str:
-    if place % 2:
+def find_instance(gpu: str, number: int) -> str:
+    if number % 2:
         raise NvmlError("Not Found")
-    return GPUS[gpu][place // 2]
+    return GPUS[gpu][number // 2]
 
 
 def use_nvml(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:

@@ -11,8 +11,9 @@ from typing import Self
 
 import pytest
 
+from service.caller import CALLER, Caller
 from service.errors import DeadlineExceeded, Draining, InvalidImage, OutOfMemory
-from service.scheduling.tasks import CALLER, Caller, SideThreads, run_in_order, run_together
+from service.scheduling.tasks import SideThreads, run_in_order, run_together
 
 pytestmark = pytest.mark.anyio
 
@@ -44,21 +45,21 @@ async def test_results_come_in_order_with_a_few_works_at_once() -> None:
     for gate in works.gates[1:]:
         gate.set()
     numbers = (0, 1, 2, 4, 5, 6, 7)
-    async with aclosing(run_in_order((works.work(n) for n in numbers), 3)) as found:
-        first = asyncio.ensure_future(anext(found))
+    async with aclosing(run_in_order((works.work(n) for n in numbers), 3)) as results:
+        first = asyncio.ensure_future(anext(results))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert works.begun == [0, 1, 2]
         works.gates[0].set()
         assert await first == 0
-        assert [result async for result in found] == [1, 2, 4, 5, 6, 7]
+        assert [result async for result in results] == [1, 2, 4, 5, 6, 7]
 
 
 async def test_closing_cancels_running_works_and_starts_no_more() -> None:
     works = Works(6)
     works.gates[0].set()
-    async with aclosing(run_in_order((works.work(n) for n in range(6)), 3)) as found:
-        assert await anext(found) == 0
+    async with aclosing(run_in_order((works.work(n) for n in range(6)), 3)) as results:
+        assert await anext(results) == 0
     assert (works.begun, works.cancelled) == ([0, 1, 2], [1, 2])
 
 
@@ -66,10 +67,10 @@ async def test_failure_is_raised_in_its_turn() -> None:
     works = Works(6)
     for gate in works.gates[:5]:
         gate.set()
-    found = run_in_order((works.work(n) for n in range(6)), 3)
-    assert [await anext(found) for _ in range(3)] == [0, 1, 2]
+    results = run_in_order((works.work(n) for n in range(6)), 3)
+    assert [await anext(results) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ZeroDivisionError):
-        await anext(found)
+        await anext(results)
     assert works.cancelled == [5]
 
 

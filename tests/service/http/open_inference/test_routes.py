@@ -501,7 +501,7 @@ def test_body_over_the_limit_is_413_and_compressed_one_400(client: TestClient) -
 
 def test_while_draining_it_lives_but_is_not_ready(open_bundle: Bundle) -> None:
     with serve_app(open_bundle.path) as client:
-        client.portal.call(client.app.state.host.drain)  # type: ignore[attr-defined]
+        client.portal.call(client.app.state.served.drain)  # type: ignore[attr-defined]
         assert client.get("/v2/health/live").status_code == 200
         for path in ("/v2/health/ready", f"{MODEL}/ready", MODEL):
             assert_error(client.get(path), 503)

@@ -9,14 +9,14 @@ from service.http.app import create_app
 from service.http.open_inference.request import HEADER_LENGTH
 from service.http.requests.parameters import LIST_PARAMETERS
 from service.labels.definition import LabelSetRecord
-from service.pipeline.host import PipelineHost
+from service.pipeline.served import ServedPipeline
 from service.question import Question
 from service.settings import Settings
 
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    return create_app(PipelineHost(Settings())).openapi()
+    return create_app(ServedPipeline(Settings())).openapi()
 
 
 @pytest.fixture(scope="module")

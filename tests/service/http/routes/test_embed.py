@@ -87,7 +87,7 @@ def test_texts_and_photos_keep_their_order_in_two_towers(towers: TestClient) -> 
 
 
 def test_rate_limit_counts_photos_but_no_texts(towers: TestClient) -> None:
-    bundle = towers.app.state.host.pipeline.bundle  # type: ignore[attr-defined]
+    bundle = towers.app.state.served.pipeline.bundle  # type: ignore[attr-defined]
     with serve_app(bundle.path, rate_limit="10/minute") as limited:
         assert len(read(limited.post("/embed", json={"texts": ["x"] * MAX_TEXTS}), "texts")) == 64
         read(embed(limited))

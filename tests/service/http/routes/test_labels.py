@@ -333,7 +333,7 @@ def test_draining_waits_for_a_change(
         gate = Gate(monkeypatch, LabelStore, "delete" if status == 204 else "check")
         changing = threads.submit(client.request, *change.split(), json=body)
         gate.wait()
-        draining = client.portal.start_task_soon(client.app.state.host.drain)  # type: ignore[attr-defined]
+        draining = client.portal.start_task_soon(client.app.state.served.drain)  # type: ignore[attr-defined]
         while client.get("/readyz").status_code == 200:
             pass
         assert_problem(client.delete("/labels/pets"), 503, "draining")

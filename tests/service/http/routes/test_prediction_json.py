@@ -54,7 +54,7 @@ def test_answer_of_a_batch_with_a_failure_fits_its_model(client: TestClient) -> 
 
 
 def test_event_loop_runs_between_the_images_of_a_batch(client: TestClient) -> None:
-    pipeline: Pipeline = client.app.state.host.pipeline  # type: ignore[attr-defined]
+    pipeline: Pipeline = client.app.state.served.pipeline  # type: ignore[attr-defined]
 
     async def count_turns() -> int:
         selection = await pipeline.select(Question())

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.http.telemetry.access import Access, choose_request_id
 from service.http.telemetry.logs import make_formatter
 from service.http.telemetry.metrics import Metrics
-from service.pipeline.host import PipelineHost
+from service.pipeline.served import ServedPipeline
 from service.settings import Settings
 from tests.support.serving import assert_problem
 
@@ -26,7 +26,7 @@ async def fail_halfway(_scope: Scope, _receive: Receive, send: Send) -> None:
 
 
 def make_access(app: ASGIApp) -> Access:
-    return Access(app, Metrics(), PipelineHost(Settings()))
+    return Access(app, Metrics(), ServedPipeline(Settings()))
 
 
 def choose(offered: bytes) -> str:

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from service.bundle.reader import Bundle
 from service.errors import StartError
 from service.http.telemetry.metrics import Metrics
-from service.pipeline.host import PipelineHost
+from service.pipeline.served import ServedPipeline
 from service.settings import Settings
 from tests.support.photos import make_photo
 from tests.support.serving import send_image, send_images
@@ -21,7 +21,7 @@ Read = Callable[..., float]
 def sample(client: TestClient) -> None:
     """Samples now instead of waiting for the next sample."""
     state = client.app.state  # type: ignore[attr-defined]
-    client.portal.call(state.metrics.sample, state.host)  # type: ignore[union-attr]
+    client.portal.call(state.metrics.sample, state.served)  # type: ignore[union-attr]
 
 
 def read(client: TestClient, name: str, **labels: str) -> float:
@@ -138,7 +138,7 @@ def test_missing_shared_folder_stops_the_start(monkeypatch: pytest.MonkeyPatch) 
 
 def test_loading_service_is_not_ready_and_has_an_empty_queue(tiny_bundle: Bundle) -> None:
     metrics = Metrics()
-    metrics.sample(PipelineHost(Settings(bundle=tiny_bundle.path)))
+    metrics.sample(ServedPipeline(Settings(bundle=tiny_bundle.path)))
     assert metrics.registry.get_sample_value("ml_decoder_ready") == 0
     assert metrics.registry.get_sample_value("ml_decoder_queue_size") == 0
 

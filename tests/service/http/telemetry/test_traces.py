@@ -15,7 +15,7 @@ from service.bundle.reader import Bundle
 from service.errors import StartError
 from service.http.app import create_app
 from service.http.telemetry.traces import add_trace_id, open_provider
-from service.pipeline.host import PipelineHost
+from service.pipeline.served import ServedPipeline
 from service.settings import Settings
 from tests.support.photos import make_photo
 from tests.support.serving import send_image, send_images, serve_app
@@ -121,9 +121,9 @@ def test_opentelemetry_sdk_is_not_imported_if_traces_are_off() -> None:
     code = """
 import sys
 from service.http.app import create_app
-from service.pipeline.host import PipelineHost
+from service.pipeline.served import ServedPipeline
 from service.settings import Settings
-create_app(PipelineHost(Settings()))
+create_app(ServedPipeline(Settings()))
 print([name for name in sys.modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exp"))])
 """
     command = [sys.executable, "-c", code]
@@ -134,4 +134,4 @@ print([name for name in sys.modules if name.startswith(("opentelemetry.sdk", "op
 def test_traces_without_opentelemetry_stop_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "service.http.telemetry.traces", None)
     with pytest.raises(StartError, match="otel"):
-        create_app(PipelineHost(Settings(traces="otlp")))
+        create_app(ServedPipeline(Settings(traces="otlp")))

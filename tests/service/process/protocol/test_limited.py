@@ -12,8 +12,8 @@ from uvicorn.protocols.http import httptools_impl
 from uvicorn.server import ServerState
 
 from service.errors import StartError
-from service.process.connections import Connections
-from service.process.protocol import LimitedProtocol, Refusal, Refuse
+from service.process.protocol.connections import Connections
+from service.process.protocol.limited import LimitedProtocol, Refusal, Refuse
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -86,13 +86,13 @@ def connect(
 
 
 async def receive_and_answer(protocol: httptools_impl.HttpToolsProtocol, *data: bytes) -> None:
-    for each in data:
-        protocol.data_received(each)
+    for piece in data:
+        protocol.data_received(piece)
     while protocol.tasks:
         await asyncio.wait(protocol.tasks)
 
 
-# Names of uvicorn that `protocol.py` uses or overrides; uvicorn documents none of them.
+# Names of uvicorn that `limited.py` uses or overrides; uvicorn documents none of them.
 PROTOCOL_NAMES = """
     _start_asgi_task _unset_keepalive_if_required client connection_lost connection_made cycle
     data_received flow headers loop on_body on_header on_headers_complete on_message_begin
@@ -116,7 +116,9 @@ async def test_uvicorn_has_the_private_names_that_the_protocol_uses() -> None:
     names |= dict.fromkeys(CYCLE_NAMES.split(), protocol.cycle)
     names |= {"default_headers": protocol.server_state}
     missing = [name for name, owner in names.items() if not hasattr(owner, name)]
-    assert not missing, f"uvicorn {uvicorn.__version__} lacks {missing}: see protocol.py"
+    assert not missing, (
+        f"uvicorn {uvicorn.__version__} lacks {missing}: see service/process/protocol"
+    )
     await receive_and_answer(protocol)
 
 

@@ -45,8 +45,8 @@ class Connections:
     """The open connections of a process; belongs to one event loop."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises the limit of open files; `StartError` if it is too low for the settings."""
-        files = raise_file_limit()
+        """Raises the limit of open files. Raises `StartError` if it is too low for the settings."""
+        files = _raise_file_limit()
         # The other quarter is for the label store, fetched images and connections being closed.
         most = max(1, files * 3 // 4)
         if settings.max_connections > most:
@@ -66,9 +66,9 @@ class Connections:
         """Adds a connection; returns False if it may ask for health only, or is closed."""
         address = connection.client[0] if connection.client else ""
         limit = self._most_per_address
-        own = (each for each, its_address in self._open.items() if its_address == address)
+        same_address = (other for other, known in self._open.items() if known == address)
         is_full = limit is not None and self._of_address[address] >= limit
-        is_refused = is_full and not self._close_idle(own, 1)
+        is_refused = is_full and not self._close_idle(same_address, 1)
         is_surplus = not is_refused and len(self._open) >= self._most and not self._make_room()
         if is_surplus and len(self._surplus) >= _RESERVE:
             is_refused = not self._close_idle(self._surplus, 1)
@@ -122,8 +122,8 @@ class Connections:
         logger.warning("too many connections: some were closed", extra=fields)
 
 
-def raise_file_limit() -> int:
-    """Raises the number of files that this process may open as far as permitted; returns it."""
+def _raise_file_limit() -> int:
+    """Lets this process open as many files as permitted; returns their number."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # macOS permits fewer than its hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,34 +1,9 @@
-"""uvicorn's HTTP protocol with what uvicorn lacks: limits, cheap refusals, answers that arrive.
-
-- **Timeouts.** uvicorn has none for a request's head, the rest of a body whose answer is sent, and
-  clients that do not read their answers or read them slowly; here the connection is closed. The
-  body of a request in progress has its own timeout in `requests/body.py`.
-- **Limits** on the number of connections: `connections.py`.
-- **Limits** on the number of headers, the bytes of a head, trailer or chunk extension, and the
-  pipelined requests. Trailers are dropped: uvicorn adds them to the headers (RFC 9110, 6.5.1).
-- **Disconnects.** uvicorn notifies the last request only, even if an earlier one is in progress.
-- **Load shedding.** `refuse` answers before the app does: 0.06 ms of processor time, not 0.26.
-- **Lingering close.** A connection that is closed with bytes unread is reset, and the client loses
-  the answer (RFC 9112, 9.6). `LingeringTransport` ends our side and drops input for a limited time.
-- **Upgrades.** httptools takes a request that offers one to have no body and reads the body as the
-  next request. Java's client offers h2c on every new connection. `SteadyParser` treats `Upgrade`
-  like any other header, as a server may (RFC 9110, 7.8).
-
-uvicorn documents none of the names that this uses, which may change with any minor version:
-`_start_asgi_task`, `_unset_keepalive_if_required`, the callbacks, the cycle's state. So
-`pyproject.toml` limits the version, and `test_protocol.py` checks each name.
-"""
+"""One connection: timeouts, limits, and refusals that the app does not see."""
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import socket
-import sys
-import termios
-from array import array
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 import httptools
@@ -38,20 +13,14 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from service.process.connections import Connections
+from service.process.protocol.connections import Connections
+from service.process.protocol.parser import SteadyParser
+from service.process.protocol.transport import LingeringTransport
 from service.settings import Settings
 
 _MAX_HEAD_BYTES = 65536
 _MAX_HEADERS = 200
 _MAX_AHEAD = 16
-# Of unread answers, while there are as many bytes: 12 MB, the maps of 16 photos, take 13 minutes.
-_LEAST_BYTES_PER_SECOND = 16384
-# Of an answer in the kernel beyond what the client's window takes. Without a limit, the kernel took
-# 2 MB for each client that did not read; these bytes were in no budget and watched by no timeout.
-_MAX_UNSENT_BYTES = 131_072
-# At the end of the process: enough for an answer to reach its client.
-_SHUTDOWN_LINGER_SECONDS = 0.5
-_BODY_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class Refusal(NamedTuple):
@@ -67,141 +36,6 @@ Refuse = Callable[[Mapping[str, Any]], Refusal | None]
 
 SURPLUS = "ml_decoder.surplus"
 """In the scope of requests on a connection that is accepted for health only."""
-
-
-class LingeringTransport:
-    """A transport whose `close` lingers while the client sends; `close_now` does not.
-
-    `client_sends` is whether the rest of a request's body is still to come. While it `lingers`,
-    input is to be dropped, and `write` does nothing. A client that reads too slowly while it is
-    watched, or after the close, is cut off.
-    """
-
-    def __init__(self, transport: asyncio.Transport, linger_seconds: float) -> None:
-        self.client_sends = False
-        self.lingers = False
-        self.write: Callable[[bytes], None] = transport.write
-        self._transport = transport
-        self._linger_seconds = self._reading_seconds = linger_seconds
-        self._timer: asyncio.TimerHandle | None = None
-        self._reading_timer: asyncio.TimerHandle | None = None
-        self._unread_bytes = 0
-        opened = transport.get_extra_info("socket")  # None after the close
-        self._file = -1 if opened is None else opened.fileno()
-        with suppress(OSError, AttributeError):  # a Unix socket, a system without the option
-            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MAX_UNSENT_BYTES)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the transport
-        return getattr(self._transport, name)
-
-    def is_closing(self) -> bool:
-        return self.lingers or self._transport.is_closing()
-
-    def close(self) -> None:
-        if not self.client_sends or self._transport.is_closing():
-            self.close_now()
-        elif not self.lingers:
-            self.lingers = True
-            self.write = lambda _data: None
-            self._transport.write_eof()
-            self._transport.resume_reading()
-            self._start_timer()
-
-    def close_now(self) -> None:
-        if self._reading_timer is None and self._transport.get_write_buffer_size():
-            self.watch_reading()
-        self._transport.close()  # waits until everything is sent
-
-    def watch_reading(self) -> None:
-        self._unread_bytes = self._count_unread()
-        loop = asyncio.get_running_loop()
-        self._reading_timer = loop.call_later(self._reading_seconds, self._check_reading)
-
-    def stop_watching(self) -> None:
-        if self._reading_timer is not None:
-            self._reading_timer.cancel()
-            self._reading_timer = None
-
-    def _check_reading(self) -> None:
-        expected = min(self._unread_bytes, _LEAST_BYTES_PER_SECOND * self._reading_seconds)
-        if self._unread_bytes - self._count_unread() >= expected:
-            self.watch_reading()
-        else:
-            self._transport.abort()
-
-    def _count_unread(self) -> int:
-        # With what the kernel holds: it takes more from us in steps of a megabyte only.
-        count = self._transport.get_write_buffer_size()
-        with suppress(OSError, ValueError):
-            held = fcntl.ioctl(self._file, termios.TIOCOUTQ, bytes(4))
-            count += int.from_bytes(held, sys.byteorder)
-        return count
-
-    def end_request(self) -> None:
-        self.client_sends = False
-        if self.lingers:
-            self.close_now()
-
-    def limit_linger(self) -> None:
-        self._linger_seconds = min(self._linger_seconds, _SHUTDOWN_LINGER_SECONDS)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._start_timer()
-
-    def stop(self) -> None:
-        self.stop_watching()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _start_timer(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._linger_seconds, self._transport.abort)
-
-
-class SteadyParser(httptools.HttpRequestParser):
-    """httptools' parser for a protocol; it reads on when a client offers an upgrade."""
-
-    def __init__(self, protocol: HttpToolsProtocol, callbacks: object) -> None:
-        super().__init__(callbacks)
-        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
-        self._protocol = protocol
-
-    def feed_data(self, data: bytes | bytearray | memoryview[int] | array[int]) -> None:
-        parser = self
-        while True:
-            try:
-                httptools.HttpRequestParser.feed_data(parser, data)
-            except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]
-                parser = _restart_at_body(self._protocol)
-            else:
-                return
-
-
-class _BodyCallbacks:
-    """Ignores the repeated head, but not its end: without a body the message is complete there."""
-
-    def __init__(self, protocol: HttpToolsProtocol) -> None:
-        self.muted = True
-        self._protocol = protocol
-
-    def __getattr__(self, name: str) -> object:
-        callback = getattr(self._protocol, name)
-        if name in ("on_body", "on_message_complete"):
-            return callback
-        return lambda *arguments: None if self.muted else callback(*arguments)
-
-
-def _restart_at_body(protocol: HttpToolsProtocol) -> SteadyParser:
-    """Sets a parser that expects the body of the request whose head was parsed last."""
-    callbacks = _BodyCallbacks(protocol)
-    parser = protocol.parser = SteadyParser(protocol, callbacks)
-    headers = [header for header in protocol.scope["headers"] if header[0] in _BODY_HEADERS]
-    lines = b"".join(b"%b: %b\r\n" % header for header in headers)
-    parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % lines)
-    callbacks.muted = False
-    return parser
 
 
 class LimitedProtocol(HttpToolsProtocol):

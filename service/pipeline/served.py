@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 OpenPipeline = Callable[[Settings], Pipeline]
 
 
-class PipelineHost:
-    """Opens one pipeline, hands it out, and drains it; `observers` get its batches and predictions.
+class ServedPipeline:
+    """Opens a pipeline, hands it out, reloads and drains it; `observers` get its batches.
 
     `reload` replaces it by one of the bundle and label sets that are on disk then.
     `failure` says in one line for the operator why the pipeline cannot be opened, or broke.
@@ -46,7 +46,7 @@ class PipelineHost:
 
     @property
     def pipeline(self) -> Pipeline:
-        """The pipeline; raises `NotReady` if it is not open, `Draining` during shutdown."""
+        """The pipeline. Raises `NotReady` if it is not open, `Draining` during shutdown."""
         if self.draining:
             raise Draining("the service is shutting down")
         if self.opened is None:
@@ -143,15 +143,15 @@ class PipelineHost:
         """Refuses new work and finishes the rest; a second call does nothing."""
         begun, self.draining = self.draining, True
         if not begun:
-            await asyncio.gather(*(each.drain() for each in self._list_pipelines()))
+            await asyncio.gather(*(pipeline.drain() for pipeline in self._list_pipelines()))
 
     def abort_waiting(self) -> None:
         """Fails the photos that wait or run."""
-        for each in self._list_pipelines():
-            each.abort_waiting()
+        for pipeline in self._list_pipelines():
+            pipeline.abort_waiting()
 
     def _list_pipelines(self) -> list[Pipeline]:
-        return [each for each in (self.opened, self._earlier) if each is not None]
+        return list(filter(None, (self.opened, self._earlier)))
 
 
 def describe(pipeline: Pipeline) -> dict[str, str]:

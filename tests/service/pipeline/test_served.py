@@ -1,4 +1,4 @@
-"""Tests of the host: loading, ready, failed, draining."""
+"""Tests of the served pipeline: loading, ready, failed, draining."""
 
 import asyncio
 import gc
@@ -13,8 +13,8 @@ from service.errors import BundleError, Draining, NotReady, StartError, StoreUna
 from service.labels.catalogue import Catalogue
 from service.labels.definition import Definition
 from service.labels.registered_sets import RegisteredSets
-from service.pipeline.host import PipelineHost
 from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.pipeline.served import ServedPipeline
 from service.question import Question
 from service.settings import Settings
 from tests.support.label_store import FlakyStore, put
@@ -29,26 +29,28 @@ def settings(tiny_bundle: Bundle) -> Settings:
     return Settings(bundle=tiny_bundle.path, device="cpu")
 
 
-async def test_host_is_ready_from_the_end_of_loading_until_it_drains(settings: Settings) -> None:
-    host = PipelineHost(settings)
+async def test_pipeline_is_ready_from_loaded_until_it_drains(
+    settings: Settings,
+) -> None:
+    served = ServedPipeline(settings)
     ready: list[str] = []
-    host.others_ready = lambda: bool(ready)
+    served.others_ready = lambda: bool(ready)
     with pytest.raises(NotReady, match="the pipeline is loading"):
-        host.check_ready()
-    await host.open()
-    opened = host.opened
+        served.check_ready()
+    await served.open()
+    opened = served.opened
     with pytest.raises(NotReady, match="other workers are loading"):
-        host.check_ready()
+        served.check_ready()
     ready.append("all")
-    host.check_ready()
-    await host.open()
-    assert host.pipeline is host.opened is opened  # once only
+    served.check_ready()
+    await served.open()
+    assert served.pipeline is served.opened is opened  # once only
     for _ in range(2):
-        await host.drain()
-        assert host.opened is opened
-        assert (host.ready, host.opened.state) == (False, "draining")
+        await served.drain()
+        assert served.opened is opened
+        assert (served.ready, served.opened.state) == (False, "draining")
         with pytest.raises(Draining):
-            host.check_ready()
+            served.check_ready()
 
 
 async def test_not_ready_says_how_many_label_sets_are_encoded_for_another_model(
@@ -70,20 +72,20 @@ async def test_not_ready_says_how_many_label_sets_are_encoded_for_another_model(
 
         async def watch(definition: Definition) -> Embeddings:
             with pytest.raises(NotReady) as refused:
-                host.check_ready()
+                served.check_ready()
             details.append(refused.value.detail)
             return await embed(definition)
 
         monkeypatch.setattr(encoders, "embed", watch)
         return pipeline
 
-    host = PipelineHost(settings, open_watched)
-    await host.open()
-    host.check_ready()
+    served = ServedPipeline(settings, open_watched)
+    await served.open()
+    served.check_ready()
     words = "Label sets are encoded for this model: {} of 2 are done."
     assert details[-2:] == [words.format(0), words.format(1)]
-    assert {"cars", "pets"} <= {each.name for each in host.pipeline.catalogue.list_sets()}
-    await host.drain()
+    assert {"cars", "pets"} <= {labels.name for labels in served.pipeline.catalogue.list_sets()}
+    await served.drain()
 
 
 @pytest.mark.parametrize(
@@ -95,29 +97,29 @@ async def test_failure_is_the_error_of_opening_and_an_unexpected_one_is_logged(
     def fail(_settings: Settings) -> Pipeline:
         raise reason
 
-    host = PipelineHost(settings, fail)
-    await host.open()
+    served = ServedPipeline(settings, fail)
+    await served.open()
     if isinstance(reason, ZeroDivisionError):
-        assert isinstance(host.failure, StartError)
+        assert isinstance(served.failure, StartError)
         assert "a bug" in caplog.text
     else:
-        assert host.failure is reason
+        assert served.failure is reason
     with pytest.raises(NotReady):
-        host.check_ready()
+        served.check_ready()
 
 
 async def test_reload_replaces_the_pipeline_and_frees_it(open_bundle: Bundle) -> None:
-    host = PipelineHost(Settings(bundle=open_bundle.path, device="cpu", label_store="memory"))
-    await host.open()
-    earlier = weakref.ref(host.pipeline)
-    assert await host.reload()
-    assert earlier() is not host.pipeline
+    served = ServedPipeline(Settings(bundle=open_bundle.path, device="cpu", label_store="memory"))
+    await served.open()
+    earlier = weakref.ref(served.pipeline)
+    assert await served.reload()
+    assert earlier() is not served.pipeline
     assert earlier().state == "ready"  # type: ignore[union-attr]  # for requests that have begun
-    await host.close_earlier()
+    await served.close_earlier()
     # Its threads end.
     await asyncio.to_thread(wait_until, lambda: gc.collect() >= 0 and earlier() is None)
-    await host.pipeline.predict(PHOTO, await host.pipeline.select(Question()))
-    await host.drain()
+    await served.pipeline.predict(PHOTO, await served.pipeline.select(Question()))
+    await served.drain()
 
 
 @pytest.mark.parametrize(
@@ -137,16 +139,18 @@ async def test_failed_reload_keeps_the_pipeline(
     reason: Exception,
 ) -> None:
     async def fail(*_: object) -> None:
-        host.draining = isinstance(reason, Draining)
+        served.draining = isinstance(reason, Draining)
         raise reason
 
-    host = PipelineHost(Settings(bundle=open_bundle.path, device="cpu", label_store="memory"))
-    await host.open()
-    before = host.opened
+    served = ServedPipeline(Settings(bundle=open_bundle.path, device="cpu", label_store="memory"))
+    await served.open()
+    before = served.opened
     monkeypatch.setattr(*step, fail)
-    assert not await host.reload()
-    assert host.opened is before
-    found = f": {str(reason) or 'MemoryError'}: correct it and send SIGHUP again" in caplog.text
-    assert found == host.ready != host.draining
-    host.draining = False
-    await host.drain()
+    assert not await served.reload()
+    assert served.opened is before
+    says_reason = (
+        f": {str(reason) or 'MemoryError'}: correct it and send SIGHUP again" in caplog.text
+    )
+    assert says_reason == served.ready != served.draining
+    served.draining = False
+    await served.drain()

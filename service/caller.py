@@ -1,0 +1,22 @@
+"""The client of a request, for everything that works for it: rate limits, turns in side threads."""
+
+from contextvars import ContextVar
+
+
+class Caller:
+    """The client of a request; calls in side threads take turns by its `key`, or else by request.
+
+    This one has no rate limit.
+    """
+
+    key: str | None = None
+
+    def count_photos(self, photos: int) -> None:
+        """Counts the photos of a request once they are read; may raise `RateLimited`."""
+
+    def charge(self, units: int) -> None:
+        """Counts what a photo costs beyond one unit of the rate limit; never refuses."""
+
+
+CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - it has no state
+"""The caller of the request that a task works for."""
