@@ -103,7 +103,6 @@ def test_export_writes_nothing_and_ends_with_one_line_after_a_mistake(
 
 
 FIT = ["--bundle", "x", "--out", "x", "--photos", "y"]
-TRITON = ["--bundle", "x", "--triton", "y"]
 BACKGROUND = ["--bundle", "x", "--out", "x", "--background", "y"]
 NEW = ["--checkpoint", "x", "--out", "y"]
 
@@ -111,23 +110,16 @@ NEW = ["--checkpoint", "x", "--out", "y"]
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--bundle", "x"], "--bundle needs --triton, or --out and photos"),
-        (["--triton", "x"], "--checkpoint and --out are needed, or --bundle"),
-        (["--bundle", "x", "--out", "x"], "--bundle with --out needs --photos, --open-photos or"),
-        ([*TRITON, "--photos", "x"], "and these need --out"),
-        ([*TRITON, "--background", "x"], "and these need --out"),
+        (["--bundle", "x"], "--out is needed, and --checkpoint or --bundle"),
+        (["--out", "x"], "--out is needed, and --checkpoint or --bundle"),
+        (["--bundle", "x", "--out", "x"], "--bundle needs --photos, --open-photos or --background"),
+        ([*NEW, "--triton", "x"], "--triton was removed: for Triton, place the graphs by hand as"),
+        (["--triton-precision", "int8"], "docs/scale.md#triton shows"),
         ([*BACKGROUND, "--precision-target", "0.5"], "needs --photos or --open-photos"),
-        ([*TRITON, "--raw-scores"], "--raw-scores beside --bundle needs --out"),
-        ([*TRITON, "--model-version", "2"], "--model-version beside --bundle needs --out"),
-        ([*TRITON, "--precision-target", "0.5"], "--precision-target needs --photos"),
-        ([*TRITON, "--checkpoint", "z"], "--checkpoint needs --checkpoint: it does not fit"),
-        ([*TRITON, "--precision", "fp32"], "--precision needs --checkpoint: it does not fit"),
-        ([*TRITON, "--compact-weights"], "--compact-weights needs --checkpoint: it does not"),
+        ([*FIT, "--checkpoint", "z"], "--checkpoint needs --checkpoint: it does not fit"),
         ([*FIT, "--precision-target", "1.5"], "must be from 0 to 1; it is 1.5"),
         ([*FIT, "--open-split", "z"], "needs --open-photos"),
         ([*FIT, "--license", "z"], "--license needs --checkpoint"),
-        ([*NEW, "--triton-precision", "fp16"], "--triton-precision needs --triton"),
-        ([*NEW, "--triton", "z", "--triton-precision", "int8"], "int8 is not among --precision"),
         ([*NEW, "--precision", "int4"], "'int4' is not one of fp32, fp16, int8"),
         ([*NEW, "--text-encoder", "z"], "--text-encoder needs --open-head"),
         ([*NEW, "--open-head", "x", "--open-split", "test"], "--open-split needs --open-photos"),
