@@ -1,6 +1,7 @@
 """`python -m export --checkpoint FILE --out bundles/NAME [--photos FOLDER] ...`.
 
-With `--bundle` in place of a checkpoint, a finished bundle is calibrated again or gets a background.
+With `--bundle` in place of a checkpoint, a finished bundle is calibrated again, or gets a
+background.
 
 Logs its progress to stderr; exits with 0 (written), 1 (written, but photos were left out) or 2 (not
 written). The options and the checkpoint's first bytes are checked before torch is imported, which
@@ -131,8 +132,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--out", type=Path, help="folder of the bundle; its name becomes the model's")
     for flag in _REMOVED:
         add(flag, nargs="?", action=_Removed, help=argparse.SUPPRESS)
-    add("--bundle", type=Path, help="a finished bundle, instead of --checkpoint, to calibrate again "
-        "or to give a --background")  # fmt: skip
+    add("--bundle", type=Path, help="a finished bundle, instead of --checkpoint, to calibrate "
+        "again or to give a --background")  # fmt: skip
     add("--photos", type=Path, help="labelled folder with splits train, val and test")
     add("--precision", type=_to_precisions, help="some of fp32,fp16,int8; int8 needs --photos or "
         "--background")  # fmt: skip

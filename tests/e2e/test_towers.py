@@ -18,7 +18,7 @@ from service.bundle.reader import Bundle, load_bundle
 from service.cli.commands import app
 from service.images.decode import PixelArray
 from tests.e2e.server_process import ServerProcess, serve_command
-from tests.e2e.test_calibrated_scores import PAIRS, Scores, assert_close, decode_photos
+from tests.e2e.test_calibrated_scores import PAIRS, Scores
 from tests.models.tiny_towers import KINDS, SIDE, run_transformers, write_towers
 from tests.support.photos import encode_picture
 from tests.support.serving import labels_of, send_image
