@@ -19,7 +19,7 @@ from models.checkpoints.description import (
 )
 from models.checkpoints.files import CheckpointFile, read_file, write_file
 from models.checkpoints.layouts.backbones import add_counters
-from models.checkpoints.layouts.reader import read_bare_backbone, read_foreign
+from models.checkpoints.layouts.translate import read_bare_backbone, read_foreign
 from models.checkpoints.preparation import PREPROCESS, TAGS, take_rgb
 from models.config import NetworkConfig
 from models.network import Network, build_head

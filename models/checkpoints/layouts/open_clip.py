@@ -11,7 +11,7 @@ from timm.data import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from torch import Tensor, nn
 
 from models.checkpoints.description import CheckpointError, State
-from models.checkpoints.layouts.state import rename
+from models.checkpoints.layouts.state import LEAVES, rename
 from models.config import InputConfig, ResizeMode
 
 # Options that are read, or change nothing outside training; others may change what is computed.
@@ -177,7 +177,7 @@ def rename_open_clip(state: Mapping[str, Tensor]) -> State:
             transposed = name in {"visual_projection.weight", "text_projection.weight"}
             found[name] = tensor.T if transposed else tensor
     if "logit_bias" in found:  # SigLIP
-        for leaf in ("weight", "bias"):
+        for leaf in LEAVES:
             parts = [found.pop(f"{_VISION}head.{part}.{leaf}") for part in ("q", "kv")]
             found[f"{_VISION}head.attention.in_proj_{leaf}"] = torch.cat(parts)
         places = f"{_VISION}embeddings.position_embedding.weight"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from models.checkpoints.description import CheckpointError, Hints, State, Weights
 from models.checkpoints.layouts import backbones
-from models.checkpoints.layouts.state import require, take
+from models.checkpoints.layouts.state import LEAVES, require, take
 from models.config import RamConfig
 
 HEADS = ("tagging_head.", "vision_multi.")  # the second is the older name
@@ -24,7 +24,7 @@ _TENSORS = {
     **{
         f"{theirs}.{leaf}": f"{ours}.{leaf}"
         for theirs, ours in (("wordvec_proj", "project"), ("fc", "pool"), ("image_proj", "embed"))
-        for leaf in ("weight", "bias")
+        for leaf in LEAVES
     },
 }
 _LAYER = re.compile(r"(?:tagging_head|vision_multi)\.encoder\.layer\.(\d+)\.(.+)\.(weight|bias)")

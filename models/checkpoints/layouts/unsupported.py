@@ -10,7 +10,7 @@ _IN_TIMM = "a classifier must be in the layout of timm, as timm.create_model bui
 _NO_TAGGER = "it is no tagger"
 
 # (patterns, description, remedy); all patterns must match a tensor's name or a pickled class.
-_FOREIGN = (
+_UNSUPPORTED = (
     (r"\._packed_params\b", "weights quantised by torch.ao (int8)", _BEFORE),
     (r"\.(SCB|absmax|quant_map|quant_state\.\w+)$", "weights quantised by bitsandbytes", _BEFORE),
     (r"\.(qweight|qzeros|g_idx|weight_(packed|scale))$", "weights quantised by GPTQ, AWQ or alike",
@@ -50,12 +50,12 @@ _FOREIGN = (
 )  # fmt: skip
 
 
-def refuse_foreign(names: Iterable[str]) -> None:
+def refuse_unsupported(names: Iterable[str]) -> None:
     """Raises CheckpointError for keys, or names of pickled classes, of files that are not read."""
     names = list(names)
-    for patterns, what, remedy in _FOREIGN:
-        found = [next(filter(re.compile(p).search, names), None) for p in patterns.split()]
-        if None not in found:
+    for patterns, what, remedy in _UNSUPPORTED:
+        matches = [next(filter(re.compile(p).search, names), None) for p in patterns.split()]
+        if None not in matches:
             raise CheckpointError(
-                f"the file has {what} ({found[0]}), which cannot be read: {remedy}"
+                f"the file has {what} ({matches[0]}), which cannot be read: {remedy}"
             )

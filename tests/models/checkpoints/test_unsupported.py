@@ -8,7 +8,7 @@ import torch
 
 from models.checkpoints.checkpoint import load_checkpoint
 from models.checkpoints.description import CheckpointError
-from models.checkpoints.layouts.foreign import refuse_foreign
+from models.checkpoints.layouts.unsupported import refuse_unsupported
 
 
 @pytest.mark.parametrize(
@@ -40,16 +40,16 @@ from models.checkpoints.layouts.foreign import refuse_foreign
 )
 def test_layout_that_is_not_read_is_refused_by_name(keys: list[str], what: str) -> None:
     with pytest.raises(CheckpointError, match=f"^the file has .*{what}"):
-        refuse_foreign(keys)
+        refuse_unsupported(keys)
 
 
-def test_foreign_layout_is_refused_although_a_backbone_is_given(tmp_path: Path) -> None:
+def test_unsupported_layout_is_refused_although_a_backbone_is_given(tmp_path: Path) -> None:
     torch.save({"module._blocks.0._bn0.weight": torch.ones(3)}, tmp_path / "model.pth")
     with pytest.raises(CheckpointError, match="efficientnet_pytorch"):
         load_checkpoint(tmp_path / "model.pth", backbone="efficientnet_b0")
 
 
 @pytest.mark.parametrize("name", ["rexnet_100", "inception_v4", "mobilenetv2_100", "vgg11"])
-def test_model_of_timm_is_no_foreign_one(name: str) -> None:
+def test_model_of_timm_is_supported(name: str) -> None:
     with torch.device("meta"):
-        refuse_foreign(timm.create_model(name).state_dict())
+        refuse_unsupported(timm.create_model(name).state_dict())

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from models.checkpoints.checkpoint import load_checkpoint
 from models.checkpoints.description import CheckpointError, Description, Hints
-from models.checkpoints.layouts.reader import read_foreign
 from models.checkpoints.layouts.state import rename
+from models.checkpoints.layouts.translate import read_foreign
 from tests.models import shake
 from tests.models.checkpoints import assert_gives
 
