@@ -17,7 +17,7 @@ from export.graphs.graph import (
     FloatArray,
     Graphs,
 )
-from export.sources.photos import LabelledPhotos
+from export.sources.labelled_photos import LabelledPhotos
 from models.metrics import mean_average_precision
 from service.bundle.card import RANKED, Activation, Precision, fold_name
 from service.bundle.manifest import GraphName

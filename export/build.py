@@ -19,8 +19,8 @@ from export.calibration.bundle import RecalibrationRequest, recalibrate_bundle
 from export.calibration.heads import CalibrationOptions, calibrate_trained
 from export.calibration.open_labels import add_open_labels
 from export.int8.search import variation_to_noise
+from export.sources.labelled_photos import PhotoReader, Splits, find_measured, read_splits
 from export.sources.open import OpenRequest, describe_head, read_open_source
-from export.sources.photos import PhotoReader, Splits, find_measured, read_splits
 from export.sources.trained import Source, read_source
 from export.variants import Variants, add_open_head, make_variants
 from models.checkpoints.description import NO_HINTS, Hints, read_hints

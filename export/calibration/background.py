@@ -11,14 +11,14 @@ import numpy as np
 import onnx
 
 from export.graphs.graph import open_session
-from export.sources.open import OpenSource
-from export.sources.photos import (
+from export.sources.labelled_photos import (
     MOST_BACKGROUND_PHOTOS,
     LabelledPhotos,
     PhotoReader,
     Splits,
     UnusablePhotosError,
 )
+from export.sources.open import OpenSource
 from service.bundle.card import BackgroundPhotos
 from service.bundle.writer import BundleDraft
 from service.engine.session_set import SessionSet

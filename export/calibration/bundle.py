@@ -16,9 +16,9 @@ from export.calibration.open_labels import (
 )
 from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
 from export.graphs.text import EmbedTexts
+from export.sources.labelled_photos import PhotoReader, select_photos
 from export.sources.open import read_unseen
-from export.sources.photos import PhotoReader, select_photos
-from models.data.reader import read_labelled_folder
+from models.data.labelled_folder import read_labelled_folder
 from service.bundle.card import Calibration, ModelCard, OpenHead, fold_name, format_first_error
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import BundleDraft, check_target

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from export.accuracy import ScoredPhotos
 from export.graphs.graph import FloatArray
-from export.sources.photos import LabelledPhotos
+from export.sources.labelled_photos import LabelledPhotos
 from service.bundle.card import (
     FALLBACK_THRESHOLD,
     Calibration,

@@ -19,8 +19,8 @@ from export.calibration.heads import (
 from export.calibration.screen import add_screen
 from export.graphs.graph import Graphs
 from export.graphs.text import EmbedTexts, build_text_graph, embed_names, make_embedder
+from export.sources.labelled_photos import LabelledPhotos, Splits
 from export.sources.open import OpenSource, describe_head
-from export.sources.photos import LabelledPhotos, Splits
 from models.heads.zero_shot import ZeroShotMLDecoder
 from service.bundle.card import EmbeddingSpace, OpenHead, Precision
 from service.bundle.writer import BundleDraft

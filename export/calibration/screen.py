@@ -16,7 +16,7 @@ from export.graphs.optimise import compact_weights, optimise
 from export.graphs.text import EmbedTexts, embed_names
 from export.graphs.trace import trace_label_encoder, trace_screened_head
 from export.graphs.verify import FP32_TOLERANCE, VerificationError
-from export.sources.photos import LabelledPhotos, Splits
+from export.sources.labelled_photos import LabelledPhotos, Splits
 from models.heads.maps import find_grid
 from models.heads.screen import FIRST, SECOND, Screen
 from models.heads.zero_shot import ZeroShotMLDecoder

@@ -9,11 +9,16 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from export import ExportError
-from export.sources.photos import LabelledPhotos, PhotoReader, UnusablePhotosError, select_photos
+from export.sources.labelled_photos import (
+    LabelledPhotos,
+    PhotoReader,
+    UnusablePhotosError,
+    select_photos,
+)
 from export.sources.trained import Source, UnusableCheckpointError
 from models.checkpoints.open_head import read_open_head
 from models.config import OpenHeadConfig, RamConfig
-from models.data.reader import read_labelled_folder
+from models.data.labelled_folder import read_labelled_folder
 from models.heads.cosine import CosineHead
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import TextEncoder, TextEncoderError, read_text_encoder

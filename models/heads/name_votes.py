@@ -1,7 +1,7 @@
 """Name votes: the names of a classifier vote for any label, by their distance to it.
 
 p(label | photo) is the sum over names of p(name | photo) p(label | name), and the last factor a
-softmax over the names' cosines with the label: ConSE (`evaluate_open.py`) averages all names, here
+softmax over the names' cosines with the label: ConSE (arXiv 1312.5650) averages all names, here
 only the nearest count. Scores are relative to the mean photo, so they can be added to a logit.
 """
 

@@ -30,7 +30,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 # Fields of a recipe that cached features depend on, in the order of the cache's keys.
 _FEATURE_FIELDS = (
     "backbone", "pretrained", "frozen_stages", "image_size", "train_size", "crop_scale",
-    "train_resize", "cutout", "auto_augment", "color_jitter", "erase", "seed",
+    "train_resize", "cutout", "auto_augment", "erase", "seed",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.data.reader import read_labelled_folder
+from models.data.labelled_folder import read_labelled_folder
 from models.data.records import DataError, LabelledFolder, LabelledImage
 
 

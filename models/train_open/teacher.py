@@ -1,7 +1,7 @@
 """Sources of an open head: a frozen encoder, a teacher and a text encoder.
 
-The teacher is the untouched pretrained backbone with its own ImageNet classifier. It is distilled
-into the open head, and it is the classifier of ConSE, the baseline.
+The teacher is the untouched pretrained backbone with its own ImageNet classifier; the open head is
+distilled from it.
 """
 
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ from export.calibration.heads import CalibrationOptions
 from export.graphs.graph import PIXELS_TO_LOGITS, Graphs
 from export.graphs.verify import VerificationError
 from export.int8.search import Int8Graphs
-from export.sources.photos import PhotoReader, read_splits
+from export.sources.labelled_photos import PhotoReader, read_splits
 from models.checkpoints.description import CheckpointError, Hints
 from models.network import Network
 from service.bundle.card import Precision

@@ -13,7 +13,7 @@ import torch
 from export.build import ExportRequest, build_bundle
 from models.checkpoints.checkpoint import write_checkpoint
 from models.checkpoints.description import Hints
-from models.data.reader import read_labelled_folder
+from models.data.labelled_folder import read_labelled_folder
 from models.data.records import LabelledFolder, WordVectors
 from models.evaluate import main
 from models.network import Network

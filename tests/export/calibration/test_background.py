@@ -9,7 +9,7 @@ from export.build import ExportRequest, build_bundle
 from export.calibration import background
 from export.calibration.background import add_background, read_background_photos
 from export.graphs.graph import open_session
-from export.sources.photos import PhotoReader
+from export.sources.labelled_photos import PhotoReader
 from service.bundle.card import BackgroundPhotos
 from service.bundle.manifest import BACKGROUND_FILE, MANIFEST_FILE
 from service.bundle.reader import load_bundle

@@ -13,7 +13,7 @@ from export.calibration.heads import (
     find_open_thresholds,
     score_open,
 )
-from export.sources.photos import LabelledPhotos, PhotoReader
+from export.sources.labelled_photos import LabelledPhotos, PhotoReader
 from service.bundle.card import Label, OpenHead, TrainedHead
 from service.calibration import MIN_POSITIVES, find_threshold
 from service.labels.label_set import make_trained_set

@@ -5,8 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.sources.photos import PhotoReader, UnusablePhotosError, read_splits, select_photos
-from models.data.reader import read_labelled_folder
+from export.sources.labelled_photos import (
+    PhotoReader,
+    UnusablePhotosError,
+    read_splits,
+    select_photos,
+)
+from models.data.labelled_folder import read_labelled_folder
 from service.images.decode import decode_image
 from tests.export.tiny_network import CONTRACT, LABELS, SPLITS, write_folder
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.data.reader import read_labelled_folder
+from models.data.labelled_folder import read_labelled_folder
 from models.data.records import DataError, check_labels_of_photos, keep_relevant
 
 COCO, NO_ID = "annotations/instances_train2017.json", r"instances_train2017\.json: no image_id"

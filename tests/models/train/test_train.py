@@ -13,7 +13,7 @@ from torch import Tensor
 from models.backbones.backbone import Backbone
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from models.checkpoints.pretrained import PretrainedError
-from models.data.reader import read_labelled_folder
+from models.data.labelled_folder import read_labelled_folder
 from models.data.records import DataError, LabelledFolder, WordVectors
 from models.evaluate import predict
 from models.metrics import average_precisions
