@@ -91,7 +91,7 @@ def run_export(given: argparse.Namespace, left_out: set[Path]) -> None:
 def _make_request(request: type[RequestT], given: argparse.Namespace, **others: object) -> RequestT:
     """Fills fields from the options of the same names; None leaves a field's default."""
     values: dict[str, Any] = vars(given) | others
-    names = [each.name for each in fields(request) if values[each.name] is not None]
+    names = [parameter.name for parameter in fields(request) if values[parameter.name] is not None]
     return request(**{name: values[name] for name in names})
 
 
@@ -219,10 +219,10 @@ def _measure(
     # Calibrates with the graphs that a CPU runs by default: quantisation moves scores a little.
     scored = score_photos(splits.val, variants.measured)
     head, labels = calibrate_trained(head, draft.labels, scored, options)
-    found = sum(label.threshold is not None for label in labels)
+    chosen = sum(label.threshold is not None for label in labels)
     logger.info(
         "chose %d of %d thresholds on %s (a label needs %d photos that show it)",
-        *(found, len(labels), splits.val.dataset, MIN_POSITIVES),
+        *(chosen, len(labels), splits.val.dataset, MIN_POSITIVES),
     )
 
     photos, metrics = splits.test, []

@@ -121,8 +121,8 @@ def add_open_head(
         half="fp16" in variants.graphs,
     )
     graphs: dict[Precision, Graphs] = {
-        precision: {**own, **formats.get(precision, {})}
-        for precision, own in variants.graphs.items()
+        precision: {**existing, **formats.get(precision, {})}
+        for precision, existing in variants.graphs.items()
     }
     return Variants(graphs, variants.defaults)
 

@@ -79,7 +79,7 @@ def find_int8(
             )
             if tried[-1].agreement >= MIN_AGREEMENT or count > len(kept):
                 break
-    return max(tried, key=lambda found: found.agreement)
+    return max(tried, key=lambda result: result.agreement)
 
 
 def rank_layers(

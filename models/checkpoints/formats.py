@@ -86,8 +86,8 @@ def is_safetensors(path: Path) -> bool:
     except FileNotFoundError as error:
         raise CheckpointError(f"no checkpoint file at {path}") from error
     except IsADirectoryError as error:
-        found = (what for name, what in _FOLDERS.items() if (path / name).exists())
-        what = next(found, "folder without config.json: give the file of weights in it")
+        kinds = (what for name, what in _FOLDERS.items() if (path / name).exists())
+        what = next(kinds, "folder without config.json: give the file of weights in it")
         raise CheckpointError(f"{path} is a {what}") from error
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
@@ -129,10 +129,10 @@ def _check_zip(path: Path) -> None:
 
 
 def _recognise(path: Path, head: bytes) -> str:
-    found = [what for offset, start, what in _BYTES if head.startswith(start, offset)]
-    found += [what for suffix, what in _SUFFIXES.items() if path.name.endswith(suffix)]
-    if found:
-        return found[0]
+    kinds = [what for offset, start, what in _BYTES if head.startswith(start, offset)]
+    kinds += [what for suffix, what in _SUFFIXES.items() if path.name.endswith(suffix)]
+    if kinds:
+        return kinds[0]
     if head.startswith(_PICKLE):
         return "a pickle that torch.save did not write"
     return "of no known format" if head else "empty"

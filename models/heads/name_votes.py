@@ -53,8 +53,8 @@ class NameVotes(nn.Module):
         This keeps each label's ranking of photos and makes labels comparable: without it a label
         with many near names scores high on every photo.
         """
-        found = torch.cat([self.read(tokens) for tokens in batches])
-        self.prior.copy_(found.mean(dim=0))
+        shares = torch.cat([self.read(tokens) for tokens in batches])
+        self.prior.copy_(shares.mean(dim=0))
 
 
 def to_log(ratios: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ class Query2Label(nn.Module):
         self.encoder_norm = nn.LayerNorm(width) if has_norm else nn.Identity()
         self.queries = nn.Parameter(torch.randn(config.num_classes, width))
         self.decoder = nn.ModuleList(
-            QueryLayer(config, own, config.pre_norm) for own in config.self_attention
+            QueryLayer(config, attends, config.pre_norm) for attends in config.self_attention
         )
         self.norm = nn.LayerNorm(width)
         self.pool = GroupLinear(config.num_classes, width, 1, config.num_classes)
@@ -135,8 +135,8 @@ def sine_positions(width: int, grid: tuple[int, int]) -> Tensor:
     frequencies = 10_000 ** (2 * steps / half)  # [half]
 
     def wave(count: int) -> Tensor:  # [count, half]
-        places = torch.arange(1, count + 1) / (count + 1e-6) * 2 * math.pi
-        angles = places[:, None] / frequencies
+        positions = torch.arange(1, count + 1) / (count + 1e-6) * 2 * math.pi
+        angles = positions[:, None] / frequencies
         return torch.stack([angles[:, 0::2].sin(), angles[:, 1::2].cos()], dim=2).flatten(1)
 
     by_row = wave(rows)[:, None].expand(-1, columns, -1)

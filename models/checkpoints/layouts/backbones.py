@@ -120,7 +120,7 @@ def rename_swin(state: Mapping[str, Tensor]) -> State:
     that depend on the window size alone are computed anew.
     """
     return {
-        re.sub(r"(?<=^layers\.)\d(?=\.downsample)", lambda found: str(int(found[0]) + 1), key): v
+        re.sub(r"(?<=^layers\.)\d(?=\.downsample)", lambda stage: str(int(stage[0]) + 1), key): v
         for key, v in state.items()
         if not key.endswith(("relative_position_index", "attn_mask"))
     }

@@ -57,10 +57,10 @@ def split_head(state: Mapping[str, Tensor]) -> tuple[str, State, State] | None:
     if len(marks) != 1:
         return None
     prefix = marks[0].removesuffix(MARK).removesuffix("decoder.")
-    own = tuple(f"{prefix}{part}" for part in (*_PARTS, *_BARE_PARTS))
-    head = take({key: tensor for key, tensor in state.items() if key.startswith(own)}, prefix)
+    parts = tuple(f"{prefix}{part}" for part in (*_PARTS, *_BARE_PARTS))
+    head = take({key: tensor for key, tensor in state.items() if key.startswith(parts)}, prefix)
     head = {k if k.startswith(_PARTS) else f"decoder.{k}": v for k, v in head.items()}
-    return prefix, head, {key: tensor for key, tensor in state.items() if not key.startswith(own)}
+    return prefix, head, {key: tensor for key, tensor in state.items() if not key.startswith(parts)}
 
 
 def read_ml_decoder(

@@ -88,9 +88,9 @@ def _read_head(keys: Mapping[str, Tensor], hints: Hints) -> tuple[RamConfig, Sta
 
 
 def _rename(key: str) -> str:
-    found = _LAYER.fullmatch(key)
-    if found is not None and found[2] in _PARTS:
-        return f"layers.{found[1]}.{_PARTS[found[2]]}.{found[3]}"
+    match = _LAYER.fullmatch(key)
+    if match is not None and match[2] in _PARTS:
+        return f"layers.{match[1]}.{_PARTS[match[2]]}.{match[3]}"
     if key not in _TENSORS:
         raise CheckpointError(f"the checkpoint has {key}, which no RAM has")
     return _TENSORS[key]
