@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_embedder(encoder: TextEncoder, graph: onnx.ModelProto) -> EmbedTexts:
-    """Returns a function that embeds texts one by one; it raises TextEncoderError for a long one."""
+    """Returns a function that embeds texts one by one; it raises TextEncoderError if one is long."""
     session = open_session(graph)
 
     def embed(texts: Sequence[str]) -> FloatArray:

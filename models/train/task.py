@@ -179,7 +179,7 @@ class LabelTask(Task[Batch]):
 
 
 def freeze_named(body: nn.Module, pattern: str) -> None:
-    """Freezes the parameters that a regular expression names; raises RecipeError if none matches."""
+    """Freezes the parameters that a regular expression names; raises RecipeError if it has none."""
     try:
         chosen = [p for name, p in body.named_parameters() if re.search(pattern, name)]
     except re.error as error:
