@@ -96,7 +96,7 @@ class Bundle:
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def read_label_sets(self) -> dict[str, bytes]:
-        """Returns contents by file name (`everyday.npz`); raises `BundleError` if one has changed."""
+        """Returns contents by file name (`everyday.npz`); raises `BundleError` if changed."""
         return {
             file.removeprefix(SET_PREFIX): self._read(file)
             for file in sorted(self.manifest.files)

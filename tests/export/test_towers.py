@@ -88,21 +88,13 @@ def test_maps_have_the_grid_of_patches_that_do_not_fill_the_photo(bundle: Bundle
     assert [dim.dim_value for dim in maps.type.tensor_type.shape.dim[2:]] == [PATCHES, PATCHES]
 
 
-def test_options_of_other_models_are_refused(
-    model: Path, checkpoint: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_options_of_other_models_are_refused(model: Path, checkpoint: Path, tmp_path: Path) -> None:
     out, names = tmp_path / "tiny", tmp_path / "names.txt"
     zoo = OpenRequest(label_set=(names,))
     for request, error, reason in (
         (ExportRequest(model, out, label_names=names), UnusableCheckpointError, "--label-names"),
-        (ExportRequest(model, out, photos=folder), ExportError, "trained labels"),
         (ExportRequest(model, out, precisions=frozenset({"int8"})), ExportError, "int8 needs ph"),
         (ExportRequest(checkpoint, out, opened=zoo), ExportError, "--label-set needs --open-head"),
-        (
-            ExportRequest(model, out, opened=OpenRequest(checkpoint)),
-            UnusableCheckpointError,
-            "has an open head",
-        ),
     ):
         with pytest.raises(error, match=reason):
             build_bundle(request)

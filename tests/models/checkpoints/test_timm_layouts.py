@@ -64,12 +64,6 @@ def write_own(read: nn.Module, folder: Path) -> Path:
     return folder / "own.safetensors"
 
 
-@pytest.mark.parametrize(("classes", "groups"), [(7, -1), (81, 20), (203, 100)])
-def test_timms_head_is_read_under_its_own_names(classes: int, groups: int, tmp_path: Path) -> None:
-    head, features = make_head(classes, groups), torch.rand(2, 96, 3, 4)
-    assert_gives(save(head.state_dict(), tmp_path), features, compute(head, features))
-
-
 @pytest.mark.parametrize("names", [("self_attn",), ("self_attn", "multihead_attn")])
 def test_attention_renamed_for_newer_torch_is_the_attention_to_the_image(
     names: tuple[str, ...], tmp_path: Path

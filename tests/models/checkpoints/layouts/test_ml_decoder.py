@@ -59,6 +59,12 @@ def test_attention_with_other_tensors_is_refused(
         load_checkpoint(save(state, tmp_path))
 
 
+def test_second_layer_is_refused_by_its_name(tmp_path: Path) -> None:
+    state = make_head().state_dict() | {"decoder.layers.1.norm1.bias": torch.ones(64)}
+    with pytest.raises(CheckpointError, match="which no ML-Decoder head has"):
+        load_checkpoint(save(state, tmp_path))
+
+
 def test_self_attention_that_was_never_trained_is_left_out_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
