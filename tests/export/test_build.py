@@ -86,9 +86,11 @@ def test_thresholds_and_calibration_are_those_of_validation(bundle: Bundle, fold
     assert [label.positives for label in bundle.labels] == val.targets.sum(axis=0).tolist()
     assert all(label.threshold is not None for label in bundle.labels)
     served = run_trained(bundle, val.read(), bundle.default_precision("cpu"))
-    fit, found = fit_calibration(served, val.targets), bundle.card.trained_head.calibration
-    assert (found.scale, found.shift) == pytest.approx((fit.pair.scale, fit.pair.shift), abs=1e-3)
-    assert (found.dataset, found.images) == ("colours/val", len(val.paths))
+    fit, calibration = fit_calibration(served, val.targets), bundle.card.trained_head.calibration
+    assert (calibration.scale, calibration.shift) == pytest.approx(
+        (fit.pair.scale, fit.pair.shift), abs=1e-3
+    )
+    assert (calibration.dataset, calibration.images) == ("colours/val", len(val.paths))
 
 
 def test_int8_is_not_the_cpus_default_when_it_does_not_agree_with_fp32(

@@ -43,9 +43,9 @@ def test_categories_survive_calibration_and_set_thresholds(
     again = ("--bundle", bundle.path, "--precision-target", "0.5")
     for arguments in (given, again):
         assert run(*arguments, "--photos", folder, "--out", tmp_path / "again")[0] == 0
-        found = load_bundle(tmp_path / "again").labels
-        assert [label.category for label in found] == ["rating", "general", "rating"]
-        assert all(label.positives for label in found)
+        labels = load_bundle(tmp_path / "again").labels
+        assert [label.category for label in labels] == ["rating", "general", "rating"]
+        assert all(label.positives for label in labels)
 
 
 def test_export_goes_on_without_photos_that_cannot_be_used(
@@ -133,9 +133,9 @@ def test_export_refuses_a_text_file_before_torch_is_imported(tmp_path: Path) -> 
         "assert not {'torch', 'onnx'} & sys.modules.keys(); sys.exit(code)"
     )
     options = ("--out", tmp_path / "model", "--checkpoint", tmp_path / "notes.pth")
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", script, *options], capture_output=True, text=True, check=False
     )
-    assert found.returncode == 2
-    (line,) = found.stderr.splitlines()
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
     assert line.startswith("error: notes.pth is of no known format; ")

@@ -28,7 +28,7 @@ def test_padded_photo_has_the_scores_of_the_taggers_own_code(
     bundle = build_bundle(ExportRequest(tmp_path / "tagger", tmp_path / "bundle", hints=hints))
     picture = make_picture(5, 300, 171)
     pixels = decode_image(encode_picture(picture), bundle.card.input, 10**6).pixels
-    found = next(
+    result = next(
         iter(open_engine(bundle, device="cpu", precision="fp32").run(pixels[None], [[None]]))
     )
 
@@ -37,4 +37,4 @@ def test_padded_photo_has_the_scores_of_the_taggers_own_code(
     images = ((squared - mean) / std).permute(2, 0, 1)[None]
     with torch.inference_mode():
         expected = model(images if stages else images.flip(1)).sigmoid().numpy()
-    np.testing.assert_allclose(1 / (1 + np.exp(-np.asarray(found[0][0]))), expected[0], atol=1e-5)
+    np.testing.assert_allclose(1 / (1 + np.exp(-np.asarray(result[0][0]))), expected[0], atol=1e-5)

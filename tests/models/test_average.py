@@ -54,9 +54,9 @@ def test_average_has_the_weighted_mean_of_every_weight(paths: Paths) -> None:
     out = a.parent / "runs" / "mean" / "out.safetensors"  # whose folder is made
     assert run(out, f"{a}=0.25", f"{b}=0.75") == 0
     first, second, averaged = read_state(a), read_state(b), read_checkpoint(out)
-    for key, found in averaged.network.state_dict().items():
-        if found.is_floating_point():
-            torch.testing.assert_close(found, 0.25 * first[key] + 0.75 * second[key])
+    for key, tensor in averaged.network.state_dict().items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor, 0.25 * first[key] + 0.75 * second[key])
     assert averaged.label_names == LABELS
     assert averaged.notes["average"].startswith("0.25 ")
 
@@ -76,11 +76,11 @@ def test_share_of_the_untouched_backbone_leaves_the_head_alone(
     assert run(out, "--untouched", "0.25", f"{a}=1") == 0
     assert [backbone.name for backbone in untouched] == ["test_efficientnet"]
     first = read_state(a)
-    for key, found in read_state(out).items():
+    for key, tensor in read_state(out).items():
         expected = first[key]
-        if key.startswith("backbone.") and found.is_floating_point():
+        if key.startswith("backbone.") and tensor.is_floating_point():
             expected = 0.75 * expected + 0.25
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(tensor, expected)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_out_must_be_a_file_that_ends_in_safetensors(
         run(out.with_suffix(".pt"), f"{a}=1")
     assert set(out.parent.iterdir()) == {a, b}
     out.mkdir()
-    for place in (out, a / "out.safetensors"):
+    for target in (out, a / "out.safetensors"):
         capsys.readouterr()
-        assert run(place, f"{a}=1") == 2
+        assert run(target, f"{a}=1") == 2
         assert capsys.readouterr().err.count("\n") == 1

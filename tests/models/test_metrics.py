@@ -29,8 +29,8 @@ from models.metrics import (
 def test_average_precision_of_a_label(
     scores: list[float], targets: list[int], expected: float
 ) -> None:
-    found = average_precisions(torch.tensor(scores)[:, None], torch.tensor(targets)[:, None])
-    assert found.tolist() == pytest.approx([expected], nan_ok=True)
+    values = average_precisions(torch.tensor(scores)[:, None], torch.tensor(targets)[:, None])
+    assert values.tolist() == pytest.approx([expected], nan_ok=True)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -90,10 +90,10 @@ def test_f1_at_k_predicts_k_labels_of_any_score() -> None:
 
 
 def test_zero_shot_report_separates_unseen_labels_from_all_and_ignores_others() -> None:
-    found = list(report_zero_shot(SCORES, TARGETS, ("a", "b", "c"), {"a"}, {"b"}))
-    names = [line[:20].strip() for line in found]
+    lines = list(report_zero_shot(SCORES, TARGETS, ("a", "b", "c"), {"a"}, {"b"}))
+    names = [line[:20].strip() for line in lines]
     figures = ("mAP", "P@3", "R@3", "F1@3", "P@5", "R@5", "F1@5")
     assert names == [f"{kind} {figure}" for kind in ("ZSL", "GZSL") for figure in figures]
-    assert found[1] == f"{'ZSL P@3':20} 100.00"
+    assert lines[1] == f"{'ZSL P@3':20} 100.00"
     expected = report_zero_shot(SCORES[:, :2], TARGETS[:, :2], ("a", "b"), {"a"}, {"b"})
-    assert found == list(expected)
+    assert lines == list(expected)

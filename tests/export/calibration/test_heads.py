@@ -66,8 +66,8 @@ def test_threshold_is_above_blank_photos_if_that_costs_little(options: Calibrati
     scored = make_scored(blank=(0.8, -9.0, 9.0))
     head, labels = calibrate_trained(TRAINED, LABELS, scored, options)
     served = make_trained_set(labels, head)
-    found = compute_scores(scored.blank, "sigmoid", served.calibration) >= served.thresholds
-    assert found.tolist() == [[False, False, True]]
+    on_blank = compute_scores(scored.blank, "sigmoid", served.calibration) >= served.thresholds
+    assert on_blank.tolist() == [[False, False, True]]
     assert labels[1:] == plain[1:]
     raised, before = labels[0], plain[0]
     assert raised.threshold > before.threshold
@@ -97,12 +97,15 @@ def test_thresholds_by_purpose_are_measured_on_the_served_scores(
         best = find_threshold(scores[:, 1], targets[:, 1], None, target)
         assert points[1].model_dump() == vars(best)
         assert points[0].recall >= (target or 0)
-        own = [(point or head.by_purpose[purpose]).threshold for point in points]
-        found = opened.by_purpose[purpose]
-        answered = score_open(scored.logits, opened.calibration) >= found.threshold
-        for each, measured in ((scores >= own, head.by_purpose[purpose]), (answered, found)):
-            assert measured.precision == targets[each].mean()
-            assert measured.recall == each[targets == 1].mean()
+        thresholds = [(point or head.by_purpose[purpose]).threshold for point in points]
+        shared = opened.by_purpose[purpose]
+        answered = score_open(scored.logits, opened.calibration) >= shared.threshold
+        for chosen, measured in (
+            (scores >= thresholds, head.by_purpose[purpose]),
+            (answered, shared),
+        ):
+            assert measured.precision == targets[chosen].mean()
+            assert measured.recall == chosen[targets == 1].mean()
     targets[:] = 0
     assert [*calibrate_trained(TRAINED, LABELS, scored, options)[0].by_purpose] == ["calibrated"]
 

@@ -190,9 +190,9 @@ def test_ready_sets_have_the_services_embeddings(bundle: Bundle) -> None:
     (shapes,) = read_bundle_sets(bundle)
     assert shapes.given == (0, 1, 2, 3)
     assert shapes.embedding_space == bundle.card.open_head.embedding_space.fingerprint
-    found = embed(bundle, SHAPES)
+    embeddings = embed(bundle, SHAPES)
     # Stored in 16 bits.
-    np.testing.assert_allclose(shapes.embeddings, found, atol=1e-3, rtol=0)
+    np.testing.assert_allclose(shapes.embeddings, embeddings, atol=1e-3, rtol=0)
 
 
 def test_labels_are_scored_independently(bundle: Bundle, text: TextEncoder) -> None:

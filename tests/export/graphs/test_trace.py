@@ -46,8 +46,8 @@ def test_fixed_queries_replace_the_keys_projection_when_few(
     relu = next(node for node in model.graph.node if node.op_type == "Relu")  # gives the memory
     readers = [node for node in model.graph.node if relu.output[0] in node.input]
     assert {node.op_type for node in readers} == {"MatMul"}
-    found = [shapes[node.input[1]] for node in readers]
-    assert sorted(found) == sorted((16, width) for width in widths.values())
+    read_shapes = [shapes[node.input[1]] for node in readers]
+    assert sorted(read_shapes) == sorted((16, width) for width in widths.values())
 
 
 @pytest.mark.parametrize(

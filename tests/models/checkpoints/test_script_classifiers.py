@@ -98,8 +98,8 @@ def read(state: dict[str, Any], name: str | None = "test_resnet") -> object:
     return read_foreign(state, Hints(name), Description())
 
 
-def linear(place: str, outputs: int, inputs: int) -> dict[str, Tensor]:
-    return {f"{place}.weight": torch.ones(outputs, inputs), f"{place}.bias": torch.ones(outputs)}
+def linear(prefix: str, outputs: int, inputs: int) -> dict[str, Tensor]:
+    return {f"{prefix}.weight": torch.ones(outputs, inputs), f"{prefix}.bias": torch.ones(outputs)}
 
 
 def without_head(state: dict[str, Any]) -> dict[str, Any]:

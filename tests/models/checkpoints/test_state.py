@@ -45,9 +45,9 @@ def add(prefix: str, state: dict[str, Any]) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_weights_are_found_and_averaged_ones_come_first(content: dict[str, Any]) -> None:
-    found, _ = unwrap(content)
-    assert found.keys() == GOOD.keys()
-    assert all(found[key].equal(tensor) for key, tensor in GOOD.items())
+    state, _ = unwrap(content)
+    assert state.keys() == GOOD.keys()
+    assert all(state[key].equal(tensor) for key, tensor in GOOD.items())
 
 
 @pytest.mark.parametrize(

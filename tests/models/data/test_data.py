@@ -158,12 +158,12 @@ def test_nus_wide_labels_in_neither_list_are_neither_seen_nor_unseen(tmp_path: P
     with (folder / "data.csv").open("a") as file:
         file.write("c.jpg,[],train\n")
     torch.save(torch.nn.Parameter(torch.ones(2, 3)), folder / "wordvec_array.pth")
-    found = read_labelled_folder(folder)
-    assert found.label_names == ("cat", "dog", "sky")
-    np.testing.assert_array_equal(found.targets(found.split("train")), [[1, 0, 1], [0, 0, 0]])
+    data = read_labelled_folder(folder)
+    assert data.label_names == ("cat", "dog", "sky")
+    np.testing.assert_array_equal(data.targets(data.split("train")), [[1, 0, 1], [0, 0, 0]])
     # `test class` wins over `train class`.
-    assert (found.word_vectors.seen, found.word_vectors.unseen) == (("sky",), ("dog",))
-    np.testing.assert_array_equal(found.word_vectors.embeddings, np.ones((3, 2)))
+    assert (data.word_vectors.seen, data.word_vectors.unseen) == (("sky",), ("dog",))
+    np.testing.assert_array_equal(data.word_vectors.embeddings, np.ones((3, 2)))
 
 
 def test_relevant_photos_of_training_have_a_seen_label_and_others_an_unseen_one(
@@ -172,10 +172,10 @@ def test_relevant_photos_of_training_have_a_seen_label_and_others_an_unseen_one(
     folder = write_nus_wide(tmp_path / "nus")
     with (folder / "data.csv").open("a") as file:
         file.write('c.jpg,[dog],train\nd.jpg,[],val\ne.jpg,"[sky, dog]",val\nf.jpg,[sky],val\n')
-    found = keep_relevant(read_labelled_folder(folder))
+    data = keep_relevant(read_labelled_folder(folder))
     for split, kept in {"train": ["a.jpg"], "val": ["b.jpg", "e.jpg"]}.items():
-        assert [image.path.name for image in found.split(split)] == kept
-    assert found.split("test")[1].path.name == "e.jpg"
+        assert [image.path.name for image in data.split(split)] == kept
+    assert data.split("test")[1].path.name == "e.jpg"
 
 
 def test_class_folders_are_read_as_single_label_without_hidden_files_and_thumbnails(

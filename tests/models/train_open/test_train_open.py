@@ -109,9 +109,9 @@ class Runs:
 @pytest.fixture(scope="module")
 def runs(photos: Path, sources: Sources, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Runs of this file, each with a name of its own; `first` is finished and held out blue."""
-    found = Runs(tmp_path_factory.mktemp("runs"), photos, sources)
-    found.fit("first", ("blue",))
-    return found
+    made = Runs(tmp_path_factory.mktemp("runs"), photos, sources)
+    made.fit("first", ("blue",))
+    return made
 
 
 def test_every_loss_falls(runs: Runs) -> None:
@@ -125,9 +125,9 @@ def test_every_loss_falls(runs: Runs) -> None:
 
 def test_trained_labels_are_matched_by_name(sources: Sources) -> None:
     names = Vocabulary(("red", "blue", "green"), ("grey",), ())
-    found = match_labels(sources, names)
-    assert found.theirs.tolist() == [2, 0]
-    assert found.ours.tolist() == [0, 2]
+    matched = match_labels(sources, names)
+    assert matched.theirs.tolist() == [2, 0]
+    assert matched.ours.tolist() == [0, 2]
     assert match_labels(sources, Vocabulary(("blue",), ("grey",), ())) is None
     assert match_labels(replace(sources, label_names=()), names) is None
 
@@ -155,8 +155,8 @@ def test_finished_run_is_measured_again_and_not_resumed_with_other_options(runs:
         with pytest.raises(RecipeError, match=f"begun with {reason}"):
             runs.fit("first", hold_out, init, **changes)
     assert json.loads((runs.folder / "first" / "recipe.json").read_text())["epochs"] == 1
-    found, (log,) = runs.fit("first", ("blue",)), runs.read_log("first")
-    for name, value in found.items():
+    figures, (log,) = runs.fit("first", ("blue",)), runs.read_log("first")
+    for name, value in figures.items():
         assert float(log[name]) == pytest.approx(value, rel=1e-4)
 
 
@@ -218,15 +218,15 @@ def test_init_refuses_a_head_of_another_build(runs: Runs, sources: Sources) -> N
 
 
 def test_shared_stages_give_the_tokens_of_both_backbones(sources: Sources) -> None:
-    shared, own, others = share_stages(sources.encoder, sources.teacher.backbone)
+    shared, student, others = share_stages(sources.encoder, sources.teacher.backbone)
     assert sum(p.numel() for p in shared.parameters()) > 0
     images = torch.randn(2, 3, 32, 32)
     with torch.inference_mode():
         features = shared(images)
-        torch.testing.assert_close(own(features), sources.encoder(images))
+        torch.testing.assert_close(student(features), sources.encoder(images))
         torch.testing.assert_close(others(features), sources.teacher.backbone(images))
-        shared, own, _ = share_stages(sources.encoder, sources.encoder)
-        torch.testing.assert_close(own(shared(images)), sources.encoder(images))
+        shared, student, _ = share_stages(sources.encoder, sources.encoder)
+        torch.testing.assert_close(student(shared(images)), sources.encoder(images))
 
 
 @pytest.mark.parametrize(
