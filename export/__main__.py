@@ -87,7 +87,7 @@ def _refuse_ignored(parser: argparse.ArgumentParser, given: argparse.Namespace) 
 
 
 class _Removed(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> NoReturn:
         parser.exit(
             _EXIT_NOT_WRITTEN,
             f"error: {self.option_strings[0]} was removed: for Triton, place the graphs by hand as "
