@@ -55,7 +55,8 @@ def read_classifier(state: State, hints: Hints, described: Description) -> Weigh
         )
     parts = _split_body(state, model)
     if parts is None:
-        return _read_timm(name, take_body(state, list_names(whole)), hints, described)
+        marks = [f"{layers[0]}.weight", list_names(whole)[0]]
+        return _read_timm(name, take_body(state, marks), hints, described)
     prefix, body, rest = parts
     classifier = {key: v for key, v in whole.state_dict().items() if key not in model.state_dict()}
     if rest.keys() == {f"{prefix}{key}" for key in classifier}:
