@@ -1,7 +1,7 @@
 """`python -m export --checkpoint FILE --out bundles/NAME [--photos FOLDER] ...`.
 
-With `--bundle` in place of a checkpoint, a finished bundle is calibrated again, gets a background
-or becomes a Triton repository.
+With `--bundle` in place of a checkpoint, a finished bundle is calibrated again, or gets a
+background.
 
 Logs its progress to stderr; exits with 0 (written), 1 (written, but photos were left out) or 2 (not
 written). The options and the checkpoint's first bytes are checked before torch is imported, which
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import get_args
+from typing import NoReturn, get_args
 
 from models.checkpoints.description import add_hint_flags
 from models.checkpoints.formats import check_checkpoint
@@ -25,13 +25,14 @@ from service.errors import BundleError
 _EXIT_SOME_LEFT_OUT = 1
 _EXIT_NOT_WRITTEN = 2
 # An option -> the option that it needs.
-_NEEDS = {"triton_precision": "triton", "text_encoder": "open_head", "open_split": "open_photos"}
+_NEEDS = {"text_encoder": "open_head", "open_split": "open_photos"}
 _PHOTOS = frozenset({"photos", "open_photos"})
 _FOLDERS = _PHOTOS | {"background"}
 _WITH_BUNDLE = _FOLDERS | {
     *("bundle", "out", "model_version", "open_split", "raw_scores", "precision_target"),
-    *("triton", "triton_precision"),
 }
+# Flags of 1.0, still parsed so that they are refused with what replaces them.
+_REMOVED = ("--triton", "--triton-precision")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,10 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser()
     given = parser.parse_args(arguments)
-    if given.bundle is None and None in (given.checkpoint, given.out):
-        parser.error("--checkpoint and --out are needed, or --bundle with --triton or --out")
-    if given.bundle is not None and given.triton is None and given.out is None:
-        parser.error("--bundle needs --triton, or --out and photos to calibrate on")
+    if given.out is None or (given.checkpoint is None and given.bundle is None):
+        parser.error("--out is needed, and --checkpoint or --bundle")
     if given.precision_target is not None and not 0 <= given.precision_target <= 1:
         parser.error(f"--precision-target must be from 0 to 1; it is {given.precision_target}")
     if given.photos is not None and (given.label_thresholds or given.category_threshold):
@@ -70,8 +69,6 @@ def _read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     _refuse_ignored(parser, given)
     if given.precision is None:
         given.precision = ("fp32", "fp16", "int8") if given.photos else ("fp32", "fp16")
-    if given.bundle is None and given.triton_precision not in ("fp32", *given.precision):
-        parser.error(f"--triton-precision {given.triton_precision} is not among --precision")
     return given
 
 
@@ -80,17 +77,22 @@ def _refuse_ignored(parser: argparse.ArgumentParser, given: argparse.Namespace) 
     others = given_names - _WITH_BUNDLE
     if given.bundle is not None and others:
         parser.error(f"{_to_flag(min(others))} needs --checkpoint: it does not fit --bundle")
-    if given.bundle is not None and ("out" in given_names) != bool(_FOLDERS & given_names):
-        parser.error("--bundle with --out needs --photos, --open-photos or --background, and these "
-            "need --out")  # fmt: skip
-    changes = given_names & {"model_version", "raw_scores"}
-    if given.bundle is not None and "out" not in given_names and changes:
-        parser.error(f"{_to_flag(min(changes))} beside --bundle needs --out")
+    if given.bundle is not None and not _FOLDERS & given_names:
+        parser.error("--bundle needs --photos, --open-photos or --background")
     if "precision_target" in given_names and not _PHOTOS & given_names:
         parser.error("--precision-target needs --photos or --open-photos")
     for name, needed in _NEEDS.items():
         if name in given_names and needed not in given_names:
             parser.error(f"{_to_flag(name)} needs {_to_flag(needed)}")
+
+
+class _Removed(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> NoReturn:
+        parser.exit(
+            _EXIT_NOT_WRITTEN,
+            f"error: {self.option_strings[0]} was removed: for Triton, place the graphs by hand as "
+            "docs/scale.md#triton shows\n",
+        )
 
 
 def _to_flag(name: str) -> str:
@@ -128,10 +130,10 @@ def make_parser() -> argparse.ArgumentParser:
     add("--checkpoint", type=Path, help="weights, of models.train or foreign; or a folder of CLIP "
         "or SigLIP")  # fmt: skip
     add("--out", type=Path, help="folder of the bundle; its name becomes the model's")
-    add("--triton", type=Path, help="folder of a Triton model repository to write as well")
-    add("--triton-precision", choices=get_args(Precision), default="fp32", help="(default: fp32)")
-    add("--bundle", type=Path, help="a finished bundle, instead of --checkpoint: for --triton, or "
-        "to calibrate it again or give it a --background, and write it to --out")  # fmt: skip
+    for flag in _REMOVED:
+        add(flag, nargs="?", action=_Removed, help=argparse.SUPPRESS)
+    add("--bundle", type=Path, help="a finished bundle, instead of --checkpoint, to calibrate "
+        "again or to give a --background")  # fmt: skip
     add("--photos", type=Path, help="labelled folder with splits train, val and test")
     add("--precision", type=_to_precisions, help="some of fp32,fp16,int8; int8 needs --photos or "
         "--background")  # fmt: skip

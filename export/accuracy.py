@@ -17,7 +17,7 @@ from export.graphs.graph import (
     FloatArray,
     Graphs,
 )
-from export.sources.photos import LabelledPhotos
+from export.sources.labelled_photos import LabelledPhotos
 from models.metrics import mean_average_precision
 from service.bundle.card import RANKED, Activation, Precision, fold_name
 from service.bundle.manifest import GraphName
@@ -95,9 +95,10 @@ def check_blank(bundle: Bundle) -> None:
         sets.append(make_trained_set(bundle.labels, head))
     if opened is not None:
         trained = {fold_name(label.name) for label in bundle.labels}
-        for each in read_bundle_sets(bundle):
-            vectors = LabelVectors(each.embeddings)
-            sets.append(make_open_set(each, vectors, opened, trained, version="", origin="bundle"))
+        for definition in read_bundle_sets(bundle):
+            vectors = LabelVectors(definition.embeddings)
+            made = make_open_set(definition, vectors, opened, trained, version="", origin="bundle")
+            sets.append(made)
     for labels in sets:
         if labels.ranked:  # any photo has a best label
             logger.info("scores of %s: %s", labels.name, RANKED.format(bundle.path))
@@ -107,13 +108,13 @@ def check_blank(bundle: Bundle) -> None:
         variants = [read_graphs(bundle, names, precision) for precision in bundle.precisions()]
         logits = predict_blank(variants, embeddings)
         scores = compute_scores(logits, labels.activation, labels.calibration)
-        found = np.flatnonzero((scores >= labels.thresholds).any(axis=0))
+        positions = np.flatnonzero((scores >= labels.thresholds).any(axis=0))
         if labels.ratings is not None:  # every photo has one
-            found = np.setdiff1d(found, labels.ratings)
-        some = ", ".join(labels.names[place] for place in found[:_MAX_NAMES]) or "none"
-        level = logging.WARNING if len(found) else logging.INFO
+            positions = np.setdiff1d(positions, labels.ratings)
+        some = ", ".join(labels.names[position] for position in positions[:_MAX_NAMES]) or "none"
+        level = logging.WARNING if len(positions) else logging.INFO
         logger.log(
-            level, "%s: labels found on blank photos: %d (%s)", labels.name, len(found), some
+            level, "%s: labels found on blank photos: %d (%s)", labels.name, len(positions), some
         )
 
 

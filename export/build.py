@@ -19,16 +19,9 @@ from export.calibration.bundle import RecalibrationRequest, recalibrate_bundle
 from export.calibration.heads import CalibrationOptions, calibrate_trained
 from export.calibration.open_labels import add_open_labels
 from export.int8.search import variation_to_noise
-from export.sources.open import (
-    EVERYDAY,
-    OpenRequest,
-    describe_head,
-    read_label_set,
-    read_open_source,
-)
-from export.sources.photos import PhotoReader, Splits, find_measured, read_splits
+from export.sources.labelled_photos import PhotoReader, Splits, find_measured, read_splits
+from export.sources.open import OpenRequest, describe_head, read_open_source
 from export.sources.trained import Source, read_source
-from export.triton.repository import check_places, write_repository
 from export.variants import Variants, add_open_head, make_variants
 from models.checkpoints.description import NO_HINTS, Hints, read_hints
 from models.config import OpenHeadConfig, RamConfig
@@ -42,10 +35,9 @@ from service.bundle.card import (
     format_first_error,
 )
 from service.bundle.manifest import GraphName
-from service.bundle.reader import Bundle, load_bundle
+from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft, check_target
 from service.calibration import MIN_POSITIVES
-from service.labels.files import read_bundle_sets
 
 _TOOLS = ("torch", "timm", "transformers", "onnx", "onnxscript", "onnxruntime")
 logger = logging.getLogger(__name__)
@@ -81,37 +73,25 @@ RequestT = TypeVar("RequestT", ExportRequest, OpenRequest, RecalibrationRequest)
 def run_export(given: argparse.Namespace, left_out: set[Path]) -> None:
     """Carries out the parsed options; adds the photos that cannot be used to `left_out`."""
     options = CalibrationOptions(given.raw_scores, given.precision_target)
-    if given.out is not None and given.triton is not None:
-        sets = (
-            [read_label_set(path).name for path in given.label_set or [EVERYDAY]]
-            if given.bundle is None
-            else [each.name for each in read_bundle_sets(load_bundle(given.bundle))]
-        )
-        check_places(given.triton, given.out, given.out.name, sets)
-    if given.out is None:
-        bundle = load_bundle(given.bundle)
-    elif given.bundle is not None:
-        again = _make_request(RecalibrationRequest, given, options=options)
-        bundle = recalibrate_bundle(again, left_out)
-    else:
-        asks_open = any((given.open_head, given.open_photos, given.label_set))
-        request = _make_request(
-            ExportRequest,
-            given,
-            precisions=frozenset(given.precision),
-            hints=read_hints(given),
-            opened=_make_request(OpenRequest, given) if asks_open else None,
-            options=options,
-        )
-        bundle = build_bundle(request, left_out)
-    if given.triton is not None:
-        write_repository(given.triton, bundle, given.triton_precision)
+    if given.bundle is not None:
+        recalibrate_bundle(_make_request(RecalibrationRequest, given, options=options), left_out)
+        return
+    asks_open = any((given.open_head, given.open_photos, given.label_set))
+    request = _make_request(
+        ExportRequest,
+        given,
+        precisions=frozenset(given.precision),
+        hints=read_hints(given),
+        opened=_make_request(OpenRequest, given) if asks_open else None,
+        options=options,
+    )
+    build_bundle(request, left_out)
 
 
 def _make_request(request: type[RequestT], given: argparse.Namespace, **others: object) -> RequestT:
     """Fills fields from the options of the same names; None leaves a field's default."""
     values: dict[str, Any] = vars(given) | others
-    names = [each.name for each in fields(request) if values[each.name] is not None]
+    names = [parameter.name for parameter in fields(request) if values[parameter.name] is not None]
     return request(**{name: values[name] for name in names})
 
 
@@ -239,10 +219,10 @@ def _measure(
     # Calibrates with the graphs that a CPU runs by default: quantisation moves scores a little.
     scored = score_photos(splits.val, variants.measured)
     head, labels = calibrate_trained(head, draft.labels, scored, options)
-    found = sum(label.threshold is not None for label in labels)
+    chosen = sum(label.threshold is not None for label in labels)
     logger.info(
         "chose %d of %d thresholds on %s (a label needs %d photos that show it)",
-        *(found, len(labels), splits.val.dataset, MIN_POSITIVES),
+        *(chosen, len(labels), splits.val.dataset, MIN_POSITIVES),
     )
 
     photos, metrics = splits.test, []

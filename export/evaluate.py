@@ -11,7 +11,7 @@ import torch
 from export import ExportError
 from export.accuracy import predict_logits, read_graphs
 from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
-from export.sources.photos import PhotoReader, select_photos
+from export.sources.labelled_photos import PhotoReader, select_photos
 from models.data.records import LabelledFolder
 from models.metrics import report_multi_label, report_single_label, report_zero_shot
 from service.bundle.card import Precision

@@ -25,7 +25,7 @@ from export.graphs.verify import (
     verify_head,
 )
 from export.int8.search import MIN_AGREEMENT, find_int8, variation_to_noise
-from export.sources.photos import LabelledPhotos
+from export.sources.labelled_photos import LabelledPhotos
 from export.sources.trained import Source
 from models.heads.cosine import CosineHead
 from models.heads.maps import find_grid
@@ -121,8 +121,8 @@ def add_open_head(
         half="fp16" in variants.graphs,
     )
     graphs: dict[Precision, Graphs] = {
-        precision: {**own, **formats.get(precision, {})}
-        for precision, own in variants.graphs.items()
+        precision: {**existing, **formats.get(precision, {})}
+        for precision, existing in variants.graphs.items()
     }
     return Variants(graphs, variants.defaults)
 

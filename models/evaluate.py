@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError, Hints, add_hint_flags, read_hints
 from models.commands import report_mistakes, run_command
-from models.data.reader import read_labelled_folder
+from models.data.labelled_folder import read_labelled_folder
 from models.data.records import DataError, LabelledFolder, keep_relevant
 from models.metrics import report_multi_label, report_single_label, report_zero_shot
 from models.train.views import Photos, evaluation_transform

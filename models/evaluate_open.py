@@ -1,7 +1,6 @@
 """`python -m models.evaluate_open --open-head FILE --checkpoint FILE --data FOLDER`.
 
-Prints mAP, in percent, over trained and over other labels, with two baselines on the same photos:
-chance, and ConSE of the untouched backbone.
+Prints mAP, in percent, over trained and over other labels, and that of chance on the same photos.
 """
 
 import argparse
@@ -10,26 +9,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from models.checkpoints.open_head import OpenHeadCheckpoint, read_open_head
+from models.checkpoints.checkpoint import read_checkpoint
+from models.checkpoints.open_head import Origin, read_open_head
 from models.commands import report_mistakes, run_command
-from models.data.reader import read_labelled_folder
-from models.data.records import DataError, LabelledFolder
+from models.data.labelled_folder import read_labelled_folder
+from models.data.records import DataError
+from models.heads.zero_shot import ZeroShotMLDecoder
 from models.metrics import average_precisions
 from models.text import read_text_encoder
 from models.train.views import Photos, evaluation_transform
-from models.train_open.teacher import Sources, read_sources, share_stages
 
 
 class OpenScores(NamedTuple):
     """Average precision of each label of a data set, percent, float [L]; NaN if undefined."""
 
     head: Tensor
-    conse: Tensor  # of the untouched backbone's classifier
     chance: Tensor  # of a random ranking: the share of photos with the label
     positives: Tensor  # number of photos with the label
 
@@ -51,57 +49,41 @@ def main(argv: list[str] | None = None) -> int:
 
 def _evaluate(given: argparse.Namespace) -> None:
     folder = read_labelled_folder(given.data)
+    if not folder.complete:
+        raise DataError("an open head can only be measured on a data set with complete labels")
     opened = read_open_head(given.open_head)
-    sources = read_sources(given.checkpoint, read_text_encoder(given.text_encoder))
-    scores = evaluate_open(opened, sources, folder, given.split)
+    network = read_checkpoint(given.checkpoint).take_network()
+    text = read_text_encoder(given.text_encoder)
+    opened.check_encoder(network.backbone)
+    opened.check_text_encoder(text)
+    photos = Photos.of_split(folder, given.split, evaluation_transform(network.config.input))
+    names = folder.label_names
+    labels = text.embed_names(names, opened.head.config.embedding_template)
+    scores = evaluate_open(opened.head, network.backbone, photos, labels)
     if given.each:
-        print(f"{'label':20} {'head':>7} {'ConSE':>7} {'chance':>7} positives")
-        for name, *figures, positives in zip(folder.label_names, *scores, strict=True):
+        print(f"{'label':20} {'head':>7} {'chance':>7} positives")
+        for name, *figures, positives in zip(names, *scores, strict=True):
             print(f"{name:20} {_format(figures)} {int(positives):9}")
-    print("\n".join(_list_groups(folder.label_names, scores, opened, given.min_positives)))
+    print("\n".join(_list_groups(names, scores, opened.origin, given.min_positives)))
 
 
 @torch.inference_mode()
 def evaluate_open(
-    opened: OpenHeadCheckpoint, sources: Sources, folder: LabelledFolder, split: str
+    head: ZeroShotMLDecoder, encoder: nn.Module, photos: Photos, labels: Tensor
 ) -> OpenScores:
-    """Measures an open head and the baselines on the photos of a split."""
-    if not folder.complete:
-        raise DataError("an open head can only be measured on a data set with complete labels")
-    opened.check_encoder(sources.encoder)
-    opened.check_text_encoder(sources.text)
-    head, template = opened.head, opened.head.config.embedding_template
-    labels = sources.text.embed_names(folder.label_names, template)
-    names = sources.text.embed_names(sources.teacher.names, template)
-    photos = Photos.of_split(folder, split, evaluation_transform(sources.prepared))
-    shared, own, others = share_stages(sources.encoder, sources.teacher.backbone)
-    found, baseline = [], []
-    for images, _ in tqdm(DataLoader(photos, 8), desc="photos"):
-        features = shared(images)
-        found.append(head(own(features), labels))
-        baseline.append(score_conse(sources.teacher.classify(others(features)), names, labels))
+    """Measures an open head on photos whose labels have these embeddings, float [L, E]."""
+    batches = tqdm(DataLoader(photos, 8), desc="photos")
+    logits = torch.cat([head(encoder(images), labels) for images, _ in batches])
     return OpenScores(
-        head=average_precisions(torch.cat(found), photos.targets),
-        conse=average_precisions(torch.cat(baseline), photos.targets),
+        head=average_precisions(logits, photos.targets),
         chance=photos.targets.mean(dim=0) * 100,
         positives=photos.targets.sum(dim=0),
     )
 
 
-def score_conse(logits: Tensor, names: Tensor, labels: Tensor) -> Tensor:
-    """Scores labels by ConSE (arXiv 1312.5650), but with all names instead of the ten best.
-
-    The classifier's probabilities average the embeddings of its names into one of the photo; a
-    label's score is its cosine with that. Maps the classifier's logits [B, P], embeddings of its
-    names [P, E] and of labels [L, E], of length 1, to cosines [B, L].
-    """
-    return functional.normalize(logits.softmax(dim=-1) @ names, dim=-1) @ labels.T
-
-
 def _list_groups(
-    names: tuple[str, ...], scores: OpenScores, opened: OpenHeadCheckpoint, min_positives: int
+    names: tuple[str, ...], scores: OpenScores, origin: Origin, min_positives: int
 ) -> Iterator[str]:
-    origin = opened.origin
     trained = torch.tensor([name in origin.label_names for name in names])
     mentioned = torch.tensor([name in origin.concept_names for name in names])
     groups = {
@@ -109,10 +91,10 @@ def _list_groups(
         "other labels": ~trained,
         "of these, no concept": ~trained & ~mentioned,
     }
-    yield f"{'mAP over':24} {'labels':>6} {'head':>7} {'ConSE':>7} {'chance':>7}"
+    yield f"{'mAP over':24} {'labels':>6} {'head':>7} {'chance':>7}"
     for title, group in groups.items():
         chosen = group & (scores.positives >= min_positives)
-        means = [figure[chosen].nanmean() for figure in scores[:3]]
+        means = [figure[chosen].nanmean() for figure in scores[:2]]
         yield f"{title:24} {int(chosen.sum()):6} {_format(means)}"
 
 

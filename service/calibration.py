@@ -65,8 +65,8 @@ class Fit:
 
     def stack(self) -> NDArray[np.float64]:
         """Returns scales and shifts, float64 [2, L]."""
-        each = [own or self.pair for own in self.labels]
-        return np.array([(one.scale, one.shift) for one in each]).T
+        pairs = [calibration or self.pair for calibration in self.labels]
+        return np.array([(one.scale, one.shift) for one in pairs]).T
 
     def describe(self, dataset: str, images: int) -> HeadCalibration:
         """Returns the record of a head for the model card."""
@@ -105,8 +105,8 @@ def fit_calibration(
         if pair is None:
             return None
         by_pair[here] = _apply(raw[here], pair)
-        for column, own in enumerate(_fit_labels(raw[others], targets[others], shared=pair)):
-            by_label[here, column] = _apply(raw[here, column], own or pair)
+        for column, label_pair in enumerate(_fit_labels(raw[others], targets[others], shared=pair)):
+            by_label[here, column] = _apply(raw[here, column], label_pair or pair)
     is_own = per_label and _log_loss(by_label, targets) < _log_loss(by_pair, targets)
     calibrated = by_label if is_own else by_pair
     fitted = _fit(raw, targets, _HEAD_PRIOR)
@@ -133,11 +133,11 @@ def move_threshold(threshold: float, before: Calibration, after: Calibration) ->
 
 def bin_scores(scores: Scores, targets: Targets) -> tuple[ReliabilityBin, ...]:
     """Returns the reliability of scores 0..1 and targets 0/1 of one shape, in ten equal bins."""
-    places = np.minimum((scores.ravel() * NUM_BINS).astype(int), NUM_BINS - 1)
-    counts = np.bincount(places, minlength=NUM_BINS)
+    bins = np.minimum((scores.ravel() * NUM_BINS).astype(int), NUM_BINS - 1)
+    counts = np.bincount(bins, minlength=NUM_BINS)
     divisors = np.maximum(counts, 1)
-    means = np.bincount(places, scores.ravel(), minlength=NUM_BINS) / divisors
-    shares = np.bincount(places, targets.ravel(), minlength=NUM_BINS) / divisors
+    means = np.bincount(bins, scores.ravel(), minlength=NUM_BINS) / divisors
+    shares = np.bincount(bins, targets.ravel(), minlength=NUM_BINS) / divisors
     return tuple(
         ReliabilityBin(scores=count, mean_score=min(mean, 1.0), share_right=share)
         for count, mean, share in zip(counts.tolist(), means.tolist(), shares.tolist(), strict=True)
@@ -146,8 +146,8 @@ def bin_scores(scores: Scores, targets: Targets) -> tuple[ReliabilityBin, ...]:
 
 def measure_error(bins: tuple[ReliabilityBin, ...]) -> float:
     """Returns the expected calibration error, 0..1: the mean gap between score and share."""
-    total = sum(each.scores for each in bins)
-    gaps = (each.scores * abs(each.mean_score - each.share_right) for each in bins)
+    total = sum(entry.scores for entry in bins)
+    gaps = (entry.scores * abs(entry.mean_score - entry.share_right) for entry in bins)
     return float(sum(gaps) / total)
 
 
@@ -211,16 +211,16 @@ def _fit_labels(
     logits: Scores, targets: Targets, *, shared: Calibration
 ) -> tuple[Calibration | None, ...]:
     """Returns each label's own pair, fitted to logits that the shared pair has calibrated."""
-    found = []
+    calibrations = []
     for column, truths in zip(_apply(logits, shared).T, targets.T, strict=True):
-        own = None
+        calibration = None
         if min(truths.sum(), (1 - truths).sum()) >= MIN_POSITIVES:
-            own = _fit(column, truths, _LABEL_PRIOR)
-        if own is not None:
-            shift = shared.shift * own.scale + own.shift
-            own = Calibration(scale=shared.scale * own.scale, shift=shift)
-        found.append(own)
-    return tuple(found)
+            calibration = _fit(column, truths, _LABEL_PRIOR)
+        if calibration is not None:
+            shift = shared.shift * calibration.scale + calibration.shift
+            calibration = Calibration(scale=shared.scale * calibration.scale, shift=shift)
+        calibrations.append(calibration)
+    return tuple(calibrations)
 
 
 def _fit(logits: Scores, targets: Targets, prior: float) -> Calibration | None:
@@ -254,8 +254,8 @@ def _apply(logits: Scores, pair: Calibration) -> Scores:
 
 
 def _sigmoid(values: Scores) -> Scores:
-    found: Scores = 1 / (1 + np.exp(-np.clip(values, -700, 700)))
-    return found
+    scores: Scores = 1 / (1 + np.exp(-np.clip(values, -700, 700)))
+    return scores
 
 
 def _log_loss(values: Scores, targets: Targets) -> float:

@@ -11,14 +11,14 @@ import numpy as np
 import onnx
 
 from export.graphs.graph import open_session
-from export.sources.open import OpenSource
-from export.sources.photos import (
+from export.sources.labelled_photos import (
     MOST_BACKGROUND_PHOTOS,
     LabelledPhotos,
     PhotoReader,
     Splits,
     UnusablePhotosError,
 )
+from export.sources.open import OpenSource
 from service.bundle.card import BackgroundPhotos
 from service.bundle.writer import BundleDraft
 from service.engine.session_set import SessionSet
@@ -34,8 +34,10 @@ def read_background_photos(folder: Path, reader: PhotoReader) -> LabelledPhotos:
     Raises UnusablePhotosError if there are fewer than `MIN_PHOTOS`, OSError without the folder.
     """
     paths = tuple(folder / name for name in list_photos(str(folder))[0])
-    found = LabelledPhotos(folder.resolve().name, (), paths, np.zeros((len(paths), 0), int), reader)
-    photos = found.shuffle().keep_usable(MOST_BACKGROUND_PHOTOS)
+    listed = LabelledPhotos(
+        folder.resolve().name, (), paths, np.zeros((len(paths), 0), int), reader
+    )
+    photos = listed.shuffle().keep_usable(MOST_BACKGROUND_PHOTOS)
     if (count := len(photos.paths)) < MIN_PHOTOS:
         raise UnusablePhotosError(
             f"--background needs at least {MIN_PHOTOS} usable photos; {folder} has {count}"
@@ -49,14 +51,16 @@ def find_background_photos(
     """Returns photos of the folder, else of training, else of open labels; None if too few."""
     if folder is not None:
         return read_background_photos(folder, reader)
-    own = [photos for photos in (splits and splits.background, opened and opened.unseen) if photos]
-    for photos in own:
+    choices = [
+        photos for photos in (splits and splits.background, opened and opened.unseen) if photos
+    ]
+    for photos in choices:
         if len(photos.paths) >= MIN_PHOTOS:
             return photos.sample(MOST_BACKGROUND_PHOTOS)
     logger.info(
         "labels cannot learn from photos: this needs a background of %d photos; there are %d: add "
         "--background FOLDER",
-        *(MIN_PHOTOS, max((len(photos.paths) for photos in own), default=0)),
+        *(MIN_PHOTOS, max((len(photos.paths) for photos in choices), default=0)),
     )
     return None
 
@@ -67,12 +71,12 @@ def add_background(draft: BundleDraft, photos: LabelledPhotos | None) -> BundleD
         return draft
     encoder = open_session(onnx.load_from_string(draft.graphs["encoder"]["fp32"]))
     sessions = SessionSet(encoder, None, None, two_towers=draft.card.has_two_towers)
-    found = [
+    embeddings = [
         result.embedding
         for pixels in photos.read_batches()
         for result in sessions.run(pixels, [()] * len(pixels), embedded=range(len(pixels)))
     ]
-    content = fit_background(np.array(found, np.float32)).to_bytes()
+    content = fit_background(np.array(embeddings, np.float32)).to_bytes()
     if draft.background not in (None, content):
         logger.warning(
             "the background is another one: labels that learnt from photos with the former one "

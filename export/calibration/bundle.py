@@ -16,9 +16,9 @@ from export.calibration.open_labels import (
 )
 from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
 from export.graphs.text import EmbedTexts
+from export.sources.labelled_photos import PhotoReader, select_photos
 from export.sources.open import read_unseen
-from export.sources.photos import PhotoReader, select_photos
-from models.data.reader import read_labelled_folder
+from models.data.labelled_folder import read_labelled_folder
 from service.bundle.card import Calibration, ModelCard, OpenHead, fold_name, format_first_error
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import BundleDraft, check_target
@@ -67,12 +67,14 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
     trained, opened = card.trained_head, card.open_head
     sets = bundle.read_label_sets()
     if val is not None and trained is not None:
-        variants = [read_graphs(bundle, PIXELS_TO_LOGITS, each) for each in precisions]
+        variants = [read_graphs(bundle, PIXELS_TO_LOGITS, precision) for precision in precisions]
         scored = score_photos(val, variants)
         trained, labels = calibrate_trained(trained, labels, scored, options)
     if opened is not None and text_encoder is not None and (val or unseen):
         before, embed = opened, text_encoder.encode
-        variants = [read_graphs(bundle, PIXELS_TO_OPEN_LOGITS, each) for each in precisions]
+        variants = [
+            read_graphs(bundle, PIXELS_TO_OPEN_LOGITS, precision) for precision in precisions
+        ]
         opened, by_name = calibrate_open_head(
             before, unseen, val, variants, embed=embed, options=options
         )
@@ -131,11 +133,11 @@ def _pack_sets(  # noqa: PLR0913 - the parts of a bundle
     for definition in read_bundle_sets(bundle):
         embedded = embed_label_set(definition, after.embedding_space, embed)
         thresholds = dict(zip(embedded.names, embedded.thresholds, strict=True))
-        found = find_thresholds_by_name(embedded, after, scored, options, embed)
+        measured = find_thresholds_by_name(embedded, after, scored, options, embed)
         for name, threshold in thresholds.items():
-            if name not in found and threshold is not None and definition.calibration is None:
+            if name not in measured and threshold is not None and definition.calibration is None:
                 pairs = (head.find_calibration(name, trained) or raw for head in (before, after))
-                found[name] = move_threshold(threshold, *pairs)
-        changed = replace(embedded, thresholds=tuple((thresholds | found).values()))
+                measured[name] = move_threshold(threshold, *pairs)
+        changed = replace(embedded, thresholds=tuple((thresholds | measured).values()))
         sets[f"{definition.name}.npz"] = pack_label_set(changed)
     return sets

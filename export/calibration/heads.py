@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from export.accuracy import ScoredPhotos
 from export.graphs.graph import FloatArray
-from export.sources.photos import LabelledPhotos
+from export.sources.labelled_photos import LabelledPhotos
 from service.bundle.card import (
     FALLBACK_THRESHOLD,
     Calibration,
@@ -74,8 +74,8 @@ def calibrate_trained(
         compute_scores(logits, head.activation, pair) for logits in (scored.logits, scored.blank)
     )
     names = [label.name for label in labels]
-    found = None if options.precision_target is None else _find_shared(scores, targets, options)
-    threshold = FALLBACK_THRESHOLD if found is None else found
+    reached = None if options.precision_target is None else _find_shared(scores, targets, options)
+    threshold = FALLBACK_THRESHOLD if reached is None else reached
     shared = _find_purposes(scores, targets, threshold)
     points, measured = {}, {}
     for word, least in shared.items():
@@ -84,17 +84,23 @@ def calibrate_trained(
         chosen = [own_points[name].threshold if name in own_points else least for name in names]
         answered = scores >= np.array(chosen)
         measured[word] = _measure(f"trained labels, {word}", least, answered, scored.photos)
-    own = (None,) * len(names) if fit is None else fit.labels
+    calibrations = (None,) * len(names) if fit is None else fit.labels
     changed = {"threshold": threshold, "by_purpose": measured}
     changed["calibration"] = _describe(fit, scored.photos)
     return head.model_copy(update=changed), tuple(
         _change_label(
             label,
-            {word: found[label.name] for word, found in points.items() if label.name in found},
+            {
+                word: by_name[label.name]
+                for word, by_name in points.items()
+                if label.name in by_name
+            },
             int(positives),
             calibration,
         )
-        for label, positives, calibration in zip(labels, targets.sum(axis=0), own, strict=True)
+        for label, positives, calibration in zip(
+            labels, targets.sum(axis=0), calibrations, strict=True
+        )
     )
 
 
@@ -168,8 +174,8 @@ def _find_points(
     options: CalibrationOptions,
 ) -> dict[str, OperatingPoint]:
     aims = options.precision_target, options.recall_target
-    found = find_thresholds(names, scores, targets, *aims)
-    points = {name: point for name, point in found.items() if point is not None}
+    best = find_thresholds(names, scores, targets, *aims)
+    points = {name: point for name, point in best.items() if point is not None}
     if options.precision_target is not None:
         logger.info(
             "precision %g: %d of %d labels reach it, with a mean recall of %.2f",
@@ -178,9 +184,9 @@ def _find_points(
         )
     least = options.recall_target or 0.0
     floors = blank.max(axis=0, initial=0.0)
-    for name, floor, own, truths in zip(names, floors, scores.T, targets.T, strict=True):
+    for name, floor, column, truths in zip(names, floors, scores.T, targets.T, strict=True):
         point = points.get(name)
-        clear = point and _clear_blank(point, float(floor), own, truths)
+        clear = point and _clear_blank(point, float(floor), column, truths)
         if point and clear and clear.recall >= least:
             points[name] = clear
             both = clear.threshold, point.threshold
@@ -216,11 +222,11 @@ def _find_purposes(
     scores: Scores, targets: NDArray[np.int64], threshold: float
 ) -> dict[ThresholdName, float]:
     """Returns thresholds for all labels together; without a positive, the given default alone."""
-    found: dict[ThresholdName, float] = {"calibrated": threshold}
+    thresholds: dict[ThresholdName, float] = {"calibrated": threshold}
     for word, aim in (_PURPOSES if targets.any() else {}).items():
         if (shared := _find_shared(scores, targets, aim)) is not None:
-            found[word] = shared
-    return found
+            thresholds[word] = shared
+    return thresholds
 
 
 def _change_label(
@@ -230,10 +236,10 @@ def _change_label(
     calibration: Calibration | None,
 ) -> Label:
     point = points.pop("calibrated", None)
-    found = vars(point) if point else dict.fromkeys(("threshold", "precision", "recall"))
-    by_purpose = {word: MeasuredThreshold(**vars(each)) for word, each in points.items()}
+    at_threshold = vars(point) if point else dict.fromkeys(("threshold", "precision", "recall"))
+    by_purpose = {word: MeasuredThreshold(**vars(other)) for word, other in points.items()}
     changed = {"positives": positives, "calibration": calibration, "by_purpose": by_purpose}
-    return label.model_copy(update=found | changed)
+    return label.model_copy(update=at_threshold | changed)
 
 
 def _describe(fit: Fit | None, photos: LabelledPhotos) -> HeadCalibration | None:
@@ -244,8 +250,8 @@ def _log_fit(labels: str, fit: Fit | None, photos: LabelledPhotos) -> None:
     if fit is None:
         logger.info("%s: no better calibration found on %s", labels, photos.dataset)
         return
-    own = sum(calibration is not None for calibration in fit.labels)
-    logger.info("%s: %s on %s, %d with their own", labels, fit.figures, photos.dataset, own)
+    count = sum(calibration is not None for calibration in fit.labels)
+    logger.info("%s: %s on %s, %d with their own", labels, fit.figures, photos.dataset, count)
 
 
 def _measure(

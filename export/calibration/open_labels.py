@@ -19,8 +19,8 @@ from export.calibration.heads import (
 from export.calibration.screen import add_screen
 from export.graphs.graph import Graphs
 from export.graphs.text import EmbedTexts, build_text_graph, embed_names, make_embedder
+from export.sources.labelled_photos import LabelledPhotos, Splits
 from export.sources.open import OpenSource, describe_head
-from export.sources.photos import LabelledPhotos, Splits
 from models.heads.zero_shot import ZeroShotMLDecoder
 from service.bundle.card import EmbeddingSpace, OpenHead, Precision
 from service.bundle.writer import BundleDraft
@@ -58,13 +58,16 @@ def add_open_labels(  # noqa: PLR0913 - the parts of an export
     sets = {}
     for definition in opened.label_sets:
         embedded = embed_label_set(definition, head.embedding_space, embed)
-        found = find_thresholds_by_name(embedded, head, trained, options, embed)
+        measured = find_thresholds_by_name(embedded, head, trained, options, embed)
         pairs = zip(embedded.names, embedded.thresholds, strict=True)
-        thresholds = tuple(found.get(name) if given is None else given for name, given in pairs)
+        thresholds = tuple(measured.get(name) if given is None else given for name, given in pairs)
         if trained is not None:
-            own = sum(threshold is not None for threshold in thresholds)
+            count = sum(threshold is not None for threshold in thresholds)
             logger.info(
-                "label set %s: %d of %d labels calibrated", definition.name, own, len(thresholds)
+                "label set %s: %d of %d labels calibrated",
+                definition.name,
+                count,
+                len(thresholds),
             )
         sets[f"{definition.name}.npz"] = pack_label_set(replace(embedded, thresholds=thresholds))
     draft = replace(
@@ -119,12 +122,14 @@ def find_thresholds_by_name(
     calibration = embedded.calibration or head.trained_names or head.calibration
     thresholds = find_open_thresholds(trained, calibration, options)
     names = trained.photos.label_names
-    own = dict(zip(names, embed_names(names, head.embedding_space.template, embed), strict=True))
+    trained_embeddings = dict(
+        zip(names, embed_names(names, head.embedding_space.template, embed), strict=True)
+    )
     return {
         name: thresholds.get(name)
         for name, embedding in zip(embedded.names, embedded.embeddings, strict=True)
-        if name in own.keys() - embedded.lessons.keys()
-        and np.allclose(embedding, own[name], atol=_SAME_EMBEDDING)
+        if name in trained_embeddings.keys() - embedded.lessons.keys()
+        and np.allclose(embedding, trained_embeddings[name], atol=_SAME_EMBEDDING)
     }
 
 

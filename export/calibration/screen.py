@@ -16,7 +16,7 @@ from export.graphs.optimise import compact_weights, optimise
 from export.graphs.text import EmbedTexts, embed_names
 from export.graphs.trace import trace_label_encoder, trace_screened_head
 from export.graphs.verify import FP32_TOLERANCE, VerificationError
-from export.sources.photos import LabelledPhotos, Splits
+from export.sources.labelled_photos import LabelledPhotos, Splits
 from models.heads.maps import find_grid
 from models.heads.screen import FIRST, SECOND, Screen
 from models.heads.zero_shot import ZeroShotMLDecoder
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 def read_nouns() -> tuple[str, ...]:
     """Returns about 20,000 plain nouns."""
     described = ImageNetInfo(_NOUNS).label_descriptions()
-    return tuple(dict.fromkeys(each.split(",")[0].strip() for each in described))
+    return tuple(dict.fromkeys(description.split(",")[0].strip() for description in described))
 
 
 def add_screen(  # noqa: PLR0913 - the parts of a bundle
@@ -96,7 +96,7 @@ def add_screen(  # noqa: PLR0913 - the parts of a bundle
 def _encode(graphs: Graphs, photos: LabelledPhotos) -> FloatArray:
     session = open_session(graphs["encoder"])
     batches = photos.sample(_PHOTOS).read_batches()
-    return np.concatenate([session.run(["tokens"], {"images": each})[0] for each in batches])
+    return np.concatenate([session.run(["tokens"], {"images": batch})[0] for batch in batches])
 
 
 @torch.no_grad()
@@ -117,11 +117,11 @@ def fit_screen(
         screen.center(tokens)
         keys = screen.describe(queries)
         scale, wanted = torch.ones(len(queries)), torch.tensor([_BEST])
-        found = [
-            np.isin(each, screen(photo, queries, scale, scale * _BELOW, wanted, **keys)[1])
-            for photo, each in zip(tokens.split(1), best, strict=True)
+        hits = [
+            np.isin(indices, screen(photo, queries, scale, scale * _BELOW, wanted, **keys)[1])
+            for photo, indices in zip(tokens.split(1), best, strict=True)
         ]
-        recall = float(np.mean(found))
+        recall = float(np.mean(hits))
         logger.info("screen: factor %.2f finds %.3f %% of the best", factor, 100 * recall)
         if recall >= _WANTED_RECALL:
             return screen

@@ -72,10 +72,10 @@ def _find_stem(model: onnx.ModelProto) -> _Stem | None:
 
 def _drop_mean(model: onnx.ModelProto, stem: _Stem) -> None:
     quantise, dequantise, weights, offset = stem
-    found = _find_pixels(model, quantise.input[0])
-    if found is None:
+    source = _find_pixels(model, quantise.input[0])
+    if source is None:
         return
-    pixels, mean = found
+    pixels, mean = source
     if np.unique(mean).size != 1:
         return
     value = float(mean.flat[0])
@@ -145,11 +145,11 @@ def _need(model: onnx.ModelProto, name: str) -> _Array:
     return constant
 
 
-def _put(model: onnx.ModelProto, node: NodeProto, place: int, values: _Array) -> None:
+def _put(model: onnx.ModelProto, node: NodeProto, index: int, values: _Array) -> None:
     """Sets a node's input to a new constant; other nodes may use the old one."""
-    name = f"{node.name}.{place}.folded"
+    name = f"{node.name}.{index}.folded"
     model.graph.initializer.append(numpy_helper.from_array(values, name))
-    node.input[place] = name
+    node.input[index] = name
 
 
 def _tidy(model: onnx.ModelProto) -> None:

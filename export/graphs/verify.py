@@ -65,8 +65,8 @@ def verify_graphs(
     """
 
     def compare(network: nn.Module) -> list[Deviation]:
-        found = _compare_encoder(network, graphs, spec, pixels)
-        return found + _compare_head(network.get_submodule("head"), graphs)
+        deviations = _compare_encoder(network, graphs, spec, pixels)
+        return deviations + _compare_head(network.get_submodule("head"), graphs)
 
     return _verify(network, compare, tolerance)
 
@@ -97,14 +97,14 @@ def _verify(
     rounds too much are skipped; the first case, of a single image, raises.
     """
     with torch.inference_mode():
-        found = exact = compare(network)
-        if not all(deviation.value <= tolerance for deviation in found):  # also if one is NaN
+        single = exact = compare(network)
+        if not all(deviation.value <= tolerance for deviation in single):  # also if one is NaN
             exact = compare(copy.deepcopy(network).double())
     shown = []
-    for rounded, deviation in zip(found, exact, strict=True):
-        own = Deviation(deviation.case, deviation.expected, rounded.expected).value
-        limit = max(tolerance, _OWN_ROUNDING * own)
-        if own <= _NOISE * tolerance:
+    for rounded, deviation in zip(single, exact, strict=True):
+        error = Deviation(deviation.case, deviation.expected, rounded.expected).value
+        limit = max(tolerance, _OWN_ROUNDING * error)
+        if error <= _NOISE * tolerance:
             shown.append(deviation)
             if not deviation.value <= limit:
                 raise VerificationError(
@@ -113,7 +113,7 @@ def _verify(
                 )
         elif not shown:
             raise VerificationError(
-                f"{deviation.case}: torch in float32 deviates from float64 by {own:.1e} of the "
+                f"{deviation.case}: torch in float32 deviates from float64 by {error:.1e} of the "
                 "largest value, so that no graph can be compared with it"
             )
     return max(shown, key=lambda deviation: deviation.value)
@@ -124,49 +124,49 @@ def _compare_encoder(
 ) -> list[Deviation]:
     encoder = open_session(graphs["encoder"])
     head = open_session(graphs["trained_head"]) if "trained_head" in graphs else None
-    found = []
+    deviations = []
     for batch, *_ in _SIZES:
         images = pixels[:batch]
         expected = network.get_submodule("backbone")(
             _normalise(images, spec).to(_find_dtype(network))
         )
         tokens = encoder.run(["tokens"], {"images": images})[0]
-        found.append(_deviation(f"tokens of {batch} images", expected, tokens))
+        deviations.append(_deviation(f"tokens of {batch} images", expected, tokens))
         if head is not None:
             logits = head.run(["logits"], {"tokens": tokens})[0]
             wanted = network.get_submodule("head")(expected)
-            found.append(_deviation(f"logits of {batch} images", wanted, logits))
-    return found
+            deviations.append(_deviation(f"logits of {batch} images", wanted, logits))
+    return deviations
 
 
 def _compare_head(head: nn.Module, graphs: Graphs) -> list[Deviation]:
-    found = []
+    deviations = []
     if isinstance(head, MLDecoder) and "trained_head_maps" in graphs:
-        found += _compare_maps(head, graphs["trained_head"], graphs["trained_head_maps"])
+        deviations += _compare_maps(head, graphs["trained_head"], graphs["trained_head_maps"])
     if isinstance(head, ZeroShotMLDecoder | CosineHead) and "open_head_maps" in graphs:
-        found += _compare_maps(head, graphs["open_head"], graphs["open_head_maps"])
+        deviations += _compare_maps(head, graphs["open_head"], graphs["open_head_maps"])
     if "trained_head" in graphs:
-        found += _compare_trained(head, graphs["trained_head"])
+        deviations += _compare_trained(head, graphs["trained_head"])
     if isinstance(head, OpenHead):
-        found += _compare_open(head, graphs)
-    return found
+        deviations += _compare_open(head, graphs)
+    return deviations
 
 
 def _compare_trained(head: nn.Module, model: onnx.ModelProto) -> list[Deviation]:
-    session, stream, found = open_session(model), np.random.default_rng(_SEED), []
+    session, stream, deviations = open_session(model), np.random.default_rng(_SEED), []
     _, fixed, width = session.get_inputs()[0].shape
     for batch, count, _ in _SIZES:
         size = (batch, fixed if isinstance(fixed, int) else count, width)
         tokens = stream.standard_normal(size, dtype=np.float32)
         logits = session.run(["logits"], {"tokens": tokens})[0]
         expected = head(_to_tensor(tokens, head))
-        found.append(_deviation(f"logits of tokens {size}", expected, logits))
-    return found
+        deviations.append(_deviation(f"logits of tokens {size}", expected, logits))
+    return deviations
 
 
 def _compare_open(head: OpenHead, graphs: Graphs) -> list[Deviation]:
     encode, score = open_session(graphs["label_encoder"]), open_session(graphs["open_head"])
-    stream, found, config = np.random.default_rng(_SEED), [], head.config
+    stream, deviations, config = np.random.default_rng(_SEED), [], head.config
     for batch, count, labels in _SIZES:
         tokens = stream.standard_normal((batch, count, config.encoder_width), dtype=np.float32)
         embeddings = stream.standard_normal((labels, config.embedding_width), dtype=np.float32)
@@ -177,11 +177,11 @@ def _compare_open(head: OpenHead, graphs: Graphs) -> list[Deviation]:
         logits = score.run(["logits"], {"tokens": tokens, "queries": queries})[0]
         encoded = head.encode_labels(_to_tensor(embeddings, head))
         expected = head(_to_tensor(tokens, head), _to_tensor(embeddings, head))
-        found += [
+        deviations += [
             _deviation(f"queries of {labels} labels", encoded, queries),
             _deviation(f"logits of {labels} labels, tokens {tokens.shape}", expected, logits),
         ]
-    return found
+    return deviations
 
 
 def _compare_maps(
@@ -189,7 +189,7 @@ def _compare_maps(
 ) -> list[Deviation]:
     """Compares the memory that a head returns, and the maps made from it."""
     remember, draw = open_session(scorer), open_session(maps)
-    stream, found = np.random.default_rng(_SEED), []
+    stream, deviations = np.random.default_rng(_SEED), []
     torch_maps, num_tokens = make_maps(head, tuple(draw.get_outputs()[0].shape[2:]))
     torch_maps.to(_find_dtype(head))
     for batch, _, count in _SIZES:
@@ -205,12 +205,12 @@ def _compare_maps(
         memory = remember.run(["memory"], feeds)[0]
         drawn = draw.run(["maps"], {"memory": memory, **asked})[0]
         expected = head.remember(_to_tensor(feeds["tokens"], head))
-        wanted = torch_maps(expected, *(_to_tensor(each, head) for each in asked.values()))
-        found += [
+        wanted = torch_maps(expected, *(_to_tensor(array, head) for array in asked.values()))
+        deviations += [
             _deviation(f"memory of tokens {shape}", expected, memory),
             _deviation(f"maps of {count} labels on {batch} images", wanted, drawn),
         ]
-    return found
+    return deviations
 
 
 def _normalise(pixels: PixelArray, spec: InputConfig) -> Tensor:

@@ -9,11 +9,16 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from export import ExportError
-from export.sources.photos import LabelledPhotos, PhotoReader, UnusablePhotosError, select_photos
+from export.sources.labelled_photos import (
+    LabelledPhotos,
+    PhotoReader,
+    UnusablePhotosError,
+    select_photos,
+)
 from export.sources.trained import Source, UnusableCheckpointError
 from models.checkpoints.open_head import read_open_head
 from models.config import OpenHeadConfig, RamConfig
-from models.data.reader import read_labelled_folder
+from models.data.labelled_folder import read_labelled_folder
 from models.heads.cosine import CosineHead
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import TextEncoder, TextEncoderError, read_text_encoder
@@ -100,15 +105,18 @@ def _read_head(
 def read_unseen(
     path: Path, split: str, trained: Collection[str], reader: PhotoReader
 ) -> LabelledPhotos:
-    """Reads photos with targets of labels not trained; UnusablePhotosError if there are none."""
+    """Reads photos with targets of labels that were not trained.
+
+    Raises UnusablePhotosError if no photo shows such a label.
+    """
     folder = read_labelled_folder(path)
     photos = select_photos(folder, split, folder.label_names, reader)
     names = tuple(name for name in folder.label_names if name not in trained)
     targets = photos.targets[:, [folder.label_names.index(name) for name in names]]
-    found = replace(photos, label_names=names, targets=targets).keep_usable()
-    if not found.targets.any():
-        raise UnusablePhotosError(f"{found.dataset} shows no label that was not trained")
-    return found
+    unseen = replace(photos, label_names=names, targets=targets).keep_usable()
+    if not unseen.targets.any():
+        raise UnusablePhotosError(f"{unseen.dataset} shows no label that was not trained")
+    return unseen
 
 
 def read_label_set(path: Path, space: EmbeddingSpace | None = None) -> Definition:

@@ -97,35 +97,35 @@ def _read_rows(path: Path, *required: str) -> Iterator[tuple[str, dict[str, str]
 def _read_json_labels(path: Path) -> Iterator[Label]:
     """Reads names in order, names by number, or numbers by name; PixAI's have categories."""
     try:
-        found, characters = json.loads(_read_text(path)), 0
+        content, characters = json.loads(_read_text(path)), 0
     except (ValueError, RecursionError) as error:
         raise ExportError(f"{path.name} is not JSON") from error
     general: int | None = None
-    match found:
+    match content:
         case {"tags": list(tags)}:
-            found = tags
+            content = tags
         case {
             "tag_map": tags,
             "tag_split": {"gen_tag_count": int(general), "character_tag_count": int(characters)},
         }:
-            found = tags
-    names = _order_names(found)
+            content = tags
+    names = _order_names(content)
     if names is None:
         raise ExportError(f"{path.name} must have a list of names, or number them from 0 to N - 1")
     if general is not None and not (0 <= general <= len(names) == general + characters):
         raise ExportError(f"{path.name}: tag_split must add up to {len(names)} tags")
-    for place, name in enumerate(names):
-        category = "general" if place < (general or 0) else "character"
+    for position, name in enumerate(names):
+        category = "general" if position < (general or 0) else "character"
         yield Label.model_construct(name=name, category=None if general is None else category)
 
 
-def _order_names(found: Any) -> tuple[str, ...] | None:  # noqa: ANN401
-    if isinstance(found, dict) and all(type(number) is int for number in found.values()):
-        numbered = {number: name for name, number in found.items()}
-        found = numbered if len(numbered) == len(found) else None  # else two have one number
-    names = found.values() if isinstance(found, dict) else found
-    is_named = isinstance(found, list | dict) and all(isinstance(name, str) for name in names)
-    return read_names(found) if is_named else None
+def _order_names(content: Any) -> tuple[str, ...] | None:  # noqa: ANN401
+    if isinstance(content, dict) and all(type(number) is int for number in content.values()):
+        numbered = {number: name for name, number in content.items()}
+        content = numbered if len(numbered) == len(content) else None  # else two have one number
+    names = content.values() if isinstance(content, dict) else content
+    is_named = isinstance(content, list | dict) and all(isinstance(name, str) for name in names)
+    return read_names(content) if is_named else None
 
 
 def _read_text(path: Path) -> str:

@@ -106,33 +106,33 @@ def read_source(
 
 
 def _find_labels(
-    path: Path, own: tuple[str, ...] | None, given: Path | None
+    path: Path, stored: tuple[str, ...] | None, given: Path | None
 ) -> tuple[str, tuple[Label, ...]]:
     """Returns the file that names the labels, and these; `own` are names in the checkpoint."""
     if given is not None:
         return given.name, read_tag_file(given, given)
-    for name in TAG_FILES if own is None else TAG_FILES[:1]:
-        found = fetch(path, name)
-        if found is None:
+    for name in TAG_FILES if stored is None else TAG_FILES[:1]:
+        file = fetch(path, name)
+        if file is None:
             continue
-        labels = read_tag_file(found, path)
-        if own not in (None, tuple(label.name for label in labels)):
+        labels = read_tag_file(file, path)
+        if stored not in (None, tuple(label.name for label in labels)):
             raise UnusableCheckpointError(
                 f"{path.name} and {name} have other labels: give the right ones by --label-names"
             )
         logger.info("the labels are those of %s", name)
         return name, labels
-    if own is None:
+    if stored is None:
         raise UnusableCheckpointError(f"{path.name} names no labels: give --label-names")
-    return path.name, tuple(Label.model_construct(name=name) for name in own)
+    return path.name, tuple(Label.model_construct(name=name) for name in stored)
 
 
 def _check_names(names: tuple[str, ...], origin: str) -> None:
     twice = next((label for label, repeats in Counter(names).items() if repeats > 1), None)
     if twice is not None:
-        places = [str(i) for i, label in enumerate(names, start=1) if label == twice]
+        lines = [str(i) for i, label in enumerate(names, start=1) if label == twice]
         raise UnusableCheckpointError(
-            f"{origin}: label names {' and '.join(places[:2])} are both {twice!r:.80}: rename one"
+            f"{origin}: label names {' and '.join(lines[:2])} are both {twice!r:.80}: rename one"
         )
     for label in names:
         try:  # checked, but not normalised: labelled photos use it as it is

@@ -19,7 +19,7 @@ from models.checkpoints.description import (
 )
 from models.checkpoints.files import CheckpointFile, read_file, write_file
 from models.checkpoints.layouts.backbones import add_counters
-from models.checkpoints.layouts.reader import read_bare_backbone, read_foreign
+from models.checkpoints.layouts.translate import read_bare_backbone, read_foreign
 from models.checkpoints.preparation import PREPROCESS, TAGS, take_rgb
 from models.config import NetworkConfig
 from models.network import Network, build_head
@@ -65,11 +65,11 @@ def load_checkpoint(path: Path | str, **hints: Any) -> nn.Module:  # noqa: ANN40
 def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) -> Checkpoint:
     """Reads a checkpoint file, as `load_checkpoint` does, with its labels and notes."""
     file = path if isinstance(path, CheckpointFile) else read_file(path)
-    own = _CONFIG_KEY in file.metadata
-    if own and hints.channels == "bgr":
+    is_ours = _CONFIG_KEY in file.metadata
+    if is_ours and hints.channels == "bgr":
         raise CheckpointError(f"{file.name} was made for RGB: leave out --channels")
     try:
-        weights = _read_own(file) if own else _read_foreign(file, hints)
+        weights = _read_own(file) if is_ours else _read_foreign(file, hints)
         network = _build(file.name, weights, hints)
         if hints.channels == "bgr" and isinstance(network, Network):
             take_rgb(network.backbone, network.config.input)
@@ -127,8 +127,8 @@ def _build(name: str, weights: Weights, hints: Hints) -> nn.Module:
 
 def read_backbone(file: CheckpointFile) -> tuple[State, Description] | None:
     """Reads a backbone, perhaps with a classifier, under timm's names; None if there is a head."""
-    own = _CONFIG_KEY in file.metadata
-    return None if own else read_bare_backbone(file.content, file.description)
+    is_ours = _CONFIG_KEY in file.metadata
+    return None if is_ours else read_bare_backbone(file.content, file.description)
 
 
 def write_checkpoint(
@@ -143,17 +143,17 @@ def write_checkpoint(
 
 def fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Fills a module; raises CheckpointError unless keys and shapes are exactly its own."""
-    own = module.state_dict()
-    for key, tensor in own.items():
+    wanted_tensors = module.state_dict()
+    for key, tensor in wanted_tensors.items():
         if key not in state:
             raise CheckpointError(f"the checkpoint lacks {key}")
         if state[key].shape != tensor.shape:
-            found, wanted = tuple(state[key].shape), tuple(tensor.shape)
-            raise CheckpointError(f"{key} has shape {found}, the network wants {wanted}")
+            stored, shape = tuple(state[key].shape), tuple(tensor.shape)
+            raise CheckpointError(f"{key} has shape {stored}, the network wants {shape}")
         if tensor.is_floating_point() and not state[key].is_floating_point():
             kind = str(state[key].dtype).removeprefix("torch.")
             raise CheckpointError(f"{key} has numbers of type {kind}: store float32")
-    extra = sorted(set(state) - set(own))
+    extra = sorted(set(state) - set(wanted_tensors))
     if extra:
         raise CheckpointError(f"the checkpoint has {extra[0]}, which the network does not have")
     module.load_state_dict(dict(state))

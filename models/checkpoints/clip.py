@@ -70,7 +70,7 @@ def read_clip(
     text = _read_texts(checkpoint, name, stored)
     if not hints.crop:
         preparation = preparation.model_copy(update={"resize_mode": "squash", "crop_pct": 1.0})
-    found = NetworkConfig(
+    network_config = NetworkConfig(
         backbone=name,
         input=preparation,
         head=CosineConfig(
@@ -81,19 +81,19 @@ def read_clip(
         ),
         activation="softmax" if kind == "clip" else "sigmoid",
     )
-    network = TowerNetwork(hints.complete(name, found), model)
+    network = TowerNetwork(hints.complete(name, network_config), model)
     if hints.channels == "bgr":
         take_rgb(network.eval().backbone, network.config.input)
     return network.eval().requires_grad_(False), text
 
 
-def _read_transformers(checkpoint: Path | str, name: str, found: Mapping[str, Any]) -> _Stored:
+def _read_transformers(checkpoint: Path | str, name: str, config: Mapping[str, Any]) -> _Stored:
     file = read_weights(checkpoint, WEIGHTS, name)
     # Older versions stored these numbers, which are not weights.
     state, _ = unwrap(file.content)
     state = {key: v for key, v in state.items() if not key.endswith(".position_ids")}
-    model = _build(name, found, state)
-    files = (fetch(checkpoint, f"{each}_config.json") for each in ("preprocessor", "processor"))
+    model = _build(name, config, state)
+    files = (fetch(checkpoint, f"{kind}_config.json") for kind in ("preprocessor", "processor"))
     path = next(filter(None, files), None)
     if path is None:
         raise CheckpointError(f"{name} has no preprocessor_config.json")
@@ -107,21 +107,21 @@ def _read_transformers(checkpoint: Path | str, name: str, found: Mapping[str, An
     return model, file.sha256, preparation, tokenizer == _CANONICAL
 
 
-def _read_open_clip(checkpoint: Path | str, name: str, found: Mapping[str, Any]) -> _Stored:
+def _read_open_clip(checkpoint: Path | str, name: str, config: Mapping[str, Any]) -> _Stored:
     file = read_weights(checkpoint, _OPEN_CLIP_WEIGHTS, name)
-    model = _build(name, describe_model(found), rename_open_clip(unwrap(file.content)[0]))
-    cleaning = found["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}
-    return model, file.sha256, describe_photos(found), cleaning.get("clean") == "canonicalize"
+    model = _build(name, describe_model(config), rename_open_clip(unwrap(file.content)[0]))
+    cleaning = config["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}
+    return model, file.sha256, describe_photos(config), cleaning.get("clean") == "canonicalize"
 
 
-def _build(name: str, found: Mapping[str, Any], state: State) -> CLIPModel | SiglipModel:
+def _build(name: str, config: Mapping[str, Any], state: State) -> CLIPModel | SiglipModel:
     """Builds a model from the content of a `config.json`."""
     model: Any
     try:
-        if found["model_type"] == "clip":
-            model = CLIPModel(CLIPConfig.from_dict(dict(found)))
+        if config["model_type"] == "clip":
+            model = CLIPModel(CLIPConfig.from_dict(dict(config)))
         else:
-            model = SiglipModel(SiglipConfig.from_dict(dict(found)))
+            model = SiglipModel(SiglipConfig.from_dict(dict(config)))
         model.set_attn_implementation("eager")  # a fused kernel cannot be traced
     except Exception as error:  # the library raises many types for an odd configuration
         raise CheckpointError(f"{name} has a config.json that is damaged") from error
@@ -152,8 +152,8 @@ def _read_texts(checkpoint: Path | str, name: str, stored: _Stored) -> TextEncod
     path = fetch(checkpoint, "tokenizer.json")
     if path is None:
         raise CheckpointError(f"{name} has no tokenizer.json")
-    for each in ("tokenizer_config.json", "special_tokens_map.json"):
-        fetch(checkpoint, each)
+    for optional in ("tokenizer_config.json", "special_tokens_map.json"):
+        fetch(checkpoint, optional)
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent)
     except Exception as error:  # both libraries raise many types

@@ -98,8 +98,8 @@ def _read_one(path: Path, add: Callable[[bytes], object]) -> tuple[Any, Mapping[
 
 def _read_parts(checkpoint: Path | str, index: str, add: Callable[[bytes], object]) -> State:
     """Reads the files that an index names: `weight_map` has the file of each tensor."""
-    places = read_json(checkpoint, index).get("weight_map")
-    names = {str(name) for name in places.values()} if isinstance(places, dict) else set()
+    files = read_json(checkpoint, index).get("weight_map")
+    names = {str(name) for name in files.values()} if isinstance(files, dict) else set()
     if not names or not all(_PART.fullmatch(name) for name in names):
         raise CheckpointError(f"{checkpoint} has a {index} that is damaged")
     state: State = {}
@@ -124,11 +124,11 @@ def write_file(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> No
 
 def _read_description(checkpoint: Path | str) -> Description:
     """Reads the `config.json` of timm; older ones have the preparation of photos at the top."""
-    found = read_json(checkpoint, CONFIG)
-    name = found.get("architecture")
-    preparation = found.get("pretrained_cfg", found if name else None) or {}
+    config = read_json(checkpoint, CONFIG)
+    name = config.get("architecture")
+    preparation = config.get("pretrained_cfg", config if name else None) or {}
     try:
-        given = _model_args.validate_python(found.get("model_args") or {})
+        given = _model_args.validate_python(config.get("model_args") or {})
     except ValidationError as error:
         raise CheckpointError(
             f"{checkpoint} has a {CONFIG} whose model_args are not text, numbers or lists of them: "
@@ -137,7 +137,7 @@ def _read_description(checkpoint: Path | str) -> Description:
     arguments = {key: value for key, value in given.items() if value is not None}
     if not isinstance(preparation, dict):
         raise CheckpointError(f"{checkpoint} has a {CONFIG} that is damaged")
-    if (kind := found.get("model_type")) in ("clip", "siglip"):
+    if (kind := config.get("model_type")) in ("clip", "siglip"):
         raise CheckpointError(
             f"{checkpoint} is a {kind} model without labels: only export reads it"
         )
@@ -154,7 +154,7 @@ def _read_description(checkpoint: Path | str) -> Description:
         preparation = {**preparation, "input_size": (3, photos.height, photos.width)}
     return Description(
         name if isinstance(name, str) else None,
-        read_names(found.get("label_names") or found.get("labels") or found.get("tags")),
+        read_names(config.get("label_names") or config.get("labels") or config.get("tags")),
         preparation,
         arguments,
         photos=photos,
@@ -171,12 +171,12 @@ def read_json(checkpoint: Path | str, name: str) -> dict[str, Any]:
     path = fetch(checkpoint, name)
     unrelated = name == CONFIG and not is_repository(checkpoint)
     try:
-        found = {} if path is None else _json_object.validate_json(path.read_bytes())
+        content = {} if path is None else _json_object.validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         if unrelated:
             return {}
         raise CheckpointError(f"{checkpoint} has a {name} that is damaged") from error
-    return {} if unrelated and not found.keys() & _OF_TIMM else found
+    return {} if unrelated and not content.keys() & _OF_TIMM else content
 
 
 def fetch(checkpoint: Path | str, name: str) -> Path | None:
@@ -207,32 +207,32 @@ def _resume(repository: str, name: str) -> None:
     """
     url = hf_hub_url(repository, name)
     try:
-        found = get_hf_file_metadata(url)
+        remote = get_hf_file_metadata(url)
     except EntryNotFoundError:
         raise
     except Exception:  # no network: `hf_hub_download` looks into its cache, or names the reason
         return
-    if found.etag is None or not _SHA256.fullmatch(found.etag):  # not a large file
+    if remote.etag is None or not _SHA256.fullmatch(remote.etag):  # not a large file
         return
     folder = repo_folder_name(repo_id=repository, repo_type="model")
-    path = Path(constants.HF_HUB_CACHE, folder, "blobs", found.etag)
+    path = Path(constants.HF_HUB_CACHE, folder, "blobs", remote.etag)
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     with part.open("ab") as file:
-        if file.tell() > (found.size or 0):  # two downloads at once wrote it
+        if file.tell() > (remote.size or 0):  # two downloads at once wrote it
             file.truncate(0)
         http_get(
             *(url, file),
             resume_size=file.seek(0, os.SEEK_END),
             headers=build_hf_headers(),
-            expected_size=found.size,
+            expected_size=remote.size,
             displayed_filename=name,
         )
     with part.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != found.etag:
+    if digest != remote.etag:
         part.unlink()
         raise OSError(errno.EIO, f"{name} was damaged by the download: repeat the command")
     part.replace(path)
@@ -254,7 +254,7 @@ def _take_plain(name: str, value: Any, size: int, depth: int = _MAX_DEPTH) -> An
     """Checks tensors, and copies dictionaries without the attributes that a pickle may set."""
     if isinstance(value, dict) and depth:
         items = dict.items(value)
-        return {key: _take_plain(name, each, size, depth - 1) for key, each in items}
+        return {key: _take_plain(name, item, size, depth - 1) for key, item in items}
     if isinstance(value, Tensor):
         dense = value.layout is torch.strided and not value.is_quantized
         # A few bytes can be a view of any size, which the network would allocate.

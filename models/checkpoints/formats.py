@@ -19,26 +19,19 @@ _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes, the format's own limit
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # Files that describe a folder's model.
 _CONFIGS = ("config.json", "open_clip_config.json", *INDICES)
-_OF_TORCH = "give the weights in PyTorch that it was made from"
 _OTHER_FRAMEWORK = "networks of other frameworks are not read"
 # Where they begin, first bytes of files that users give instead, and what they are.
 _BYTES = (
     (0, (b"version https://git-lfs",), "a pointer of Git LFS: run git lfs pull"),
     (0, (b"\x89HDF",), f"an HDF5 file, as Keras writes it: {_OTHER_FRAMEWORK}"),
-    (0, (b"\x89PNG", b"\xff\xd8\xff"), "an image"),
     (0, (b"\x1f\x8b", b"7z\xbc\xaf"), "an archive: unpack it"),
     (257, (b"ustar",), "an archive: unpack it"),
     (0, (b"GGUF",), "a quantised GGUF file: give the safetensors file that it was made from"),
-    (0, (b"\x93NUMPY",), "an array of numpy: store tensors by name, with torch.save"),
-    (0, (b"ftrt",), f"a TensorRT engine: {_OF_TORCH}"),
-    (4, (b"TFL3",), f"a TensorFlow Lite graph: {_OF_TORCH}"),
     (0, (b"<!DOCTYPE html", b"<!doctype html", b"<html"), "a web page: download the file itself"),
 )
 # The same by the end of a file's name, for formats without such bytes.
 _SUFFIXES = {
-    ".onnx": f"an ONNX graph: {_OF_TORCH}",
-    ".mlmodel": f"a Core ML model: {_OF_TORCH}",
-    ".msgpack": f"weights of Flax: {_OTHER_FRAMEWORK}",
+    ".onnx": "an ONNX graph: give the weights in PyTorch that it was made from",
     ".pdparams": f"weights of PaddlePaddle: {_OTHER_FRAMEWORK}",
     ".pb": f"a graph of TensorFlow: {_OTHER_FRAMEWORK}",
     ".index.json": "a list of a model's files: give the folder that has them all",
@@ -48,12 +41,6 @@ _ARCHIVES = {
     "constants.pkl": "a TorchScript program: store its weights, with torch.save(model.state_dict()"
     ", FILE)",
     "model.weights.h5": f"a model of Keras: {_OTHER_FRAMEWORK}",
-    ".npy": "an archive of numpy arrays: store tensors by name, with torch.save",
-}
-# Names that only the folders of some tools have, and what these are.
-_FOLDERS = {
-    "manifest.json": "bundle: give it with --bundle, or serve it as it is",
-    "saved_model.pb": f"SavedModel of TensorFlow: {_OTHER_FRAMEWORK}",
 }
 _SHARD = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.")
 
@@ -86,8 +73,9 @@ def is_safetensors(path: Path) -> bool:
     except FileNotFoundError as error:
         raise CheckpointError(f"no checkpoint file at {path}") from error
     except IsADirectoryError as error:
-        found = (what for name, what in _FOLDERS.items() if (path / name).exists())
-        what = next(found, "folder without config.json: give the file of weights in it")
+        what = "folder without config.json: give the file of weights in it"
+        if (path / "manifest.json").exists():
+            what = "bundle: give it with --bundle, or serve it as it is"
         raise CheckpointError(f"{path} is a {what}") from error
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
@@ -129,10 +117,10 @@ def _check_zip(path: Path) -> None:
 
 
 def _recognise(path: Path, head: bytes) -> str:
-    found = [what for offset, start, what in _BYTES if head.startswith(start, offset)]
-    found += [what for suffix, what in _SUFFIXES.items() if path.name.endswith(suffix)]
-    if found:
-        return found[0]
+    kinds = [what for offset, start, what in _BYTES if head.startswith(start, offset)]
+    kinds += [what for suffix, what in _SUFFIXES.items() if path.name.endswith(suffix)]
+    if kinds:
+        return kinds[0]
     if head.startswith(_PICKLE):
         return "a pickle that torch.save did not write"
     return "of no known format" if head else "empty"

@@ -72,8 +72,8 @@ def unpickle(name: str, data: bytes) -> object:
                     io.BytesIO(data), map_location="cpu", weights_only=True
                 )
     except pickle.UnpicklingError as error:
-        found = _CLASS.search(str(error))
-        kind = f"a pickled {found[1] or found[2]}" if found else "more than tensors and plain data"
+        match = _CLASS.search(str(error))
+        kind = f"a pickled {match[1] or match[2]}" if match else "more than tensors and plain data"
         raise CheckpointError(
             f"{name} has {kind} (code in a pickle is refused): {_STORE}"
         ) from error
@@ -86,9 +86,9 @@ def unpickle(name: str, data: bytes) -> object:
 
 def _find_unknown(data: bytes) -> list[str]:
     try:
-        found = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data))
+        classes = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data))
     except ValueError:  # torch.save before 1.6 wrote no zip archive: its classes are refused
         return []
-    if len(found) > _MAX_CLASSES:
+    if len(classes) > _MAX_CLASSES:
         raise pickle.UnpicklingError("the file has too many classes")
-    return found
+    return classes

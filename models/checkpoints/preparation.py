@@ -48,13 +48,13 @@ def take_rgb(backbone: nn.Module, spec: InputConfig) -> None:
         raise CheckpointError("--channels bgr needs a first convolution of three channels")
 
 
-def read_preprocess(found: Mapping[str, Any]) -> InputConfig:
+def read_preprocess(content: Mapping[str, Any]) -> InputConfig:
     """Reads the file's content; raises CheckpointError for steps that are not supported."""
-    stage = next((name for name in _STAGES if name in found), None)
+    stage = next((name for name in _STAGES if name in content), None)
     if stage is None:
         raise CheckpointError(f"{PREPROCESS} has neither {' nor '.join(_STAGES)}")
     try:
-        return InputConfig.model_validate(_combine(_read_steps(found[stage])))
+        return InputConfig.model_validate(_combine(_read_steps(content[stage])))
     except ValidationError as error:
         reason = "{loc[0]}: {msg}".format(**error.errors()[0])
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -64,16 +64,16 @@ def read_preprocess(found: Mapping[str, Any]) -> InputConfig:
     )
 
 
-def _read_steps(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    names = " ".join(step["type"] for step in found)
+def _read_steps(steps: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    names = " ".join(step["type"] for step in steps)
     if not _ORDER.fullmatch(names):
         raise ValueError(f"steps in the order {names or 'of none':.200}")
-    for step in found:
+    for step in steps:
         for key, value in step.items():
             known = ("type", *_KEYS.get(step["type"], ()))
             if key not in known or value != _FIXED.get(key, value):
                 raise ValueError(f"{step['type']} with {key} {value!r:.80}")
-    return {step["type"]: step for step in found}
+    return {step["type"]: step for step in steps}
 
 
 def _combine(steps: Mapping[str, dict[str, Any]]) -> dict[str, object]:

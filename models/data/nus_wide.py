@@ -22,7 +22,7 @@ _VECTORS = "wordvec_array.pth"
 
 
 def read_nus_wide(path: Path) -> LabelledFolder:
-    """Reads the folder; a damaged index raises an error that `reader.py` catches."""
+    """Reads the folder; a damaged index raises an error that `labelled_folder.py` catches."""
     for name in (_CLASSES, _VECTORS):
         if not (path / name).is_file():
             raise DataError(f"{path} has no {name}")

@@ -62,7 +62,7 @@ def read_pairs(path: Path) -> LabelledFolder:
     for file, split in pairs.items():
         name = file.stem.partition("-")[0].partition("_")[0]
         named = (path / name, path / split)
-        folder = next((each for each in named if each.is_dir()), path / "images")
+        folder = next((child for child in named if child.is_dir()), path / "images")
         for image, label, confidence in _read_rows(file):
             photo = folder / (image if Path(image).suffix else f"{image}.jpg")
             labels, name = known[split, photo], descriptions.get(label, label)
@@ -92,7 +92,7 @@ _read_float = lru_cache(float)  # millions of rows share the memory of a few val
 def _make_image(split: str, photo: Path, labels: dict[str, _Range]) -> LabelledImage:
     decided = {name: _decide(*confidences) for name, confidences in labels.items()}
     present, absent = (
-        tuple(name for name, found in decided.items() if found is wanted)
+        tuple(name for name, present_or_not in decided.items() if present_or_not is wanted)
         for wanted in (True, False)
     )
     return LabelledImage(photo, split, present, absent)

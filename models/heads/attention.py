@@ -41,18 +41,9 @@ class Attention(nn.Module):
             nn.init.zeros_(layer.bias)
         nn.init.zeros_(self.out.bias)
 
-    def forward(
-        self, queries: Tensor, keys: Tensor, values: Tensor, *, fixed: bool = False
-    ) -> Tensor:
-        """Gathers values for each query, [B, Q, D].
-
-        With `fixed`, queries of batch 1 are constants of the network. Outside training the key
-        projection is then folded into them if that needs fewer products (see below).
-        """
-        projected = self.project(queries)
-        if fixed and not self.training and self._is_cheaper_folded(queries.shape[1]):
-            return self._gather(self._score_folded(projected, keys), values)
-        return self.attend(projected, keys, values)
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Gathers values for each query, [B, Q, D]."""
+        return self.attend(self.project(queries), keys, values)
 
     def project(self, queries: Tensor) -> Tensor:
         """Projects and scales queries [b, Q, D]: the part that needs no image."""
@@ -61,22 +52,6 @@ class Attention(nn.Module):
     def attend(self, projected: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Continues from `project`: [1 or B, Q, D] and [B, S, M] to [B, Q, D]."""
         scores = self._split(projected) @ self._split(self.key(keys)).transpose(-2, -1)
-        return self._gather(scores, values)
-
-    def _is_cheaper_folded(self, num_queries: int) -> bool:
-        # Products per token: with folded queries of all heads, or with the key projection and then
-        # with the queries.
-        width, memory = self.value.weight.shape
-        return self.num_heads * num_queries * memory < width * memory + num_queries * width
-
-    def _score_folded(self, projected: Tensor, keys: Tensor) -> Tensor:
-        # The keys' bias adds the same to all scores of a query, which cancels in the softmax.
-        weight = self.key.weight.unflatten(0, (self.num_heads, self.head_width))
-        folded = (self._split(projected)[0] @ weight).flatten(0, 1)  # [heads * Q, M]
-        scores: Tensor = (keys @ folded.T).unflatten(-1, (self.num_heads, -1))
-        return scores.permute(0, 2, 3, 1)  # [B, heads, Q, S]
-
-    def _gather(self, scores: Tensor, values: Tensor) -> Tensor:
         weights = self.dropout(scores.softmax(dim=-1))
         mixed = weights @ self._split(self.value(values))  # [B, heads, Q, D / heads]
         return self.out(mixed.transpose(1, 2).flatten(2))

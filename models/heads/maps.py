@@ -38,8 +38,8 @@ class _Maps(nn.Module):
 
     def draw(self, contributions: Tensor) -> Tensor:
         """Maps contributions [B, L, S] to maps [B, L, rows, columns], 0..1."""
-        found = contributions.relu().unflatten(-1, self.grid)
-        smooth = self.rows @ found @ self.columns.T
+        positive = contributions.relu().unflatten(-1, self.grid)
+        smooth = self.rows @ positive @ self.columns.T
         largest = smooth.amax(dim=(-2, -1), keepdim=True)
         return smooth / largest.clamp_min(torch.finfo(smooth.dtype).tiny)
 

@@ -64,8 +64,7 @@ class DecoderLayer(nn.Module):
     def forward(self, queries: Tensor, memory: Tensor) -> Tensor:
         """Decodes queries [1 or B, Q, D] over memory [B, S, D] to [B, Q, D]."""
         hidden = self.prepare(queries)
-        fixed = queries.shape[0] == 1
-        return self._refine(hidden, self.attention(hidden, memory, memory, fixed=fixed))
+        return self._refine(hidden, self.attention(hidden, memory, memory))
 
     def prepare(self, queries: Tensor) -> Tensor:
         """Normalises queries [b, Q, D]: the part that needs no image."""

@@ -1,7 +1,7 @@
 """Name votes: the names of a classifier vote for any label, by their distance to it.
 
 p(label | photo) is the sum over names of p(name | photo) p(label | name), and the last factor a
-softmax over the names' cosines with the label: ConSE (`evaluate_open.py`) averages all names, here
+softmax over the names' cosines with the label: ConSE (arXiv 1312.5650) averages all names, here
 only the nearest count. Scores are relative to the mean photo, so they can be added to a logit.
 """
 
@@ -53,8 +53,8 @@ class NameVotes(nn.Module):
         This keeps each label's ranking of photos and makes labels comparable: without it a label
         with many near names scores high on every photo.
         """
-        found = torch.cat([self.read(tokens) for tokens in batches])
-        self.prior.copy_(found.mean(dim=0))
+        shares = torch.cat([self.read(tokens) for tokens in batches])
+        self.prior.copy_(shares.mean(dim=0))
 
 
 def to_log(ratios: Tensor) -> Tensor:

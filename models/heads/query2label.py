@@ -66,19 +66,15 @@ class QueryLayer(_Layer):
         self.norm1 = nn.LayerNorm(width) if self_attention else None
         self.norm3 = nn.LayerNorm(width)
 
-    def forward(
-        self, target: Tensor, queries: Tensor, keys: Tensor, values: Tensor, *, fixed: bool = False
-    ) -> Tensor:
+    def forward(self, target: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Maps a target [1 or B, N, D] and queries [1, N, D] to the next target [B, N, D].
 
-        Keys are tokens with positions, values tokens, [B, S, D]; `fixed`: the same for all images.
+        Keys are tokens with positions, values tokens, [B, S, D].
         """
         attend, norm = self.self_attention, self.norm1
         if attend is not None and norm is not None:
             target = self._add(norm, target, lambda x: attend(placed := x + queries, placed, x))
-        target = self._add(
-            self.norm2, target, lambda x: self.attention(x + queries, keys, values, fixed=fixed)
-        )
+        target = self._add(self.norm2, target, lambda x: self.attention(x + queries, keys, values))
         return self._add(self.norm3, target, self.feedforward)
 
 
@@ -100,7 +96,7 @@ class Query2Label(nn.Module):
         self.encoder_norm = nn.LayerNorm(width) if has_norm else nn.Identity()
         self.queries = nn.Parameter(torch.randn(config.num_classes, width))
         self.decoder = nn.ModuleList(
-            QueryLayer(config, own, config.pre_norm) for own in config.self_attention
+            QueryLayer(config, attends, config.pre_norm) for attends in config.self_attention
         )
         self.norm = nn.LayerNorm(width)
         self.pool = GroupLinear(config.num_classes, width, 1, config.num_classes)
@@ -119,8 +115,8 @@ def decode(layers: nn.ModuleList, queries: Tensor, keys: Tensor, values: Tensor)
     """Decodes queries [N, D] over keys and values [B, S, D] to [B, N, D], from targets of zero."""
     queries = queries.unsqueeze(0)  # [1, N, D]
     target = torch.zeros_like(queries)
-    for depth, layer in enumerate(layers):
-        target = layer(target, queries, keys, values, fixed=depth == 0)
+    for layer in layers:
+        target = layer(target, queries, keys, values)
     return target
 
 
@@ -135,8 +131,8 @@ def sine_positions(width: int, grid: tuple[int, int]) -> Tensor:
     frequencies = 10_000 ** (2 * steps / half)  # [half]
 
     def wave(count: int) -> Tensor:  # [count, half]
-        places = torch.arange(1, count + 1) / (count + 1e-6) * 2 * math.pi
-        angles = places[:, None] / frequencies
+        positions = torch.arange(1, count + 1) / (count + 1e-6) * 2 * math.pi
+        angles = positions[:, None] / frequencies
         return torch.stack([angles[:, 0::2].sin(), angles[:, 1::2].cos()], dim=2).flatten(1)
 
     by_row = wave(rows)[:, None].expand(-1, columns, -1)

@@ -115,7 +115,7 @@ class Screen(nn.Module):
         head, attention = self.head, self.head.layer.attention
         width = head.config.decoder_width
         memory = head.remember(to_tokens(tokens))
-        places, values = attention.key(memory), attention.value(memory)
+        keys, values = attention.key(memory), attention.value(memory)
         size = torch.ones_like(shift).sum()  # L as a tensor
 
         # First stage: the mean value for all labels, and the votes of a few names.
@@ -138,7 +138,7 @@ class Screen(nn.Module):
         queried, worth = (
             split_heads(labels, attention.num_heads)
             @ split_heads(self._pool(photo), attention.num_heads).transpose(-2, -1)
-            for labels, photo in ((projections, places), (read[..., :width], values))
+            for labels, photo in ((projections, keys), (read[..., :width], values))
         )  # [B, heads, count, T]
         logits = (queried.softmax(dim=-1) * worth).sum(dim=(1, 3)) + read[..., width]
         scales, shifts = (
@@ -146,8 +146,8 @@ class Screen(nn.Module):
         )
         rank = (logits + voted.gather(1, left)) * scales + shifts
         # A photo's labels must not depend on how many the others of the batch need.
-        own = torch.arange(count) < needed.unsqueeze(-1)
-        rank = torch.where(own, rank, _NEVER)
+        counted = torch.arange(count) < needed.unsqueeze(-1)
+        rank = torch.where(counted, rank, _NEVER)
         needed = torch.minimum(_count(self.second, rank, wanted, size), needed)
         best, _ = _best(rank, needed, MAX_SCORED)
 

@@ -64,7 +64,7 @@ def _head_config(recipe: Recipe, data: LabelledFolder, width: int, tokens: int) 
         "num_encoder_layers": recipe.encoder_layers,
         "self_attention": (False,) * recipe.decoder_layers,
     }
-    kind = next(each for each in HEADS if each.model_fields["kind"].default == recipe.head)
+    kind = next(config for config in HEADS if config.model_fields["kind"].default == recipe.head)
     return kind.model_validate({k: v for k, v in fields.items() if k in kind.model_fields})
 
 
@@ -98,18 +98,18 @@ def start_from(network: Network, init: CheckpointFile) -> str:
                 "training does not know: move it to a folder of its own if it takes RGB"
             )
         body = network.backbone.body
-        own = body.state_dict()
-        whole = take_pooled_norm(state, own)
-        kept = {k: v for k, v in whole.items() if k in own or not k.startswith(_CLASSIFIERS)}
-        fill(body, add_counters(kept, own))
+        tensors = body.state_dict()
+        whole = take_pooled_norm(state, tensors)
+        kept = {k: v for k, v in whole.items() if k in tensors or not k.startswith(_CLASSIFIERS)}
+        fill(body, add_counters(kept, tensors))
         return "its backbone" + _take_pixels(network, _read_pixels(network, described))
     start = read_checkpoint(init, Hints(name, prefix_tokens="drop", features="forward_features"))
-    found = start.take_network()
-    fill(network.backbone, found.backbone.state_dict())
-    pixels = _take_pixels(network, found.config.input)
-    if _describe(found.head) != _describe(network.head):
+    trained = start.take_network()
+    fill(network.backbone, trained.backbone.state_dict())
+    pixels = _take_pixels(network, trained.config.input)
+    if _describe(trained.head) != _describe(network.head):
         return f"its backbone{pixels}; its head is built differently"
-    network.head.load_state_dict(found.head.state_dict())
+    network.head.load_state_dict(trained.head.state_dict())
     return f"its backbone and its head{pixels}"
 
 
@@ -117,16 +117,18 @@ def _read_pixels(network: Network, described: Description) -> InputConfig:
     if described.photos is not None:
         return described.photos
     given = {name: value for name in _PIXELS if (value := described.preparation.get(name))}
-    own = network.config.input
-    return input_config(network.config.backbone, (own.height, own.width), given) if given else own
+    current = network.config.input
+    if not given:
+        return current
+    return input_config(network.config.backbone, (current.height, current.width), given)
 
 
-def _take_pixels(network: Network, found: InputConfig) -> str:
+def _take_pixels(network: Network, source: InputConfig) -> str:
     """Returns a description of the change; empty if there is none."""
-    own = network.config.input
-    names = (*_PIXELS, *_PADDING) if found.resize_mode == "pad" else _PIXELS
-    taken = own.model_copy(update={name: getattr(found, name) for name in names})
-    if taken == own:
+    current = network.config.input
+    names = (*_PIXELS, *_PADDING) if source.resize_mode == "pad" else _PIXELS
+    taken = current.model_copy(update={name: getattr(source, name) for name in names})
+    if taken == current:
         return ""
     network.config = network.config.model_copy(update={"input": taken})
     pixels = f", its mean {taken.mean}, std {taken.std} and {taken.interpolation} interpolation"

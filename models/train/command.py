@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 
-from models.data.reader import read_labelled_folder
+from models.data.labelled_folder import read_labelled_folder
 from models.data.records import LabelledFolder
 from models.train.recipe import BaseRecipe
 

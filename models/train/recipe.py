@@ -111,7 +111,6 @@ class Recipe(BaseRecipe):
         description="timm's auto_augment, mmax9 at most; for squashed photos also randaugment, as "
         "the package of this name has it",
     )
-    color_jitter: float = Field(0.0, ge=0, description="timm's color_jitter")
     erase: float = Field(0.0, ge=0, le=1, description="probability of timm's random erasing")
     mixup: float = Field(0.0, ge=0, description="alpha of mixup between the photos of a batch")
     cutmix: float = Field(0.0, ge=0, description="alpha of CutMix; single-label data only")

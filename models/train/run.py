@@ -57,8 +57,8 @@ class Task(ABC, Generic[BatchT]):
 class RunFolder:
     """The folder of a run: its log and its state.
 
-    `identity`, plain data, must be equal for the run to continue; RecipeError if it is not, or if
-    `state.pt` is damaged.
+    `identity`, plain data, must be equal for the run to continue. Raises RecipeError if it is not,
+    or if `state.pt` is damaged.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:

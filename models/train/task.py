@@ -30,7 +30,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 # Fields of a recipe that cached features depend on, in the order of the cache's keys.
 _FEATURE_FIELDS = (
     "backbone", "pretrained", "frozen_stages", "image_size", "train_size", "crop_scale",
-    "train_resize", "cutout", "auto_augment", "color_jitter", "erase", "seed",
+    "train_resize", "cutout", "auto_augment", "erase", "seed",
 )  # fmt: skip
 
 
@@ -112,9 +112,9 @@ class LabelTask(Task[Batch]):
         recipe = self.recipe
         # Channels last is about twice as fast for depthwise convolutions on a CPU.
         self.network.to(self.accelerator.device).to(memory_format=torch.channels_last)
-        own = {id(parameter) for parameter in self.backbone.parameters()}
+        of_backbone = {id(parameter) for parameter in self.backbone.parameters()}
         rates = (
-            (p, recipe.backbone_lr if id(p) in own else recipe.lr)
+            (p, recipe.backbone_lr if id(p) in of_backbone else recipe.lr)
             for p in self.network.parameters()
         )
         groups = group_parameters(rates, recipe.weight_decay, decay_all=recipe.decay_all)
@@ -179,7 +179,7 @@ class LabelTask(Task[Batch]):
 
 
 def freeze_named(body: nn.Module, pattern: str) -> None:
-    """Freezes the parameters whose names match a regular expression; RecipeError if none does."""
+    """Freezes the parameters that a regular expression names; raises RecipeError if it has none."""
     try:
         chosen = [p for name, p in body.named_parameters() if re.search(pattern, name)]
     except re.error as error:

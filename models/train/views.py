@@ -150,7 +150,7 @@ def pad(picture: Image.Image, prepared: InputConfig) -> Image.Image:
 
 
 def training_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
-    """Returns the augmentation: timm's crop, flip, RandAugment, colour and erasing.
+    """Returns the augmentation: timm's crop, flip, RandAugment and erasing.
 
     `train_resize = "squash"` gives whole photos with Cutout and RandAugment instead, without crop
     and flip, as ML-Decoder's and Query2Label's authors do it.
@@ -160,7 +160,7 @@ def training_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
     try:
         if recipe.train_resize == "squash":
             return _squash(recipe, prepared)
-        return crop_transform(prepared, size, recipe.crop_scale, recipe.color_jitter, **augment)
+        return crop_transform(prepared, size, recipe.crop_scale, 0.0, **augment)
     except (AssertionError, KeyError, ValueError) as error:  # timm's, for invalid text
         raise RecipeError(
             f"recipe: auto_augment: timm cannot parse {recipe.auto_augment!r}"

@@ -160,9 +160,9 @@ def build_open_head(
 def start_from(head: ZeroShotMLDecoder, init: ZeroShotMLDecoder) -> None:
     """Loads the weights of an equally built head; the sharpness of votes is the recipe's."""
     for name, wanted in head.config:
-        found = getattr(init.config, name)
-        if found != wanted and name not in _WITHOUT_WEIGHTS:
-            raise CheckpointError(f"the head to start from has {name} {found!r}, not {wanted!r}")
+        given = getattr(init.config, name)
+        if given != wanted and name not in _WITHOUT_WEIGHTS:
+            raise CheckpointError(f"the head to start from has {name} {given!r}, not {wanted!r}")
     state = {name: value for name, value in init.state_dict().items() if name != "votes.sharpness"}
     head.load_state_dict(state, strict=False)
 

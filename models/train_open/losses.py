@@ -19,8 +19,8 @@ def weak_negative_loss(logits: Tensor, positives: Tensor, weight: float, focus: 
 
 def soft_target_loss(logits: Tensor, probabilities: Tensor) -> Tensor:
     """Binary cross-entropy with the teacher's probabilities as targets, float [B, P] both."""
-    found = functional.binary_cross_entropy_with_logits(logits, probabilities, reduction="none")
-    return found.sum(dim=1).mean()
+    losses = functional.binary_cross_entropy_with_logits(logits, probabilities, reduction="none")
+    return losses.sum(dim=1).mean()
 
 
 def ranking_loss(logits: Tensor, teacher: Tensor, sharpness: float) -> Tensor:
@@ -33,8 +33,8 @@ def ranking_loss(logits: Tensor, teacher: Tensor, sharpness: float) -> Tensor:
     """
     deviation, mean = torch.std_mean(teacher, dim=0)
     wanted = (sharpness * (teacher - mean) / (deviation + 1e-5)).softmax(dim=0)
-    found = logits.log_softmax(dim=0)
-    return functional.kl_div(found, wanted, reduction="sum") / logits.shape[1]
+    logs = logits.log_softmax(dim=0)
+    return functional.kl_div(logs, wanted, reduction="sum") / logits.shape[1]
 
 
 def classifier_loss(logits: Tensor, probabilities: Tensor) -> Tensor:

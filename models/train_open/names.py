@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.data.reader import read_labelled_folder
+from models.data.labelled_folder import read_labelled_folder
 from models.data.records import DataError, LabelledFolder, LabelledImage
 
 
@@ -27,8 +27,8 @@ def choose_names(folder: LabelledFolder, hold_out: Collection[str]) -> Vocabular
     A concept that is also a label counts as a label. Another is held out if its words contain those
     of a name in `hold_out` or the reverse: a `computer mouse` is a `mouse`.
     """
-    found = {_clean(name) for image in folder.split("train") for name in image.concepts}
-    concepts = sorted(found - set(folder.label_names))
+    named = {_clean(name) for image in folder.split("train") for name in image.concepts}
+    concepts = sorted(named - set(folder.label_names))
     if not concepts:
         raise DataError(f"data set {folder.name} has no caption_concepts to train on")
     avoided = _find_avoided(folder, hold_out)
@@ -83,5 +83,5 @@ def _find_avoided(folder: LabelledFolder, hold_out: Collection[str]) -> list[fro
 
 def _spoken(caption: str) -> frozenset[str]:
     """Returns the words of a sentence and their possible singulars."""
-    found = re.findall(r"\w+", caption.lower())
-    return frozenset(found) | {w.removesuffix(end) for w in found for end in ("s", "es")}
+    words = re.findall(r"\w+", caption.lower())
+    return frozenset(words) | {w.removesuffix(end) for w in words for end in ("s", "es")}

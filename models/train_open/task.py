@@ -150,9 +150,9 @@ class OpenTask(Task[Batch]):
             return logits.new_zeros(())
         with torch.no_grad():
             wanted = self.trained.head(tokens)[:, self.trained.theirs]
-        found = logits[:, self.trained.ours]
-        ranking = ranking_loss(found, wanted, self.recipe.sharpness)
-        return soft_target_loss(found, wanted.sigmoid()) + self.recipe.ranking_weight * ranking
+        ours = logits[:, self.trained.ours]
+        ranking = ranking_loss(ours, wanted, self.recipe.sharpness)
+        return soft_target_loss(ours, wanted.sigmoid()) + self.recipe.ranking_weight * ranking
 
     @torch.inference_mode()
     def measure(self, network: nn.Module) -> dict[str, float]:

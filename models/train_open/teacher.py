@@ -1,7 +1,7 @@
 """Sources of an open head: a frozen encoder, a teacher and a text encoder.
 
-The teacher is the untouched pretrained backbone with its own ImageNet classifier. It is distilled
-into the open head, and it is the classifier of ConSE, the baseline.
+The teacher is the untouched pretrained backbone with its own ImageNet classifier; the open head is
+distilled from it.
 """
 
 from dataclasses import dataclass
@@ -49,11 +49,11 @@ class Sources:
 
 def read_sources(checkpoint: Path, text: TextEncoder) -> Sources:
     """Reads a checkpoint's encoder and builds the teacher of the same architecture."""
-    found = read_checkpoint(checkpoint)
-    network = found.take_network()
+    stored = read_checkpoint(checkpoint)
+    network = stored.take_network()
     spec = network.config.input
     teacher = load_teacher(network.config.backbone, (spec.height, spec.width))
-    return Sources(network.backbone, spec, network.head, found.label_names or (), teacher, text)
+    return Sources(network.backbone, spec, network.head, stored.label_names or (), teacher, text)
 
 
 def load_teacher(name: str, image_size: tuple[int, int]) -> Teacher:
@@ -82,8 +82,8 @@ def load_teacher(name: str, image_size: tuple[int, int]) -> Teacher:
 def _check_agreement(teacher: Teacher, whole: nn.Module, image_size: tuple[int, int]) -> None:
     """Raises PretrainedError for norms, class tokens and the like, which `classify` omits."""
     image = torch.randn(1, 3, *image_size, generator=torch.Generator().manual_seed(0))
-    wanted, found = whole(image), teacher.classify(teacher.backbone(image))
-    if not torch.allclose(found, wanted, rtol=0, atol=_TOLERANCE * float(wanted.std())):
+    wanted, logits = whole(image), teacher.classify(teacher.backbone(image))
+    if not torch.allclose(logits, wanted, rtol=0, atol=_TOLERANCE * float(wanted.std())):
         raise PretrainedError(
             f"{teacher.backbone.name} classifies by more than the mean of its tokens: use an "
             "EfficientNet or a ResNet"
@@ -107,8 +107,8 @@ def share_stages(student: Backbone, teacher: Backbone) -> tuple[nn.Module, nn.Mo
         for stages in range(student.num_stages, -1, -1)
         if _equal(student.split(stages)[0], teacher.split(stages)[0])
     )
-    shared, own = student.split(count)
-    return shared, own, teacher.split(count)[1]
+    shared, students = student.split(count)
+    return shared, students, teacher.split(count)[1]
 
 
 def _equal(first: nn.Module, second: nn.Module) -> bool:

@@ -96,7 +96,7 @@ class Bundle:
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def read_label_sets(self) -> dict[str, bytes]:
-        """Returns file name, such as `everyday.npz` -> content; `BundleError` if changed."""
+        """Returns contents by file name (`everyday.npz`); raises `BundleError` if changed."""
         return {
             file.removeprefix(SET_PREFIX): self._read(file)
             for file in sorted(self.manifest.files)
@@ -108,7 +108,7 @@ class Bundle:
 
 
 def load_bundle(path: Path) -> Bundle:
-    """Verifies a bundle except graphs and label sets; `BundleError` has a one-line reason."""
+    """Verifies a bundle except graphs and label sets; raises `BundleError`, in one line."""
     manifest = read_manifest(path)
     try:
         return _verify(path, manifest)

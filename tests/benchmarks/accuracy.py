@@ -22,7 +22,7 @@ import typer
 from numpy.typing import NDArray
 from PIL import Image
 
-from models.data.reader import read_labelled_folder
+from models.data.labelled_folder import read_labelled_folder
 from models.data.records import LabelledImage
 from models.metrics import average_precisions
 from service.bundle.reader import load_bundle

@@ -17,7 +17,7 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-from models.data.reader import read_labelled_folder
+from models.data.labelled_folder import read_labelled_folder
 from models.data.records import LabelledImage
 from models.metrics import average_precisions
 from service.calibration import bin_scores, measure_error

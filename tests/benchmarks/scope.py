@@ -18,7 +18,7 @@ import numpy as np
 import typer
 from playwright.sync_api import sync_playwright
 
-from models.data.reader import read_labelled_folder
+from models.data.labelled_folder import read_labelled_folder
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.question import Question
 from service.settings import Settings

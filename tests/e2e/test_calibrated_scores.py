@@ -1,6 +1,6 @@
 """Predictions of a calibrated bundle have the scores sigmoid(scale * logit + shift).
 
-Other interfaces, and Triton's ensemble, are compared with predictions in their own tests.
+Other interfaces are compared with predictions in their own tests.
 """
 
 from typing import Any

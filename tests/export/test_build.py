@@ -10,7 +10,7 @@ from export.calibration.heads import CalibrationOptions
 from export.graphs.graph import PIXELS_TO_LOGITS, Graphs
 from export.graphs.verify import VerificationError
 from export.int8.search import Int8Graphs
-from export.sources.photos import PhotoReader, read_splits
+from export.sources.labelled_photos import PhotoReader, read_splits
 from models.checkpoints.description import CheckpointError, Hints
 from models.network import Network
 from service.bundle.card import Precision
@@ -88,9 +88,11 @@ def test_thresholds_and_calibration_are_those_of_validation(bundle: Bundle, fold
     assert [label.positives for label in bundle.labels] == val.targets.sum(axis=0).tolist()
     assert all(label.threshold is not None for label in bundle.labels)
     served = run_trained(bundle, val.read(), bundle.default_precision("cpu"))
-    fit, found = fit_calibration(served, val.targets), bundle.card.trained_head.calibration
-    assert (found.scale, found.shift) == pytest.approx((fit.pair.scale, fit.pair.shift), abs=1e-3)
-    assert (found.dataset, found.images) == ("colours/val", len(val.paths))
+    fit, calibration = fit_calibration(served, val.targets), bundle.card.trained_head.calibration
+    assert (calibration.scale, calibration.shift) == pytest.approx(
+        (fit.pair.scale, fit.pair.shift), abs=1e-3
+    )
+    assert (calibration.dataset, calibration.images) == ("colours/val", len(val.paths))
 
 
 def test_int8_is_not_the_cpus_default_when_it_does_not_agree_with_fp32(

@@ -13,7 +13,7 @@ import torch
 from export.build import ExportRequest, build_bundle
 from models.checkpoints.checkpoint import write_checkpoint
 from models.checkpoints.description import Hints
-from models.data.reader import read_labelled_folder
+from models.data.labelled_folder import read_labelled_folder
 from models.data.records import LabelledFolder, WordVectors
 from models.evaluate import main
 from models.network import Network
@@ -47,9 +47,9 @@ def test_bundle_has_the_figures_of_its_checkpoint(
     evaluate: Evaluate,
 ) -> None:
     folder = write_folder(tmp_path / "photos", order)
-    found = evaluate("--bundle", plain_bundle.path, folder)
-    assert {"mAP", "CF1", "OF1", "top-3 CF1", "top-3 OF1", *LABELS} <= found.keys()
-    assert found == pytest.approx(evaluate("--checkpoint", checkpoint, folder), abs=0.01)
+    figures = evaluate("--bundle", plain_bundle.path, folder)
+    assert {"mAP", "CF1", "OF1", "top-3 CF1", "top-3 OF1", *LABELS} <= figures.keys()
+    assert figures == pytest.approx(evaluate("--checkpoint", checkpoint, folder), abs=0.01)
 
 
 def test_figures_of_a_calibrated_bundle_are_of_its_calibrated_scores(
@@ -63,12 +63,12 @@ def test_figures_of_a_calibrated_bundle_are_of_its_calibrated_scores(
         manifest["card"]["trained_head"]["calibration"] = calibration
 
     edit_manifest(path, shift)
-    found = evaluate("--bundle", path, folder)
-    assert {name: found[name] for name in ("mAP", *LABELS)} == pytest.approx(
+    figures = evaluate("--bundle", path, folder)
+    assert {name: figures[name] for name in ("mAP", *LABELS)} == pytest.approx(
         {name: raw[name] for name in ("mAP", *LABELS)}
     )
     assert raw["OR"] > 0
-    assert found["OR"] == 0  # no score reaches 0.5 any more
+    assert figures["OR"] == 0  # no score reaches 0.5 any more
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_hints_have_the_same_effect_on_evaluation_and_export(
 ) -> None:
     hints = Hints(plain_pixels=True, single_label=True, pad="black")
     bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model", hints=hints)).path
-    own = partial(evaluate, "--checkpoint", checkpoint, folder)
+    measure = partial(evaluate, "--checkpoint", checkpoint, folder)
     expected = evaluate("--bundle", bundle, folder)
     padded = ("--plain-pixels", "--single-label", "--pad", "black")
-    assert own(*padded) == pytest.approx(expected, abs=0.01)
-    assert own("--plain-pixels") not in (own(), own("--plain-pixels", "--pad", "black"))
+    assert measure(*padded) == pytest.approx(expected, abs=0.01)
+    assert measure("--plain-pixels") not in (measure(), measure("--plain-pixels", "--pad", "black"))
 
 
 def test_other_labels_are_refused_by_name(
@@ -132,9 +132,9 @@ def test_open_bundle_is_measured_on_the_data_sets_word_vectors(
         return replace(read, word_vectors=WordVectors(embeddings, LABELS[1:], (LABELS[0],)))
 
     monkeypatch.setattr("models.evaluate.read_labelled_folder", with_vectors)
-    found = evaluate("--bundle", bundle, folder)
-    assert found == pytest.approx(evaluate("--checkpoint", open_checkpoint, folder), abs=0.01)
-    assert {"ZSL mAP", "GZSL F1@3"} <= found.keys()
+    figures = evaluate("--bundle", bundle, folder)
+    assert figures == pytest.approx(evaluate("--checkpoint", open_checkpoint, folder), abs=0.01)
+    assert {"ZSL mAP", "GZSL F1@3"} <= figures.keys()
 
 
 def test_mistakes_are_one_line(

@@ -29,15 +29,12 @@ def test_padded_photo_has_the_scores_of_the_taggers_own_code(
     bundle = build_bundle(ExportRequest(tmp_path / "tagger", tmp_path / "bundle", hints=hints))
     picture = make_picture(5, 300, 171)
     pixels = decode_image(encode_picture(picture), bundle.card.input, 10**6).pixels
-    found = next(
-        iter(
-            open_engine(bundle, device="cpu", precision="fp32").run(pixels[None], [[TRAINED_HEAD]])
-        )
-    )
+    engine = open_engine(bundle, device="cpu", precision="fp32")
+    result = next(iter(engine.run(pixels[None], [[TRAINED_HEAD]])))
 
     squared = torch.from_numpy(pad_by_pillow(picture, bundle.card.input).copy()) / 255
     mean, std = (torch.tensor(spec[key]) for key in ("mean", "std"))
     images = ((squared - mean) / std).permute(2, 0, 1)[None]
     with torch.inference_mode():
         expected = model(images if stages else images.flip(1)).sigmoid().numpy()
-    np.testing.assert_allclose(1 / (1 + np.exp(-np.asarray(found[0][0]))), expected[0], atol=1e-5)
+    np.testing.assert_allclose(1 / (1 + np.exp(-np.asarray(result[0][0]))), expected[0], atol=1e-5)

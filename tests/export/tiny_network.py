@@ -44,10 +44,10 @@ def run_torch(network: Network, pixels: PixelArray, *embeddings: torch.Tensor) -
         return np.asarray(network(images, *embeddings))
 
 
-def assert_close(found: LogitsArray, expected: LogitsArray, tolerance: float = 1e-4) -> None:
+def assert_close(actual: LogitsArray, expected: LogitsArray, tolerance: float = 1e-4) -> None:
     """Compares with the largest value, which is what float32 sums round against."""
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected).max() <= tolerance * np.abs(expected).max()
 
 
 def make_picture(stream: np.random.Generator, labels: tuple[str, ...]) -> PixelArray:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from export.sources.trained import UnusableCheckpointError, read_source
 from models import average
 from models.average import main
 from models.backbones.backbone import Backbone
@@ -55,21 +54,11 @@ def test_average_has_the_weighted_mean_of_every_weight(paths: Paths) -> None:
     out = a.parent / "runs" / "mean" / "out.safetensors"  # whose folder is made
     assert run(out, f"{a}=0.25", f"{b}=0.75") == 0
     first, second, averaged = read_state(a), read_state(b), read_checkpoint(out)
-    for key, found in averaged.network.state_dict().items():
-        if found.is_floating_point():
-            torch.testing.assert_close(found, 0.25 * first[key] + 0.75 * second[key])
+    for key, tensor in averaged.network.state_dict().items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor, 0.25 * first[key] + 0.75 * second[key])
     assert averaged.label_names == LABELS
     assert averaged.notes["average"].startswith("0.25 ")
-
-
-def test_average_of_checkpoints_without_label_names_has_none(paths: Paths) -> None:
-    a, _, out = paths
-    network = read_checkpoint(a).network
-    write_checkpoint(a, network, (), {})
-    assert run(out, f"{a}=1") == 0
-    assert read_checkpoint(out).label_names is None
-    with pytest.raises(UnusableCheckpointError, match="names no labels: give --label-names"):
-        read_source(out)
 
 
 def test_share_of_the_untouched_backbone_leaves_the_head_alone(
@@ -87,11 +76,11 @@ def test_share_of_the_untouched_backbone_leaves_the_head_alone(
     assert run(out, "--untouched", "0.25", f"{a}=1") == 0
     assert [backbone.name for backbone in untouched] == ["test_efficientnet"]
     first = read_state(a)
-    for key, found in read_state(out).items():
+    for key, tensor in read_state(out).items():
         expected = first[key]
-        if key.startswith("backbone.") and found.is_floating_point():
+        if key.startswith("backbone.") and tensor.is_floating_point():
             expected = 0.75 * expected + 0.25
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(tensor, expected)
 
 
 @pytest.mark.parametrize(
@@ -112,20 +101,16 @@ def test_invalid_share_is_refused(
 
 DIFFERENT, SUM = "different networks, inputs or labels", "must sum to 1"
 GREY = InputConfig(height=32, width=32, mean=(0.5, 0.5, 0.5))
-CROPPED = InputConfig(height=32, width=32, resize_mode="crop", crop_pct=0.8)
 
 
 @pytest.mark.parametrize(
     ("changes", "shares", "message"),
     [
         ({"labels": ("cat", "cow")}, (0.5, 0.5), DIFFERENT),
-        ({"labels": ("cat", "dog", "cow")}, (0.5, 0.5), DIFFERENT),
         ({"activation": "softmax"}, (0.5, 0.5), DIFFERENT),
         ({"input": GREY}, (0.5, 0.5), DIFFERENT),
-        ({"input": CROPPED}, (0.5, 0.5), DIFFERENT),
         ({}, (0.5, 0.6), SUM),
         ({}, (float("nan"), 0.5), SUM),
-        ({}, (float("inf"), -float("inf")), SUM),
     ],
 )
 def test_average_refuses_other_networks_and_shares_in_one_line(
@@ -166,7 +151,7 @@ def test_out_must_be_a_file_that_ends_in_safetensors(
         run(out.with_suffix(".pt"), f"{a}=1")
     assert set(out.parent.iterdir()) == {a, b}
     out.mkdir()
-    for place in (out, a / "out.safetensors"):
+    for target in (out, a / "out.safetensors"):
         capsys.readouterr()
-        assert run(place, f"{a}=1") == 2
+        assert run(target, f"{a}=1") == 2
         assert capsys.readouterr().err.count("\n") == 1

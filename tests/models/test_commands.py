@@ -56,17 +56,17 @@ class Without(PathFinder):
 sys.meta_path = [Without if finder is PathFinder else finder for finder in sys.meta_path]
 """
     (tmp_path / "sitecustomize.py").write_text(hide)
-    found = run(command, tmp_path)
-    assert (found.returncode, found.stdout) == (2, "")
-    (line,) = found.stderr.splitlines()
+    done = run(command, tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {missing} is missing: pip install ")
     assert extra in line
 
 
 def test_command_runs_with_its_extra(tmp_path: Path) -> None:
-    found = run("models.train", tmp_path)
-    assert (found.returncode, found.stderr) == (0, "")
-    assert found.stdout.startswith("usage: ")
+    done = run("models.train", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: ")
 
 
 def run(command: str, path: Path) -> subprocess.CompletedProcess[str]:

@@ -21,10 +21,10 @@ def test_load_checkpoint_is_public_and_importing_the_package_imports_no_torch(
     images = torch.rand(1, 3, INPUT.height, INPUT.width)
     with pytest.raises(models.CheckpointError, match="no checkpoint file at"):
         models.load_checkpoint(tmp_path / "gone.safetensors")
-    found = models.load_checkpoint(tmp_path / "own.safetensors")
-    assert isinstance(found, Network)
+    loaded = models.load_checkpoint(tmp_path / "own.safetensors")
+    assert isinstance(loaded, Network)
     with torch.inference_mode():
-        torch.testing.assert_close(found(images), network(images))
+        torch.testing.assert_close(loaded(images), network(images))
     assert not hasattr(models, "load_bundle")
     check = "import sys, models; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True)

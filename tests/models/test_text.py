@@ -15,10 +15,10 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> TextEncoder:
 
 
 def test_embeddings_have_length_one(encoder: TextEncoder) -> None:
-    found = encoder.embed(["red", "a photo of a blue square", ""])
-    assert found.shape == (3, WIDTH)
-    torch.testing.assert_close(found.norm(dim=1), torch.ones(3))
-    assert not torch.allclose(found[0], found[1], atol=0.05)
+    embeddings = encoder.embed(["red", "a photo of a blue square", ""])
+    assert embeddings.shape == (3, WIDTH)
+    torch.testing.assert_close(embeddings.norm(dim=1), torch.ones(3))
+    assert not torch.allclose(embeddings[0], embeddings[1], atol=0.05)
     assert encoder.embed([]).shape == (0, WIDTH)
 
 
@@ -31,8 +31,8 @@ def test_embedding_does_not_depend_on_other_texts_in_the_batch(encoder: TextEnco
 
 
 def test_template_takes_the_name_with_spaces_for_underscores(encoder: TextEncoder) -> None:
-    found = encoder.embed_names(["red_square"], "a {}")
-    torch.testing.assert_close(found, encoder.embed(["a red square"]))
+    embeddings = encoder.embed_names(["red_square"], "a {}")
+    torch.testing.assert_close(embeddings, encoder.embed(["a red square"]))
 
 
 def test_long_text_is_truncated(encoder: TextEncoder) -> None:

@@ -16,10 +16,10 @@ def test_parts_are_attention_times_value_of_each_token() -> None:
         layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
     query, tokens = torch.randn(3, 8), torch.randn(3, 5, 8)
     parts = OneQuery(*layers, num_heads=2)(query, tokens)
-    found, shares = attention(query[:, None], tokens, tokens, average_attn_weights=False)
+    output, shares = attention(query[:, None], tokens, tokens, average_attn_weights=False)
     values = (tokens @ weights[2].T).unflatten(-1, (2, 4))  # [B, S, heads, 4]
     for head in range(2):
         expected = shares[:, head, 0, :, None] * values[:, :, head]
         torch.testing.assert_close(parts[:, :, 4 * head : 4 * head + 4], expected)
     whole = attention.out_proj(parts.sum(dim=1) + biases[2])
-    torch.testing.assert_close(whole, found[:, 0])
+    torch.testing.assert_close(whole, output[:, 0])

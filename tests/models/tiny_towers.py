@@ -89,13 +89,13 @@ def run_transformers(folder: Path, pixels: Tensor, texts: Sequence[str]) -> Tens
 def _make_clip_tokenizer() -> CLIPTokenizer:
     pieces = [*_LETTERS, *(f"{letter}</w>" for letter in _LETTERS), "ph", "of</w>"]
     specials = ["<|startoftext|>", "<|endoftext|>"]
-    vocabulary = {piece: place for place, piece in enumerate([*pieces, *specials])}
+    vocabulary = {piece: number for number, piece in enumerate([*pieces, *specials])}
     return CLIPTokenizer(vocabulary, [("p", "h"), ("o", "f</w>")])
 
 
 def _make_siglip_tokenizer() -> Siglip2Tokenizer:
     pieces = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *_LETTERS, "▁", "ph"]
-    vocabulary = {piece: place for place, piece in enumerate(pieces)}
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
     # The published tokenizers pad at the right, the class at the left.
     return Siglip2Tokenizer(
         vocabulary, [("p", "h")], add_eos_token=True, padding_side="right", model_max_length=64

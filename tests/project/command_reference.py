@@ -3,6 +3,7 @@
 python -m tests.project.command_reference > docs/command-line.md
 """
 
+import argparse
 import re
 import sys
 from collections.abc import Iterator
@@ -72,7 +73,7 @@ def _list_options(name: str, command: Any) -> Iterator[tuple[str, str]]:
 
 def _list_exports() -> Iterator[tuple[str, str]]:
     for action in make_parser()._actions:
-        if action.dest != "help":
+        if action.dest != "help" and action.help != argparse.SUPPRESS:
             value = f" {action.metavar or action.dest.upper()}" if action.nargs != 0 else ""
             if action.choices:
                 value = f" {'|'.join(action.choices)}"

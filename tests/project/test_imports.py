@@ -37,7 +37,7 @@ ORDER = {
         train  train_open  average  evaluate  evaluate_open
     """,
     "export": """
-        graphs  sources  accuracy  int8  variants  calibration  triton  build  evaluate
+        graphs  sources  accuracy  int8  variants  calibration  build  evaluate
         __main__
     """,
 }

@@ -49,10 +49,10 @@ def test_wanted_recall_lowers_the_best_threshold_no_further_than_it_has_to(
     photos: list[tuple[float, int]], target: float
 ) -> None:
     scores, targets = _columns(photos)
-    best, found = find_threshold(scores, targets), find_threshold(scores, targets, None, target)
-    assert found.recall >= target
-    above = scores > scores[scores >= found.threshold].min()
-    assert found == best or targets[above].sum() < target * targets.sum()
+    best, point = find_threshold(scores, targets), find_threshold(scores, targets, None, target)
+    assert point.recall >= target
+    above = scores > scores[scores >= point.threshold].min()
+    assert point == best or targets[above].sum() < target * targets.sum()
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_wanted_precision_takes_the_lowest_threshold_that_surely_reaches_it(
         error = 1.645 * np.sqrt(target * (1 - target) / count)
         return bool(share >= target and share - target >= error - 1e-12)
 
-    found = find_threshold(scores, targets, target)
+    point = find_threshold(scores, targets, target)
     sure = [threshold for threshold in scores if is_sure(threshold)]
-    assert (found is None) == (not sure)
-    if found is not None:
-        assert (scores >= found.threshold).tolist() == (scores >= min(sure)).tolist()
-        assert found.precision >= target
+    assert (point is None) == (not sure)
+    if point is not None:
+        assert (scores >= point.threshold).tolist() == (scores >= min(sure)).tolist()
+        assert point.precision >= target
 
 
 def _draw(
@@ -105,7 +105,7 @@ def test_fit_finds_the_pair_that_made_the_targets() -> None:
     fit = fit_calibration(logits, targets)
     assert (fit.pair.scale, fit.pair.shift) == pytest.approx((0.5, -2.0), abs=0.06)
     assert fit.error_after < 0.01 < 0.1 < fit.error_before
-    assert sum(each.scores for each in fit.bins) == logits.size
+    assert sum(entry.scores for entry in fit.bins) == logits.size
 
 
 def test_labels_that_differ_get_their_own_pairs() -> None:
@@ -121,7 +121,7 @@ def test_label_with_few_positives_takes_the_pair_of_all() -> None:
     targets[:, 2] = 0
     targets[: MIN_POSITIVES - 1, 2] = 1
     fit = fit_calibration(logits, targets)
-    assert [own is None for own in fit.labels] == [False, False, True]
+    assert [pair is None for pair in fit.labels] == [False, False, True]
 
 
 def test_scores_that_are_probabilities_already_are_left_alone() -> None:
@@ -156,12 +156,12 @@ def test_error_is_the_mean_gap_over_the_bins(photos: list[tuple[float, int]]) ->
     scores, targets = _columns(photos)
     gaps = [
         abs((scores[here] - targets[here]).sum())
-        for place in range(10)
-        if (here := np.minimum((scores * 10).astype(int), 9) == place).any()
+        for number in range(10)
+        if (here := np.minimum((scores * 10).astype(int), 9) == number).any()
     ]
     bins = bin_scores(scores, targets)
     assert measure_error(bins) == pytest.approx(sum(gaps) / len(scores))
-    assert sum(each.scores for each in bins) == len(scores)
+    assert sum(entry.scores for entry in bins) == len(scores)
 
 
 @given(st.floats(0.01, 0.99), st.floats(0.2, 3), st.floats(-2, 2))

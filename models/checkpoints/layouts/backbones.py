@@ -9,7 +9,7 @@ from torch import Tensor
 from models.backbones.backbone import Backbone
 from models.backbones.tresnet import TRESNET_D, TRESNET_V2_XL
 from models.checkpoints.description import CheckpointError, State
-from models.checkpoints.layouts.state import rename
+from models.checkpoints.layouts.state import COUNTERS, rename
 from models.config import InputConfig
 
 # The three of ML-Decoder's authors, ML-Danbooru's, then Query2Label's older two.
@@ -66,7 +66,7 @@ CVT_NAMES = (
 
 
 def recognise(state: Mapping[str, Tensor], candidates: Iterable[str]) -> str | None:
-    """Returns the first backbone with these tensors; `num_batches_tracked` may be missing."""
+    """Returns the first backbone with these tensors; the counters of batch norms may be missing."""
     shapes = _shapes(state)
     for name in candidates:
         with torch.device("meta"):
@@ -109,8 +109,8 @@ def rename_tresnet(state: Mapping[str, Tensor]) -> State:
 
 def rename_densenet(state: State) -> State:
     """Renames torchvision's DenseNet to timm's names; other networks stay as they are."""
-    found = any(".denselayer1." in key for key in state)
-    return rename(state, _DENSENET_NAMES) if found else state
+    is_densenet = any(".denselayer1." in key for key in state)
+    return rename(state, _DENSENET_NAMES) if is_densenet else state
 
 
 def rename_swin(state: Mapping[str, Tensor]) -> State:
@@ -120,30 +120,29 @@ def rename_swin(state: Mapping[str, Tensor]) -> State:
     that depend on the window size alone are computed anew.
     """
     return {
-        re.sub(r"(?<=^layers\.)\d(?=\.downsample)", lambda found: str(int(found[0]) + 1), key): v
+        re.sub(r"(?<=^layers\.)\d(?=\.downsample)", lambda stage: str(int(stage[0]) + 1), key): v
         for key, v in state.items()
         if not key.endswith(("relative_position_index", "attn_mask"))
     }
 
 
-def add_counters(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> State:
+def add_counters(state: Mapping[str, Tensor], network: Mapping[str, Tensor]) -> State:
     """Adds the counters of a network's batch norms, which frozen batch norms do not store."""
-    counters = {k: v for k, v in own.items() if k.endswith(".num_batches_tracked")}
-    return {**counters, **state}
+    return {**{k: v for k, v in network.items() if k.endswith(COUNTERS)}, **state}
 
 
-def take_pooled_norm(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> State:
+def take_pooled_norm(state: Mapping[str, Tensor], body: Mapping[str, Tensor]) -> State:
     """Uses the norm after a network's pooling as the norm of each token.
 
     timm's networks that pool by mean may normalise the mean (`fc_norm`); without their pooling
     they normalise each token (`norm`). The mean of normalised tokens is not the normalised mean,
-    so this is a start for training, not what the whole network computed. `own` are the tensors of
-    its body without pooling.
+    so this is a start for training, not what the whole network computed. `body` are the tensors of
+    the network without pooling.
     """
     renamed = {k: k.removeprefix("fc_") for k in state if k.startswith("fc_norm.")}
-    wanted = own.keys() - state.keys()
+    wanted = body.keys() - state.keys()
     return {renamed[k] if renamed.get(k) in wanted else k: v for k, v in state.items()}
 
 
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {k: tuple(v.shape) for k, v in state.items() if not k.endswith("num_batches_tracked")}
+    return {k: tuple(v.shape) for k, v in state.items() if not k.endswith(COUNTERS)}

@@ -1,12 +1,12 @@
 """A backbone beneath an ML-Decoder head or a classifier: TResNet, or a named timm model."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 import timm
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.backbones.backbone import Backbone, input_config
 from models.backbones.tresnet import TRESNET_D, TRESNET_V2_XL
@@ -14,7 +14,7 @@ from models.checkpoints.description import CheckpointError, Description, Hints, 
 from models.checkpoints.layouts import backbones
 from models.checkpoints.layouts.state import (
     COUNTERS,
-    find_prefixes,
+    find_prefix,
     log_left_out,
     refuse_others,
     take,
@@ -32,14 +32,14 @@ _STATISTICS = "running_mean"
 
 
 def read_body(
-    state: State, hints: Hints, described: Description, width: int, place: str = ""
+    state: State, hints: Hints, described: Description, width: int, head_prefix: str = ""
 ) -> tuple[State, dict[str, Any]]:
     """Reads a backbone under timm's names, and its fields of `NetworkConfig`.
 
-    `width` is that of the tokens that the head takes, `place` the prefix of the head's tensors in
+    `width` is that of the tokens that the head takes, `head_prefix` that of the head's tensors in
     the file. Raises CheckpointError or BackboneError.
     """
-    state = take_body(take_body(state, OFFICIAL_TRESNET_MARK), _TRESNET_MARK)
+    state = take_body(take_body(state, [OFFICIAL_TRESNET_MARK]), [_TRESNET_MARK])
     official = OFFICIAL_TRESNET_MARK in state
     if official:
         state = backbones.rename_tresnet(state)
@@ -49,9 +49,8 @@ def read_body(
     if official or (_TRESNET_MARK in state and not of_timm):
         return _read_tresnet(state, hints, described)
     if name is None or (hints.backbone is None and not of_timm):
-        prefix = next(iter(find_prefixes(state, "conv1.weight")), "")
-        inside = take(state, prefix)
-        fitting = backbones.recognise(inside, backbones.RESNETS)
+        body = take(state, find_prefix(state, ["conv1.weight", "layer1.0.conv1.weight"]) or "")
+        fitting = backbones.recognise(body, backbones.RESNETS)
         example = "" if fitting is None else f", for example {fitting}, whose tensors fit"
         raise CheckpointError(
             f"the file does not name its backbone: give --backbone (a timm name{example})"
@@ -66,12 +65,11 @@ def read_body(
         norm_pooled=norm_pooled,
         model_args=described.model_args,
     )
-    own = [key for key in backbone.body.state_dict() if not key.endswith(COUNTERS)]
-    state = take_body(state, own[0], own)
+    state = take_body(state, list_names(backbone.body))
     body = _fit(state, backbone, spec)
     log_left_out(state.keys() - body.keys(), "the backbone's own classifier")
     if hints.features is None and body.keys() <= state.keys():
-        features = _find_features(state, backbone, spec, width, place)
+        features = _find_features(state, backbone, spec, width, head_prefix)
     if features == backbone.features and width != backbone.width:
         raise CheckpointError(
             f"{name} gives tokens of width {backbone.width}, the file's head takes {width}"
@@ -99,16 +97,19 @@ def find_name(hints: Hints, described: Description) -> str | None:
     return names[0] if names else None
 
 
-def take_body(state: State, mark: str, names: Collection[str] = ()) -> State:
-    """Takes a backbone from any prefix; returns `state` if it has no tensor `mark`.
+def list_names(model: nn.Module) -> list[str]:
+    """Returns the names of a model's tensors that every file of it has."""
+    return [key for key in model.state_dict() if not key.endswith(COUNTERS)]
 
-    Of several prefixes of `mark`, the backbone's has most of `names`, or is the shortest. Raises
-    CheckpointError if there are tensors next to it.
+
+def take_body(state: State, names: Sequence[str]) -> State:
+    """Takes a network from any prefix, as `find_prefix` finds it; returns `state` if there is none.
+
+    Raises CheckpointError if there are tensors next to it.
     """
-    prefixes = find_prefixes(state, mark)
-    if not prefixes:
+    prefix = find_prefix(state, names)
+    if prefix is None:
         return state
-    prefix = max(prefixes, key=lambda each: sum(f"{each}{name}" in state for name in names))
     refuse_others(key for key in state if not key.startswith(prefix))
     return take(state, prefix)
 
@@ -159,29 +160,29 @@ def _fit(state: State, backbone: Backbone, spec: InputConfig) -> State:
     zeros: the authors' `add_ml_decoder_head` replaces `head` with all that is in it. Spoils the
     backbone's weights. Raises CheckpointError if tensors are missing or left over.
     """
-    own = backbone.body.state_dict()
+    model = backbone.body.state_dict()
     classifiers = tuple(f"{name}." for name in classifier_names(backbone.name))
-    found = {k: v for k, v in state.items() if k in own or not k.startswith(classifiers)}
-    missing, extra = _compare(own, found)
+    body = {k: v for k, v in state.items() if k in model or not k.startswith(classifiers)}
+    missing, extra = _compare(model, body)
     if not extra and not _reads(backbone, missing, spec):
-        found |= {key: torch.zeros_like(own[key]) for key in missing}
-    check_tensors(backbone.name, own, found, spec)
-    return found
+        body |= {key: torch.zeros_like(model[key]) for key in missing}
+    check_tensors(backbone.name, model, body, spec)
+    return body
 
 
 def check_tensors(
-    name: str, own: Mapping[str, Tensor], found: Mapping[str, Tensor], spec: InputConfig
+    name: str, model: Mapping[str, Tensor], file: Mapping[str, Tensor], spec: InputConfig
 ) -> None:
     """Raises CheckpointError unless names and shapes are a model's; counters do not matter."""
-    missing, extra = _compare(own, found)
-    _refuse_fused(name, missing, found)
+    missing, extra = _compare(model, file)
+    _refuse_fused(name, missing, file)
     wrong = [f"no {key}" for key in missing[:1]] + [f"a {key}" for key in extra[:1]]
     if wrong:
         raise CheckpointError(
             f"the file's tensors are not those of {name}: there is {' and '.join(wrong)}"
         )
-    for key in sorted(found.keys() & own.keys()):
-        shapes = tuple(found[key].shape), tuple(own[key].shape)
+    for key in sorted(file.keys() & model.keys()):
+        shapes = tuple(file[key].shape), tuple(model[key].shape)
         if shapes[0] != shapes[1]:
             raise CheckpointError(
                 f"the file's tensors are not those of {name} for {spec.height} x {spec.width} "
@@ -189,9 +190,11 @@ def check_tensors(
             )
 
 
-def _compare(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
+def _compare(
+    model: Mapping[str, Tensor], file: Mapping[str, Tensor]
+) -> tuple[list[str], list[str]]:
     """Returns the names that only the model has, and those that only the file has."""
-    pairs = ((own, found), (found, own))
+    pairs = ((model, file), (file, model))
     missing, extra = (
         sorted(k for k in a.keys() - b.keys() if not k.endswith(COUNTERS)) for a, b in pairs
     )
@@ -200,7 +203,7 @@ def _compare(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[li
 
 @torch.inference_mode()
 def _find_features(
-    state: State, backbone: Backbone, spec: InputConfig, width: int, place: str
+    state: State, backbone: Backbone, spec: InputConfig, width: int, head_prefix: str
 ) -> Features:
     """Returns the method whose features a head of this width was trained on.
 
@@ -220,7 +223,7 @@ def _find_features(
     given = backbone.as_tokens(whole).shape[2]
     if given != backbone.width:
         return "forward" if given == width else "forward_features"
-    if any("." in name and f".{place}".endswith(f".{name}") for name in classifiers):
+    if any("." in name and f".{head_prefix}".endswith(f".{name}") for name in classifiers):
         return "forward"  # the head is in the place of the model's own
     raise CheckpointError(
         f"the file does not show whether its head was trained on {backbone.name}(images) or on its "
@@ -233,9 +236,9 @@ def _reads(backbone: Backbone, keys: Collection[str], spec: InputConfig) -> bool
     """Whether tokens depend on these tensors; fills these with NaN."""
     if not keys:
         return False
-    own = backbone.body.state_dict()
+    model = backbone.body.state_dict()
     for key in keys:
-        own[key].fill_(math.nan)
+        model[key].fill_(math.nan)
     with torch.inference_mode():
         tokens = backbone.eval()(torch.zeros(1, 3, spec.height, spec.width))
     return not bool(tokens.isfinite().all())

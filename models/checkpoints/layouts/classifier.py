@@ -1,27 +1,144 @@
-"""Classifiers without a decoder: timm's, and the authors' TResNets of ASL (arXiv 2009.14119)."""
+"""Classifiers without a decoder: timm's, TResNets of ASL's authors, and those of training scripts.
 
+The latter are a timm model under any name and a linear layer. A file does not show their pooling:
+unless it has GeM's power, it is timm's own. ASL is arXiv 2009.14119.
+"""
+
+import logging
+import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import timm
 import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
+from timm.layers import SelectAdaptivePool2d
+from timm.models import ResNet
 from torch import Tensor
 
 from models.backbones.backbone import count_prefix_tokens, flatten_features
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
-from models.checkpoints.layouts.body import check_tensors, prepare, read_body
-from models.checkpoints.layouts.state import LEAVES, refuse_others
+from models.checkpoints.layouts.body import (
+    OFFICIAL_TRESNET_MARK,
+    check_tensors,
+    find_name,
+    list_names,
+    prepare,
+    read_body,
+    take_body,
+)
+from models.checkpoints.layouts.state import LEAVES, find_prefix, refuse_others, take
 from models.config import GapConfig, NetworkConfig, TimmHeadConfig
 from models.heads.baselines import Gap
 from models.network import Network
 from models.timm_model import classifier_names, create_timm, is_channels_last
 
 _TOLERANCE = 1e-4  # of logits
+logger = logging.getLogger(__name__)
 
 
-def read_asl(state: State, hints: Hints, described: Description) -> Weights | None:
-    """Translates a classifier of ASL's authors; returns None if it has no linear layer."""
+def read_classifier(state: State, hints: Hints, described: Description) -> Weights | None:
+    """Translates a classifier; returns None if hints and file name no backbone of timm."""
+    if find_prefix(state, [OFFICIAL_TRESNET_MARK]) is not None:
+        return _read_asl(take_body(state, [OFFICIAL_TRESNET_MARK]), hints, described)
+    name = find_name(hints, described)
+    if name is None or not timm.is_model(name) or not classifier_names(name):
+        if hints.backbone is not None and not timm.is_model(hints.backbone):
+            raise CheckpointError(f"timm has no model named {hints.backbone!r}")
+        return None
+    layers = classifier_names(name)
+    with torch.device("meta"):
+        model, whole = (
+            create_timm(name, None, {"num_classes": n}, described.model_args) for n in (0, 1)
+        )
+    parts = _split_body(state, model)
+    if parts is None:
+        marks = [f"{layers[0]}.weight", list_names(whole)[0]]
+        return _read_timm(name, take_body(state, marks), hints, described)
+    prefix, body, rest = parts
+    classifier = {key: v for key, v in whole.state_dict().items() if key not in model.state_dict()}
+    if rest.keys() == {f"{prefix}{key}" for key in classifier}:
+        return _read_timm(name, body | take(rest, prefix), hints, described)
+    powers = [k for k, v in rest.items() if k.rpartition(".")[2] == "p" and v.numel() == 1]
+    head = {key: tensor for key, tensor in rest.items() if key not in powers[:1]}
+    if not head:
+        raise CheckpointError(f"the file has {name} without a classifier, and no head")
+    layer = _find_linear(head, model)
+    ours = {f"{layers[0]}.{leaf}": head[f"{layer}.{leaf}"] for leaf in LEAVES}
+    if classifier.keys() != ours.keys():
+        raise CheckpointError(f"{name} classifies by more than the one linear layer of the file")
+    linear = {key: v.reshape(len(v), *classifier[key].shape[1:]) for key, v in ours.items()}
+    pooling = "GeM" if powers else f"timm's ({_find_pooling(model)})"
+    logger.info(
+        "read a classifier: %s under %r, its pooling taken as %s, linear layer %s",
+        *(name, prefix, pooling, layer),
+    )
+    weights = _read_timm(name, body | linear, hints, described)
+    return _pool(weights, float(rest[powers[0]]), powers[0]) if powers else weights
+
+
+def _split_body(state: State, model: Any) -> tuple[str, State, State] | None:  # noqa: ANN401
+    """Finds all names of a model's tensors under a prefix.
+
+    Returns it, the tensors under timm's names, and the file's others. Raises CheckpointError if
+    they are there twice.
+    """
+    # Older timm stored computed buffers.
+    keys = [*model.state_dict(), *(key for key, _ in model.named_buffers())]
+    namings = [{key: key for key in keys}]
+    if isinstance(model, ResNet):  # as nn.Sequential(*model.children()) names them
+        numbers = {child: str(i) for i, (child, _) in enumerate(model.named_children())}
+        split = {key: key.partition(".") for key in keys}
+        namings.append({key: f"{numbers[child]}.{leaf}" for key, (child, _, leaf) in split.items()})
+    for names in namings:
+        stored = [names[key] for key in list_names(model)]
+        prefix = find_prefix(state, stored)
+        if prefix is not None and all(f"{prefix}{name}" in state for name in stored):
+            ours = {f"{prefix}{theirs}": key for key, theirs in names.items()}
+            body = {key: state[theirs] for theirs, key in ours.items() if theirs in state}
+            return prefix, body, {key: v for key, v in state.items() if key not in ours}
+    return None
+
+
+def _find_linear(rest: State, model: Any) -> str:  # noqa: ANN401
+    """Returns the name of the only linear layer; raises CheckpointError if there is more."""
+    layer = next((k for k, v in rest.items() if v.dim() > 1), "").removesuffix(".weight")
+    if rest.keys() != {f"{layer}.{leaf}" for leaf in LEAVES}:
+        raise CheckpointError(
+            f"the file has {' and '.join(sorted(rest)[:4])} besides its backbone: only one linear "
+            "layer with a bias is read. The activation between two is not in the file, and one "
+            "without bias may be a cosine or margin head"
+        )
+    width = getattr(model, "head_hidden_size", None) or model.num_features
+    given = rest[f"{layer}.weight"].shape[1]
+    if given != width:
+        why = ": a mean and a maximum, one after the other, are not read" * (given == 2 * width)
+        raise CheckpointError(f"{layer} takes {given} features, the backbone gives {width}{why}")
+    return layer
+
+
+def _find_pooling(model: Any) -> str:  # noqa: ANN401
+    kinds = (m.pool_type for m in model.modules() if isinstance(m, SelectAdaptivePool2d))
+    return str(next(kinds, getattr(model, "global_pool", "avg")))
+
+
+def _pool(weights: Weights, power: float, tensor: str) -> Weights:
+    config = weights.config
+    assert isinstance(config, NetworkConfig)
+    head = config.head
+    if not isinstance(head, GapConfig) or head.pooling != "mean" or not 0 < power < math.inf:
+        raise CheckpointError(
+            f"{tensor} is the power of GeM pooling, which {config.backbone} cannot have in place "
+            "of its own pooling"
+        )
+    changed = head.model_copy(update={"pooling": "gem", "power": power})
+    return replace(weights, config=config.model_copy(update={"head": changed}), example=None)
+
+
+def _read_asl(state: State, hints: Hints, described: Description) -> Weights | None:
+    """Translates a TResNet of ASL's authors; returns None if it has no linear layer."""
     head = {k.removeprefix("head.").removeprefix("fc."): v for k, v in state.items()}
     linear = {leaf: head[leaf] for leaf in LEAVES if leaf in head}
     if "embedding_generator.0.weight" in head:
@@ -43,7 +160,7 @@ def read_asl(state: State, hints: Hints, described: Description) -> Weights | No
     return ours.put_on(body, **facts)
 
 
-def read_timm(name: str, state: State, hints: Hints, described: Description) -> Weights:
+def _read_timm(name: str, state: State, hints: Hints, described: Description) -> Weights:
     """Translates a classifier of timm, its tensors under timm's names."""
     spec = prepare(name, hints, described)
     weight = state.get(f"{classifier_names(name)[0]}.weight")
@@ -55,13 +172,12 @@ def read_timm(name: str, state: State, hints: Hints, described: Description) -> 
 
     with torch.device("meta"):  # compares before memory is allocated
         model = build()
-    own = model.state_dict()
-    computed = {key for key, _ in model.named_buffers()} - own.keys()  # older timm stored them
+    names = model.state_dict()
+    computed = {key for key, _ in model.named_buffers()} - names.keys()  # older timm stored them
     state = {key: tensor for key, tensor in state.items() if key not in computed}
-    check_tensors(name, own, state, spec)
+    check_tensors(name, names, state, spec)
     model = build().eval()
-    own = model.state_dict()
-    state = {key: state.get(key, own[key]) for key in own}  # perhaps without counters
+    state = model.state_dict() | state  # perhaps without counters
     model.load_state_dict(state)
     images = torch.rand(1, 3, spec.height, spec.width, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -78,11 +194,11 @@ def read_timm(name: str, state: State, hints: Hints, described: Description) -> 
         tokens = flatten_features(model, features)
         gap = _read_gap(inside, model, tokens, logits)
     body = {key: v for key, v in state.items() if key not in inside}
-    names = described.label_names or _find_imagenet_names(classes)
+    labels = described.label_names or _find_imagenet_names(classes)
     facts = {"backbone": name, "model_args": described.model_args, "input": spec}
     if gap is not None:
         prefix = "keep" if gap[1].pooling == "first" else "drop"
-        weights = Weights(*gap, names, example=example)
+        weights = Weights(*gap, labels, example=example)
         weights = weights.put_on(body, **facts, prefix_tokens=prefix)
         assert isinstance(weights.config, NetworkConfig)
         with torch.device("meta"):
@@ -96,7 +212,7 @@ def read_timm(name: str, state: State, hints: Hints, described: Description) -> 
         parts=parts,
         grid=sizes if features.dim() == 4 else None,
     )
-    weights = Weights({f"model.{k}": v for k, v in inside.items()}, head, names, example=example)
+    weights = Weights({f"model.{k}": v for k, v in inside.items()}, head, labels, example=example)
     return weights.put_on(body, **facts, prefix_tokens="keep")
 
 
@@ -130,8 +246,8 @@ def _read_gap(
     )
     gap, state = Gap(config).eval(), _to_linear(leaves)
     gap.load_state_dict(state)
-    found = gap(tokens[:, 0 if first else count_prefix_tokens(model) :])
-    return (state, config) if found.allclose(logits, atol=_TOLERANCE) else None
+    ours = gap(tokens[:, 0 if first else count_prefix_tokens(model) :])
+    return (state, config) if ours.allclose(logits, atol=_TOLERANCE) else None
 
 
 def _to_linear(layer: Mapping[str, Tensor]) -> State:

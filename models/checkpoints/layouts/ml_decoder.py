@@ -8,7 +8,13 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from models.checkpoints.description import CheckpointError, State, first_reason
-from models.checkpoints.layouts.state import log_left_out, require, take, unpack_attention
+from models.checkpoints.layouts.state import (
+    LEAVES,
+    log_left_out,
+    require,
+    take,
+    unpack_attention,
+)
 from models.config import MLDecoderConfig, ZeroShotMLDecoderConfig
 from models.heads.attention import Attention
 
@@ -27,7 +33,7 @@ _SHARED_KEYS = {
     **{
         f"{_LAYER}{part}.{leaf}": f"layer.{part}.{leaf}"
         for part in ("linear1", "linear2", "norm1", "norm2", "norm3")
-        for leaf in ("weight", "bias")
+        for leaf in LEAVES
     },
 }
 _TRAINED_KEYS = _SHARED_KEYS | {"decoder.query_embed.weight": "queries"}
@@ -51,10 +57,10 @@ def split_head(state: Mapping[str, Tensor]) -> tuple[str, State, State] | None:
     if len(marks) != 1:
         return None
     prefix = marks[0].removesuffix(MARK).removesuffix("decoder.")
-    own = tuple(f"{prefix}{part}" for part in (*_PARTS, *_BARE_PARTS))
-    head = take({key: tensor for key, tensor in state.items() if key.startswith(own)}, prefix)
+    parts = tuple(f"{prefix}{part}" for part in (*_PARTS, *_BARE_PARTS))
+    head = take({key: tensor for key, tensor in state.items() if key.startswith(parts)}, prefix)
     head = {k if k.startswith(_PARTS) else f"decoder.{k}": v for k, v in head.items()}
-    return prefix, head, {key: tensor for key, tensor in state.items() if not key.startswith(own)}
+    return prefix, head, {key: tensor for key, tensor in state.items() if not key.startswith(parts)}
 
 
 def read_ml_decoder(

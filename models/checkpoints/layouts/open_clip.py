@@ -11,7 +11,7 @@ from timm.data import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from torch import Tensor, nn
 
 from models.checkpoints.description import CheckpointError, State
-from models.checkpoints.layouts.state import rename
+from models.checkpoints.layouts.state import LEAVES, rename
 from models.config import InputConfig, ResizeMode
 
 # Options that are read, or change nothing outside training; others may change what is computed.
@@ -62,9 +62,9 @@ _NAMES = (
 _PACKED = re.compile(r"(.*\.\d+)\.attn\.(?:in_proj_|qkv\.)(weight|bias)$")
 
 
-def describe_model(found: Mapping[str, Any]) -> dict[str, Any]:
+def describe_model(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the `config.json` of `transformers` for an `open_clip_config.json`."""
-    model: dict[str, Any] = dict(found.get("model_cfg") or {})
+    model: dict[str, Any] = dict(config.get("model_cfg") or {})
     vision, text = dict(model.get("vision_cfg") or {}), dict(model.get("text_cfg") or {})
     for part, options in (("model_cfg", model), ("vision_cfg", vision), ("text_cfg", text)):
         unknown = sorted(set(options) - set(_OPTIONS[part].split()))
@@ -77,10 +77,10 @@ def describe_model(found: Mapping[str, Any]) -> dict[str, Any]:
         raise CheckpointError("open_clip_config.json describes neither CLIP nor SigLIP") from error
 
 
-def describe_photos(found: Mapping[str, Any]) -> InputConfig:
+def describe_photos(config: Mapping[str, Any]) -> InputConfig:
     """Reads the preparation of photos of an `open_clip_config.json`; raises CheckpointError."""
-    photos = _PHOTOS | dict(found.get("preprocess_cfg") or {})
-    size = found["model_cfg"]["vision_cfg"]["image_size"]
+    photos = _PHOTOS | dict(config.get("preprocess_cfg") or {})
+    size = config["model_cfg"]["vision_cfg"]["image_size"]
     try:
         return InputConfig(
             height=size,
@@ -168,19 +168,19 @@ def _describe_layers(tower: dict[str, Any], activation: str) -> dict[str, Any]:
 
 def rename_open_clip(state: Mapping[str, Tensor]) -> State:
     """Returns open_clip's tensors under the names of `transformers`."""
-    found: State = {}
+    renamed: State = {}
     for name, tensor in rename(state, _NAMES).items():
         if packed := _PACKED.match(name):
             for part, third in zip("qkv", tensor.chunk(3), strict=True):
-                found[f"{packed[1]}.self_attn.{part}_proj.{packed[2]}"] = third
+                renamed[f"{packed[1]}.self_attn.{part}_proj.{packed[2]}"] = third
         else:
             transposed = name in {"visual_projection.weight", "text_projection.weight"}
-            found[name] = tensor.T if transposed else tensor
-    if "logit_bias" in found:  # SigLIP
-        for leaf in ("weight", "bias"):
-            parts = [found.pop(f"{_VISION}head.{part}.{leaf}") for part in ("q", "kv")]
-            found[f"{_VISION}head.attention.in_proj_{leaf}"] = torch.cat(parts)
-        places = f"{_VISION}embeddings.position_embedding.weight"
-        found[places] = found[places].squeeze(0)
-        found |= {name: found[name].reshape(1) for name in ("logit_scale", "logit_bias")}
-    return found
+            renamed[name] = tensor.T if transposed else tensor
+    if "logit_bias" in renamed:  # SigLIP
+        for leaf in LEAVES:
+            parts = [renamed.pop(f"{_VISION}head.{part}.{leaf}") for part in ("q", "kv")]
+            renamed[f"{_VISION}head.attention.in_proj_{leaf}"] = torch.cat(parts)
+        positions = f"{_VISION}embeddings.position_embedding.weight"
+        renamed[positions] = renamed[positions].squeeze(0)
+        renamed |= {name: renamed[name].reshape(1) for name in ("logit_scale", "logit_bias")}
+    return renamed

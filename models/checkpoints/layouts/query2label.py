@@ -114,12 +114,12 @@ def _to_config(state: State, grid: tuple[int, int], hints: Hints) -> Query2Label
 def _read_layers(keys: Mapping[str, Tensor], stack: str, attentions: Mapping[str, str]) -> State:
     parts: dict[tuple[str, str], State] = {}  # (layer, part): {leaf: tensor}
     for key, tensor in take(keys, f"transformer.{stack}.layers.").items():
-        found = _PART.fullmatch(key)
-        if found is None:
+        match = _PART.fullmatch(key)
+        if match is None:
             raise CheckpointError(
                 f"the checkpoint has transformer.{stack}.layers.{key}, which no Query2Label has"
             )
-        parts.setdefault((found[1], found[2]), {})[found[3]] = tensor
+        parts.setdefault((match[1], match[2]), {})[match[3]] = tensor
     state: State = {}
     for (layer, part), tensors in parts.items():
         ours = attentions.get(part, _OUR_PARTS.get(part, part))

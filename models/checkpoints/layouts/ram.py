@@ -8,7 +8,7 @@ from torch import Tensor
 
 from models.checkpoints.description import CheckpointError, Hints, State, Weights
 from models.checkpoints.layouts import backbones
-from models.checkpoints.layouts.state import require, take
+from models.checkpoints.layouts.state import LEAVES, require, take
 from models.config import RamConfig
 
 HEADS = ("tagging_head.", "vision_multi.")  # the second is the older name
@@ -24,7 +24,7 @@ _TENSORS = {
     **{
         f"{theirs}.{leaf}": f"{ours}.{leaf}"
         for theirs, ours in (("wordvec_proj", "project"), ("fc", "pool"), ("image_proj", "embed"))
-        for leaf in ("weight", "bias")
+        for leaf in LEAVES
     },
 }
 _LAYER = re.compile(r"(?:tagging_head|vision_multi)\.encoder\.layer\.(\d+)\.(.+)\.(weight|bias)")
@@ -88,9 +88,9 @@ def _read_head(keys: Mapping[str, Tensor], hints: Hints) -> tuple[RamConfig, Sta
 
 
 def _rename(key: str) -> str:
-    found = _LAYER.fullmatch(key)
-    if found is not None and found[2] in _PARTS:
-        return f"layers.{found[1]}.{_PARTS[found[2]]}.{found[3]}"
+    match = _LAYER.fullmatch(key)
+    if match is not None and match[2] in _PARTS:
+        return f"layers.{match[1]}.{_PARTS[match[2]]}.{match[3]}"
     if key not in _TENSORS:
         raise CheckpointError(f"the checkpoint has {key}, which no RAM has")
     return _TENSORS[key]

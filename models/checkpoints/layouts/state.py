@@ -3,13 +3,13 @@
 import argparse
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from torch import Tensor
 
 from models.checkpoints.description import CheckpointError, Description, State, read_names
-from models.checkpoints.layouts.foreign import refuse_foreign
+from models.checkpoints.layouts.unsupported import refuse_unsupported
 from models.checkpoints.pickles import Unread
 
 # Where training code puts the weights of a file: averaged ones (EMA, SWA), which are preferred.
@@ -65,7 +65,7 @@ def unwrap(content: object) -> tuple[State, Description]:
 def _refuse(content: Mapping[Any, Any]) -> NoReturn:
     others = {str(key): value for key, value in content.items() if not isinstance(value, Tensor)}
     pickled = {key: value.kind for key, value in others.items() if isinstance(value, Unread)}
-    refuse_foreign([*pickled.values(), *others])
+    refuse_unsupported([*pickled.values(), *others])
     if pickled and all(kind.startswith("numpy.") for kind in pickled.values()):
         raise CheckpointError(
             "the checkpoint has arrays of numpy: store tensors, with torch.from_numpy"
@@ -96,13 +96,10 @@ def _read_description(content: Mapping[object, object]) -> Description:
 
 
 def _find_tensors(content: Mapping[object, object]) -> dict[str, Any]:
-    places = {name: found for name in _LAST if (found := _open(content.get(name)))}
-    if len(places) > 1:
-        raise CheckpointError(
-            f"the checkpoint has several networks, under {' and '.join(places)}: store the "
-            "tensors of the one to serve"
-        )
-    last = next(iter(places.values()), None)
+    states = {name: state for name in _LAST if (state := _open(content.get(name)))}
+    if len(states) > 1:
+        refuse_several(f"under {' and '.join(states)}")
+    last = next(iter(states.values()), None)
     for name in _AVERAGED:
         value = content.get(name)
         averaged = _open(value)
@@ -118,8 +115,8 @@ def _find_tensors(content: Mapping[object, object]) -> dict[str, Any]:
 def _refuse_other_averages(content: Mapping[object, object]) -> None:
     """Refuses averaged weights that `_AVERAGED` does not have, also of Lightning's callbacks."""
     callbacks = content.get("callbacks")
-    for place in (content, callbacks if isinstance(callbacks, Mapping) else {}):
-        for name, value in place.items():
+    for values in (content, callbacks if isinstance(callbacks, Mapping) else {}):
+        for name, value in values.items():
             if isinstance(value, Tensor):
                 continue  # of a bare file; its names are looked at when it is unwrapped
             if _OTHER_AVERAGES.search(str(name)) and _has_weights(value):
@@ -139,7 +136,7 @@ def _has_weights(value: object, depth: int = 3) -> bool:
         depth > 0
         and isinstance(inner, Iterable)
         and not isinstance(inner, str | bytes)
-        and any(_has_weights(each, depth - 1) for each in inner)
+        and any(_has_weights(item, depth - 1) for item in inner)
     )
 
 
@@ -151,16 +148,16 @@ def _open(value: object) -> dict[str, Any] | None:
     inner = value
     if name is not None:
         inner = value[name]
-        _refuse_other_averages({key: each for key, each in value.items() if key != name})
-    found = any(isinstance(each, Tensor) and each.dim() > 1 for each in inner.values())
-    return _strip(inner) if found else None
+        _refuse_other_averages({key: other for key, other in value.items() if key != name})
+    has_weights = any(isinstance(item, Tensor) and item.dim() > 1 for item in inner.values())
+    return _strip(inner) if has_weights else None
 
 
 def _strip(tensors: Mapping[Any, Any]) -> dict[str, Any]:
-    found = {_PREFIXES.sub("", str(key)): value for key, value in tensors.items()}
-    if len(found) < len(tensors):
+    stripped = {_PREFIXES.sub("", str(key)): value for key, value in tensors.items()}
+    if len(stripped) < len(tensors):
         raise CheckpointError("the checkpoint has the same name with and without a prefix module.")
-    return found
+    return stripped
 
 
 def leave_out_training(state: State) -> State:
@@ -183,11 +180,18 @@ def log_left_out(keys: Collection[str], reason: str) -> None:
 
 def refuse_others(keys: Iterable[str]) -> None:
     """Raises CheckpointError for tensors that are neither of a backbone nor of its head."""
-    if found := sorted(keys):
+    if others := sorted(keys):
         raise CheckpointError(
-            f"the file has {found[0]} next to a backbone and a head: a network with other layers "
+            f"the file has {others[0]} next to a backbone and a head: a network with other layers "
             "cannot be served"
         )
+
+
+def refuse_several(networks: str) -> NoReturn:
+    """Raises CheckpointError for a file with several networks; `networks` names two of them."""
+    raise CheckpointError(
+        f"the checkpoint has several networks, {networks}: store the tensors of the one to serve"
+    )
 
 
 def take(state: Mapping[str, Tensor], prefix: str) -> State:
@@ -195,9 +199,20 @@ def take(state: Mapping[str, Tensor], prefix: str) -> State:
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
-def find_prefixes(state: Iterable[str], name: str) -> list[str]:
-    """Returns the prefixes under which a file has a tensor, the shortest first."""
-    return sorted((k.removesuffix(name) for k in state if f".{k}".endswith(f".{name}")), key=len)
+def find_prefix(state: Collection[str], names: Sequence[str]) -> str | None:
+    """Returns the prefix of a network's tensors `names`; None if the file lacks the first of them.
+
+    Of several it has the most names, or is the shortest. Raises CheckpointError if two have all.
+    """
+    first = names[0]
+    prefixes = sorted(
+        (k.removesuffix(first) for k in state if f".{k}".endswith(f".{first}")), key=len
+    )
+    counts = {prefix: sum(f"{prefix}{name}" in state for name in names) for prefix in prefixes}
+    whole = [prefix for prefix, count in counts.items() if count == len(names)]
+    if len(whole) > 1:
+        refuse_several(" and ".join(f"{prefix}*" for prefix in whole[:2]))
+    return max(counts, key=counts.__getitem__, default=None)
 
 
 def rename(state: Mapping[str, Tensor], names: Iterable[tuple[str, str]]) -> State:
@@ -229,14 +244,15 @@ def unpack_attention(packed: Mapping[str, Tensor]) -> State:
         packs = [f"in_proj_container.{part}_proj.{leaf}" for part in "qkv"]
         packs, out = (packs, f"proj.{leaf}") if apart else ([f"in_proj_{leaf}"], f"out_proj.{leaf}")
         try:
-            found = [left.pop(theirs) for theirs in packs]
+            projections = [left.pop(theirs) for theirs in packs]
             state[f"out.{leaf}"] = left.pop(out)
         except KeyError as error:
             raise CheckpointError(
                 f"the checkpoint lacks the attention's {error.args[0]}"
             ) from error
-        thirds = zip(("query", "key", "value"), found if apart else found[0].chunk(3), strict=True)
-        state |= {f"{part}.{leaf}": tensor.clone() for part, tensor in thirds}
+        thirds = projections if apart else projections[0].chunk(3)
+        names = (f"{part}.{leaf}" for part in ("query", "key", "value"))
+        state |= {name: third.clone() for name, third in zip(names, thirds, strict=True)}
     if left:
         raise CheckpointError(f"the checkpoint's attention has {min(left)}, which is not supported")
     return state

@@ -9,7 +9,7 @@ from export.build import ExportRequest, build_bundle
 from export.calibration import background
 from export.calibration.background import add_background, read_background_photos
 from export.graphs.graph import open_session
-from export.sources.photos import PhotoReader
+from export.sources.labelled_photos import PhotoReader
 from service.bundle.card import BackgroundPhotos
 from service.bundle.manifest import BACKGROUND_FILE, MANIFEST_FILE
 from service.bundle.reader import load_bundle
@@ -45,8 +45,8 @@ def test_background_is_that_of_the_services_embeddings_in_fp32(tmp_path: Path, k
     (tokens,) = session.run(["tokens"], {"images": chosen.read()})
     vectors = tokens.mean(axis=1) if kind == "ml_decoder" else tokens[:, 0]
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    found, expected = read_background(made.background or b""), fit_background(vectors)
-    np.testing.assert_allclose(found.whiten(vectors), expected.whiten(vectors), atol=1e-2)
+    measured, expected = read_background(made.background or b""), fit_background(vectors)
+    np.testing.assert_allclose(measured.whiten(vectors), expected.whiten(vectors), atol=1e-2)
 
 
 def test_bundle_gets_a_background_in_place_or_is_not_written(
@@ -57,14 +57,14 @@ def test_bundle_gets_a_background_in_place_or_is_not_written(
 
     def export(folder: Path) -> tuple[int, list[str]]:
         given = ["--bundle", bundle.path, "--out", bundle.path, "--background", folder]
-        return main([str(each) for each in given]), capsys.readouterr().err.splitlines()
+        return main([str(argument) for argument in given]), capsys.readouterr().err.splitlines()
 
     assert export(photos)[0] == 0
     after = load_bundle(bundle.path)
     assert after.card.background == ABOUT
-    found = {path.name: path.read_bytes() for path in after.path.iterdir()}
-    assert found.items() - before.items() == {
-        (name, found[name]) for name in (BACKGROUND_FILE, MANIFEST_FILE)
+    files = {path.name: path.read_bytes() for path in after.path.iterdir()}
+    assert files.items() - before.items() == {
+        (name, files[name]) for name in (BACKGROUND_FILE, MANIFEST_FILE)
     }
 
     damaged = photos / "damaged.jpg"

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +9,10 @@ from export.calibration.heads import (
     calibrate_open,
     calibrate_trained,
     calibrate_trained_names,
-    find_open_thresholds,
     score_open,
 )
-from export.sources.photos import LabelledPhotos, PhotoReader
-from service.bundle.card import Label, OpenHead, TrainedHead
+from export.sources.labelled_photos import LabelledPhotos, PhotoReader
+from service.bundle.card import Label, TrainedHead
 from service.calibration import MIN_POSITIVES, find_threshold
 from service.labels.label_set import make_trained_set
 from service.pipeline.scoring import compute_scores
@@ -45,15 +43,6 @@ def make_scored(
     return ScoredPhotos(photos_made, logits, np.array([blank], np.float32))
 
 
-def test_trained_head_gets_the_scale_and_shift_of_its_probabilities() -> None:
-    head, labels = calibrate_trained(TRAINED, LABELS, make_scored(), CalibrationOptions())
-    assert (head.calibration.scale, head.calibration.shift) == pytest.approx((2, -1), abs=0.2)
-    assert (head.calibration.dataset, head.calibration.images) == ("made/val", 600)
-    assert head.calibration.error_after < head.calibration.error_before / 2
-    assert head.threshold == 0.5
-    assert [label.description for label in labels] == [f"{name} things" for name in NAMES]
-
-
 @pytest.mark.parametrize("options", [CalibrationOptions(), RAW])
 def test_thresholds_of_trained_labels_are_of_best_f1_on_the_served_scores(
     options: CalibrationOptions,
@@ -77,8 +66,8 @@ def test_threshold_is_above_blank_photos_if_that_costs_little(options: Calibrati
     scored = make_scored(blank=(0.8, -9.0, 9.0))
     head, labels = calibrate_trained(TRAINED, LABELS, scored, options)
     served = make_trained_set(labels, head)
-    found = compute_scores(scored.blank, "sigmoid", served.calibration) >= served.thresholds
-    assert found.tolist() == [[False, False, True]]
+    on_blank = compute_scores(scored.blank, "sigmoid", served.calibration) >= served.thresholds
+    assert on_blank.tolist() == [[False, False, True]]
     assert labels[1:] == plain[1:]
     raised, before = labels[0], plain[0]
     assert raised.threshold > before.threshold
@@ -108,12 +97,15 @@ def test_thresholds_by_purpose_are_measured_on_the_served_scores(
         best = find_threshold(scores[:, 1], targets[:, 1], None, target)
         assert points[1].model_dump() == vars(best)
         assert points[0].recall >= (target or 0)
-        own = [(point or head.by_purpose[purpose]).threshold for point in points]
-        found = opened.by_purpose[purpose]
-        answered = score_open(scored.logits, opened.calibration) >= found.threshold
-        for each, measured in ((scores >= own, head.by_purpose[purpose]), (answered, found)):
-            assert measured.precision == targets[each].mean()
-            assert measured.recall == each[targets == 1].mean()
+        thresholds = [(point or head.by_purpose[purpose]).threshold for point in points]
+        shared = opened.by_purpose[purpose]
+        answered = score_open(scored.logits, opened.calibration) >= shared.threshold
+        for chosen, measured in (
+            (scores >= thresholds, head.by_purpose[purpose]),
+            (answered, shared),
+        ):
+            assert measured.precision == targets[chosen].mean()
+            assert measured.recall == chosen[targets == 1].mean()
     targets[:] = 0
     assert [*calibrate_trained(TRAINED, LABELS, scored, options)[0].by_purpose] == ["calibrated"]
 
@@ -124,23 +116,6 @@ def test_softmax_is_never_calibrated() -> None:
     assert head.calibration is None
     assert all(label.calibration is None for label in labels)
     assert all(label.threshold is not None for label in labels)
-
-
-def test_labels_with_own_logits_get_their_own_calibration() -> None:
-    scored = make_scored()
-    scored.logits[:, 2] -= 1
-    _, labels = calibrate_trained(TRAINED, LABELS, scored, CalibrationOptions())
-    pair = labels[2].calibration
-    assert (pair.scale, pair.shift) == pytest.approx((2, 1), abs=0.4)
-
-
-def test_label_with_few_positives_has_neither_threshold_nor_calibration() -> None:
-    scored = make_scored()
-    (rows,) = scored.photos.targets[:, 0].nonzero()
-    scored.photos.targets[rows[MIN_POSITIVES - 1 :], 0] = 0
-    _, (rare, common, _) = calibrate_trained(TRAINED, LABELS, scored, CalibrationOptions())
-    assert rare == LABELS[0].model_copy(update={"positives": MIN_POSITIVES - 1})
-    assert common.threshold is not None
 
 
 def test_precision_target_sets_the_thresholds_of_labels_that_reach_it(
@@ -205,16 +180,3 @@ def test_trained_names_have_their_own_calibration_only_if_it_is_better_than_othe
     raw = calibrate_open(both, make_scored(), RAW)
     assert raw.trained_names is None
     assert calibrate_trained_names(raw, make_scored(1.0, 2.0)).trained_names is None
-
-
-def test_thresholds_of_open_names_are_on_their_calibrated_scores() -> None:
-    scored = make_scored()
-    head: OpenHead = calibrate_open(OPEN_HEAD, scored, CalibrationOptions())
-    scores = score_open(scored.logits, head.calibration)
-    found = find_open_thresholds(scored, head.calibration, CalibrationOptions())
-    for column, name in enumerate(NAMES):
-        best = find_threshold(scores[:, column], scored.photos.targets[:, column])
-        assert found[name] == pytest.approx(best.threshold)
-    few = replace(scored.photos, targets=np.zeros_like(scored.photos.targets))
-    scored = replace(scored, photos=few)
-    assert find_open_thresholds(scored, head.calibration, CalibrationOptions()) == {}

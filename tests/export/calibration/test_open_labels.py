@@ -17,8 +17,8 @@ from export.calibration import screen as screen_module
 from export.calibration.open_labels import embed_label_set
 from export.calibration.screen import fit_screen
 from export.graphs.graph import PIXELS_TO_OPEN_LOGITS
+from export.sources.labelled_photos import PhotoReader, UnusablePhotosError, read_splits
 from export.sources.open import OpenRequest, describe_head, read_label_set, read_open_source
-from export.sources.photos import PhotoReader, UnusablePhotosError, read_splits
 from export.sources.trained import read_source
 from models.checkpoints.checkpoint import read_checkpoint
 from models.checkpoints.description import CheckpointError
@@ -190,9 +190,9 @@ def test_ready_sets_have_the_services_embeddings(bundle: Bundle) -> None:
     (shapes,) = read_bundle_sets(bundle)
     assert shapes.given == (0, 1, 2, 3)
     assert shapes.embedding_space == bundle.card.open_head.embedding_space.fingerprint
-    found = embed(bundle, SHAPES)
+    embeddings = embed(bundle, SHAPES)
     # Stored in 16 bits.
-    np.testing.assert_allclose(shapes.embeddings, found, atol=1e-3, rtol=0)
+    np.testing.assert_allclose(shapes.embeddings, embeddings, atol=1e-3, rtol=0)
 
 
 def test_labels_are_scored_independently(bundle: Bundle, text: TextEncoder) -> None:

@@ -83,8 +83,8 @@ def test_bundle_of_an_open_head_equals_torch(tmp_path: Path) -> None:
     assert (space.encoder, space.width, space.template) == ("letters", 7, "a photo of {}")
     assert bundle.card.open_head.threshold == 0.5
     embeddings = torch.randn(11, 7)
-    found = run_bundle(bundle, PIXELS, embeddings.numpy())
-    assert_close(found, run_torch(network, PIXELS, embeddings))
+    logits = run_bundle(bundle, PIXELS, embeddings.numpy())
+    assert_close(logits, run_torch(network, PIXELS, embeddings))
 
 
 def test_bundle_of_ram_answers_its_own_and_other_labels_as_torch_does(tmp_path: Path) -> None:
@@ -98,10 +98,10 @@ def test_bundle_of_ram_answers_its_own_and_other_labels_as_torch_does(tmp_path: 
     assert (space.encoder, space.width) == ("CLIP ViT-B/16", 21)
     embeddings = torch.randn(11, space.width) / 3
     embeddings[3, 7:] = 0  # two of three descriptions are missing
-    found = run_bundle(bundle, PIXELS, embeddings.numpy())
-    assert_close(found, run_torch(network, PIXELS, embeddings))
+    logits = run_bundle(bundle, PIXELS, embeddings.numpy())
+    assert_close(logits, run_torch(network, PIXELS, embeddings))
     alone = run_torch(network, PIXELS, embeddings[3:4, :7])
-    assert_close(found[:, 3:4], alone)
+    assert_close(logits[:, 3:4], alone)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_bundle_of_timms_own_head_equals_torch(
 ) -> None:
     torch.manual_seed(0)
     size = InputConfig(height=64, width=96)
-    own = TimmHeadConfig.model_validate({"num_classes": len(LABELS), **head})
-    config = NetworkConfig(backbone=backbone, input=size, head=own, prefix_tokens="keep")
+    head_config = TimmHeadConfig.model_validate({"num_classes": len(LABELS), **head})
+    config = NetworkConfig(backbone=backbone, input=size, head=head_config, prefix_tokens="keep")
     network = Network(config).eval()
     write_checkpoint(tmp_path / "own.safetensors", network, LABELS, {})
     precisions: frozenset[Precision] = frozenset({"fp16", "int8"})

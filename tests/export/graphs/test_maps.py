@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import torch
 
 from export.graphs.graph import Graphs, open_session
 from export.graphs.optimise import halve
@@ -14,25 +13,15 @@ from export.graphs.trace import trace_heads
 from export.graphs.verify import FP32_TOLERANCE, VerificationError, verify_head
 from export.int8.quantise import Quantiser
 from export.int8.search import signal_to_noise
-from models.config import CosineConfig, GapConfig, MLDecoderConfig, ZeroShotMLDecoderConfig
+from models.config import CosineConfig, GapConfig
 from models.heads.baselines import Gap
 from models.heads.cosine import CosineHead
 from models.heads.ml_decoder import MLDecoder
 from models.heads.zero_shot import ZeroShotMLDecoder
-from tests.models import shake
+from tests.models.heads import make_open, make_trained
 
 GRID = (2, 3)
-TOKENS, WIDTH = 6, 24
-WIDTHS = {"encoder_width": WIDTH, "decoder_width": 16, "num_heads": 4, "feedforward_width": 24}
-
-
-FULL = MLDecoderConfig(num_classes=7, **WIDTHS)
-
-
-def make_head(config: MLDecoderConfig | ZeroShotMLDecoderConfig) -> MLDecoder | ZeroShotMLDecoder:
-    torch.manual_seed(0)
-    trained = isinstance(config, MLDecoderConfig)
-    return shake(MLDecoder(config) if trained else ZeroShotMLDecoder(config), 0.1).eval()
+TOKENS, WIDTH = 6, 12
 
 
 def test_graphs_of_two_towers_equal_torch() -> None:
@@ -50,19 +39,11 @@ def test_graphs_of_two_towers_equal_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "config",
-    [
-        FULL,
-        MLDecoderConfig(num_classes=7, num_groups=3, **WIDTHS),
-        ZeroShotMLDecoderConfig(embedding_width=5, **WIDTHS),
-        ZeroShotMLDecoderConfig(embedding_width=5, num_prototypes=6, **WIDTHS),
-    ],
+    "head",
+    [make_trained(num_groups=None), make_trained(), make_open(), make_open(6)],
     ids=["full", "group", "open", "votes"],
 )
-def test_maps_of_any_labels_and_images_equal_torch(
-    config: MLDecoderConfig | ZeroShotMLDecoderConfig,
-) -> None:
-    head = make_head(config)
+def test_maps_of_any_labels_and_images_equal_torch(head: MLDecoder | ZeroShotMLDecoder) -> None:
     graphs = trace_heads(head, TOKENS, WIDTH, GRID)
     assert 0 < verify_head(head, graphs, FP32_TOLERANCE).value <= FP32_TOLERANCE
     in_float64 = copy.deepcopy(head).double()
@@ -75,15 +56,14 @@ def test_maps_of_any_labels_and_images_equal_torch(
 def test_heads_without_maps_are_exported() -> None:
     gap = Gap(GapConfig(num_classes=3, encoder_width=WIDTH)).eval()
     assert set(trace_heads(gap, TOKENS, WIDTH, GRID)) == {"trained_head"}
-    head = make_head(FULL)
-    graphs = trace_heads(head, TOKENS, WIDTH, None)
+    graphs = trace_heads(make_trained(), TOKENS, WIDTH, None)
     assert set(graphs) == {"trained_head"}
     assert [port.name for port in graphs["trained_head"].graph.output] == ["logits"]
 
 
 @pytest.fixture(scope="module")
 def graphs() -> Graphs:
-    return trace_heads(make_head(FULL), TOKENS, WIDTH, GRID)
+    return trace_heads(make_trained(num_groups=None), TOKENS, WIDTH, GRID)
 
 
 @pytest.fixture(scope="module")

@@ -59,12 +59,12 @@ def test_compact_weights_equal_rounded_weights(graphs: Graphs) -> None:
             tensor.CopyFrom(numpy_helper.from_array(halves, tensor.name))
     tokens = np.random.default_rng(0).standard_normal((2, 5, ENCODER_WIDTH), dtype=np.float32)
     compact = compact_weights(graphs["trained_head"])
-    found, expected, exact = (
+    compacted, expected, exact = (
         open_session(model).run(["logits"], {"tokens": tokens})[0]
         for model in (compact, rounded, graphs["trained_head"])
     )
-    assert np.array_equal(found, expected)
-    assert not np.array_equal(found, exact)
+    assert np.array_equal(compacted, expected)
+    assert not np.array_equal(compacted, exact)
     assert compact.ByteSize() < 0.65 * graphs["trained_head"].ByteSize()
 
 
@@ -114,5 +114,7 @@ def test_halve_keeps_the_scales_that_resizes_share() -> None:
     graph = helper.make_graph(nodes, "resizes", ports[:1], ports[1:], [scales])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     x = np.random.default_rng(0).random((1, 1, 10, 1), dtype=np.float32)
-    exact, half = (open_session(each).run(["out"], {"x": x})[0] for each in (model, halve(model)))
+    exact, half = (
+        open_session(graph_model).run(["out"], {"x": x})[0] for graph_model in (model, halve(model))
+    )
     assert half == pytest.approx(exact, rel=1e-2, abs=1e-2)

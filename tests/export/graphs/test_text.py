@@ -38,8 +38,8 @@ def test_text_graph_equals_torch_for_any_texts(
     encoder: TextEncoder, exact: onnx.ModelProto
 ) -> None:
     for texts in (TEXTS, TEXTS[:1], TEXTS * 3):
-        found = embed_tokens(open_session(exact), *encoder.tokenize(texts))
-        assert np.abs(found - encoder.embed(texts).numpy()).max() <= 1e-5
+        embeddings = embed_tokens(open_session(exact), *encoder.tokenize(texts))
+        assert np.abs(embeddings - encoder.embed(texts).numpy()).max() <= 1e-5
 
 
 def test_int8_text_graph_is_close_and_logs_nothing(
@@ -49,9 +49,9 @@ def test_int8_text_graph_is_close_and_logs_nothing(
         stored = build_text_graph(encoder)
     assert capfd.readouterr().err == ""
     assert not caplog.records
-    found = embed_tokens(open_session(stored), *encoder.tokenize(TEXTS))
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
-    assert (found * encoder.embed(TEXTS).numpy()).sum(axis=1).min() >= INT8_COSINE
+    embeddings = embed_tokens(open_session(stored), *encoder.tokenize(TEXTS))
+    np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1.0, atol=1e-5)
+    assert (embeddings * encoder.embed(TEXTS).numpy()).sum(axis=1).min() >= INT8_COSINE
     assert [port.name for port in stored.graph.input] == ["input_ids", "attention_mask"]
 
 
@@ -59,8 +59,8 @@ def test_names_are_embedded_as_the_service_writes_them(
     encoder: TextEncoder, exact: onnx.ModelProto
 ) -> None:
     embed = make_embedder(encoder, exact)
-    found = embed_names(["dark_square", "dark square"], "a {}", embed)
-    np.testing.assert_array_equal(found, embed(["a dark square"] * 2))
+    embeddings = embed_names(["dark_square", "dark square"], "a {}", embed)
+    np.testing.assert_array_equal(embeddings, embed(["a dark square"] * 2))
 
 
 def test_text_that_would_be_truncated_is_refused(

@@ -6,12 +6,10 @@ from torch import Tensor
 
 from export.graphs.graph import Graphs, open_session
 from export.graphs.optimise import optimise
-from export.graphs.trace import PixelEncoder, TracingError, trace_encoder, trace_heads
+from export.graphs.trace import PixelEncoder, TracingError, trace_encoder
 from export.graphs.verify import FP32_TOLERANCE, make_noise
 from models.backbones.backbone import Backbone
-from models.config import InputConfig, MLDecoderConfig
-from models.heads.ml_decoder import MLDecoder
-from tests.export.graphs.test_heads import WIDTHS
+from models.config import InputConfig
 from tests.export.tiny_network import ENCODER_WIDTH, INPUT, LABELS, NUM_TOKENS, assert_close
 
 
@@ -27,27 +25,6 @@ def test_graphs_are_dynamic_in_images_and_the_head_in_tokens_too(graphs: Graphs)
     assert _describe(encoder.output[0]) == ("tokens", TensorProto.FLOAT, ["B", *fixed])
     assert _describe(head.input[0]) == ("tokens", TensorProto.FLOAT, ["B", "S", ENCODER_WIDTH])
     assert _describe(head.output[0]) == ("logits", TensorProto.FLOAT, ["B", len(LABELS)])
-
-
-@pytest.mark.parametrize(
-    ("num_queries", "widths"),
-    [
-        # 4 attention heads * 5 queries < a width of 16 + 5: one matrix from a token to all scores.
-        (5, {"value": 16, "scores": 20}),
-        (6, {"value": 16, "key": 16}),
-    ],
-)
-def test_fixed_queries_replace_the_keys_projection_when_few(
-    num_queries: int, widths: dict[str, int]
-) -> None:
-    config = MLDecoderConfig(num_classes=num_queries, **WIDTHS)
-    model = trace_heads(MLDecoder(config).eval(), NUM_TOKENS, ENCODER_WIDTH)["trained_head"]
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
-    relu = next(node for node in model.graph.node if node.op_type == "Relu")  # gives the memory
-    readers = [node for node in model.graph.node if relu.output[0] in node.input]
-    assert {node.op_type for node in readers} == {"MatMul"}
-    found = [shapes[node.input[1]] for node in readers]
-    assert sorted(found) == sorted((16, width) for width in widths.values())
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,8 @@ def test_a_layer_kept_in_float_is_exact_in_a_session_too(tmp_path: Path, bias: b
     as_written.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     plain = onnxruntime.InferenceSession(int8.SerializeToString(), as_written)
     (expected,) = plain.run(["tokens"], {"images": pixels})
-    (found,) = open_session(int8).run(["tokens"], {"images": pixels})
-    assert signal_to_noise(expected, found) > 35
+    (optimised,) = open_session(int8).run(["tokens"], {"images": pixels})
+    assert signal_to_noise(expected, optimised) > 35
 
 
 def test_activations_are_unsigned_inside_and_float_at_the_boundary(

@@ -51,18 +51,18 @@ def _count_float(graphs: Graphs) -> int:
 def test_search_keeps_no_layer_in_float_when_int8_agrees(
     bad_graphs: Graphs, samples: PixelArray
 ) -> None:
-    found = find_int8(bad_graphs, samples, lambda graphs: MIN_AGREEMENT - _count_float(graphs))
-    assert found.kept_float == ()
-    assert found.agreement == MIN_AGREEMENT
+    int8 = find_int8(bad_graphs, samples, lambda graphs: MIN_AGREEMENT - _count_float(graphs))
+    assert int8.kept_float == ()
+    assert int8.agreement == MIN_AGREEMENT
 
 
 def test_search_keeps_the_layers_at_the_giant_channel_in_float_first(
     bad_graphs: Graphs, samples: PixelArray
 ) -> None:
     convolutions = [n.name for n in bad_graphs["encoder"].graph.node if n.op_type == "Conv"]
-    found = find_int8(bad_graphs, samples, lambda graphs: MIN_AGREEMENT - 2 + _count_float(graphs))
-    assert found.agreement == MIN_AGREEMENT
-    assert {layer for _, layer in found.kept_float} == set(convolutions[1:3])
+    int8 = find_int8(bad_graphs, samples, lambda graphs: MIN_AGREEMENT - 2 + _count_float(graphs))
+    assert int8.agreement == MIN_AGREEMENT
+    assert {layer for _, layer in int8.kept_float} == set(convolutions[1:3])
 
 
 def test_search_returns_the_best_agreement_when_none_is_enough(
@@ -74,8 +74,8 @@ def test_search_returns_the_best_agreement_when_none_is_enough(
         tried.append(_count_float(graphs))
         return 5.0 if tried[-1] != 1 else 6.0
 
-    found = find_int8(bad_graphs, samples, measure_agreement)
-    assert (found.agreement, _count_float(found.graphs)) == (6.0, 1)
+    int8 = find_int8(bad_graphs, samples, measure_agreement)
+    assert (int8.agreement, _count_float(int8.graphs)) == (6.0, 1)
     assert len(tried) <= len(KEPT_FLOAT_STEPS)
 
 
@@ -111,8 +111,8 @@ def test_agreement_is_least_when_photos_or_int8_show_nothing(
 def test_search_prefers_a_measured_int8_to_one_that_is_not_finite(
     bad_graphs: Graphs, samples: PixelArray
 ) -> None:
-    found = find_int8(bad_graphs, samples, lambda graphs: 3.0 if _count_float(graphs) else -np.inf)
-    assert found.agreement == 3.0
+    int8 = find_int8(bad_graphs, samples, lambda graphs: 3.0 if _count_float(graphs) else -np.inf)
+    assert int8.agreement == 3.0
 
 
 def test_one_layer_in_int8_adds_less_noise_than_all(

@@ -5,8 +5,10 @@ import pytest
 from export import ExportError
 from export.sources.trained import read_source
 from models.checkpoints.checkpoint import write_checkpoint
+from models.checkpoints.description import CheckpointError
 from models.network import Network
 from tests.export.tiny_network import LABELS
+from tests.models.checkpoints.test_timm_layouts import make_head, save
 
 
 def test_label_names_may_come_from_a_file(checkpoint: Path, tmp_path: Path) -> None:
@@ -54,6 +56,11 @@ def test_unfit_names_in_a_checkpoint_are_refused(
     assert "\n" not in str(refused.value)
     write_checkpoint(path, network, LABELS, {})
     assert read_source(path).label_names == LABELS
+
+
+def test_head_without_a_backbone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="has a head without a backbone"):
+        read_source(save(make_head().state_dict(), tmp_path))
 
 
 def test_labels_beyond_the_thresholds_have_none(checkpoint: Path, tmp_path: Path) -> None:

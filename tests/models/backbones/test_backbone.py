@@ -87,9 +87,9 @@ def test_count_tokens_refuses_a_size_without_a_map_of_features(
 
 def test_given_preparation_overrides_the_models_own() -> None:
     given = {"img_size": 288, "mean": [0.5], "std": (0.1, 0.2, 0.3), "interpolation": "lanczos"}
-    found = input_config("resnet50", None, given)
-    assert (found.height, found.width, found.interpolation) == (288, 288, "lanczos")
-    assert (found.mean, found.std) == ((0.5, 0.5, 0.5), (0.1, 0.2, 0.3))
+    spec = input_config("resnet50", None, given)
+    assert (spec.height, spec.width, spec.interpolation) == (288, 288, "lanczos")
+    assert (spec.mean, spec.std) == ((0.5, 0.5, 0.5), (0.1, 0.2, 0.3))
     assert input_config("resnet50", (64, 96), given).width == 96
     with pytest.raises(BackboneError, match="the preparation of photos for resnet50 is invalid"):
         input_config("resnet50", None, {"mean": "grey"})

@@ -212,12 +212,12 @@ def test_tresnet_of_asl_is_pooled_and_multiplied(bottleneck: bool, tmp_path: Pat
         state |= {f"{name}.{leaf}": tensor for leaf, tensor in layer.state_dict().items()}
     content = {"model": state, "num_classes": 5, "idx_to_class": dict(enumerate("abcde"))}
     torch.save(content, tmp_path / "asl.pth")
-    found = read_checkpoint(tmp_path / "asl.pth", Hints(image_size=64))
-    assert isinstance(found.take_network().config.head, GapConfig)
-    assert found.label_names == tuple("abcde")
+    checkpoint = read_checkpoint(tmp_path / "asl.pth", Hints(image_size=64))
+    assert isinstance(checkpoint.take_network().config.head, GapConfig)
+    assert checkpoint.label_names == tuple("abcde")
     images = torch.rand(2, 3, 64, 64)
     tokens = whole.get_submodule("backbone")(images)
-    assert_gives(found.network, images, nn.Sequential(*layers)(tokens.mean(dim=1)))
+    assert_gives(checkpoint.network, images, nn.Sequential(*layers)(tokens.mean(dim=1)))
     content["model"] |= {"neck.weight": torch.ones(3)}
     torch.save(content, tmp_path / "asl.pth")
     with pytest.raises(CheckpointError, match=r"the file has neck\.weight next to"):

@@ -43,8 +43,8 @@ def test_logits_equal_transformers(folder: Path) -> None:
     expected = run_transformers(folder, images, TEXTS)
     assert expected.std() > 0.1
     with torch.inference_mode():
-        found = network(images, text.embed(TEXTS))
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+        logits = network(images, text.embed(TEXTS))
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
 def test_configuration_has_the_models_facts(folder: Path) -> None:
@@ -76,8 +76,10 @@ def test_weights_of_older_versions_are_read(folder: Path, tmp_path: Path) -> Non
     images = torch.randn(1, 3, SIDE, SIDE)
     embeddings = torch.randn(2, read_clip(folder)[1].width)
     with torch.inference_mode():
-        found, expected = (read_clip(each)[0](images, embeddings) for each in (old, folder))
-    torch.testing.assert_close(found, expected)
+        logits, expected = (
+            read_clip(model_folder)[0](images, embeddings) for model_folder in (old, folder)
+        )
+    torch.testing.assert_close(logits, expected)
 
 
 def test_photos_are_cut_as_the_image_processor_says_if_asked(clip: Path, tmp_path: Path) -> None:
@@ -102,9 +104,9 @@ def test_siglip_texts_are_cleaned_as_in_training(tmp_path: Path, *, canonical: b
     if canonical:
         change(folder / "tokenizer_config.json", tokenizer_class="SiglipTokenizer")
     tokenizer = Tokenizer.from_str(read_clip(folder)[1].tokenizer.decode())
-    found = tokenizer.encode("A Photo, of  CATS. ").tokens
+    tokens = tokenizer.encode("A Photo, of  CATS. ").tokens
     clean, kept = "a▁photo▁of▁cats<eos>", "a▁photo,▁of▁▁cats.▁<eos>"
-    assert "".join(found) == (clean if canonical else kept)
+    assert "".join(tokens) == (clean if canonical else kept)
 
 
 def test_tokenizer_of_another_model_is_refused(clip: Path, tmp_path: Path) -> None:
@@ -187,10 +189,10 @@ def test_repository_on_the_hub_is_read_and_one_of_timm_left(
     cache.mkdir()
 
     def download(repository: str, name: str) -> str:
-        found = (folder if repository == "someone/tiny" else tmp_path) / name
-        if not found.is_file():
+        file = (folder if repository == "someone/tiny" else tmp_path) / name
+        if not file.is_file():
             raise EntryNotFoundError(f"404 for {name}")
-        return str(shutil.copy(found, cache / name))
+        return str(shutil.copy(file, cache / name))
 
     monkeypatch.setattr("models.checkpoints.files.hf_hub_download", download)
     network, text = read_clip("hf-hub:someone/tiny")

@@ -79,8 +79,8 @@ def test_hints_that_fit_are_taken(tmp_path: Path) -> None:
     path, network = tmp_path / "a.safetensors", make_network()
     write_checkpoint(path, network, LABELS, {})
     hints = Hints(network.config.backbone, num_heads=4, pre_norm=False, plain_pixels=True)
-    found = read_config(path, hints)
-    assert (found.input.mean, found.input.std) == ((0, 0, 0), (1, 1, 1))
+    config = read_config(path, hints)
+    assert (config.input.mean, config.input.std) == ((0, 0, 0), (1, 1, 1))
     assert read_config(path, Hints(single_label=True)).activation == "softmax"
 
 

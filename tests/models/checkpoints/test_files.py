@@ -103,12 +103,12 @@ def write_parts(folder: Path, form: str = "safetensors") -> dict[str, str]:
 @pytest.mark.parametrize(("form", "remote"), [("safetensors", True), ("bin", False)])
 def test_weights_in_several_files_are_read_and_hashed(form: str, remote: bool, hub: Path) -> None:
     names = sorted(set(write_parts(hub, form).values()))
-    found = read_checkpoint(REFERENCE if remote else hub, Hints("test_resnet"))
+    joined_file = read_checkpoint(REFERENCE if remote else hub, Hints("test_resnet"))
     whole = read_checkpoint(hub / "whole.pt", Hints("test_resnet"))
     images = torch.rand(1, 3, 64, 64)
-    torch.testing.assert_close(found.network(images), whole.network(images))
+    torch.testing.assert_close(joined_file.network(images), whole.network(images))
     joined = b"".join((hub / name).read_bytes() for name in names)
-    assert found.sha256 == hashlib.sha256(joined).hexdigest()
+    assert joined_file.sha256 == hashlib.sha256(joined).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ def test_interrupted_download_goes_on_and_a_damaged_one_is_noticed(
     real_hub.damages = False
     for rest in (content[:2000], content + b"written by two downloads"):
         part.write_bytes(rest)
-        found = fetch(REFERENCE, "pytorch_model.bin")
-        assert found is not None
-        assert found.read_bytes() == content
+        fetched = fetch(REFERENCE, "pytorch_model.bin")
+        assert fetched is not None
+        assert fetched.read_bytes() == content
         (blobs / part.stem).unlink()
     assert real_hub.ranges == ["bytes=1000-", "bytes=2000-"]
     assert fetch(REFERENCE, "model.safetensors") is None

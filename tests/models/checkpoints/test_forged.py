@@ -120,7 +120,7 @@ FORGED = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The type of the error, by the file's name; all are read by one process."""
     folder = tmp_path_factory.mktemp("forged")
     good, content = folder / "good.pth", MLDecoder(3, -1, 16, 8).state_dict()
@@ -145,14 +145,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", ["zip", "old"])
 @pytest.mark.parametrize("name", FORGED)
-def test_forged_state_is_refused(found: dict[str, str], name: str, kind: str) -> None:
-    assert found[f"{name}.{kind}.pth"] == "CheckpointError"
+def test_forged_state_is_refused(errors: dict[str, str], name: str, kind: str) -> None:
+    assert errors[f"{name}.{kind}.pth"] == "CheckpointError"
 
 
 @pytest.mark.parametrize("kind", ["zip", "old"])
 @pytest.mark.parametrize("name", NUMBERS)
-def test_forged_number_is_not_built(found: dict[str, str], name: str, kind: str) -> None:
-    assert found[f"{name}.{kind}.pth"] == ""
+def test_forged_number_is_not_built(errors: dict[str, str], name: str, kind: str) -> None:
+    assert errors[f"{name}.{kind}.pth"] == ""
 
 
 def test_types_that_torch_lacks_are_refused(tmp_path: Path) -> None:

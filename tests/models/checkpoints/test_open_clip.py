@@ -39,18 +39,18 @@ def write(folder: Path, kind: str, *, pickled: bool = False, **changes: Any) -> 
     for name in ("config.json", "preprocessor_config.json", "model.safetensors"):
         (folder / name).unlink()
     with np.load(FOLDER / "open_clip" / f"{kind}.npz") as file:
-        found = {key: torch.from_numpy(file[key]) for key in file.files if key != "config"}
+        recorded = {key: torch.from_numpy(file[key]) for key in file.files if key != "config"}
         config = json.loads(str(file["config"]))
     for part, options in changes.items():
         (config | config["model_cfg"])[part].update(options)
-    state = {k.removeprefix("state/"): v for k, v in found.items() if k.startswith("state/")}
+    state = {k.removeprefix("state/"): v for k, v in recorded.items() if k.startswith("state/")}
     if pickled:  # as a training run stores it
         whole = {"epoch": 3, "state_dict": {f"module.{key}": v for key, v in state.items()}}
         torch.save(whole, folder / "open_clip_pytorch_model.bin")
     else:
         save_file(state, folder / "open_clip_model.safetensors")
     (folder / "open_clip_config.json").write_text(json.dumps(config))
-    return found
+    return recorded
 
 
 @pytest.mark.parametrize("pickled", [False, True])
@@ -60,8 +60,8 @@ def test_logits_equal_open_clip(kind: str, tmp_path: Path, *, pickled: bool) -> 
     network, text = read_clip(tmp_path / "tiny")
     mask = (golden["ids"] != 0).long()
     with torch.inference_mode():
-        found = network(golden["images"], text.module(golden["ids"], mask))
-    torch.testing.assert_close(found, golden["logits"], atol=1e-4, rtol=0)
+        logits = network(golden["images"], text.module(golden["ids"], mask))
+    torch.testing.assert_close(logits, golden["logits"], atol=1e-4, rtol=0)
     assert network.config.activation == ("softmax" if kind == "clip" else "sigmoid")
 
 

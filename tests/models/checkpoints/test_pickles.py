@@ -36,10 +36,10 @@ class Calls:
 def test_settings_next_to_weights_are_ignored(value: object, tmp_path: Path) -> None:
     content = {"state_dict": {"a": WEIGHT}, "hyper_parameters": {"x": value, "y": 3}}
     torch.save(content, tmp_path / "a.ckpt")
-    found = read_file(tmp_path / "a.ckpt").content
-    assert found["hyper_parameters"]["y"] == 3
-    assert isinstance(found["hyper_parameters"]["x"], dict | Unread)
-    assert found["state_dict"]["a"].equal(WEIGHT)
+    loaded = read_file(tmp_path / "a.ckpt").content
+    assert loaded["hyper_parameters"]["y"] == 3
+    assert isinstance(loaded["hyper_parameters"]["x"], dict | Unread)
+    assert loaded["state_dict"]["a"].equal(WEIGHT)
 
 
 @pytest.mark.parametrize("zipped", [True, False])

@@ -52,11 +52,11 @@ def write_tagger(folder: Path, stages: list[dict[str, Any]] | None, **config: An
 )  # fmt: skip
 def test_steps_become_a_preparation(stages: list[Any], expected: dict[str, object]) -> None:
     for name in ("test", "val"):
-        found = read_preprocess({name: stages})
-        assert (found.height, found.width) == (64, 64)
-        assert found.model_dump(include=set(expected)) == expected
-    if found.resize_mode == "crop":
-        assert int(64 / found.crop_pct) == 73
+        spec = read_preprocess({name: stages})
+        assert (spec.height, spec.width) == (64, 64)
+        assert spec.model_dump(include=set(expected)) == expected
+    if spec.resize_mode == "crop":
+        assert int(64 / spec.crop_pct) == 73
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_file_without_stages_or_for_another_size_than_the_networks_is_refused(
 def test_file_overrides_timm_and_options_override_the_file(tmp_path: Path) -> None:
     cfg = {"input_size": [3, 96, 96], "mean": [0, 0, 0], "interpolation": "nearest"}
     write_tagger(tmp_path / "tagger", STAGES, pretrained_cfg=cfg)
-    found = read_config(tmp_path / "tagger", Hints()).input
-    assert found == read_preprocess({"test": STAGES})
+    spec = read_config(tmp_path / "tagger", Hints()).input
+    assert spec == read_preprocess({"test": STAGES})
     hints = Hints(image_size=96, pad="none", mean=(0.1, 0.2, 0.3), interpolation="lanczos")
-    found = read_config(tmp_path / "tagger", hints).input
-    assert (found.height, found.resize_mode, found.fit_size) == (96, "squash", None)
-    assert (found.mean, found.std) == ((0.1, 0.2, 0.3), (0.2, 0.3, 0.4))
-    assert found.interpolation == "lanczos"
+    spec = read_config(tmp_path / "tagger", hints).input
+    assert (spec.height, spec.resize_mode, spec.fit_size) == (96, "squash", None)
+    assert (spec.mean, spec.std) == ((0.1, 0.2, 0.3), (0.2, 0.3, 0.4))
+    assert spec.interpolation == "lanczos"
     black = read_config(tmp_path / "tagger", Hints(pad="black")).input
     assert (black.pad_color, black.fit_size) == ((0, 0, 0), 80)
     with pytest.raises(CheckpointError, match="leave out --crop"):
@@ -119,8 +119,8 @@ def test_tagger_without_facts_on_photos_is_asked_for_both(tmp_path: Path) -> Non
     for hints in (Hints(), Hints(channels="bgr"), Hints(pad="white")):
         with pytest.raises(CheckpointError, match=r"WD taggers v3: --channels bgr --pad white"):
             read_checkpoint(folder, hints)
-    found = read_config(folder, Hints(channels="rgb", pad="#0000ff")).input
-    assert (found.resize_mode, found.pad_color, found.fit_size) == ("pad", (0, 0, 255), None)
+    spec = read_config(folder, Hints(channels="rgb", pad="#0000ff")).input
+    assert (spec.resize_mode, spec.pad_color, spec.fit_size) == ("pad", (0, 0, 255), None)
     assert read_config(folder, Hints(channels="rgb", pad="none")).input.resize_mode == "squash"
 
 

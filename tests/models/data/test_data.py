@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.data.reader import read_labelled_folder
+from models.data.labelled_folder import read_labelled_folder
 from models.data.records import DataError, check_labels_of_photos, keep_relevant
 
 COCO, NO_ID = "annotations/instances_train2017.json", r"instances_train2017\.json: no image_id"
@@ -158,12 +158,12 @@ def test_nus_wide_labels_in_neither_list_are_neither_seen_nor_unseen(tmp_path: P
     with (folder / "data.csv").open("a") as file:
         file.write("c.jpg,[],train\n")
     torch.save(torch.nn.Parameter(torch.ones(2, 3)), folder / "wordvec_array.pth")
-    found = read_labelled_folder(folder)
-    assert found.label_names == ("cat", "dog", "sky")
-    np.testing.assert_array_equal(found.targets(found.split("train")), [[1, 0, 1], [0, 0, 0]])
+    data = read_labelled_folder(folder)
+    assert data.label_names == ("cat", "dog", "sky")
+    np.testing.assert_array_equal(data.targets(data.split("train")), [[1, 0, 1], [0, 0, 0]])
     # `test class` wins over `train class`.
-    assert (found.word_vectors.seen, found.word_vectors.unseen) == (("sky",), ("dog",))
-    np.testing.assert_array_equal(found.word_vectors.embeddings, np.ones((3, 2)))
+    assert (data.word_vectors.seen, data.word_vectors.unseen) == (("sky",), ("dog",))
+    np.testing.assert_array_equal(data.word_vectors.embeddings, np.ones((3, 2)))
 
 
 def test_relevant_photos_of_training_have_a_seen_label_and_others_an_unseen_one(
@@ -172,10 +172,10 @@ def test_relevant_photos_of_training_have_a_seen_label_and_others_an_unseen_one(
     folder = write_nus_wide(tmp_path / "nus")
     with (folder / "data.csv").open("a") as file:
         file.write('c.jpg,[dog],train\nd.jpg,[],val\ne.jpg,"[sky, dog]",val\nf.jpg,[sky],val\n')
-    found = keep_relevant(read_labelled_folder(folder))
+    data = keep_relevant(read_labelled_folder(folder))
     for split, kept in {"train": ["a.jpg"], "val": ["b.jpg", "e.jpg"]}.items():
-        assert [image.path.name for image in found.split(split)] == kept
-    assert found.split("test")[1].path.name == "e.jpg"
+        assert [image.path.name for image in data.split(split)] == kept
+    assert data.split("test")[1].path.name == "e.jpg"
 
 
 def test_class_folders_are_read_as_single_label_without_hidden_files_and_thumbnails(
@@ -238,14 +238,6 @@ def test_coco_photo_is_refused_when_two_years_split_it_differently(tmp_path: Pat
     assert len(read_labelled_folder(folder).split("test")) == 2
 
 
-def test_coco_annotation_of_a_removed_photo_is_ignored(tmp_path: Path) -> None:
-    folder = write_coco(tmp_path / "coco")
-    removed = '"annotations": [{"image_id": 8, "category_id": 1}, '
-    replace_text('"annotations": [', removed)(folder / COCO)
-    train = read_labelled_folder(folder)
-    np.testing.assert_array_equal(train.targets(train.split("train")), [[0, 0], [1, 1]])
-
-
 def test_csv_files_of_one_split_are_read_as_one(tmp_path: Path) -> None:
     (tmp_path / "train1.csv").write_text("image,label,confidence\nb,dog,1\na,dog,1\n")
     (tmp_path / "train-more.csv").write_text("image,label,confidence\na,cat,0\n")
@@ -292,21 +284,6 @@ def test_photos_are_in_the_folder_of_their_split_if_there_is_one(tmp_path: Path)
         (tmp_path / folder).mkdir()
         paths = [image.path for image in read_labelled_folder(tmp_path).images]
         assert paths == [tmp_path / folder / name for name in ("a.jpg", "b.png")]
-
-
-def test_byte_order_mark_is_ignored(tmp_path: Path) -> None:
-    pairs, nus, simple = tmp_path / "pairs", tmp_path / "nus", tmp_path / "simple"
-    pairs.mkdir()
-    (pairs / "train.csv").write_text("\ufeffimage,label\na,/m/1\n")
-    (pairs / "class-descriptions.csv").write_text("\ufeff/m/1,cat\n")
-    assert read_labelled_folder(pairs).label_names == ("cat",)
-    write_nus_wide(nus)
-    for name in ("data.csv", "benchmark_81_v0.json"):
-        (nus / name).write_text("\ufeff" + (nus / name).read_text())
-    assert read_labelled_folder(nus).label_names == ("cat", "dog", "sky")
-    write_simple(simple)
-    (simple / "labels.json").write_text("\ufeff" + json.dumps(SIMPLE))
-    assert read_labelled_folder(simple).name == "pets"
 
 
 def test_training_photos_without_absent_labels_are_refused(tmp_path: Path) -> None:

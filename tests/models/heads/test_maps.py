@@ -24,13 +24,13 @@ def contribute_in_a_loop(
     """Head by head, from the keys and values that the attention itself computes."""
     width, count = attention.head_width, memory.shape[1]
     keys, values = attention.key(memory), attention.value(memory) - attention.value.bias
-    found = torch.zeros(len(memory), len(queries), count)
+    total = torch.zeros(len(memory), len(queries), count)
     for head in range(attention.num_heads):
         part = slice(head * width, (head + 1) * width)
         scores = queries[:, part] @ keys[:, :, part].transpose(1, 2)
         worth = readout[:, part] @ values[:, :, part].transpose(1, 2)
-        found += scores.softmax(dim=-1) * worth
-    return found
+        total += scores.softmax(dim=-1) * worth
+    return total
 
 
 @given(seed=st.integers(0, 1000), batch=st.integers(1, 3), labels=st.integers(1, 5))
@@ -39,9 +39,9 @@ def test_contributions_equal_the_attentions_own(seed: int, batch: int, labels: i
     torch.manual_seed(seed)
     attention = shake(Attention(16, 4, 0.0)).eval()
     memory, queries, readout = (torch.randn(*s, 16) for s in ((batch, 6), (labels,), (labels,)))
-    found = Contributions(attention)(memory, queries, readout)
+    contributions = Contributions(attention)(memory, queries, readout)
     expected = contribute_in_a_loop(attention, memory, queries, readout)
-    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+    torch.testing.assert_close(contributions, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @pytest.mark.parametrize("num_groups", [None, 3, 1])
@@ -82,14 +82,14 @@ def test_token_that_makes_the_label_is_the_peak() -> None:
     head = make_open(num_prototypes=4)
     label = head.encode_labels(torch.randn(1, 5))
     tokens = 0.1 * torch.randn(1, 6, 12)
-    for place in range(6):
+    for position in range(6):
         with torch.no_grad():
             tried = tokens.repeat(40, 1, 1)
-            tried[:, place] += 3 * torch.randn(40, 12)
+            tried[:, position] += 3 * torch.randn(40, 12)
             logits = head.recall(tried, head.remember(tried), label)[:, 0]
         marked = tried[logits.argmax()][None]
-        found = OpenMaps(head, GRID)(head.remember(marked), label)[0, 0]
-        assert int(found.argmax()) == place
+        drawn = OpenMaps(head, GRID)(head.remember(marked), label)[0, 0]
+        assert int(drawn.argmax()) == position
 
 
 def test_cosine_map_peaks_at_the_patch_that_adds_most_to_the_label() -> None:
@@ -102,7 +102,7 @@ def test_cosine_map_peaks_at_the_patch_that_adds_most_to_the_label() -> None:
     maps, count = make_maps(head, GRID)
     assert count == 7
     drawn = maps(head.remember(tokens), head.encode_labels(torch.eye(5)[:3]))[0]
-    assert [divmod(int(each.argmax()), 3) for each in drawn[:2]] == [(1, 1), (0, 0)]
+    assert [divmod(int(label_map.argmax()), 3) for label_map in drawn[:2]] == [(1, 1), (0, 0)]
     assert drawn.amax(dim=(1, 2)).tolist() == [1.0, 1.0, 0.0]
 
 

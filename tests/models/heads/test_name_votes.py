@@ -46,9 +46,9 @@ def test_score_is_finite_when_no_probable_name_is_near(votes: NameVotes) -> None
     votes.sharpness.fill_(1e4)
     votes.classifier.weight.zero_()
     votes.classifier.bias.copy_(torch.tensor([1e4, 0, 0, 0, 0]))
-    found = votes(torch.randn(3, 9, 12), votes.weigh(votes.names))
-    assert found.isfinite().all()
-    assert float(found.min()) > -14
+    scores = votes(torch.randn(3, 9, 12), votes.weigh(votes.names))
+    assert scores.isfinite().all()
+    assert float(scores.min()) > -14
 
 
 @torch.no_grad()
@@ -60,8 +60,8 @@ def test_head_adds_the_votes_to_the_decoders_logit_outside_training() -> None:
     tokens, embeddings = torch.randn(3, 9, 12), torch.randn(4, 5)
     votes = head.votes(tokens, head.votes.weigh(functional.normalize(embeddings, dim=1)))
     assert float(votes.abs().max()) > 0.1
-    found, trained_on = head(tokens, embeddings), head.train()(tokens, embeddings)
+    logits, trained_on = head(tokens, embeddings), head.train()(tokens, embeddings)
     head.votes = None
     plain = head.eval()(tokens, embeddings)
-    torch.testing.assert_close(found, plain + votes)
+    torch.testing.assert_close(logits, plain + votes)
     torch.testing.assert_close(trained_on, plain)

@@ -23,9 +23,9 @@ def test_positions_equal_the_authors(name: str) -> None:
     with np.load(FOLDER / "q2l_sine_pe.npz") as file:
         (table,) = file[name]
     width, rows, columns = table.shape
-    found = sine_positions(width, (rows, columns))
+    positions = sine_positions(width, (rows, columns))
     expected = torch.from_numpy(table).flatten(1).T
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(positions, expected, rtol=0, atol=2e-6)
 
 
 def test_tokens_of_another_width_need_a_projection() -> None:
@@ -52,15 +52,15 @@ def decode_as_detr(
     layer: QueryLayer, target: Tensor, queries: Tensor, keys: Tensor, values: Tensor
 ) -> Tensor:
     """The same of its decoder, without self-attention if the layer has none."""
-    own, norm1 = layer.self_attention, layer.norm1
+    attend, norm1 = layer.self_attention, layer.norm1
     if layer.pre_norm:
-        if own is not None and norm1 is not None:
+        if attend is not None and norm1 is not None:
             normed = norm1(target)
-            target = target + own(normed + queries, normed + queries, normed)
+            target = target + attend(normed + queries, normed + queries, normed)
         target = target + layer.attention(layer.norm2(target) + queries, keys, values)
         return target + layer.feedforward(layer.norm3(target))
-    if own is not None and norm1 is not None:
-        target = norm1(target + own(target + queries, target + queries, target))
+    if attend is not None and norm1 is not None:
+        target = norm1(target + attend(target + queries, target + queries, target))
     target = layer.norm2(target + layer.attention(target + queries, keys, values))
     return layer.norm3(target + layer.feedforward(target))
 
@@ -87,16 +87,16 @@ def pool(head: Query2Label | TransformerDecoder, decoded: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("pre_norm", [False, True])
 @pytest.mark.parametrize("encoders", [0, 2])
-@pytest.mark.parametrize("own", [(False, False), (True, True), (False, True)])
+@pytest.mark.parametrize("attends", [(False, False), (True, True), (False, True)])
 @torch.inference_mode()
 def test_layers_take_the_steps_of_detr(
-    pre_norm: bool, encoders: int, own: tuple[bool, ...]
+    pre_norm: bool, encoders: int, attends: tuple[bool, ...]
 ) -> None:
-    head = build(pre_norm=pre_norm, num_encoder_layers=encoders, self_attention=own)
+    head = build(pre_norm=pre_norm, num_encoder_layers=encoders, self_attention=attends)
     stir(head)
     assert [layer.pre_norm for layer in head.encoder] == [pre_norm] * encoders
     assert [layer.pre_norm for layer in head.decoder] == [pre_norm] * 2
-    assert tuple(layer.self_attention is not None for layer in head.decoder) == own
+    assert tuple(layer.self_attention is not None for layer in head.decoder) == attends
     features = torch.randn(3, 6, 12)
     tokens = head.embed(features)
     for layer in head.encoder:

@@ -51,17 +51,19 @@ def test_older_names_and_leftovers_of_training_give_the_same_logits(
     state, images = read_state(ram), torch.from_numpy(ram.inputs[0])
     older = {key.replace("tagging_head.", "vision_multi."): t for key, t in state.items()}
     older |= {"tag_encoder.embeddings.position_ids": torch.arange(4), "text_decoder.x": images}
-    found = run_file(tmp_path / "older.pth", older, images)
-    torch.testing.assert_close(found, run_file(tmp_path / "new.pth", state, images), rtol=0, atol=0)
+    logits = run_file(tmp_path / "older.pth", older, images)
+    torch.testing.assert_close(
+        logits, run_file(tmp_path / "new.pth", state, images), rtol=0, atol=0
+    )
 
 
 def test_other_labels_replace_the_files_own(ram_plus: Golden, tmp_path: Path) -> None:
     state, images = read_state(ram_plus), torch.from_numpy(ram_plus.inputs[0])
     chosen = state["label_embed"].unflatten(0, (-1, 51))[[4, 1]]
-    own = run_file(tmp_path / "own.pth", state, images)
+    own_logits = run_file(tmp_path / "own.pth", state, images)
     for embeddings in (chosen, chosen.flatten(1)):
-        found = run_file(tmp_path / "other.pth", state, images, embeddings)
-        torch.testing.assert_close(found, own[:, [4, 1]])
+        logits = run_file(tmp_path / "other.pth", state, images, embeddings)
+        torch.testing.assert_close(logits, own_logits[:, [4, 1]])
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def test_readout_is_the_gradient_of_the_logit(head: ZeroShotMLDecoder, queries: 
     attended = head.layer.attention.out(value)
     logits = head.pool(head.layer._refine(queries[:, :WIDTH], attended)).squeeze(-1)
     (wanted,) = torch.autograd.grad(logits.sum(), value)
-    found = screen.describe(queries)["readouts"]
-    torch.testing.assert_close(found[:, :WIDTH], wanted, rtol=1e-4, atol=1e-5)
-    at_reference = (found[:, :WIDTH] * screen.reference).sum(-1) + found[:, WIDTH]
+    readouts = screen.describe(queries)["readouts"]
+    torch.testing.assert_close(readouts[:, :WIDTH], wanted, rtol=1e-4, atol=1e-5)
+    at_reference = (readouts[:, :WIDTH] * screen.reference).sum(-1) + readouts[:, WIDTH]
     torch.testing.assert_close(at_reference, logits.detach(), rtol=1e-4, atol=1e-5)
 
 

@@ -40,9 +40,9 @@ def start(network: Network, path: Path) -> str:
     return start_from(network, read_file(path))
 
 
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert set(found) == set(expected)
-    for key, tensor in found.items():
+def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert set(actual) == set(expected)
+    for key, tensor in actual.items():
         torch.testing.assert_close(tensor, expected[key], rtol=0, atol=0)
 
 
@@ -100,12 +100,12 @@ def test_start_loads_the_backbone_of_a_vit_with_its_own_pooling(tmp_path: Path, 
     path = tmp_path / "vit.pth"
     torch.save(whole, path)
     assert start(network, path) == "its backbone"
-    found = network.backbone.body.state_dict()
+    body = network.backbone.body.state_dict()
     expected = {key.replace("fc_norm.", "norm."): tensor for key, tensor in whole.items()}
-    assert_equal(found, {key: expected[key] for key in found})
+    assert_equal(body, {key: expected[key] for key in body})
     other = build(name, 3).backbone
     fill_backbone(other, whole)  # as weights from timm do
-    assert_equal(other.body.state_dict(), found)
+    assert_equal(other.body.state_dict(), body)
 
 
 @pytest.mark.parametrize(

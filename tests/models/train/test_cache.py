@@ -44,8 +44,8 @@ def photos(tmp_path: Path) -> Photos:
 
 
 def compute(module: nn.Module, photos: Photos, path: Path) -> np.ndarray:
-    (found,) = cache_outputs(lambda x: (module(x),), photos, [photos.transform], [path], 0)
-    return np.array(found)
+    (features,) = cache_outputs(lambda x: (module(x),), photos, [photos.transform], [path], 0)
+    return np.array(features)
 
 
 def test_run_waits_while_another_run_fills_the_cache(

@@ -33,8 +33,8 @@ def test_bce_is_a_mean_over_labels_whose_mixed_targets_are_0_or_1() -> None:
     logits, targets = torch.tensor([[2.0, 2, -1, 0]]), torch.tensor([[0.3, 0.1, 1, 0]])
     costs = [math.log1p(math.exp(margin)) for margin in (-2, 2, 1, 0)]
     for photos in (1, 8):
-        found = loss(logits.repeat(photos, 1), targets.repeat(photos, 1))
-        assert float(found) == pytest.approx(sum(costs) / 4, rel=1e-5)
+        cost = loss(logits.repeat(photos, 1), targets.repeat(photos, 1))
+        assert float(cost) == pytest.approx(sum(costs) / 4, rel=1e-5)
 
 
 def sum_always(*settings: float, disable_torch_grad_focal_loss: bool) -> nn.Module:
@@ -53,11 +53,11 @@ def test_asymmetric_loss_is_summed_over_labels_and_a_mean_over_photos_with_every
     targets = torch.tensor([[1.0, 0, 0], [0, 0, 0]])
     loss = make_loss(Recipe())
     for photos in (1, 8):
-        found = loss(torch.zeros(2 * photos, 3), targets.repeat(photos, 1))
-        assert float(found) == pytest.approx((present + 5 * absent) / 2, rel=1e-5)
+        cost = loss(torch.zeros(2 * photos, 3), targets.repeat(photos, 1))
+        assert float(cost) == pytest.approx((present + 5 * absent) / 2, rel=1e-5)
     # A probability of 0.9, less the margin: 1 - 0.9 + 0.05 are left for being absent.
-    found = loss(torch.tensor([[math.log(9)]]), torch.zeros(1, 1))
-    assert float(found) == pytest.approx(0.85**4 * -math.log(0.15), rel=1e-5)
+    cost = loss(torch.tensor([[math.log(9)]]), torch.zeros(1, 1))
+    assert float(cost) == pytest.approx(0.85**4 * -math.log(0.15), rel=1e-5)
 
 
 # An absent label at a logit of 0 costs p^2 * -ln(1 - p); the slope of p is 1/4 there.

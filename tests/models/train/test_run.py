@@ -44,8 +44,8 @@ class ConstantTask(Task[float]):
 def make_run(folder: Path, *losses: float, **choices: Any) -> Run[float]:
     """Begins or resumes a run."""
     accelerator = make_accelerator(cpu=True)
-    place = RunFolder(folder, {"lr": 0.1})
-    return Run(ConstantTask(*losses), BaseRecipe(**choices), place, accelerator)
+    run_folder = RunFolder(folder, {"lr": 0.1})
+    return Run(ConstantTask(*losses), BaseRecipe(**choices), run_folder, accelerator)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

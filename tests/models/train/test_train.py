@@ -13,7 +13,7 @@ from torch import Tensor
 from models.backbones.backbone import Backbone
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from models.checkpoints.pretrained import PretrainedError
-from models.data.reader import read_labelled_folder
+from models.data.labelled_folder import read_labelled_folder
 from models.data.records import DataError, LabelledFolder, WordVectors
 from models.evaluate import predict
 from models.metrics import average_precisions
@@ -160,9 +160,9 @@ def test_single_label_data_gets_a_softmax_and_no_cutmix_of_tokens(
     assert "leaves only tokens to cut from" in capsys.readouterr().err
     # A backbone without stages is frozen whole.
     assert run(data, tmp_path / "run", "--single-label", "--backbone", "test_resnet") == 0
-    found = read(tmp_path / "run")
-    assert found.take_network().config.activation == "softmax"
-    assert found.notes["training_data"] == "colours/2026, 96 photos"
+    checkpoint = read(tmp_path / "run")
+    assert checkpoint.take_network().config.activation == "softmax"
+    assert checkpoint.notes["training_data"] == "colours/2026, 96 photos"
 
 
 def test_finished_run_is_measured_again_and_not_resumed_with_other_options(
@@ -230,8 +230,8 @@ def test_init_needs_no_pretrained_weights_and_keeps_batch_norm_statistics(
         capsys.readouterr()
         assert run(photos, tmp_path / name, *options, pretrained, *init(tuned)) == 0
         assert "model.safetensors: took its backbone and its head" in capsys.readouterr().out
-        found = read_state(tmp_path / name, suffix="running_mean")
-        torch.testing.assert_close(found, means, rtol=0, atol=0)
+        kept = read_state(tmp_path / name, suffix="running_mean")
+        torch.testing.assert_close(kept, means, rtol=0, atol=0)
 
 
 def test_zero_shot_labels_are_trained_if_seen_and_validated_if_unseen() -> None:
@@ -240,8 +240,8 @@ def test_zero_shot_labels_are_trained_if_seen_and_validated_if_unseen() -> None:
         folder = LabelledFolder("words", ("a", "b", "c", "d"), (), word_vectors=vectors)
         return ZeroShotLabels.of(folder, torch.device("cpu"))
 
-    found = read(("b", "d"), ("a",))  # c is neither
-    assert (found.seen.tolist(), found.validated.tolist()) == ([0, 1, 0, 1], [1, 0, 0, 0])
+    labels = read(("b", "d"), ("a",))  # c is neither
+    assert (labels.seen.tolist(), labels.validated.tolist()) == ([0, 1, 0, 1], [1, 0, 0, 0])
     assert read(("b", "d")).validated.tolist() == [0, 1, 0, 1]
     for seen in (("c",), ()):
         with pytest.raises(DataError, match="fewer than 2 labels for training"):

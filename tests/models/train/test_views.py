@@ -80,8 +80,8 @@ def test_jpeg_without_end_or_with_a_trailer_has_the_usual_pixels(tmp_path: Path,
     odd, usual = (tmp_path / kind for kind in ("odd", "usual"))
     for path, content in zip((odd, usual), ODD_FILES[name], strict=True):
         path.write_bytes(content)
-    found, expected = (read_picture(LabelledImage(path, "val", ())) for path in (odd, usual))
-    np.testing.assert_array_equal(found, expected)
+    picture, expected = (read_picture(LabelledImage(path, "val", ())) for path in (odd, usual))
+    np.testing.assert_array_equal(picture, expected)
 
 
 @pytest.mark.parametrize("name", [name for name in CUT_FILES if name.endswith("cut")])

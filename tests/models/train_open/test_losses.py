@@ -26,9 +26,9 @@ def test_concepts_are_summed_over_a_photo_and_their_mean_is_over_the_photos() ->
     positives = torch.tensor([[1.0, 0, 0], [0, 1, 0]])
     absent = [-1.0, 0.5, 0.0, -2.0]
     focused = [cost(-logit) / (1 + math.exp(-logit)) ** 2 for logit in absent]
-    found = weak_negative_loss(LOGITS, positives, weight=0.25, focus=2.0)
+    loss = weak_negative_loss(LOGITS, positives, weight=0.25, focus=2.0)
     wanted = (cost(2.0) + cost(3.0) + 0.25 * sum(focused)) / 2
-    assert float(found) == pytest.approx(wanted, rel=1e-5)
+    assert float(loss) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_soft_targets_are_summed_over_a_photo_and_their_mean_is_over_the_photos() -> None:
@@ -39,9 +39,9 @@ def test_soft_targets_are_summed_over_a_photo_and_their_mean_is_over_the_photos(
 
 
 def test_ranking_and_classifier_are_means_over_names_and_over_photos() -> None:
-    def diverge(found: list[float], wanted: list[float]) -> float:
-        total = sum(map(math.exp, found))
-        logs = [logit - math.log(total) for logit in found]
+    def diverge(logits: list[float], wanted: list[float]) -> float:
+        total = sum(map(math.exp, logits))
+        logs = [logit - math.log(total) for logit in logits]
         return sum(p * (math.log(p) - q) for p, q in zip(wanted, logs, strict=True))
 
     # Of two photos, standardised logits are 1 / sqrt(2) from their mean.
@@ -49,12 +49,12 @@ def test_ranking_and_classifier_are_means_over_names_and_over_photos() -> None:
     teacher = torch.tensor([[3.0, 0, 5], [1, 8, 2]])
     shares = [[share, 1 - share], [1 - share, share], [share, 1 - share]]
     names = zip(LOGITS.T.tolist(), shares, strict=True)
-    wanted = sum(diverge(found, told) for found, told in names) / 3
+    wanted = sum(diverge(logits, told) for logits, told in names) / 3
     assert float(ranking_loss(LOGITS, teacher, 1.5)) == pytest.approx(wanted, rel=1e-4)
 
     likely = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]])
     photos = zip(LOGITS.tolist(), likely.tolist(), strict=True)
-    wanted = sum(diverge(found, told) for found, told in photos) / 2
+    wanted = sum(diverge(logits, told) for logits, told in photos) / 2
     assert float(classifier_loss(LOGITS, likely)) == pytest.approx(wanted, rel=1e-4)
 
 

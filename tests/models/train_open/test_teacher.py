@@ -29,13 +29,13 @@ def random_weights(seed: int) -> Callable[[str], dict[str, Tensor]]:
 @pytest.mark.parametrize("name", ["test_efficientnet", "test_resnet"])
 def test_teacher_equals_timms_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teacher, "read_pretrained", random_weights(0))
-    found = load_teacher(name, (64, 96))
+    loaded = load_teacher(name, (64, 96))
     whole = timm.create_model(name).eval()
     whole.load_state_dict(random_weights(0)(name))
     images = torch.randn(2, 3, 64, 96)
     with torch.inference_mode():
         torch.testing.assert_close(
-            found.classify(found.backbone(images)), whole(images), rtol=1e-4, atol=1e-4
+            loaded.classify(loaded.backbone(images)), whole(images), rtol=1e-4, atol=1e-4
         )
 
 

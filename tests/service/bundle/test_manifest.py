@@ -91,7 +91,7 @@ def test_bundle_of_an_older_schema_is_read(open_bundle: Bundle, tmp_path: Path) 
     ("file", "reason"),
     [("manifest.json", "no readable manifest"), ("labels.json", r"labels\.json cannot be")],
 )
-@pytest.mark.parametrize("put", [os.mkfifo, lambda place: os.symlink("/dev/zero", place)])
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
 def test_pipe_or_device_in_place_of_a_file_is_refused_unread(
     tiny_bundle: Bundle, tmp_path: Path, put: Callable[[Path], None], file: str, reason: str
 ) -> None:

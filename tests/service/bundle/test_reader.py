@@ -39,8 +39,8 @@ names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=2
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(names, min_size=1, max_size=5, unique=True))
-def test_any_label_names_survive_the_round_trip(tmp_path: Path, found: list[str]) -> None:
-    labels = tuple(Label(name=name) for name in found)
+def test_any_label_names_survive_the_round_trip(tmp_path: Path, names: list[str]) -> None:
+    labels = tuple(Label(name=name) for name in names)
     bundle = write_tiny_bundle(tmp_path, tiny_card(num_labels=len(labels)), labels)
     assert load_bundle(bundle.path).labels == labels
 

@@ -59,6 +59,12 @@ def test_attention_with_other_tensors_is_refused(
         load_checkpoint(save(state, tmp_path))
 
 
+def test_second_layer_is_refused_by_its_name(tmp_path: Path) -> None:
+    state = make_head().state_dict() | {"decoder.layers.1.norm1.bias": torch.ones(64)}
+    with pytest.raises(CheckpointError, match="which no ML-Decoder head has"):
+        load_checkpoint(save(state, tmp_path))
+
+
 def test_self_attention_that_was_never_trained_is_left_out_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -146,7 +152,7 @@ def test_tresnet_d_is_read_with_negative_gains_and_asks_for_its_image_size(
             key = re.sub(ours, theirs, key)
         state[key] = tensor
     funnels = ("conv1.2", "layer1.0.conv1.2", "layer2.0.conv2.0.2", "layer4.0.relu")
-    assert all(f"body.{place}.depthwise_conv_bn.0.weight" in state for place in funnels)
+    assert all(f"body.{name}.depthwise_conv_bn.0.weight" in state for name in funnels)
     assert "body.layer1.0.downsample.0.0.weight" in state
     assert any((tensor < 0).any() for key, tensor in state.items() if key.endswith("1.1.weight"))
     path = save(state, tmp_path)

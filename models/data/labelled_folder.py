@@ -89,5 +89,5 @@ def _read_classes(path: Path) -> LabelledFolder:
 
 
 def _list_classes(path: Path) -> list[Path]:
-    folders = (found for found in path.glob("[!.]*") if found.is_dir())
+    folders = (child for child in path.glob("[!.]*") if child.is_dir())
     return sorted(folder for folder in folders if folder.name not in _THUMBNAIL_FOLDERS)

@@ -5,14 +5,15 @@ import re
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
 from models.checkpoints.layouts import backbones, ml_decoder, query2label, ram
 from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, read_body
-from models.checkpoints.layouts.foreign import refuse_foreign
-from models.checkpoints.layouts.home_made import read_home_made
+from models.checkpoints.layouts.classifier import read_classifier
 from models.checkpoints.layouts.state import (
     leave_out_training,
     refuse_others,
+    refuse_several,
     take,
     unwrap,
 )
+from models.checkpoints.layouts.unsupported import refuse_unsupported
 
 # The network's prefix in the module that trained it, then a tensor of every head.
 _HEAD = re.compile(
@@ -23,10 +24,10 @@ _HEAD = re.compile(
 
 def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
     """Translates a file's content; facts `given` with the file override its own."""
-    state, found = unwrap(content)
-    described = given.complete(found)
+    state, described = unwrap(content)
+    described = given.complete(described)
     state = leave_out_training(state)
-    refuse_foreign(state)
+    refuse_unsupported(state)
     state = backbones.rename_densenet(_take_network(state))
     ignored = given.model_args or (given.preparation and not given.photos)
     if ignored and (query2label.MARK in state or ram.is_ram(state)):
@@ -41,7 +42,7 @@ def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
     parts = ml_decoder.split_head(state)
     if parts is not None:
         return _read_ml_decoder(*parts, hints, described)
-    classifier = read_home_made(state, hints, described)
+    classifier = read_classifier(state, hints, described)
     if classifier is None:
         raise CheckpointError(
             "the checkpoint has no head of ML-Decoder, Query2Label or RAM: there is neither "
@@ -53,12 +54,12 @@ def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
 
 def read_bare_backbone(content: object, given: Description) -> tuple[State, Description] | None:
     """Reads a backbone and its own classifier under timm's names; None if there is a known head."""
-    state, found = unwrap(content)
+    state, described = unwrap(content)
     if any(_HEAD.fullmatch(key) for key in state):
         return None
-    refuse_foreign(state)
+    refuse_unsupported(state)
     state = backbones.rename_tresnet(state) if OFFICIAL_TRESNET_MARK in state else state
-    return state, given.complete(found)
+    return state, given.complete(described)
 
 
 def _take_network(state: State) -> State:
@@ -66,12 +67,9 @@ def _take_network(state: State) -> State:
 
     Raises CheckpointError if that has other tensors, which may be of a step before the network.
     """
-    heads = [found for key in state if (found := _HEAD.fullmatch(key))]
+    heads = [match for key in state if (match := _HEAD.fullmatch(key))]
     if len(heads) > 1:
-        raise CheckpointError(
-            f"the checkpoint has several networks, with {heads[0][0]} and {heads[1][0]}: "
-            "store the tensors of the one to serve"
-        )
+        refuse_several(f"with {heads[0][0]} and {heads[1][0]}")
     if not heads:
         return state
     refuse_others(key for key in state if not key.startswith(heads[0][1]))
@@ -79,16 +77,16 @@ def _take_network(state: State) -> State:
 
 
 def _read_ml_decoder(
-    place: str, head_keys: State, body: State, hints: Hints, described: Description
+    prefix: str, head_keys: State, body: State, hints: Hints, described: Description
 ) -> Weights:
     config, head_state = ml_decoder.read_ml_decoder(head_keys, hints.num_heads)
     head = Weights(head_state, config, described.label_names)
     if not body:
         return head
     # The head's own module, or a sequence that ends with it, may have layers before the head.
-    around = re.sub(r"\d+\.$", "", place)
+    around = re.sub(r"\d+\.$", "", prefix)
     inside = [key for key in body if around and key.startswith(around)]
     if len(inside) < len(body):  # else it is a prefix of everything
         refuse_others(inside)
-    body, facts = read_body(body, hints, described, config.encoder_width, place)
+    body, facts = read_body(body, hints, described, config.encoder_width, prefix)
     return head.put_on(body, prefix_tokens=hints.prefix_tokens or "drop", **facts)

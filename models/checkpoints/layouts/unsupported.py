@@ -5,27 +5,19 @@ from collections.abc import Iterable
 
 from models.checkpoints.description import CheckpointError
 
-_BEFORE = "give the weights from before that"
 _IN_TIMM = "a classifier must be in the layout of timm, as timm.create_model builds it"
-_NO_TAGGER = "it is no tagger"
 
 # (patterns, description, remedy); all patterns must match a tensor's name or a pickled class.
-_FOREIGN = (
-    (r"\._packed_params\b", "weights quantised by torch.ao (int8)", _BEFORE),
-    (r"\.(SCB|absmax|quant_map|quant_state\.\w+)$", "weights quantised by bitsandbytes", _BEFORE),
-    (r"\.(qweight|qzeros|g_idx|weight_(packed|scale))$", "weights quantised by GPTQ, AWQ or alike",
-     _BEFORE),
+_UNSUPPORTED = (
+    (r"\._packed_params\b|\.(SCB|absmax|quant_(map|state\.\w+)|qweight|qzeros|g_idx)$"
+     r"|\.weight_(packed|scale)$", "quantised weights", "give the weights from before that"),
     (r"\.lora_(A|B|down|up)\.", "adapters (LoRA)", "merge them into the network's weights"),
     (r"(^|\.)((pixel|image)_)?(mean|std)$", "mean and std of photos inside its network", "store "
      "the weights without them, and give --mean and --std"),
     (r"\bpos\w*_encod|\binv_freq$", "a network that adds positions to the tokens of its backbone",
      "a head must take the tokens as they are"),
-    (r"(^|\.)(down_blocks|up_blocks|diffusion_model|first_stage_model)\.", "a diffusion model",
-     _NO_TAGGER),
     (r"^(model\.)*\d+\.(conv|cv\d|m)\.|(^|\.)(rpn|roi_heads?|bbox_head)\.|^ultralytics\.",
-     "a detector, such as YOLO", _NO_TAGGER),
-    (r"(^|\.)(embed_tokens|lm_head|wte)\.|^(bert\.)?embeddings\.word_embeddings\.",
-     "a language model", _NO_TAGGER),
+     "a detector, such as YOLO", "it is no tagger"),
     (r"(^|\.)(vision_model\.(embeddings|encoder)|visual\.(transformer|trunk|conv1))\.",
      "a CLIP or SigLIP", "give the folder of a model with both towers"),
     (r"\bembeddings\.patch_embeddings\.projection\."
@@ -50,12 +42,12 @@ _FOREIGN = (
 )  # fmt: skip
 
 
-def refuse_foreign(names: Iterable[str]) -> None:
+def refuse_unsupported(names: Iterable[str]) -> None:
     """Raises CheckpointError for keys, or names of pickled classes, of files that are not read."""
     names = list(names)
-    for patterns, what, remedy in _FOREIGN:
-        found = [next(filter(re.compile(p).search, names), None) for p in patterns.split()]
-        if None not in found:
+    for patterns, what, remedy in _UNSUPPORTED:
+        matches = [next(filter(re.compile(p).search, names), None) for p in patterns.split()]
+        if None not in matches:
             raise CheckpointError(
-                f"the file has {what} ({found[0]}), which cannot be read: {remedy}"
+                f"the file has {what} ({matches[0]}), which cannot be read: {remedy}"
             )

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from models.checkpoints.checkpoint import load_checkpoint
 from models.checkpoints.description import CheckpointError, Description, Hints
-from models.checkpoints.layouts.reader import read_foreign
 from models.checkpoints.layouts.state import rename
+from models.checkpoints.layouts.translate import read_foreign
 from tests.models import shake
 from tests.models.checkpoints import assert_gives
 
@@ -98,8 +98,8 @@ def read(state: dict[str, Any], name: str | None = "test_resnet") -> object:
     return read_foreign(state, Hints(name), Description())
 
 
-def linear(place: str, outputs: int, inputs: int) -> dict[str, Tensor]:
-    return {f"{place}.weight": torch.ones(outputs, inputs), f"{place}.bias": torch.ones(outputs)}
+def linear(prefix: str, outputs: int, inputs: int) -> dict[str, Tensor]:
+    return {f"{prefix}.weight": torch.ones(outputs, inputs), f"{prefix}.bias": torch.ones(outputs)}
 
 
 def without_head(state: dict[str, Any]) -> dict[str, Any]:

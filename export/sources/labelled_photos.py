@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export import ExportError
-from models.data.reader import read_labelled_folder
+from models.data.labelled_folder import read_labelled_folder
 from models.data.records import LabelledFolder
 from service.bundle.card import InputContract
 from service.errors import ImageError

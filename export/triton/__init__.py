@@ -1,1 +1,0 @@
-"""Triton: a model repository made from a bundle."""
