@@ -123,7 +123,7 @@ def find_thresholds_by_name(
     return {
         name: thresholds.get(name)
         for name, embedding in zip(embedded.names, embedded.embeddings, strict=True)
-        if name in own.keys() - embedded.lessons.keys()
+        if name in own.keys() - embedded.examples.keys()
         and np.allclose(embedding, own[name], atol=_SAME_EMBEDDING)
     }
 

@@ -177,7 +177,7 @@ def _take_label_sets(bundle: Bundle, precision: Precision) -> list[_Head]:
 
 def _find_places(definition: Definition, bundle: Bundle) -> list[int]:
     """Returns the places of labels that their texts alone score; logs the names of the others."""
-    learnt = definition.lessons if definition.encoder == bundle.lesson_fingerprint else {}
+    learnt = definition.examples if definition.encoder == bundle.photo_fingerprint else {}
     if learnt:
         logger.warning(
             "label set %s: left out of Triton, since they learnt from photos: %s",

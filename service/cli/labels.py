@@ -140,7 +140,7 @@ def learn(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per label.")] = False,
 ) -> None:
-    """Teach labels from photos; a subfolder is a label. Adds labels and set if they are missing.
+    """Learn labels from photos; a subfolder is a label. Adds labels and set if they are missing.
 
     ml-decoder labels learn mugs FOLDER
     """

@@ -13,11 +13,11 @@ from service.cli.console import show_failure, write_json
 from service.cli.photos import PhotoResult, run_pipeline, try_photo
 from service.errors import StartError
 from service.fields import LabelText, validate
-from service.http.responses.examples import LessonAnswer, answer_lesson
+from service.http.responses.examples import LearntAnswer, answer_learnt
 from service.images.folders import describe_left_out, explain_none, list_photos
 from service.labels.examples import Example
+from service.pipeline.learning import LearntLabel, embed_photo, make_example
 from service.pipeline.pipeline import Pipeline
-from service.pipeline.teaching import Taught, embed_photo, make_example
 from service.question import Question
 from service.scheduling.tasks import collect_in_order
 from service.settings import Settings
@@ -30,17 +30,17 @@ _label_text: TypeAdapter[str] = TypeAdapter(LabelText)
 async def learn_folder(
     settings: Settings, name: str, folder: Path, *, replace: bool, as_json: bool
 ) -> bool:
-    """Teaches labels the photos of their subfolders; returns whether all photos were used."""
+    """Learns labels from the photos of their subfolders. Returns whether all photos were used."""
     validate(Question, {"label_set": [name]}, "command line")
     found, loose = find_examples(folder)
     left_out = [PhotoResult(path, None, "it is in no subfolder: it has no label") for path in loose]
     async with run_pipeline(settings) as pipeline:
-        pipeline.catalogue.teachable(name)  # before the photos, which may take minutes
+        pipeline.catalogue.for_learning(name)  # before the photos, which may take minutes
         for label, paths in found.items():
-            taught, unusable = await _learn(pipeline, name, label, paths, replace=replace)
+            result, unusable = await _learn(pipeline, name, label, paths, replace=replace)
             left_out += unusable
-            if taught is not None:
-                _show(answer_lesson(taught, label), as_json=as_json)
+            if result is not None:
+                _show(answer_learnt(result, label), as_json=as_json)
     for photo in left_out:
         show_failure(photo)
     return not left_out
@@ -68,14 +68,14 @@ def find_examples(folder: Path) -> tuple[dict[str, list[Path]], list[Path]]:
 
 async def _learn(
     pipeline: Pipeline, name: str, label: str, paths: Sequence[Path], *, replace: bool
-) -> tuple[Taught | None, list[PhotoResult]]:
+) -> tuple[LearntLabel | None, list[PhotoResult]]:
     """Returns what a label learnt, None without a usable photo, and the unusable photos."""
-    sets, background = pipeline.catalogue.teachable(name), pipeline.catalogue.background
-    assert background is not None, "`teachable` has checked it"
+    sets, whitening = pipeline.catalogue.for_learning(name), pipeline.catalogue.whitening
+    assert whitening is not None, "`for_learning` has checked it"
 
     async def embed(photo: bytes) -> Example:
         embedding = await embed_photo(pipeline, photo, pipeline.make_deadline())
-        return await make_example(photo, embedding, background)
+        return await make_example(photo, embedding, whitening)
 
     works = (try_photo(path, embed) for path in paths)
     found = await collect_in_order(works, pipeline.concurrency)
@@ -89,10 +89,12 @@ async def _learn(
         some, forget = examples[start : start + _EXAMPLES_PER_WRITE], replace and start == 0
         learnt = await sets.learn(name, label, prepared, some, (), replace=forget)
         added += learnt.added
-    return Taught(learnt.labels, learnt.created, added, len(examples) - added, [], []), unusable
+    return LearntLabel(
+        learnt.labels, learnt.created, added, len(examples) - added, [], []
+    ), unusable
 
 
-def _show(found: LessonAnswer, *, as_json: bool) -> None:
+def _show(found: LearntAnswer, *, as_json: bool) -> None:
     if as_json:
         write_json(found.model_dump(exclude={"positive", "negative"}))
         return

@@ -17,15 +17,15 @@ from service import errors
 from service.bundle.card import Calibration
 from service.engine.heads import Embeddings, QueryArray
 from service.errors import quote
+from service.labels.builder import LabelSetBuilder
 from service.labels.definition import Definition
-from service.labels.examples import Example, Lesson, read_lesson
+from service.labels.examples import Example, Examples
 from service.labels.label_set import LabelSet
-from service.labels.maker import SetMaker
 from service.labels.store.database import MEMORY
 from service.labels.store.store import (
     PRESENT,
+    ExamplesRow,
     LabelStore,
-    LessonRow,
     SetVersion,
     StoreState,
     check_version,
@@ -60,11 +60,11 @@ class RegisteredSets:
     """Snapshots of the store's sets; use it from one event loop."""
 
     def __init__(
-        self, store: LabelStore, maker: SetMaker, poll_seconds: float, fixed: Iterable[str]
+        self, store: LabelStore, builder: LabelSetBuilder, poll_seconds: float, fixed: Iterable[str]
     ) -> None:
         """Loads nothing before `start`; sets named in `fixed` hide those of the store."""
         self._store = store
-        self._maker = maker
+        self._builder = builder
         self._poll_seconds = poll_seconds
         self._fixed = tuple(fixed)
         self.by_name: Mapping[str, LabelSet] = MappingProxyType({})
@@ -131,7 +131,7 @@ class RegisteredSets:
         async with self._changing:
             is_alone = self.revision < 0 and written is not None
             is_first = (self.revision < 0 and not is_alone) or adopting
-            if is_first and self._maker.encoders is not None:
+            if is_first and self._builder.encoders is not None:
                 await self._reencode_others()
             state, versions = await self._call(self._store.read_versions)
             loaded: dict[str, LabelSet] = {}
@@ -170,10 +170,12 @@ class RegisteredSets:
         )
         if same is not None:
             return await self._find_latest(definition.name), False
-        embeddings = await self._maker.embed(definition)
-        labels = await self._maker.make(definition, embeddings, "0", "store")
-        if definition.encoder == self._maker.photos.encoder:
-            await self._maker.teach(labels, definition.lessons, ())  # raises if they do not fit
+        embeddings = await self._builder.embed(definition)
+        labels = await self._builder.make(definition, embeddings, "0", "store")
+        if definition.encoder == self._builder.photos.encoder:
+            await self._builder.add_examples(
+                labels, definition.examples, ()
+            )  # raises if they do not fit
         written = await self._call(
             self._store.write, definition, embeddings, replace=replace, if_version=if_version
         )
@@ -206,7 +208,7 @@ class RegisteredSets:
         known = self.by_name.get(name)
         if known is not None and known.digest == old.digest:
             known = replace_fields(known, digest=definition.digest)  # the queries are the same
-        labels = await self._maker.make(definition, entry.embeddings, "0", "store", known)
+        labels = await self._builder.make(definition, entry.embeddings, "0", "store", known)
         written = await self._call(
             self._store.write, definition, entry.embeddings, replace=True, if_version=entry.version
         )
@@ -215,7 +217,7 @@ class RegisteredSets:
     async def prepare_label(self, name: str, label: str) -> PreparedLabel:
         """Encodes the text of a label to learn, if it has room; or raises `TextNotEncodable`."""
         await self.refresh()  # else a set that another process deleted would be made without texts
-        known, encoders = self.by_name.get(name), self._maker.encoders
+        known, encoders = self.by_name.get(name), self._builder.encoders
         names = {} if known is None else known.positions
         count = len(names) + (label not in names)
         await self._call(self._store.check_room, name, count)
@@ -242,44 +244,46 @@ class RegisteredSets:
         replace: bool = False,
         if_version: int | None = None,
     ) -> Learnt:
-        """Adds examples as `LabelStore.learn`; `LabelSetChanged` if they are forgotten at once."""
+        """Adds examples as `LabelStore.learn`; `LabelSetChanged` if they are deleted at once."""
         if if_version is None and prepared.embedding is None and prepared.queries is not None:
             if_version = PRESENT  # the set has the label, unless it is deleted meanwhile
         learnt = await self._call(
             self._store.learn,
             *(name, label, positive, negative),
-            encoder=self._maker.photos.encoder,
+            encoder=self._builder.photos.encoder,
             embedding=prepared.embedding,
             replace=replace,
             if_version=if_version,
         )
         if (new := learnt.entry) is not None:
             known = self.by_name.get(name)
-            made = await self._maker.make(new.definition, new.embeddings, "0", "store", known)
+            made = await self._builder.make(new.definition, new.embeddings, "0", "store", known)
             self._made[name] = made
         labels = await self._find_latest(name)
-        if label not in labels.lessons:
+        if label not in labels.examples:
             raise errors.LabelSetChanged(name, labels.version)
         return Learnt(labels, learnt.created, learnt.added)
 
-    async def forget(self, name: str, label: str, if_version: int | None = None) -> LabelSet:
-        """Deletes the examples of a label; its text stays. Errors as of `LabelStore.forget`."""
-        await self._call(self._store.forget, name, label, if_version)
+    async def delete_examples(
+        self, name: str, label: str, if_version: int | None = None
+    ) -> LabelSet:
+        """Deletes the examples of a label; its text stays. Raises as `LabelStore` does."""
+        await self._call(self._store.delete_examples, name, label, if_version)
         return await self._find_latest(name)
 
     async def read_definition(self, name: str) -> tuple[Definition, Embeddings, list[str]]:
-        """Returns a set with lessons, all embeddings, and labels with other encoders' lessons."""
+        """Returns a set with examples, all embeddings, and labels with other encoders' examples."""
         entry = await self._call(self._store.read, name)
         if entry is None:
             raise errors.LabelSetNotFound(name)
-        encoder = self._maker.photos.encoder
-        rows = await self._call(self._store.read_lessons, name, encoder)
-        found = _read_lessons(name, encoder, rows, {})
+        encoder = self._builder.photos.encoder
+        rows = await self._call(self._store.read_examples, name, encoder)
+        found = _read_examples(name, encoder, rows, {})
         # Another process may have appended a label meanwhile.
-        lessons = {label: found[label] for label in entry.definition.names if label in found}
-        used = encoder if lessons else None
+        examples = {label: found[label] for label in entry.definition.names if label in found}
+        used = encoder if examples else None
         others = sorted({row.label for row in rows} - found.keys())
-        definition = replace_fields(entry.definition, lessons=lessons, encoder=used)
+        definition = replace_fields(entry.definition, examples=examples, encoder=used)
         return definition, entry.embeddings, others
 
     async def delete(self, name: str, if_version: int | None = None) -> None:
@@ -322,11 +326,11 @@ class RegisteredSets:
         return found
 
     async def _check(self, definition: Definition) -> Definition:
-        learnt: set[str] = {*definition.lessons}
-        if not self._maker.encodes_text:
-            rows = await self._call(self._store.read_lessons, definition.name, "")
+        learnt: set[str] = {*definition.examples}
+        if not self._builder.encodes_text:
+            rows = await self._call(self._store.read_examples, definition.name, "")
             learnt |= {row.label for row in rows}
-        return self._maker.check(definition, learnt)
+        return self._builder.check(definition, learnt)
 
     def _has_reached(self, version: int, names: Sequence[str]) -> bool:
         if self.revision >= version:
@@ -345,28 +349,30 @@ class RegisteredSets:
                 entry = await self._call(self._store.read, name)
                 if entry is None:
                     return None  # deleted meanwhile; the next poll differs
-                labels = await self._maker.make(
+                labels = await self._builder.make(
                     entry.definition, entry.embeddings, "0", "store", known
                 )
             labels = replace_fields(labels, version=str(version.version))
-            return await self._add_lessons(labels, None if restored else known)
+            return await self._add_examples(labels, None if restored else known)
         except errors.InvalidLabelSet as error:
             logger.error("label set %s of the store is invalid: %s", name, error.reason)
             return None
 
-    async def _add_lessons(self, labels: LabelSet, known: LabelSet | None) -> LabelSet:
-        """Adds the store's lessons to a snapshot, without reading those that `known` has."""
-        old: dict[str, Lesson] = {}
+    async def _add_examples(self, labels: LabelSet, known: LabelSet | None) -> LabelSet:
+        """Adds the store's examples to a snapshot, without reading those that `known` has."""
+        old: dict[str, Examples] = {}
         after = None
         if known is not None and (known.queries is None) == (labels.queries is None):
-            labels = replace_fields(labels, learnt=known.learnt, foreign=known.foreign)
-            old, after = known.lessons, int(known.version)
-        encoder = self._maker.photos.encoder
-        rows = await self._call(self._store.read_lessons, labels.name, encoder, after)
-        if any(r.encoder == encoder and r.lesson is None and r.label not in old for r in rows):
-            rows = await self._call(self._store.read_lessons, labels.name, encoder)
-        lessons = _read_lessons(labels.name, encoder, rows, old)
-        return await self._maker.teach(labels, lessons, {row.label for row in rows})
+            labels = replace_fields(
+                labels, learnt=known.learnt, unused_examples=known.unused_examples
+            )
+            old, after = known.examples, int(known.version)
+        encoder = self._builder.photos.encoder
+        rows = await self._call(self._store.read_examples, labels.name, encoder, after)
+        if any(r.encoder == encoder and r.content is None and r.label not in old for r in rows):
+            rows = await self._call(self._store.read_examples, labels.name, encoder)
+        examples = _read_examples(labels.name, encoder, rows, old)
+        return await self._builder.add_examples(labels, examples, {row.label for row in rows})
 
     async def _reencode_others(self) -> None:
         # Replicas of the other bundle keep their rows.
@@ -408,7 +414,7 @@ class RegisteredSets:
         definition = await self._check(definition)
         replace = version is not None
         await self._call(self._store.check, definition, replace=replace, if_version=version)
-        embeddings = await self._maker.embed(definition)
+        embeddings = await self._builder.embed(definition)
         await self._call(
             self._store.write, definition, embeddings, replace=replace, if_version=version
         )
@@ -457,15 +463,17 @@ class RegisteredSets:
         return done.result()
 
 
-def _read_lessons(
-    name: str, encoder: str, rows: Iterable[LessonRow], old: Mapping[str, Lesson]
-) -> dict[str, Lesson]:
-    """Returns the lessons of this encoder, without damaged ones: their labels have their text."""
+def _read_examples(
+    name: str, encoder: str, rows: Iterable[ExamplesRow], old: Mapping[str, Examples]
+) -> dict[str, Examples]:
+    """Returns the examples of this encoder, without damaged ones: their labels have their text."""
     found = {}
     for row in rows:
         if row.encoder == encoder:
             try:
-                found[row.label] = read_lesson(row.lesson) if row.lesson else old[row.label]
+                found[row.label] = (
+                    Examples.from_bytes(row.content) if row.content else old[row.label]
+                )
             except errors.InvalidLabelSet as error:
                 logger.error("label set %s: %s: %s", name, quote(row.label), error.reason)
     return found

@@ -9,7 +9,7 @@ from service.http.responses.schemas import (
     Separation,
     describe_examples,
 )
-from service.pipeline.teaching import Taught
+from service.pipeline.learning import LearntLabel
 
 _ADVICE = (
     f"A threshold needs at least {MIN_POSITIVES} photos that show the label, and some that do not."
@@ -59,7 +59,7 @@ class ExampleCounts(BaseModel):
     repeated: int = Field(description="The same photo as another, or nearly the same.")
 
 
-class LessonAnswer(BaseModel):
+class LearntAnswer(BaseModel):
     """Answer of `POST /labels/{name}/examples`: the label now, and how the photos score now."""
 
     label_set: NameAndVersion
@@ -73,9 +73,9 @@ class LessonAnswer(BaseModel):
     advice: str | None = Field(description="Which photos a threshold needs.", examples=[None])
 
 
-def answer_lesson(taught: Taught, label: str) -> LessonAnswer:
+def answer_learnt(result: LearntLabel, label: str) -> LearntAnswer:
     """Returns what a label has learnt."""
-    labels, learnt = taught.labels, taught.labels.learnt
+    labels, learnt = result.labels, result.labels.learnt
     place = labels.positions[label]
     assert learnt is not None, "the label has learnt"
     now = describe_examples(learnt, int(learnt.positions.searchsorted(place)))
@@ -83,14 +83,14 @@ def answer_lesson(taught: Taught, label: str) -> LessonAnswer:
     advice = None if now.negative and now.positive >= MIN_POSITIVES else _ADVICE
     if now.positive and now.separation.value < 1:
         advice = _WEAK_ADVICE
-    return LessonAnswer(
+    return LearntAnswer(
         label_set=NameAndVersion.model_validate(labels),
         label=label,
-        examples=ExampleCounts(**counts, added=taught.added, repeated=taught.repeated),
+        examples=ExampleCounts(**counts, added=result.added, repeated=result.repeated),
         separation=now.separation,
         threshold=labels.thresholds[place],
         calibrated=labels.calibrated[place],
-        positive=[PhotoScore(score=score) for score in taught.positive],
-        negative=[PhotoScore(score=score) for score in taught.negative],
+        positive=[PhotoScore(score=score) for score in result.positive],
+        negative=[PhotoScore(score=score) for score in result.negative],
         advice=advice,
     )

@@ -18,7 +18,7 @@ from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import write_bundle
 from service.errors import BundleError
 from service.images.decode import decode_image
-from service.labels.examples import make_lesson
+from service.labels.examples import Examples
 from service.labels.files import pack_label_set, read_bundle_sets
 from tests.support.label_store import make_examples
 from tests.support.photos import make_photo
@@ -214,12 +214,12 @@ def test_labels_that_learnt_from_photos_are_left_out_and_named(
 ) -> None:
     (everyday,) = read_bundle_sets(bundle)
     embeddings = np.eye(len(everyday.names), EMBEDDING_WIDTH, dtype=np.float32)
-    lesson = make_lesson(WIDTH).add(make_examples(2, width=WIDTH))
+    examples = Examples.empty(WIDTH).add(make_examples(2, width=WIDTH))
     tokens = np.random.default_rng(0).normal(size=(1, TOKENS, WIDTH)).astype(np.float32)
-    scores, own = [], bundle.lesson_fingerprint
+    scores, own = [], bundle.photo_fingerprint
     for learnt, encoder in ((["chair"], "another"), (["chair"], own), (everyday.names, own)):
-        taught = replace(everyday, lessons=dict.fromkeys(learnt, lesson), encoder=encoder)
-        sets = {"everyday.npz": pack_label_set(taught, embeddings)}
+        learnt = replace(everyday, examples=dict.fromkeys(learnt, examples), encoder=encoder)
+        sets = {"everyday.npz": pack_label_set(learnt, embeddings)}
         draft = replace(open_draft(bundle.card), labels=bundle.labels, label_sets=sets)
         folder = tmp_path / str(len(scores))
         write_repository(folder, write_draft(tmp_path, draft))

@@ -15,12 +15,12 @@ from service import errors
 from service.bundle.card import Calibration
 from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
+from service.labels.builder import LabelSetBuilder
 from service.labels.definition import Definition
 from service.labels.encoders import LabelEncoders, open_label_encoders
-from service.labels.examples import Example, make_lesson
+from service.labels.examples import Example, Examples
 from service.labels.files import pack_label_set, parse_label_set
 from service.labels.label_set import LabelSet
-from service.labels.maker import SetMaker
 from service.labels.registered_sets import Learnt, RegisteredSets
 from service.labels.store.database import open_database
 from service.labels.store.store import ABSENT, LabelStore
@@ -81,7 +81,7 @@ def start(encoders: LabelEncoders) -> Start:
 
     @asynccontextmanager
     async def start(store: LabelStore, poll_seconds: float = 60.0) -> AsyncIterator[RegisteredSets]:
-        sets = RegisteredSets(store, SetMaker(encoders, PHOTOS), poll_seconds, [HIDDEN])
+        sets = RegisteredSets(store, LabelSetBuilder(encoders, PHOTOS), poll_seconds, [HIDDEN])
         try:
             await sets.start()
             yield sets
@@ -301,7 +301,7 @@ async def test_write_before_the_start_loads_and_encodes_no_other_set(
 ) -> None:
     put(old, "pets", "cat")
     put(other, "cars", "van")
-    sets = RegisteredSets(store, SetMaker(encoders, PHOTOS), 60.0, [])
+    sets = RegisteredSets(store, LabelSetBuilder(encoders, PHOTOS), 60.0, [])
     added, created = await sets.register(define("zoo", "panda"))
     assert (added.names, created, {*sets.by_name}) == (("panda",), True, {"zoo"})
     await sets.delete("zoo")
@@ -431,7 +431,7 @@ async def test_call_raises_draining_while_the_store_closes_and_afterwards(
         close()
 
     monkeypatch.setattr(store, "close", close_slowly)
-    sets = RegisteredSets(store, SetMaker(encoders, PHOTOS), 60.0, ())
+    sets = RegisteredSets(store, LabelSetBuilder(encoders, PHOTOS), 60.0, ())
     await sets.start()
     async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as tasks:
         tasks.create_task(sets.stop())
@@ -541,11 +541,11 @@ async def learn(
 
 
 def count_examples(labels: LabelSet) -> dict[str, int]:
-    return {name: lesson.count for name, lesson in labels.lessons.items()}
+    return {name: examples.count for name, examples in labels.examples.items()}
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
-async def test_processes_that_teach_at_the_same_time_lose_nothing(
+async def test_processes_that_learn_at_the_same_time_lose_nothing(
     path: Path, encoders: LabelEncoders, request: pytest.FixtureRequest, database: str
 ) -> None:
     location = str(path)
@@ -554,7 +554,7 @@ async def test_processes_that_teach_at_the_same_time_lose_nothing(
     both = []
     for _ in range(2):
         store = LabelStore(open_database(location, timeout_seconds=20), SPACE.fingerprint, LIMITS)
-        both.append(RegisteredSets(store, SetMaker(encoders, PHOTOS), 60.0, ()))
+        both.append(RegisteredSets(store, LabelSetBuilder(encoders, PHOTOS), 60.0, ()))
         await both[-1].start()
     labels = ("cat", "dog", "cat", "cat", "yak", "dog")
     works = [learn(both[i % 2], label, 2, seed=i) for i, label in enumerate(labels)]
@@ -578,7 +578,7 @@ async def test_label_of_a_set_that_another_process_deleted_is_learnt_with_its_te
         await sets.learn("pets", "cat", prepared, make_examples(1), ())
 
 
-async def test_follower_loads_lessons_alone_and_projects_new_labels_only(
+async def test_follower_loads_examples_alone_and_projects_new_labels_only(
     sets: RegisteredSets, path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with start(FlakyStore(str(path))) as follower:
@@ -603,14 +603,14 @@ async def test_follower_loads_lessons_alone_and_projects_new_labels_only(
         assert rows == [1, 1, 1]  # its text, then one row in each process
         grown = follower.by_name["pets"]
         assert grown.learnt.positions.tolist() == [1, 2]
-        assert grown.learnt.lessons[0] is after.learnt.lessons[0], "read again"
+        assert grown.learnt.examples[0] is after.learnt.examples[0], "read again"
         np.testing.assert_array_equal(grown.queries, last.labels.queries)
-        await sets.forget("pets", "dog")
+        await sets.delete_examples("pets", "dog")
         await follower.refresh()
         assert count_examples(follower.by_name["pets"]) == {"yak": 2}
 
 
-async def test_write_keeps_lessons_of_labels_that_stay(
+async def test_write_keeps_examples_of_labels_that_stay(
     sets: RegisteredSets, other: FlakyStore
 ) -> None:
     for seed, label in enumerate(("cat", "dog")):
@@ -628,26 +628,26 @@ async def test_write_keeps_lessons_of_labels_that_stay(
     assert count_examples(sets.by_name["pets"]) == {}
 
 
-async def test_lessons_of_another_encoder_are_foreign_and_forgotten_too(
+async def test_examples_of_another_encoder_are_unused_and_deleted_too(
     sets: RegisteredSets, path: Path, encoders: LabelEncoders, caplog: pytest.LogCaptureFixture
 ) -> None:
     await learn(sets, "cat")
-    maker = SetMaker(encoders, make_photos(encoder="f" * 64))
-    other = RegisteredSets(FlakyStore(str(path)), maker, 60.0, ())
+    builder = LabelSetBuilder(encoders, make_photos(encoder="f" * 64))
+    other = RegisteredSets(FlakyStore(str(path)), builder, 60.0, ())
     await other.start()
     pets = other.by_name["pets"]
-    assert (pets.learnt, pets.foreign) == (None, {"cat"})
+    assert (pets.learnt, pets.unused_examples) == (None, {"cat"})
     assert "examples of 1 label(s) are not used" in caplog.text
-    assert (await learn(other, "cat", 3)).labels.foreign == set()
+    assert (await learn(other, "cat", 3)).labels.unused_examples == set()
     await sets.refresh()
     assert count_examples(sets.by_name["pets"]) == {"cat": 2}
-    assert (await other.forget("pets", "cat")).lessons == {}
+    assert (await other.delete_examples("pets", "cat")).examples == {}
     await sets.refresh()
-    assert sets.by_name["pets"].lessons == {}
+    assert sets.by_name["pets"].examples == {}
     await other.stop()
 
 
-async def test_damaged_lesson_leaves_the_set_and_the_labels_text(
+async def test_damaged_examples_leave_the_set_and_the_labels_text(
     sets: RegisteredSets, path: Path, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     await learn(sets, "cat")
@@ -655,7 +655,7 @@ async def test_damaged_lesson_leaves_the_set_and_the_labels_text(
     run_sql(path, "UPDATE learnt_labels SET lesson = x'00' WHERE label = 'cat'")
     async with start(FlakyStore(str(path))) as follower:
         pets = follower.by_name["pets"]
-        assert (count_examples(pets), pets.foreign) == ({"dog": 2}, {"cat"})
+        assert (count_examples(pets), pets.unused_examples) == ({"dog": 2}, {"cat"})
         assert "examples of a label are damaged" in caplog.text
         again = await learn(follower, "cat", replace=True)
         assert count_examples(again.labels) == {"cat": 2, "dog": 2}
@@ -679,7 +679,9 @@ async def test_version_is_the_stores_if_another_process_wrote_after_a_label_was_
 
 
 async def test_set_without_texts_learns_and_is_written_if_all_labels_have_learnt() -> None:
-    sets = RegisteredSets(FlakyStore("memory", space="examples"), SetMaker(None, PHOTOS), 60.0, ())
+    sets = RegisteredSets(
+        FlakyStore("memory", space="examples"), LabelSetBuilder(None, PHOTOS), 60.0, ()
+    )
     await sets.start()
     learnt = [await learn(sets, label, seed=i) for i, label in enumerate(("cat", "dog"))]
     pets = learnt[-1].labels
@@ -687,16 +689,16 @@ async def test_set_without_texts_learns_and_is_written_if_all_labels_have_learnt
     assert pets.thresholds.tolist() == [0.5, 0.5]
     tuned = Definition("pets", ("dog", "cat"), (None,) * 2, (0.2, None))
     written, _ = await sets.register(tuned, replace=True)
-    assert (written.thresholds.tolist(), [*written.lessons]) == ([0.2, 0.5], ["dog", "cat"])
+    assert (written.thresholds.tolist(), [*written.examples]) == ([0.2, 0.5], ["dog", "cat"])
     assert (await sets.calibrate("pets", {"cat": 0.7})).thresholds.tolist() == [0.2, 0.7]
     with pytest.raises(errors.NoOpenHead):
         await sets.register(define("pets", "dog", "yak"), replace=True)
-    forgotten = await sets.forget("pets", "dog")
-    assert (forgotten.names, [*forgotten.lessons]) == (("dog", "cat"), ["cat"])
+    bare = await sets.delete_examples("pets", "dog")
+    assert (bare.names, [*bare.examples]) == (("dog", "cat"), ["cat"])
     await sets.stop()
 
 
-async def test_exported_set_is_imported_with_its_lessons(
+async def test_exported_set_is_imported_with_its_examples(
     sets: RegisteredSets, start: Start, tmp_path: Path
 ) -> None:
     await sets.register(define("pets", "cat", "dog"))
@@ -710,8 +712,8 @@ async def test_exported_set_is_imported_with_its_lessons(
         await learn(others, "dog")
         again, _ = await others.register(found, replace=True)
         assert count_examples(again) == {"cat": 2}
-        lesson = make_lesson(3).add([Example(b"x" * 32, np.ones(3, np.float32))])
-        wrong = define("wide", "cat", lessons={"cat": lesson}, encoder=PHOTOS.encoder)
+        examples = Examples.empty(3).add([Example(b"x" * 32, np.ones(3, np.float32))])
+        wrong = define("wide", "cat", examples={"cat": examples}, encoder=PHOTOS.encoder)
         with pytest.raises(errors.InvalidLabelSet, match="another width"):
             await others.register(wrong)
         assert "wide" not in others.by_name

@@ -9,9 +9,9 @@ import numpy as np
 
 from service.engine.heads import LogitsArray, NoHead, ScreenedLogits, SomeQueries
 from service.errors import ImageError
-from service.labels.background import Background, Vector
 from service.labels.examples import Example
 from service.labels.label_set import LabelSet
+from service.labels.whitening import Vector, Whitening
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
@@ -20,7 +20,7 @@ from service.scheduling.tasks import collect_in_order
 
 
 @dataclass(frozen=True)
-class Taught:
+class LearntLabel:
     """A label set after one of its labels has learnt."""
 
     labels: LabelSet
@@ -31,7 +31,7 @@ class Taught:
     negative: list[float]
 
 
-async def teach_label(  # noqa: PLR0913 - the photos of both kinds, and how to write
+async def learn_label(  # noqa: PLR0913 - the photos of both kinds, and how to write
     pipeline: Pipeline,
     name: str,
     label: str,
@@ -40,15 +40,15 @@ async def teach_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
     *,
     replace: bool = False,
     if_version: int | None = None,
-) -> Taught:
+) -> LearntLabel:
     """Adds photos, at least one, to the examples of a label; `replace` removes its others.
 
-    A set or label that is missing is made. Raises as `Catalogue.teachable`, `RegisteredSets.learn`
-    and `Pipeline.predict`; one unusable photo fails all, and nothing is written.
-    The caller admits it.
+    A set or label that is missing is made. Raises as `Catalogue.for_learning`,
+    `RegisteredSets.learn` and `Pipeline.predict`; one unusable photo fails all, and nothing is
+    written. The caller admits it.
     """
-    sets, background = pipeline.catalogue.teachable(name), pipeline.catalogue.background
-    assert background is not None, "`teachable` has checked it"
+    sets, whitening = pipeline.catalogue.for_learning(name), pipeline.catalogue.whitening
+    assert whitening is not None, "`for_learning` has checked it"
     prepared = await sets.prepare_label(name, label)
     queries = prepared.queries
     head = NoHead(1) if queries is None else SomeQueries(queries, np.zeros(1, np.intp))
@@ -64,7 +64,7 @@ async def teach_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
             raise
         logits, embedding = result.logits[0], result.embedding  # the pixels are not kept
         assert embedding is not None
-        return logits, embedding, await make_example(photo, embedding, background)
+        return logits, embedding, await make_example(photo, embedding, whitening)
 
     works = (
         read(photo, f"Photo {number} of {len(photos)} `{kind}` photos")
@@ -82,13 +82,13 @@ async def teach_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
     selection = select_labels([learnt.labels], question)
     scores = [score_labels([logits], selection, f)[0].score for logits, f, _ in found]
     counts = learnt.added, len(found) - learnt.added
-    return Taught(learnt.labels, learnt.created, *counts, scores[:middle], scores[middle:])
+    return LearntLabel(learnt.labels, learnt.created, *counts, scores[:middle], scores[middle:])
 
 
-async def make_example(photo: bytes, embedding: Vector, background: Background) -> Example:
+async def make_example(photo: bytes, embedding: Vector, whitening: Whitening) -> Example:
     """Returns what a label learns of a photo with this embedding [D]."""
     digest = await asyncio.to_thread(lambda: hashlib.sha256(photo).digest())
-    return Example(digest, background.whiten(embedding[np.newaxis])[0])
+    return Example(digest, whitening.whiten(embedding[np.newaxis])[0])
 
 
 async def embed_photo(pipeline: Pipeline, photo: bytes, deadline: float) -> Vector:

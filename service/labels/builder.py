@@ -1,4 +1,4 @@
-"""Makes label sets of definitions, for a bundle that knows texts, photos or both."""
+"""Builds label sets of definitions, for a bundle that knows texts, photos or both."""
 
 import asyncio
 import logging
@@ -9,24 +9,24 @@ import numpy as np
 
 from service.engine.heads import Embeddings, LabelVectors
 from service.engine.shared_arrays import SharedArrays
-from service.labels.background import Background
 from service.labels.definition import Definition, check_embeddings, check_fit
 from service.labels.encoders import LabelEncoders, append_vectors
-from service.labels.examples import Lesson
-from service.labels.label_set import LabelSet, Origin, add_lessons, make_open_set
+from service.labels.examples import Examples
+from service.labels.label_set import LabelSet, Origin, add_examples, make_open_set
+from service.labels.whitening import Whitening
 
 logger = logging.getLogger(__name__)
 
 
 class PhotoSpace(NamedTuple):
-    """The fingerprint of the encoder of photos, and its background if labels can learn."""
+    """The fingerprint of the encoder of photos, and its whitening if labels can learn."""
 
     encoder: str = ""
-    background: Background | None = None
+    whitening: Whitening | None = None
 
 
-class SetMaker:
-    """Makes label sets; use it from one event loop. Without an open head, `encoders` is None."""
+class LabelSetBuilder:
+    """Builds label sets; use it from one event loop. Without an open head, `encoders` is None."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class SetMaker:
         origin: Origin,
         known: LabelSet | None = None,
     ) -> LabelSet:
-        """Returns the snapshot of a set without its lessons.
+        """Returns the snapshot of a set without its examples.
 
         Queries that a `known` snapshot has are not computed again. Raises `InvalidLabelSet` for
         embeddings that do not fit, or make the model overflow.
@@ -86,23 +86,23 @@ class SetMaker:
         assert vectors is not None  # a set has labels
         return encoders.make_set(definition, vectors, version, origin)
 
-    async def teach(
-        self, labels: LabelSet, lessons: Mapping[str, Lesson], foreign: Collection[str]
+    async def add_examples(
+        self, labels: LabelSet, examples: Mapping[str, Examples], others: Collection[str]
     ) -> LabelSet:
-        """Returns a set whose labels have these lessons; `foreign` have those of other encoders."""
-        background = self.photos.background
-        if background is None or labels.activation == "softmax":
-            lessons, foreign = {}, {*lessons, *foreign}
-        foreign = frozenset(foreign) - lessons.keys()
-        if foreign - labels.foreign:
+        """Returns a set whose labels have these examples; `others` have those of other encoders."""
+        whitening = self.photos.whitening
+        if whitening is None or labels.activation == "softmax":
+            examples, others = {}, {*examples, *others}
+        unused = frozenset(others) - examples.keys()
+        if unused - labels.unused_examples:
             logger.warning(
                 "label set %s: examples of %d label(s) are not used: they are of another model, or "
                 "the scores are an uncalibrated softmax",
-                *(labels.name, len(foreign)),
+                *(labels.name, len(unused)),
             )
-        if not lessons and not foreign and labels.learnt is None and not labels.foreign:
+        if not (examples or unused or labels.learnt or labels.unused_examples):
             return labels
-        return await asyncio.to_thread(add_lessons, labels, lessons, foreign, background)
+        return await asyncio.to_thread(add_examples, labels, examples, unused, whitening)
 
 
 def _share(vectors: LabelVectors, arrays: SharedArrays) -> LabelVectors:
