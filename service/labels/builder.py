@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from service.engine.heads import Embeddings, LabelVectors
 from service.engine.shared_arrays import SharedArrays
 from service.labels.definition import Definition, check_embeddings, check_fit
-from service.labels.encoders import LabelEncoders, append_vectors
+from service.labels.encoders import LabelEncoders
 from service.labels.examples import Examples
 from service.labels.label_set import LabelSet, Origin, add_examples, make_open_set
 from service.labels.whitening import Whitening
@@ -58,33 +58,26 @@ class LabelSetBuilder:
         self,
         definition: Definition,
         embeddings: Embeddings,
-        version: str,
-        origin: Origin,
-        known: LabelSet | None = None,
+        version: str = "0",
+        origin: Origin = "store",
+        *,
+        start: LabelVectors | None = None,
     ) -> LabelSet:
         """Returns the snapshot of a set without its examples.
 
-        Queries that a `known` snapshot has are not computed again. Raises `InvalidLabelSet` for
-        embeddings that do not fit, or make the model overflow.
+        `start` has the queries of its first labels, which are not computed again. Raises
+        `InvalidLabelSet` for embeddings that do not fit, or make the model overflow.
         """
         encoders = self.encoders
         if encoders is None or not embeddings.shape[1]:
             return make_open_set(definition, None, None, version=version, origin=origin)
-        vectors, count = None, 0
-        if known is not None and known.queries is not None and known.is_start_of(definition):
-            vectors, count = LabelVectors(known.queries, known.keys), known.num_labels
-        if count < len(embeddings):
-            new = embeddings[count:]
+        if start is None or len(start.queries) < len(embeddings):
+            new = embeddings[0 if start is None else len(start.queries) :]
             check_embeddings(new, encoders.head.embedding_space.width)
-            projected = await encoders.project(new)
-            if vectors is not None:
-                vectors = append_vectors(vectors, projected)
-            elif self._arrays is None:
-                vectors = projected
-            else:
-                vectors = await asyncio.to_thread(_share, projected, self._arrays)
-        assert vectors is not None  # a set has labels
-        return encoders.make_set(definition, vectors, version, origin)
+            parts = [*([] if start is None else [start]), await encoders.project(new)]
+            # Of 10,000 labels, 85 MB are copied: 0.2 s.
+            start = await asyncio.to_thread(_join, parts, self._arrays)
+        return encoders.make_set(definition, start, version, origin)
 
     async def add_examples(
         self, labels: LabelSet, examples: Mapping[str, Examples], others: Collection[str]
@@ -105,6 +98,9 @@ class LabelSetBuilder:
         return await asyncio.to_thread(add_examples, labels, examples, unused, whitening)
 
 
-def _share(vectors: LabelVectors, arrays: SharedArrays) -> LabelVectors:
-    keys = vectors.keys and {name: arrays.share(rows) for name, rows in vectors.keys.items()}
-    return LabelVectors(arrays.share(vectors.queries), keys)
+def _join(parts: Sequence[LabelVectors], shared: SharedArrays | None) -> LabelVectors:
+    columns = {name: [part.arrays[name] for part in parts] for name in parts[0].arrays}
+    joined = {n: rows[0] if len(rows) == 1 else np.concatenate(rows) for n, rows in columns.items()}
+    if shared is not None:
+        joined = {name: shared.share(rows) for name, rows in joined.items()}
+    return LabelVectors(joined.pop("queries"), joined or None)

@@ -39,8 +39,6 @@ TEXTS_PER_TURN = 32
 """Most texts that are encoded before the next list gets its turn."""
 MAX_TOKENS = 128
 """Label texts are short, and an encoder's cost grows with the longest; CLIP reads fewer."""
-# Of 10,000 labels, 85 MB: to copy them for one that is new takes 0.2 s of page faults.
-_SPARE_SHARE = 16
 
 ResultT = TypeVar("ResultT")
 
@@ -100,31 +98,13 @@ class LabelEncoder:
         return vectors
 
     def make_blank(self, count: int, *, with_keys: bool = True) -> LabelVectors:
-        """Returns zeros, for warm-ups, with memory behind them for `append_vectors`."""
-        size = count + count // _SPARE_SHARE
+        """Returns zeros, also for warm-ups."""
         blank = {
-            name: np.zeros((size, rows.shape[1]), rows.dtype)[:count]
+            name: np.zeros((count, rows.shape[1]), rows.dtype)
             for name, rows in self._example.items()
             if with_keys or name == "queries"
         }
         return LabelVectors(blank.pop("queries"), blank or None)
-
-
-def append_vectors(old: LabelVectors, new: LabelVectors) -> LabelVectors:
-    """Returns the rows of both; those of `old` are not copied if there is memory behind them."""
-    count, end = len(old.queries), len(old.queries) + len(new.queries)
-    base = old.queries.base
-    # Zeros were not appended to by another snapshot. Readers of `old` do not see the new rows.
-    is_free = base is not None and len(base) >= end and not base[count:end].any()
-    joined = {}
-    for name, rows in old.arrays.items():
-        place = rows.base if is_free else None
-        if place is None:
-            place = np.zeros((end + end // _SPARE_SHARE, rows.shape[1]), rows.dtype)
-            place[:count] = rows
-        place[count:end] = new.arrays[name]
-        joined[name] = place[:end]
-    return LabelVectors(joined.pop("queries"), joined or None)
 
 
 class LabelEncoders:

@@ -130,6 +130,11 @@ class LabelSet:
         pairs = zip(learnt.positions.tolist(), learnt.examples, strict=True)
         return {self.names[position]: photos for position, photos in pairs}
 
+    @property
+    def vectors(self) -> LabelVectors | None:
+        """Queries and keys; None for trained labels and without texts."""
+        return None if self.queries is None else LabelVectors(self.queries, self.keys)
+
     def is_start_of(self, definition: Definition) -> bool:
         """Whether the set is the first labels of a definition, or all of them."""
         return definition.cut(len(self.names)).digest == self.digest

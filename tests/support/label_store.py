@@ -28,9 +28,9 @@ class FlakyStore(LabelStore):
         self.asked = asyncio.Event()
         self.loop = asyncio.get_running_loop()
 
-    def read_versions(self) -> tuple[StoreState, dict[str, SetVersion]]:
+    def read_versions(self, name: str | None = None) -> tuple[StoreState, dict[str, SetVersion]]:
         self._answer()
-        return super().read_versions()
+        return super().read_versions(name)
 
     def list_others(self) -> dict[str, str]:
         self._answer()

@@ -109,11 +109,10 @@ class WriteResult(NamedTuple):
 
 
 class LearnResult(NamedTuple):
-    """The number of new examples; `entry` is the set if the label is new."""
+    """The number of new examples, and whether this call made a set of a new name."""
 
     added: int
     created: bool
-    entry: StoreEntry | None
 
 
 class ExamplesRow(NamedTuple):
@@ -153,13 +152,13 @@ class LabelStore:
         with self._connect() as connection:
             return self._read_state(connection)
 
-    def read_versions(self) -> tuple[StoreState, dict[str, SetVersion]]:
-        """Returns the state and the version of each set, as of this state or a later one."""
+    def read_versions(self, name: str | None = None) -> tuple[StoreState, dict[str, SetVersion]]:
+        """Returns the state, and each set's version or that of one, as of this state or later."""
         with self._connect() as connection:
             query = sa.select(_SETS.c.name, self._version, _SETS.c.digest)
             state = self._read_state(connection)
-            rows = connection.execute(query.where(_SETS.c.space == self._space))
-            return state, {name: SetVersion(version, digest) for name, version, digest in rows}
+            rows = connection.execute(query.where(self._match(name)))
+            return state, {entry: SetVersion(version, digest) for entry, version, digest in rows}
 
     def list_others(self) -> dict[str, str]:
         """Returns name -> space of sets that others have in a newer version, or only they have."""
@@ -261,13 +260,11 @@ class LabelStore:
         key, width = (encoder, name, label), len((*positive, *negative)[0].embedding)
         with self._connect(writing=True) as connection:
             version = self._begin_write(connection)
-            check_version(name, self._find(connection, name), if_version)
-            query = sa.select(_SETS.c.labels).where(self._match(name))
-            labels, entry = connection.execute(query).scalar_one_or_none(), None
-            if label not in _read_names(labels):
-                old = self._read(connection, name)
-                entry = _append(old, name, label, embedding, version)
-                self._put(connection, entry.definition, entry.embeddings, version)
+            old = self._read(connection, name)
+            check_version(name, old and old.version, if_version)
+            if old is None or label not in old.definition.names:
+                definition, embeddings = _append(old, name, label, embedding)
+                self._put(connection, definition, embeddings, version)
             query = sa.select(_EXAMPLES.c.lesson).where(_match_examples(*key))
             content = None if replace else connection.execute(query).scalar_one_or_none()
             known = Examples.from_bytes(content) if content else Examples.empty(width)
@@ -276,7 +273,7 @@ class LabelStore:
             if added:
                 _put_examples(connection, key, version, examples)
                 connection.execute(sa.update(_STATE).values(revision=version))
-            return LearnResult(added, labels is None, entry)
+            return LearnResult(added, created=old is None)
 
     def delete_examples(self, name: str, label: str, if_version: int | None = None) -> None:
         """Deletes a label's examples of all encoders; raises as `delete`, or `NoExamples`."""
@@ -330,8 +327,9 @@ class LabelStore:
                 "user of the database that may create tables"
             )
 
-    def _match(self, name: str, space: str | None = None) -> sa.ColumnElement[bool]:
-        return sa.and_(_SETS.c.space == (space or self._space), _SETS.c.name == name)
+    def _match(self, name: str | None, space: str | None = None) -> sa.ColumnElement[bool]:
+        chosen = _SETS.c.space == (space or self._space)
+        return chosen if name is None else sa.and_(chosen, _SETS.c.name == name)
 
     def _read_state(self, connection: sa.Connection) -> StoreState:
         revision: int = connection.execute(sa.select(_STATE.c.revision)).scalar_one()
@@ -385,9 +383,9 @@ class LabelStore:
         return version
 
     def _begin_change(self, connection: sa.Connection, name: str, if_version: int | None) -> int:
-        version, found = self._begin_write(connection), self._find(connection, name)
-        check_version(name, found, if_version)
-        if found is None:
+        version, known = self._begin_write(connection), self._find(connection, name)
+        check_version(name, known and known.version, if_version)
+        if known is None:
             raise errors.LabelSetNotFound(name)
         return version
 
@@ -408,21 +406,24 @@ class LabelStore:
             raise errors.TooManyLabelSets(limits.sets, limits.labels)
 
 
-def check_version(name: str, found: SetVersion | None, if_version: int | None) -> None:
-    """Raises `LabelSetChanged` unless `found` is in the version `if_version`; None allows any."""
-    allowed = (None, ABSENT) if found is None else (None, PRESENT, found.version)
+def check_version(name: str, version: int | None, if_version: int | None) -> None:
+    """Raises `LabelSetChanged` unless a set's `version`, None without a set, is the expected one.
+
+    `if_version` is a version, `ABSENT`, `PRESENT` or None, which allows any.
+    """
+    allowed = (None, ABSENT) if version is None else (None, PRESENT, version)
     if if_version not in allowed:
-        raise errors.LabelSetChanged(name, None if found is None else str(found.version))
+        raise errors.LabelSetChanged(name, None if version is None else str(version))
 
 
 def _find_same(
-    definition: Definition, found: SetVersion | None, replace: bool, if_version: int | None
+    definition: Definition, known: SetVersion | None, replace: bool, if_version: int | None
 ) -> int | None:
-    check_version(definition.name, found, if_version)
-    if found is None:
+    check_version(definition.name, known and known.version, if_version)
+    if known is None:
         return None
-    if found.digest == definition.digest and not definition.examples:
-        return found.version
+    if known.digest == definition.digest and not definition.examples:
+        return known.version
     if not replace:
         raise errors.LabelSetExists(definition.name)
     return None
@@ -436,11 +437,11 @@ def _read_names(labels: str | None) -> frozenset[str]:
 
 
 def _append(
-    entry: StoreEntry | None, name: str, label: str, embedding: Embeddings | None, version: int
-) -> StoreEntry:
+    entry: StoreEntry | None, name: str, label: str, embedding: Embeddings | None
+) -> tuple[Definition, Embeddings]:
     if entry is None:
         row = np.zeros((1, 0), np.float32) if embedding is None else embedding
-        return StoreEntry(Definition(name, (label,), (None,), (None,)), row, version)
+        return Definition(name, (label,), (None,), (None,)), row
     old, row = entry.definition, entry.embeddings[:1]
     if row.shape[1]:
         if embedding is None:  # the label was deleted meanwhile
@@ -452,7 +453,7 @@ def _append(
         prompts=(*old.prompts, None),
         thresholds=(*old.thresholds, None),
     )
-    return StoreEntry(definition, np.concatenate((entry.embeddings, row)), version)
+    return definition, np.concatenate((entry.embeddings, row))
 
 
 def _match_examples(*key: str | None) -> sa.ColumnElement[bool]:

@@ -181,7 +181,7 @@ async def test_write_is_reported_if_the_store_fails_after_it(
 async def test_hanging_database_is_unavailable_until_it_goes_on(
     start: Start, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.labels.registered_sets._TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr("service.labels.stored_sets._TIMEOUT_SECONDS", 0.2)
     store = LabelStore(open_database(postgres.url), SPACE.fingerprint, LIMITS)
     async with asyncio.timeout(SECONDS), start(store) as sets:
         with postgres.hanging():
@@ -501,15 +501,16 @@ async def test_set_over_the_limits_is_refused_before_it_is_encoded(
 
 
 async def test_set_that_another_client_replaces_at_once_has_the_version_that_was_written(
-    sets: RegisteredSets, other: FlakyStore
+    sets: RegisteredSets, store: FlakyStore, other: FlakyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refresh = sets.refresh
+    write = store.write
 
-    async def refresh_later(written: str | None = None) -> None:
+    def write_before_another(*args: Any, **options: Any) -> Any:
+        written = write(*args, **options)
         put(other, "pets", "dog")
-        await refresh(written)
+        return written
 
-    sets.refresh = refresh_later  # type: ignore[method-assign]
+    monkeypatch.setattr(store, "write", write_before_another)
     labels, created = await sets.register(define("pets", "cat"))
     assert (labels.names, created) == (("cat",), True)
     assert int(labels.version) < int(sets.by_name["pets"].version)
@@ -659,23 +660,6 @@ async def test_damaged_examples_leave_the_set_and_the_labels_text(
         assert "examples of a label are damaged" in caplog.text
         again = await learn(follower, "cat", replace=True)
         assert count_examples(again.labels) == {"cat": 2, "dog": 2}
-
-
-async def test_version_is_the_stores_if_another_process_wrote_after_a_label_was_appended(
-    sets: RegisteredSets, path: Path, start: Start
-) -> None:
-    async with start(FlakyStore(str(path))) as other:
-        await learn(sets, "cat")
-        prepared = await sets.prepare_label("pets", "dog")
-        refresh = sets.refresh
-
-        async def refresh_later(written: str | None = None) -> None:
-            await learn(other, "cat", seed=1)
-            await refresh(written)
-
-        sets.refresh = refresh_later  # type: ignore[method-assign]
-        learnt = await sets.learn("pets", "dog", prepared, make_examples(2), ())
-        assert learnt.labels.version == other.by_name["pets"].version
 
 
 async def test_set_without_texts_learns_and_is_written_if_all_labels_have_learnt() -> None:
