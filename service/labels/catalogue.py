@@ -29,7 +29,7 @@ from service.settings import Settings
 
 _NAMES_LOGGED = 10
 _SPACE_WITHOUT_TEXTS = "examples"
-"""Place of texts' embeddings in the store, for a bundle without an open head."""
+"""Embedding space in the store of sets of a bundle without an open head."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +40,16 @@ def open_catalogue(
     encoders: LabelEncoders | None,
     arrays: SharedArrays | None = None,
 ) -> "Catalogue":
-    """Reads the sets of bundle and folder, prepares the store; BundleError or StartError.
+    """Reads the sets of bundle and folder, and prepares the store.
 
-    The catalogue closes `encoders`; `arrays` are those of several processes.
+    The catalogue closes `encoders`; `arrays` are those of several processes. Raises `BundleError`
+    if a set of the bundle cannot be used, `StartError` if one of the folder or the store cannot.
     """
     card = bundle.card
-    fixed = [FixedSet(found, card.version, "bundle") for found in read_bundle_sets(bundle)]
+    fixed = [FixedSet(labels, card.version, "bundle") for labels in read_bundle_sets(bundle)]
     if settings.label_sets is not None:
-        found_sets = read_label_set_folder(settings.label_sets)
-        fixed += [FixedSet(found, _make_version(found), "folder") for found in found_sets]
+        of_folder = read_label_set_folder(settings.label_sets)
+        fixed += [FixedSet(labels, _make_version(labels), "folder") for labels in of_folder]
     names = (name.strip() for name in (settings.default_label_set or "").split(","))
     trained = None
     if card.trained_head is not None:
@@ -76,7 +77,7 @@ def _open_store(
     except errors.StartError as error:
         if settings.label_store is not None:
             raise
-        # The user did not ask for the default place, so predictions work without it.
+        # The user did not ask for the default file, so predictions work without it.
         logger.warning("%s; registrations are refused until ML_DECODER_LABEL_STORE is set", error)
         return None
     limits = Limits(settings.max_label_sets, settings.max_labels, settings.max_labels_per_set)
@@ -85,7 +86,7 @@ def _open_store(
 
 
 def _make_version(definition: Definition) -> str:
-    examples = [name.encode() + each.to_bytes() for name, each in definition.examples.items()]
+    examples = [name.encode() + known.to_bytes() for name, known in definition.examples.items()]
     if not examples:
         return definition.digest[:12]
     return hashlib.sha256(b"".join((definition.digest.encode(), *examples))).hexdigest()[:12]
@@ -162,27 +163,28 @@ class Catalogue:
 
     def list_sets(self) -> tuple[LabelSet, ...]:
         """Returns every set: the model's, the bundle's, the folder's, then the store's by name."""
-        found = {} if self.registered is None else self.registered.by_name
-        shown = (labels for name, labels in sorted(found.items()) if name not in self._fixed)
+        stored = {} if self.registered is None else self.registered.by_name
+        shown = (labels for name, labels in sorted(stored.items()) if name not in self._fixed)
         return (*self._fixed.values(), *shown)
 
     def get(self, name: str) -> LabelSet | None:
         """Returns a set that this process has loaded; else None."""
-        found = self._fixed.get(name)
-        if found is None and self.registered is not None:
-            found = self.registered.by_name.get(name)
-        return found
+        stored = {} if self.registered is None else self.registered.by_name
+        return self._fixed.get(name) or stored.get(name)
 
     def find(self, name: str) -> LabelSet:
-        """Returns a set; raises `LabelSetNotFound`, or `StoreUnavailable` if it may be stored."""
-        found = self.get(name)
-        if found is None:
+        """Returns a set. Raises `LabelSetNotFound`, `StoreUnavailable` if it may be stored."""
+        labels = self.get(name)
+        if labels is None:
             self._check_store()
             raise errors.LabelSetNotFound(name, self._list_names())
-        return found
+        return labels
 
     async def start(self) -> None:
-        """Encodes the fixed sets, loads the store's, and starts polling; may raise `StartError`."""
+        """Encodes the fixed sets, loads the store's, and starts polling.
+
+        Raises `StartError` if a fixed set does not fit the bundle.
+        """
         pending, self._pending = self._pending, {}  # frees the embeddings
         for name, entry in pending.items():
             self._fixed[name] = await self._encode_fixed(entry)
@@ -204,7 +206,10 @@ class Catalogue:
             self.encoders.close()
 
     async def pin(self, question: Question) -> tuple[LabelSet, ...]:
-        """Returns sets as they are now, candidates first; or UnknownLabelSet, StoreUnavailable."""
+        """Returns sets as they are now, candidates first.
+
+        Raises `UnknownLabelSet`, `StoreUnavailable` if they may be stored, and `VersionNotReached`.
+        """
         names = tuple(dict.fromkeys(question.label_set or ()))
         if not names and not question.candidate_labels:
             names = self._default
@@ -224,7 +229,10 @@ class Catalogue:
         return sets
 
     def writable(self, name: str) -> RegisteredSets:
-        """Returns the sets to write; else `NoOpenHead`, `LabelSetReadOnly` or `StoreReadOnly`."""
+        """Returns the sets to write.
+
+        Raises `NoOpenHead` or `StoreReadOnly` if none can be written, and `LabelSetReadOnly`.
+        """
         if self.encoders is None and self.whitening is None:
             raise errors.NoOpenHead
         if name in self._names or name in RESERVED_NAMES:
@@ -234,7 +242,10 @@ class Catalogue:
         return self.registered
 
     def for_learning(self, name: str) -> RegisteredSets:
-        """As `writable`, if labels of `name` may learn; else `NoBackground` or `ScoresCompete`."""
+        """Returns the sets as `writable`.
+
+        Raises `NoBackground` or `ScoresCompete` if labels of `name` cannot learn.
+        """
         if self.whitening is None:
             raise errors.NoBackground
         sets, known, texts = self.writable(name), self.get(name), self.encoders
@@ -246,7 +257,7 @@ class Catalogue:
         return sets
 
     async def refresh(self) -> None:
-        """Loads the writes of other processes; raises `StoreUnavailable` if it cannot."""
+        """Loads the writes of other processes. Raises `StoreUnavailable` if it cannot."""
         if self.registered is not None:
             await self.registered.refresh()
 
@@ -259,7 +270,7 @@ class Catalogue:
 
     async def _encode_fixed(self, entry: FixedSet) -> LabelSet:
         definition, builder = entry.definition, self._builder
-        own = definition.examples if definition.encoder == builder.photos.encoder else {}
+        examples = definition.examples if definition.encoder == builder.photos.encoder else {}
         try:
             if definition.name in RESERVED_NAMES:
                 raise errors.InvalidLabelSet(
@@ -268,7 +279,7 @@ class Catalogue:
             definition = builder.check(definition, definition.examples)
             embeddings = await builder.embed(definition)
             labels = await builder.make(definition, embeddings, entry.version, entry.origin)
-            return await builder.add_examples(labels, own, definition.examples)
+            return await builder.add_examples(labels, examples, definition.examples)
         except errors.LabelSetError as error:
             raise errors.StartError(f"label set {definition.name}: {error.describe()}") from error
 

@@ -141,7 +141,7 @@ class Definition:
 
     def cut(self, count: int) -> "Definition":
         """Returns the set with its first `count` labels only, and all examples."""
-        given = tuple(place for place in self.given if place < count)
+        given = tuple(position for position in self.given if position < count)
         return replace(
             self,
             names=self.names[:count],
@@ -160,7 +160,7 @@ class Definition:
 
 
 def define_label_set(record: LabelSetRecord) -> Definition:
-    """Returns a record as columns; raises `InvalidLabelSet` for duplicates or mixed widths."""
+    """Returns a record as columns. Raises `InvalidLabelSet` for duplicates or mixed widths."""
     labels = record.labels
     given = tuple(i for i, label in enumerate(labels) if label.embedding is not None)
     # One array for each label: reading millions of numbers at once would hold the GIL.
@@ -183,12 +183,12 @@ def define_label_set(record: LabelSetRecord) -> Definition:
 
 
 def refuse_duplicates(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns `names`; raises `InvalidLabelSet` if one is there twice."""
+    """Returns `names`. Raises `InvalidLabelSet` if one is there twice."""
     first: dict[str, int] = {}
-    for place, name in enumerate(names, start=1):
-        if first.setdefault(name, place) != place:
+    for number, name in enumerate(names, start=1):
+        if first.setdefault(name, number) != number:
             raise InvalidLabelSet(
-                f"Label {quote(name)} appears twice, as labels {first[name]} and {place} of "
+                f"Label {quote(name)} appears twice, as labels {first[name]} and {number} of "
                 f"{len(names)}: remove one"
             )
     return names

@@ -141,10 +141,10 @@ class LabelSet:
 
     def find_members(self, categories: Collection[str]) -> NDArray[np.bool_]:
         """Returns which labels are of one of these categories, bool [L]."""
-        found = np.zeros(len(self.names), np.bool_)
+        are_members = np.zeros(len(self.names), np.bool_)
         for category in self._members.keys() & categories:
-            found |= self._members[category]
-        return found
+            are_members |= self._members[category]
+        return are_members
 
     @cached_property
     def _members(self) -> dict[str, NDArray[np.bool_]]:
@@ -164,12 +164,13 @@ class LabelSet:
         An open label keeps its own threshold, for `recall` if it is below the open head's.
         """
         if purpose not in self._used and purpose in self.shared:
-            shared, own = self.shared[purpose].threshold, self.measured.get(purpose)
-            if own is None:
+            shared, measured = self.shared[purpose].threshold, self.measured.get(purpose)
+            if measured is None:
                 most = shared if purpose == "recall" else np.inf
-                own = np.where(self.calibrated & (self.thresholds < most), self.thresholds, np.nan)
-            known = ~np.isnan(own)
-            changed = replace(self, thresholds=np.where(known, own, shared), calibrated=known)
+                usable = self.calibrated & (self.thresholds < most)
+                measured = np.where(usable, self.thresholds, np.nan)
+            known = ~np.isnan(measured)
+            changed = replace(self, thresholds=np.where(known, measured, shared), calibrated=known)
             self._used[purpose] = changed
         return self._used.get(purpose)
 
@@ -187,11 +188,11 @@ class LabelSet:
         Equal questions share it, and so share a run.
         """
         key = (threshold, wanted, b"" if chosen is self.all_positions else chosen.tobytes())
-        found = self._screened.pop(key, None) or self._make_screened(threshold, wanted, chosen)
-        self._screened[key] = found
+        head = self._screened.pop(key, None) or self._make_screened(threshold, wanted, chosen)
+        self._screened[key] = head
         if len(self._screened) > _MAX_SCREENED:
             self._screened.pop(next(iter(self._screened)), None)
-        return found
+        return head
 
     @cached_property
     def _screened(self) -> dict[tuple[Threshold | None, int, bytes], ScreenedQueries]:
@@ -257,10 +258,10 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
         matrix.flags.writeable = origin == "request"
     fallback = FALLBACK_THRESHOLD if head is None else head.threshold
     thresholds, calibrated = _fill(definition.thresholds, fallback)
-    own, names = definition.calibration, definition.names
-    pairs = [own] * len(names)
+    shared, names = definition.calibration, definition.names
+    pairs = [shared] * len(names)
     if head is not None:
-        pairs = [own or head.find_calibration(name, trained_names) for name in names]
+        pairs = [shared or head.find_calibration(name, trained_names) for name in names]
     calibration = _stack(pairs)
     # A threshold of one's own shows that answers by thresholds are wanted.
     ranked = bool(head and head.ranked and calibration is None and not calibrated.any())
@@ -276,7 +277,7 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
         prompts=definition.prompts,
         own_embeddings=np.isin(np.arange(len(names)), definition.given),
         digest=definition.digest,
-        own_calibration=own,
+        own_calibration=shared,
         queries=vectors.queries if vectors else None,
         keys=vectors.keys if vectors else None,
         shared=head.by_purpose if head else {},
@@ -332,5 +333,5 @@ def _stack(calibrations: Sequence[Calibration | None]) -> NDArray[np.float64] | 
     """Returns scales and shifts, float64 [2, L]; None if no label is calibrated."""
     if not any(calibrations):
         return None
-    pairs = [(1.0, 0.0) if each is None else (each.scale, each.shift) for each in calibrations]
+    pairs = [(1.0, 0.0) if pair is None else (pair.scale, pair.shift) for pair in calibrations]
     return np.array(pairs, np.float64).T.copy()

@@ -27,12 +27,13 @@ class PreparedLabel(NamedTuple):
     queries: QueryArray | None = None
 
 
-class Learnt(NamedTuple):
-    """The set after a label learnt, whether it is new, and how many examples were."""
+class LearntLabel(NamedTuple):
+    """A set after one of its labels has learnt."""
 
     labels: LabelSet
-    created: bool
-    added: int
+    created: bool  # whether the set is new
+    added: int  # examples
+    repeated: int  # photos that are examples already, or nearly so
 
 
 class RegisteredSets(StoredSets):
@@ -134,7 +135,7 @@ class RegisteredSets(StoredSets):
         *,
         replace: bool = False,
         if_version: int | None = None,
-    ) -> Learnt:
+    ) -> LearntLabel:
         """Adds examples as `LabelStore.learn`.
 
         Raises `LabelSetChanged` if another client deletes them at once.
@@ -153,7 +154,8 @@ class RegisteredSets(StoredSets):
         labels = labels or await self._load_one(name)
         if label not in labels.examples:
             raise errors.LabelSetChanged(name, labels.version)
-        return Learnt(labels, learnt.created, learnt.added)
+        repeated = len(positive) + len(negative) - learnt.added
+        return LearntLabel(labels, learnt.created, learnt.added, repeated)
 
     async def delete_examples(
         self, name: str, label: str, if_version: int | None = None

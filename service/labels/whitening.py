@@ -45,7 +45,7 @@ class Whitening:
     """
 
     def __init__(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Takes the arrays by name; raises `BundleError` if they do not fit each other."""
+        """Takes the arrays by name. Raises `BundleError` if they do not fit each other."""
         try:
             self.arrays: dict[str, NDArray[Any]] = {
                 "mean": arrays["mean"].astype(np.float32),
@@ -107,7 +107,7 @@ class Whitening:
 
 
 def read_whitening(content: bytes) -> Whitening:
-    """Reads the content of `background.npz`; raises `BundleError`."""
+    """Reads the content of `background.npz`. Raises `BundleError` if it is damaged."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             return Whitening(dict(arrays))

@@ -3,32 +3,19 @@
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from service.engine.heads import LogitsArray, NoHead, ScreenedLogits, SomeQueries
 from service.errors import ImageError
 from service.labels.examples import Example
-from service.labels.label_set import LabelSet
+from service.labels.registered_sets import LearntLabel
 from service.labels.whitening import Vector, Whitening
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
 from service.scheduling.tasks import collect_in_order
-
-
-@dataclass(frozen=True)
-class LearntLabel:
-    """A label set after one of its labels has learnt."""
-
-    labels: LabelSet
-    created: bool  # whether the set is new
-    added: int  # examples
-    repeated: int  # photos that are examples already, or nearly so
-    positive: list[float]  # scores of the photos now, in their order
-    negative: list[float]
 
 
 async def learn_label(  # noqa: PLR0913 - the photos of both kinds, and how to write
@@ -40,12 +27,12 @@ async def learn_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
     *,
     replace: bool = False,
     if_version: int | None = None,
-) -> LearntLabel:
+) -> tuple[LearntLabel, list[float], list[float]]:
     """Adds photos, at least one, to the examples of a label; `replace` removes its others.
 
-    A set or label that is missing is made. Raises as `Catalogue.for_learning`,
-    `RegisteredSets.learn` and `Pipeline.predict`; one unusable photo fails all, and nothing is
-    written. The caller admits it.
+    Returns the scores of the photos of both kinds now too, in their order. A set or label that is
+    missing is made. Raises as `Catalogue.for_learning`, `RegisteredSets.learn` and
+    `Pipeline.predict`; one unusable photo fails all, and nothing is written. The caller admits it.
     """
     sets, whitening = pipeline.catalogue.for_learning(name), pipeline.catalogue.whitening
     assert whitening is not None, "`for_learning` has checked it"
@@ -55,24 +42,24 @@ async def learn_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
     deadline = pipeline.make_deadline()
 
     async def read(
-        photo: bytes, place: str
+        photo: bytes, about: str
     ) -> tuple[LogitsArray | ScreenedLogits, Vector, Example]:
         try:
             result = await pipeline.embed(photo, (head,), deadline)
         except ImageError as error:
-            error.detail = ": ".join(filter(None, (place, error.detail)))
+            error.detail = ": ".join(filter(None, (about, error.detail)))
             raise
         logits, embedding = result.logits[0], result.embedding  # the pixels are not kept
         assert embedding is not None
         return logits, embedding, await make_example(photo, embedding, whitening)
 
     works = (
-        read(photo, f"Photo {number} of {len(photos)} `{kind}` photos")
-        for kind, photos in (("positive", positive), ("negative", negative))
-        for number, photo in enumerate(photos, start=1)
+        read(photo, f"Photo {number} of {len(contents)} `{kind}` photos")
+        for kind, contents in (("positive", positive), ("negative", negative))
+        for number, photo in enumerate(contents, start=1)
     )
-    found = await collect_in_order(works, pipeline.concurrency)
-    examples, middle = [example for _, _, example in found], len(positive)
+    photos = await collect_in_order(works, pipeline.concurrency)
+    examples, middle = [example for _, _, example in photos], len(positive)
     learnt = await sets.learn(
         *(name, label, prepared, examples[:middle], examples[middle:]),
         replace=replace,
@@ -80,9 +67,8 @@ async def learn_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
     )
     question = Question(label_set=[name], include=[label], top_k=1)
     selection = select_labels([learnt.labels], question)
-    scores = [score_labels([logits], selection, f)[0].score for logits, f, _ in found]
-    counts = learnt.added, len(found) - learnt.added
-    return LearntLabel(learnt.labels, learnt.created, *counts, scores[:middle], scores[middle:])
+    scores = [score_labels([logits], selection, f)[0].score for logits, f, _ in photos]
+    return learnt, scores[:middle], scores[middle:]
 
 
 async def make_example(photo: bytes, embedding: Vector, whitening: Whitening) -> Example:

@@ -1,5 +1,7 @@
 """Answers about a label's photos: the threshold that fits them, and what it learns from them."""
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel, Field
 
 from service.calibration import MIN_POSITIVES
@@ -9,7 +11,7 @@ from service.http.responses.schemas import (
     Separation,
     describe_examples,
 )
-from service.pipeline.learning import LearntLabel
+from service.labels.registered_sets import LearntLabel
 
 _ADVICE = (
     f"A threshold needs at least {MIN_POSITIVES} photos that show the label, and some that do not."
@@ -73,12 +75,14 @@ class LearntAnswer(BaseModel):
     advice: str | None = Field(description="Which photos a threshold needs.", examples=[None])
 
 
-def answer_learnt(result: LearntLabel, label: str) -> LearntAnswer:
-    """Returns what a label has learnt."""
+def answer_learnt(
+    result: LearntLabel, label: str, positive: Sequence[float] = (), negative: Sequence[float] = ()
+) -> LearntAnswer:
+    """Returns what a label has learnt, and scores of photos of both kinds."""
     labels, learnt = result.labels, result.labels.learnt
-    place = labels.positions[label]
+    position = labels.positions[label]
     assert learnt is not None, "the label has learnt"
-    now = describe_examples(learnt, int(learnt.positions.searchsorted(place)))
+    now = describe_examples(learnt, int(learnt.positions.searchsorted(position)))
     counts = {"positive": now.positive, "negative": now.negative}
     advice = None if now.negative and now.positive >= MIN_POSITIVES else _ADVICE
     if now.positive and now.separation.value < 1:
@@ -88,9 +92,9 @@ def answer_learnt(result: LearntLabel, label: str) -> LearntAnswer:
         label=label,
         examples=ExampleCounts(**counts, added=result.added, repeated=result.repeated),
         separation=now.separation,
-        threshold=labels.thresholds[place],
-        calibrated=labels.calibrated[place],
-        positive=[PhotoScore(score=score) for score in result.positive],
-        negative=[PhotoScore(score=score) for score in result.negative],
+        threshold=labels.thresholds[position],
+        calibrated=labels.calibrated[position],
+        positive=[PhotoScore(score=score) for score in positive],
+        negative=[PhotoScore(score=score) for score in negative],
         advice=advice,
     )

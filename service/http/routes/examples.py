@@ -91,8 +91,8 @@ async def add_examples(
     with pipeline.admit():
         version = await demand_version(request, pipeline.catalogue, name)
         work = learn_label(pipeline, name, label, *photos, replace=replace, if_version=version)
-        result = await cancel_on_disconnect(request, work)
-        answer = answer_learnt(result, label)
+        result, *scores = await cancel_on_disconnect(request, work)
+        answer = answer_learnt(result, label, *scores)
         return await answer_set(request, result.labels, answer, created=result.created)
 
 
@@ -149,18 +149,18 @@ async def calibrate_label(
         raise errors.MissingField("positive")
     work = _score(pipeline, selection, [*positive, *negative])
     scored = await cancel_on_disconnect(request, work)
-    scores = np.array([getattr(each, "score", np.nan) for each in scored], np.float64)
+    scores = np.array([getattr(photo, "score", np.nan) for photo in scored], np.float64)
     usable = ~np.isnan(scores)
     targets = (np.arange(len(scored)) < len(positive))[usable].astype(np.int64)
     scores = scores[usable]
     labels, current, best = selection.sets[0], None, None
     if targets.any():
         threshold = float(labels.thresholds[labels.positions[label]])
-        found = targets[scores >= threshold]
+        reached = targets[scores >= threshold]
         current = OperatingPointAnswer(
             threshold=threshold,
-            precision=found.mean() if len(found) else None,
-            recall=found.sum() / targets.sum(),
+            precision=reached.mean() if len(reached) else None,
+            recall=reached.sum() / targets.sum(),
         )
         best = find_threshold(scores, targets, precision_target)
     return CalibrationAnswer(
@@ -179,6 +179,6 @@ async def _score(
     deadline = pipeline.make_deadline()
     works = (label_or_fail(pipeline, photo, selection, deadline) for photo in photos)
     return [
-        each if isinstance(each, ImageFailure) else PhotoScore(score=each.labels[0].score)
-        for each in await collect_in_order(works, pipeline.concurrency)
+        answer if isinstance(answer, ImageFailure) else PhotoScore(score=answer.labels[0].score)
+        for answer in await collect_in_order(works, pipeline.concurrency)
     ]

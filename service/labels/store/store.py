@@ -102,17 +102,11 @@ class StoreEntry(NamedTuple):
 
 
 class WriteResult(NamedTuple):
-    """The set's version, and whether this call made a set of a new name."""
+    """The set's version, whether this call made a set of a new name, and how many new examples."""
 
     version: int
     created: bool = False
-
-
-class LearnResult(NamedTuple):
-    """The number of new examples, and whether this call made a set of a new name."""
-
-    added: int
-    created: bool
+    added: int = 0
 
 
 class ExamplesRow(NamedTuple):
@@ -176,7 +170,7 @@ class LabelStore:
             return {row.name: row.space for row in connection.execute(query)}
 
     def read(self, name: str, space: str | None = None) -> StoreEntry | None:
-        """Returns a set, of another space if given, or None; `InvalidLabelSet` if damaged."""
+        """Returns a set, of another space if given, or None. Raises `InvalidLabelSet`."""
         with self._connect() as connection:
             return self._read(connection, name, space)
 
@@ -206,8 +200,8 @@ class LabelStore:
         """Runs the checks of `write`; returns the version if the same set is there already."""
         with self._connect() as connection:
             self.database.check_writable(connection)
-            found = self._find(connection, definition.name)
-            version = _find_same(definition, found, replace, if_version)
+            known = self._find(connection, definition.name)
+            version = _find_same(definition, known, replace, if_version)
             if version is None:
                 self._check_limits(connection, definition.name, len(definition.names))
             return version
@@ -228,8 +222,8 @@ class LabelStore:
         """
         with self._connect(writing=True) as connection:
             version = self._begin_write(connection)
-            found = self._find(connection, definition.name)
-            if (same := _find_same(definition, found, replace, if_version)) is not None:
+            known = self._find(connection, definition.name)
+            if (same := _find_same(definition, known, replace, if_version)) is not None:
                 return WriteResult(same)
             self._put(connection, definition, embeddings, version)
             if definition.examples:
@@ -238,7 +232,7 @@ class LabelStore:
                 connection.execute(sa.delete(_EXAMPLES).where(_match_examples(*where)))
                 for label, examples in definition.examples.items():
                     _put_examples(connection, (*where, label), version, examples)
-            return WriteResult(version, created=found is None)
+            return WriteResult(version, created=known is None)
 
     def learn(  # noqa: PLR0913 - names and options are keywords
         self,
@@ -251,7 +245,7 @@ class LabelStore:
         embedding: Embeddings | None,
         replace: bool,
         if_version: int | None,
-    ) -> LearnResult:
+    ) -> WriteResult:
         """Adds examples to a label durably; with `replace`, instead of those that it has.
 
         A missing label or set is made, with the `embedding` [1, E] or without texts. Raises
@@ -273,10 +267,10 @@ class LabelStore:
             if added:
                 _put_examples(connection, key, version, examples)
                 connection.execute(sa.update(_STATE).values(revision=version))
-            return LearnResult(added, created=old is None)
+            return WriteResult(version, created=old is None, added=added)
 
     def delete_examples(self, name: str, label: str, if_version: int | None = None) -> None:
-        """Deletes a label's examples of all encoders; raises as `delete`, or `NoExamples`."""
+        """Deletes a label's examples of all encoders. Raises `NoExamples`, and as `delete`."""
         with self._connect(writing=True) as connection:
             self._demand_examples()
             version = self._begin_change(connection, name, if_version)
@@ -501,8 +495,8 @@ def _encode_row(definition: Definition, embeddings: Embeddings) -> dict[str, obj
         "thresholds": definition.thresholds,
         "given": definition.given,
     }
-    if (own := definition.calibration) is not None:
-        columns["calibration"] = (own.scale, own.shift)
+    if (calibration := definition.calibration) is not None:
+        columns["calibration"] = (calibration.scale, calibration.shift)
     return {
         "name": definition.name,
         "num_labels": len(definition.names),
@@ -517,8 +511,8 @@ def _decode_row(row: sa.Row[Any]) -> StoreEntry:
         columns: dict[str, Any] = {
             name: tuple(values) for name, values in json.loads(row.labels).items()
         }
-        own = columns.pop("calibration", None)
-        calibration = None if own is None else Calibration(scale=own[0], shift=own[1])
+        pair = columns.pop("calibration", None)
+        calibration = None if pair is None else Calibration(scale=pair[0], shift=pair[1])
         count = len(columns["names"])
         embeddings = np.frombuffer(row.embeddings, "<f4").reshape(count, -1)
         embeddings = embeddings.astype(np.float32, copy=False)

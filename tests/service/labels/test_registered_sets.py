@@ -21,7 +21,7 @@ from service.labels.encoders import LabelEncoders, open_label_encoders
 from service.labels.examples import Example, Examples
 from service.labels.files import pack_label_set, parse_label_set
 from service.labels.label_set import LabelSet
-from service.labels.registered_sets import Learnt, RegisteredSets
+from service.labels.registered_sets import LearntLabel, RegisteredSets
 from service.labels.store.database import open_database
 from service.labels.store.store import ABSENT, LabelStore
 from tests.support.label_store import (
@@ -536,7 +536,7 @@ async def test_calibration_and_thresholds_are_set_apart(sets: RegisteredSets) ->
 
 async def learn(
     sets: RegisteredSets, label: str, positive: int = 2, seed: int = 0, **options: Any
-) -> Learnt:
+) -> LearntLabel:
     prepared = await sets.prepare_label("pets", label)
     return await sets.learn("pets", label, prepared, make_examples(positive, seed), (), **options)
 

@@ -70,7 +70,7 @@ def damage(content: bytes) -> bytes:
 def test_damaged_file_is_a_bundle_error(
     whitening: Whitening, change: Callable[[bytes], bytes]
 ) -> None:
-    with pytest.raises(BundleError, match="whitening"):
+    with pytest.raises(BundleError, match="background"):
         read_whitening(change(whitening.to_bytes()))
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from service.bundle.reader import Bundle
 from service.errors import BundleError
-from service.pipeline.learning import LearntLabel, embed_photo, learn_label
+from service.labels.registered_sets import LearntLabel
+from service.pipeline.learning import embed_photo, learn_label
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.question import Question
 from tests.service.pipeline.conftest import make_settings, running
@@ -45,18 +46,19 @@ async def pipeline(bundle: Bundle) -> AsyncIterator[Pipeline]:
         yield pipeline
 
 
-async def learn(pipeline: Pipeline, *positive: bytes, label: str = "mug") -> LearntLabel:
-    return await learn_label(pipeline, "mine", label, positive, PHOTOS[10:])
+async def learn(pipeline: Pipeline, *positive: bytes) -> tuple[LearntLabel, list[float]]:
+    learnt, with_label, without = await learn_label(pipeline, "mine", "mug", positive, PHOTOS[10:])
+    return learnt, [*with_label, *without]
 
 
 async def test_learnt_label_has_the_scores_that_were_answered(
     pipeline: Pipeline,
 ) -> None:
     photos = [*PHOTOS[:3], PHOTOS[0], *PHOTOS[10:]]
-    learnt = await learn(pipeline, *photos[:4])
+    learnt, scores = await learn(pipeline, *photos[:4])
     assert (learnt.created, learnt.added, learnt.repeated) == (True, 5, 1)
     selection = await pipeline.select(Question(label_set=["mine"], top_k=1, embedding=True))
-    for photo, score in zip(photos, [*learnt.positive, *learnt.negative], strict=True):
+    for photo, score in zip(photos, scores, strict=True):
         found = await pipeline.predict(photo, selection)
         assert (found.labels[0].label, found.labels[0].source) == ("mug", "examples")
         assert found.labels[0].score == pytest.approx(score, abs=1e-5)
@@ -65,14 +67,14 @@ async def test_learnt_label_has_the_scores_that_were_answered(
 
 
 async def test_draining_waits_until_an_admitted_request_has_learnt(bundle: Bundle) -> None:
-    async def learn_admitted() -> LearntLabel:
+    async def learn_admitted() -> tuple[LearntLabel, list[float]]:
         with pipeline.admit():
             return await learn(pipeline, *PHOTOS[:3])
 
     async with running(bundle) as pipeline:
         work = asyncio.create_task(learn_admitted())
         await asyncio.sleep(0)
-    assert (await work).added == 5
+    assert (await work)[0].added == 5
 
 
 async def test_background_of_another_width_is_refused_at_the_start(tmp_path: Path) -> None:
