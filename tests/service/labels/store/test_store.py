@@ -232,20 +232,32 @@ def test_writers_at_the_same_time_each_get_a_version_of_their_own(location: str)
     assert len(set(versions)) == 20
     assert find_versions(stores[0]) == {f"set{i}": version for i, version in enumerate(versions)}
     assert stores[0].read_state().revision == max(versions)
+    with ThreadPoolExecutor(4) as threads:
+        results = [*threads.map(lambda i: learn(stores[i % 4], "dog" * (i % 2), seed=i), range(8))]
+    assert sorted(created for _, created in results) == [False] * 7 + [True]
+    assert read_counts(stores[0]) == {"": 8, "dog": 8}
     for store in stores:
         store.close()
 
 
 def test_full_disk_raises_store_full_and_changes_nothing(file_store: LabelStore) -> None:
-    version = put(file_store, "pets", "cat")
+    learn(file_store, "cat")
+    before, photos = find_versions(file_store), (make_examples(1, width=100_000), ())
+    wide = {"photos": photos, "encoder": "f"}
     large = define("large", "x"), np.ones((1, 100_000), np.float32)
     run_in_database(file_store, "PRAGMA max_page_count = 1")  # at least the present size
-    with pytest.raises(errors.StoreFull):
-        file_store.write(*large, replace=False)
-    assert find_versions(file_store) == {"pets": version}
-    assert file_store.read_state().revision == version
+    for write in (
+        lambda: file_store.write(*large, replace=False),
+        lambda: learn(file_store, "cat", **wide),
+        lambda: learn(file_store, "dog", **wide),  # would be appended
+    ):
+        with pytest.raises(errors.StoreFull):
+            write()
+    assert (find_versions(file_store), read_counts(file_store)) == (before, {"cat": 2})
+    assert file_store.read_state().revision == before["pets"]
     run_in_database(file_store, "PRAGMA max_page_count = 1000000")
     file_store.write(*large, replace=False)
+    assert learn(file_store, "dog") == (2, False)
 
 
 def test_damaged_row_is_an_invalid_set(path: Path, file_store: LabelStore) -> None:
@@ -391,18 +403,6 @@ def test_old_store_whose_user_may_not_create_tables_takes_sets_and_no_examples(
                 learn(upgraded, "cat")
             run_in_database(owner, "GRANT ALL ON learnt_labels TO guest")
             assert read_counts(guest) == {"cat": 2}, "the table is found when it is there"
-
-
-def test_full_disk_leaves_no_half_of_examples(file_store: LabelStore) -> None:
-    learn(file_store, "cat")
-    version, photos = find_versions(file_store), make_examples(1, width=100_000)
-    run_in_database(file_store, "PRAGMA max_page_count = 1")
-    for label in ("cat", "dog"):  # one that is there, and one that would be appended
-        with pytest.raises(errors.StoreFull):
-            learn(file_store, label, photos=(photos, ()), encoder="f")
-    assert (find_versions(file_store), read_counts(file_store)) == (version, {"cat": 2})
-    run_in_database(file_store, "PRAGMA max_page_count = 1000000")
-    assert learn(file_store, "dog") == (2, False)
 
 
 def test_damaged_examples_are_refused_until_they_are_replaced(
