@@ -254,20 +254,23 @@ class LabelStore:
         key, width = (encoder, name, label), len((*positive, *negative)[0].embedding)
         with self._connect(writing=True) as connection:
             version = self._begin_write(connection)
-            old = self._read(connection, name)
-            check_version(name, old and old.version, if_version)
-            if old is None or label not in old.definition.names:
+            known = self._find(connection, name)
+            check_version(name, known and known.version, if_version)
+            query = sa.select(_SETS.c.labels).where(self._match(name))
+            # To read the whole row takes 0.3 s for 10,000 labels.
+            if label not in _read_names(connection.execute(query).scalar_one_or_none()):
+                old = self._read(connection, name)
                 definition, embeddings = _append(old, name, label, embedding)
                 self._put(connection, definition, embeddings, version)
             query = sa.select(_EXAMPLES.c.lesson).where(_match_examples(*key))
             content = None if replace else connection.execute(query).scalar_one_or_none()
-            known = Examples.from_bytes(content) if content else Examples.empty(width)
-            examples = known.add(positive, negative)
-            added = examples.count - known.count
+            earlier = Examples.from_bytes(content) if content else Examples.empty(width)
+            examples = earlier.add(positive, negative)
+            added = examples.count - earlier.count
             if added:
                 _put_examples(connection, key, version, examples)
                 connection.execute(sa.update(_STATE).values(revision=version))
-            return WriteResult(version, created=old is None, added=added)
+            return WriteResult(version, created=known is None, added=added)
 
     def delete_examples(self, name: str, label: str, if_version: int | None = None) -> None:
         """Deletes a label's examples of all encoders. Raises `NoExamples`, and as `delete`."""
