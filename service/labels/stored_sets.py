@@ -128,17 +128,16 @@ class StoredSets:
         state, versions = await self._call(self._store.read_versions, name)
         is_restored = state.connections != self._state.connections
         loaded = {} if name is None else {n: s for n, s in self.by_name.items() if n != name}
-        for entry, version in versions.items():
-            known = self.by_name.get(entry)
+        for set_name, version in versions.items():
+            known = self.by_name.get(set_name)
             wanted = (str(version.version), version.digest)
             if is_restored or known is None or (known.version, known.digest) != wanted:
                 base = made if made and made.digest == version.digest else known
-                known = await self._load(entry, version, base, None if is_restored else known)
+                known = await self._load(set_name, version, base, None if is_restored else known)
             if known is not None:
-                loaded[entry] = known
-        for entry in sorted(loaded.keys() - self.by_name.keys()):
-            if entry in self._fixed:
-                logger.warning("label set %s of the store is hidden by a read-only one", entry)
+                loaded[set_name] = known
+        for hidden in sorted((loaded.keys() - self.by_name.keys()) & {*self._fixed}):
+            logger.warning("label set %s of the store is hidden by a read-only one", hidden)
         self.by_name = MappingProxyType(loaded)
         if name is None or state == self._state._replace(revision=self.revision + 1):
             self._state = state

@@ -27,8 +27,6 @@ from tests.support.tiny_bundle import (
     PLAIN_HEAD,
     TINY_LABELS,
     WIDTH,
-    tiny_draft,
-    write_learning_bundle,
 )
 
 pytestmark = pytest.mark.anyio
@@ -140,12 +138,6 @@ async def test_default_is_the_trained_labels_and_the_sets_of_the_bundle_unless_c
             assert catalogue.find(last.name).names == last.names
 
 
-async def test_error_names_every_unknown_set(catalogue: Catalogue) -> None:
-    with pytest.raises(errors.UnknownLabelSet) as caught:
-        await catalogue.pin(Question(label_set=("none", "trained", "neither")))
-    assert caught.value.names == ("none", "neither")
-
-
 async def test_pinned_set_stays_after_it_is_replaced_and_deleted(catalogue: Catalogue) -> None:
     question = Question(label_set=("pets",))
     await register(catalogue, PETS)
@@ -202,6 +194,9 @@ async def test_default_set_may_be_registered_later_and_is_unknown_until_then(
                 await catalogue.pin(Question(label_set=names))
             assert caught.value.names == ("pets",)
             assert ("the default of requests" in str(caught.value.detail)) == is_default
+        with pytest.raises(errors.UnknownLabelSet) as caught:
+            await catalogue.pin(Question(label_set=("none", "trained", "neither")))
+        assert caught.value.names == ("none", "neither")
         await register(catalogue, PETS)
         assert await pin_names(catalogue, Question()) == ["pets"]
 
@@ -336,20 +331,6 @@ async def test_fixed_set_has_its_examples_if_they_are_of_this_encoder(
             is_ours = encoder == PHOTOS.encoder
             assert (pets.source, [*pets.examples]) == (source, ["cat"] if is_ours else [])
             assert pets.unused_examples == (set() if is_ours else {"cat"})
-
-
-async def test_store_of_a_model_without_open_head_needs_a_background(
-    tiny_bundle: Bundle, tmp_path: Path
-) -> None:
-    known = write_learning_bundle(tmp_path, tiny_draft())
-    for bundle, has_store in ((tiny_bundle, False), (known, True)):
-        async with run(open_configured(bundle, label_store="memory")) as catalogue:
-            assert (catalogue.whitening is not None) == has_store
-            if has_store:
-                sets = catalogue.for_learning("pets")
-                prepared = await sets.prepare_label("pets", "cat")
-                await sets.learn("pets", "cat", prepared, make_examples(2), ())
-                assert catalogue.find("pets").source == "examples"
 
 
 def test_version_of_a_fixed_set_changes_with_its_examples() -> None:

@@ -226,17 +226,6 @@ async def test_restored_store_is_followed_if_its_revision_is_the_same(
     assert polled.by_name["cars"].queries is known["cars"].queries
 
 
-async def test_set_of_the_same_version_with_other_labels_is_not_the_current_one(
-    path: Path, sets: RegisteredSets, other: FlakyStore
-) -> None:
-    version = put(other, "pets", "dog")
-    await sets.refresh()
-    other.close()
-    await restore(path, ("pets", "horse"))
-    current, created = await sets.register(define("pets", "horse"))
-    assert (current.names, current.version, created) == (("horse",), str(version), False)
-
-
 async def test_reach_loads_the_version_or_raises(
     sets: RegisteredSets, store: FlakyStore, other: FlakyStore
 ) -> None:

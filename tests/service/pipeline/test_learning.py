@@ -1,6 +1,5 @@
 """Tests of learning: photos become examples together or not at all, and the label is found."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -64,17 +63,6 @@ async def test_learnt_label_has_the_scores_that_were_answered(
         assert found.labels[0].score == pytest.approx(score, abs=1e-5)
         embedding = await embed_photo(pipeline, photo, pipeline.make_deadline())
         np.testing.assert_allclose(embedding, found.embedding, atol=1e-5)  # type: ignore[arg-type]
-
-
-async def test_draining_waits_until_an_admitted_request_has_learnt(bundle: Bundle) -> None:
-    async def learn_admitted() -> tuple[LearntLabel, list[float]]:
-        with pipeline.admit():
-            return await learn(pipeline, *PHOTOS[:3])
-
-    async with running(bundle) as pipeline:
-        work = asyncio.create_task(learn_admitted())
-        await asyncio.sleep(0)
-    assert (await work)[0].added == 5
 
 
 async def test_background_of_another_width_is_refused_at_the_start(tmp_path: Path) -> None:
