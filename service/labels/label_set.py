@@ -312,13 +312,8 @@ def add_examples(
             raise InvalidLabelSet(f"The examples of {name} are of another width than the model's")
         measured.append(known.get(photos) or photos.direct(whitening, has_text=has_text))
     vectors, shifts, separations = zip(*measured, strict=True)
-    learnt = LearntLabels(
-        np.array([*learning]),
-        np.stack(vectors),
-        np.array(shifts),
-        tuple(learning.values()),
-        np.array(separations),
-    )
+    numbers = np.array(shifts), tuple(learning.values()), np.array(separations)
+    learnt = LearntLabels(np.array([*learning]), np.stack(vectors), *numbers)
     return replace(labels, learnt=learnt)
 
 

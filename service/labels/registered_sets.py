@@ -1,7 +1,9 @@
 """The sets that clients register: written to the store, and visible here before it is answered."""
 
+import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace as replace_fields
 from functools import partial
 from types import MappingProxyType
@@ -10,12 +12,15 @@ from typing import NamedTuple, TypeVar
 from service import errors
 from service.bundle.card import Calibration
 from service.engine.heads import Embeddings, QueryArray
+from service.labels.builder import LabelSetBuilder
 from service.labels.definition import Definition
 from service.labels.examples import Example
 from service.labels.label_set import LabelSet
 from service.labels.store.database import MEMORY
-from service.labels.store.store import PRESENT, check_version
+from service.labels.store.store import PRESENT, LabelStore, check_version
 from service.labels.stored_sets import StoredSets
+
+logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
@@ -37,9 +42,31 @@ class LearntLabel(NamedTuple):
 
 
 class RegisteredSets(StoredSets):
-    """The store's sets, and their writes."""
+    """The store's sets, and their writes.
 
-    _successor: StoredSets | None = None
+    Sets that only another embedding space has in their newest version are adopted: encoded again
+    and written for this one. After `hand_over`, each write is loaded by the successor too.
+    """
+
+    def __init__(
+        self, store: LabelStore, builder: LabelSetBuilder, poll_seconds: float, fixed: Iterable[str]
+    ) -> None:
+        """As `StoredSets`."""
+        super().__init__(store, builder, poll_seconds, fixed)
+        self._successor: RegisteredSets | None = None
+        self._adopting = asyncio.Lock()
+        self.reencoding_progress: tuple[int, int] | None = None
+        """Sets done and in total while those of another space are encoded again; else None."""
+
+    async def refresh(self, *, adopt: bool = False) -> None:
+        """Loads the writes of other processes; adopts sets the first time and with `adopt`.
+
+        Raises `StoreUnavailable` if it cannot.
+        """
+        if (adopt or self.revision < 0) and self._builder.encoders is not None:
+            async with self._adopting:
+                await self._adopt_others()
+        await super().refresh()
 
     async def hand_over(self, successor: "RegisteredSets") -> None:
         """Makes each write visible in `successor`, the sets of the next bundle, as it is here.
@@ -175,6 +202,52 @@ class RegisteredSets(StoredSets):
             raise errors.LabelSetNotFound(name, known) from error
         if labels is None:
             self.by_name = MappingProxyType({n: s for n, s in self.by_name.items() if n != name})
+
+    async def _check(self, definition: Definition) -> Definition:
+        learnt: set[str] = {*definition.examples}
+        if not self._builder.encodes_text:
+            rows = await self._call(self._store.read_examples, definition.name, "")
+            learnt |= {row.label for row in rows}
+        return self._builder.check(definition, learnt)
+
+    async def _adopt_others(self) -> None:
+        # Replicas of the other bundle keep their rows.
+        others = await self._call(self._store.list_others)
+        for number, (name, space) in enumerate(others.items()):
+            self.reencoding_progress = (number, len(others))
+            try:
+                await self._adopt(name, space, f"{number + 1} of {len(others)}")
+            except (errors.StoreUnavailable, errors.StoreFull):
+                raise
+            except errors.ServiceError as error:
+                logger.warning(
+                    "label set %s of another embedding space cannot be encoded again: %s: register "
+                    "it again, or serve the bundle that it is of",
+                    *(name, error.describe()),
+                )
+        self.reencoding_progress = None
+
+    async def _adopt(self, name: str, space: str, progress: str) -> None:
+        entry = await self._call(self._store.read, name, space)
+        ours = await self._call(self._store.read, name)
+        if entry is None:  # deleted meanwhile
+            return
+        old, version = entry.definition, None
+        if ours is not None:
+            known, version = ours.definition, ours.version
+            if (known.names, known.prompts) == (old.names, old.prompts):
+                return  # each space has thresholds of its own
+        logger.info(
+            "label set %s is of another embedding space: encoding it again (%s)", name, progress
+        )
+        if old.given:
+            raise errors.InvalidLabelSet("It has embeddings of its own")
+        thresholds = old.thresholds
+        if old.calibration is not None:
+            logger.warning("label set %s has lost its calibration: calibrate it again", name)
+            thresholds = (None,) * len(thresholds)
+        definition = Definition(name, old.names, old.prompts, thresholds)
+        await self.register(definition, replace=version is not None, if_version=version)
 
     async def _write_set(
         self,

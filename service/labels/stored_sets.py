@@ -56,8 +56,6 @@ class StoredSets:
         self._stopped = False
         self.failure: str | None = None
         """Why the last poll of the store failed."""
-        self.reencoding_progress: tuple[int, int] | None = None
-        """Sets done and in total while those of another space are encoded again; else None."""
 
     @property
     def address(self) -> str:
@@ -88,14 +86,9 @@ class StoredSets:
             await self._run(self._store.close)
         self._thread.shutdown(wait=False)
 
-    async def refresh(self, *, adopt: bool = False) -> None:
-        """Loads the writes of other processes. Raises `StoreUnavailable` if it cannot.
-
-        The first time and with `adopt`, sets of other embedding spaces are encoded again.
-        """
+    async def refresh(self) -> None:
+        """Loads the writes of other processes. Raises `StoreUnavailable` if it cannot."""
         async with self._changing:
-            if (adopt or self.revision < 0) and self._builder.encoders is not None:
-                await self._adopt_others()
             await self._load_sets()
 
     async def reach(self, version: int, names: Sequence[str]) -> None:
@@ -176,57 +169,6 @@ class StoredSets:
             rows = await self._call(self._store.read_examples, labels.name, encoder)
         examples = _parse_examples(labels.name, encoder, rows, old)
         return await self._builder.add_examples(labels, examples, {row.label for row in rows})
-
-    async def _check(self, definition: Definition) -> Definition:
-        learnt: set[str] = {*definition.examples}
-        if not self._builder.encodes_text:
-            rows = await self._call(self._store.read_examples, definition.name, "")
-            learnt |= {row.label for row in rows}
-        return self._builder.check(definition, learnt)
-
-    async def _adopt_others(self) -> None:
-        # Replicas of the other bundle keep their rows.
-        others = await self._call(self._store.list_others)
-        for number, (name, space) in enumerate(others.items()):
-            self.reencoding_progress = (number, len(others))
-            try:
-                await self._adopt(name, space, f"{number + 1} of {len(others)}")
-            except (errors.StoreUnavailable, errors.StoreFull):
-                raise
-            except errors.ServiceError as error:
-                logger.warning(
-                    "label set %s of another embedding space cannot be encoded again: %s: register "
-                    "it again, or serve the bundle that it is of",
-                    *(name, error.describe()),
-                )
-        self.reencoding_progress = None
-
-    async def _adopt(self, name: str, space: str, progress: str) -> None:
-        entry = await self._call(self._store.read, name, space)
-        ours = await self._call(self._store.read, name)
-        if entry is None:  # deleted meanwhile
-            return
-        old, version = entry.definition, None
-        if ours is not None:
-            known, version = ours.definition, ours.version
-            if (known.names, known.prompts) == (old.names, old.prompts):
-                return  # each space has thresholds of its own
-        logger.info(
-            "label set %s is of another embedding space: encoding it again (%s)", name, progress
-        )
-        if old.given:
-            raise errors.InvalidLabelSet("It has embeddings of its own")
-        thresholds = old.thresholds
-        if old.calibration is not None:
-            logger.warning("label set %s has lost its calibration: calibrate it again", name)
-            thresholds = (None,) * len(thresholds)
-        definition = await self._check(Definition(name, old.names, old.prompts, thresholds))
-        replace = version is not None
-        await self._call(self._store.check, definition, replace=replace, if_version=version)
-        embeddings = await self._builder.embed(definition)
-        await self._call(
-            self._store.write, definition, embeddings, replace=replace, if_version=version
-        )
 
     def _has_reached(self, version: int, names: Sequence[str]) -> bool:
         if self.revision >= version:

@@ -60,9 +60,8 @@ _EXAMPLES = sa.Table(
     sa.Column("lesson", sa.LargeBinary, nullable=False),  # empty if its examples were deleted
     sa.Index("learnt_labels_of_set", "set_name", "version"),
 )
-_HAS_EXAMPLES = (
-    sa.func.length(_EXAMPLES.c.lesson) > 0
-)  # unlike the value, this reads no other pages
+# Unlike the value, its length reads no other pages.
+_HAS_EXAMPLES = sa.func.length(_EXAMPLES.c.lesson) > 0
 _LAST_EXAMPLES = (
     sa.select(sa.func.coalesce(sa.func.max(_EXAMPLES.c.version), 0))
     .where(_EXAMPLES.c.set_name == _SETS.c.name)

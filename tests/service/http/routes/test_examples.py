@@ -133,13 +133,3 @@ def test_examples_of_another_model_are_shown_as_such() -> None:
     labels = replace(random_label_set(0, ["a", "b"]), unused_examples=frozenset({"b"}))
     own, other = (label.examples for label in answer_label_set(labels).labels)
     assert (own, other and other.this_model, other and other.positive) == (None, False, 0)
-
-
-def test_only_keys_that_change_label_sets_learn(learning_bundle: Bundle) -> None:
-    keys = {"predict_keys": PREDICT["X-API-Key"], "admin_keys": ADMIN["X-API-Key"]}
-    with serve_app(learning_bundle.path, **keys) as client:
-        for headers, status in (({}, 401), (PREDICT, 403)):
-            assert learn(client, PHOTOS[:1], headers=headers).status_code == status
-            assert client.delete(EXAMPLES, headers=headers).status_code == status
-        assert client.post("/embed", files={"images": PHOTOS[0]}).status_code == 401
-        assert learn(client, PHOTOS[:1], headers=ADMIN).status_code == 201
