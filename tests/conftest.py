@@ -13,9 +13,9 @@ from service.bundle.reader import Bundle
 from tests.support.postgres import Postgres, find_missing
 from tests.support.tiny_bundle import (
     write_categorised_bundle,
+    write_learning_bundle,
     write_mapped_bundle,
     write_open_bundle,
-    write_teachable_bundle,
     write_tiny_bundle,
 )
 
@@ -49,9 +49,9 @@ def open_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @pytest.fixture(scope="session")
-def teachable_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def learning_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The same with a background, so that labels learn from photos."""
-    return write_teachable_bundle(tmp_path_factory.mktemp("teachable"))
+    return write_learning_bundle(tmp_path_factory.mktemp("learning"))
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from ml_decoder_client.answers import LabelCalibration as LabelCalibration
 from ml_decoder_client.answers import LabelExamples as LabelExamples
 from ml_decoder_client.answers import LabelSet as LabelSet
 from ml_decoder_client.answers import LabelSetSummary as LabelSetSummary
-from ml_decoder_client.answers import Lesson as Lesson
+from ml_decoder_client.answers import LearntLabel as LearntLabel
 from ml_decoder_client.answers import NewLabel as NewLabel
 from ml_decoder_client.answers import OperatingPoint as OperatingPoint
 from ml_decoder_client.answers import PhotoScore as PhotoScore

@@ -183,7 +183,7 @@ class ExampleCounts(_Record):
     repeated: int  # the same photo as before, or nearly so: it counts once
 
 
-class Lesson(_Record):
+class LearntLabel(_Record):
     """A label that has learnt from photos, and how these score now, in their order."""
 
     label_set: NameAndVersion

@@ -24,7 +24,7 @@ from ml_decoder_client.answers import (
     LabelSet,
     LabelSetList,
     LabelSetSummary,
-    Lesson,
+    LearntLabel,
     NewLabel,
     RegisteredLabel,
     ServiceProblem,
@@ -182,7 +182,7 @@ def learn_label(
     negative: Iterable[Photo] = (),
     *,
     replace: bool = False,
-) -> Iterator[Call[Lesson]]:
+) -> Iterator[Call[LearntLabel]]:
     """Teaches a label from photos that show it, and photos that do not; adds label and set.
 
     More photos add up, and a photo counts once however often it is sent. `replace` forgets the
@@ -195,13 +195,13 @@ def learn_label(
     for file in _read_groups(positive=positive, negative=negative):
         added = _PART_BYTES + len(file[1][1])
         if files and (len(files) == _MAX_EXAMPLES or size + added > _MAX_BODY_BYTES):
-            yield _send_photos(path, Lesson, params, files)
+            yield _send_photos(path, LearntLabel, params, files)
             params, files, size = {"label": label}, [], 0
         files.append(file)
         size += added
     if not files:
         raise ValueError("learn_label needs at least one photo, positive or negative")
-    yield _send_photos(path, Lesson, params, files)
+    yield _send_photos(path, LearntLabel, params, files)
 
 
 def forget_examples(label_set: str, label: str) -> Call[None]:

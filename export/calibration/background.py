@@ -23,7 +23,7 @@ from service.bundle.card import BackgroundPhotos
 from service.bundle.writer import BundleDraft
 from service.engine.session_set import SessionSet
 from service.images.folders import list_photos
-from service.labels.background import MIN_PHOTOS, fit_background
+from service.labels.whitening import MIN_PHOTOS, fit_whitening
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def add_background(draft: BundleDraft, photos: LabelledPhotos | None) -> BundleD
         for pixels in photos.read_batches()
         for result in sessions.run(pixels, [()] * len(pixels), embedded=range(len(pixels)))
     ]
-    content = fit_background(np.array(embeddings, np.float32)).to_bytes()
+    content = fit_whitening(np.array(embeddings, np.float32)).to_bytes()
     if draft.background not in (None, content):
         logger.warning(
             "the background is another one: labels that learnt from photos with the former one "

@@ -128,7 +128,7 @@ def find_thresholds_by_name(
     return {
         name: thresholds.get(name)
         for name, embedding in zip(embedded.names, embedded.embeddings, strict=True)
-        if name in trained_embeddings.keys() - embedded.lessons.keys()
+        if name in trained_embeddings.keys() - embedded.examples.keys()
         and np.allclose(embedding, trained_embeddings[name], atol=_SAME_EMBEDDING)
     }
 

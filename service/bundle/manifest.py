@@ -19,7 +19,7 @@ MANIFEST_FILE = "manifest.json"
 LABELS_FILE = "labels.json"
 TOKENIZER_FILE = "tokenizer.json"
 BACKGROUND_FILE = "background.npz"
-"""What photos look like to the encoder, as `labels.background` reads it: optional."""
+"""What photos look like to the encoder, as `labels.whitening` reads it: optional."""
 SET_PREFIX = "label_set."
 """Start of the file names of label sets, such as `label_set.everyday.npz`."""
 

@@ -89,7 +89,7 @@ class Bundle:
         return self.manifest.files[self.manifest.graphs["encoder"]["fp32"]].sha256
 
     @property
-    def lesson_fingerprint(self) -> str:
+    def photo_fingerprint(self) -> str:
         """Sha256 in hex of encoder and background: what labels learn from photos fits no others."""
         background = self.manifest.files.get(BACKGROUND_FILE)
         parts = self.encoder_fingerprint + (background.sha256 if background else "")

@@ -69,7 +69,7 @@ def add(  # noqa: PLR0913 - a command has a parameter for each flag
     definition = _define_set(name, label, file)
     try:
         added, _ = _run(
-            settings, lambda found: found.writable(name).register(definition, replace=replace)
+            settings, lambda sets: sets.writable(name).register(definition, replace=replace)
         )
     except LabelSetExists as error:
         raise StartError(f"another label set is called {name}; --replace replaces it") from error
@@ -116,17 +116,17 @@ def calibrate(  # noqa: PLR0913 - a command has a parameter for each flag
 
     configure_logs("error")
     try:
-        found = asyncio.run(calibrate_set(settings, name, photos, split, precision_target))
+        calibrated = asyncio.run(calibrate_set(settings, name, photos, split, precision_target))
     except LabelSetChanged as error:
         reason = f"{name} was changed while its photos were scored; calibrate it again"
         raise StartError(reason) from error
-    for photo in found.left_out:
+    for photo in calibrated.left_out:
         show_failure(photo)
     if as_json:
-        write_json({"name": name, **describe_calibration(found)})
+        write_json({"name": name, **describe_calibration(calibrated)})
     else:
-        show_calibration(name, found)
-    if found.left_out:
+        show_calibration(name, calibrated)
+    if calibrated.left_out:
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
@@ -140,7 +140,7 @@ def learn(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per label.")] = False,
 ) -> None:
-    """Teach labels from photos; a subfolder is a label. Adds labels and set if they are missing.
+    """Learn labels from photos; a subfolder is a label. Adds labels and set if they are missing.
 
     ml-decoder labels learn mugs FOLDER
     """

@@ -9,7 +9,7 @@ from service import errors
 from service.bundle.card import OpenHead
 from service.bundle.reader import Bundle
 from service.engine.shared_arrays import SharedArrays
-from service.labels.background import Background, read_background
+from service.labels.builder import LabelSetBuilder, PhotoSpace
 from service.labels.definition import Definition, check_candidates, refuse_duplicates
 from service.labels.encoders import LabelEncoders
 from service.labels.files import read_bundle_sets, read_label_set_folder
@@ -20,16 +20,16 @@ from service.labels.label_set import (
     Origin,
     make_trained_set,
 )
-from service.labels.maker import PhotoSpace, SetMaker
 from service.labels.registered_sets import RegisteredSets
 from service.labels.store.database import open_database
 from service.labels.store.store import LabelStore, Limits
+from service.labels.whitening import Whitening, read_whitening
 from service.question import Question
 from service.settings import Settings
 
 _NAMES_LOGGED = 10
-_BARE_SPACE = "examples"
-"""Place of texts' embeddings in the store, for a bundle without an open head."""
+_SPACE_WITHOUT_TEXTS = "examples"
+"""Embedding space in the store of sets of a bundle without an open head."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,26 +40,27 @@ def open_catalogue(
     encoders: LabelEncoders | None,
     arrays: SharedArrays | None = None,
 ) -> "Catalogue":
-    """Reads the sets of bundle and folder, prepares the store; BundleError or StartError.
+    """Reads the sets of bundle and folder, and prepares the store.
 
-    The catalogue closes `encoders`; `arrays` are those of several processes.
+    The catalogue closes `encoders`; `arrays` are those of several processes. Raises `BundleError`
+    if a set of the bundle cannot be used, `StartError` if one of the folder or the store cannot.
     """
     card = bundle.card
-    fixed = [FixedSet(found, card.version, "bundle") for found in read_bundle_sets(bundle)]
+    fixed = [FixedSet(labels, card.version, "bundle") for labels in read_bundle_sets(bundle)]
     if settings.label_sets is not None:
-        found_sets = read_label_set_folder(settings.label_sets)
-        fixed += [FixedSet(found, _make_version(found), "folder") for found in found_sets]
+        of_folder = read_label_set_folder(settings.label_sets)
+        fixed += [FixedSet(labels, _make_version(labels), "folder") for labels in of_folder]
     names = (name.strip() for name in (settings.default_label_set or "").split(","))
     trained = None
     if card.trained_head is not None:
         trained = make_trained_set(bundle.labels, card.trained_head, version=card.version)
     content = bundle.read_background()
-    background = None if content is None else read_background(content)
+    whitening = None if content is None else read_whitening(content)
     return Catalogue(
         trained,
         fixed,
-        SetMaker(encoders, PhotoSpace(bundle.lesson_fingerprint, background), arrays),
-        _open_store(settings, card.open_head, background),
+        LabelSetBuilder(encoders, PhotoSpace(bundle.photo_fingerprint, whitening), arrays),
+        _open_store(settings, card.open_head, whitening),
         default_sets=tuple(dict.fromkeys(name for name in names if name)),
         max_candidates=settings.max_candidate_labels,
         poll_seconds=settings.label_poll_seconds,
@@ -67,28 +68,28 @@ def open_catalogue(
 
 
 def _open_store(
-    settings: Settings, head: OpenHead | None, background: Background | None
+    settings: Settings, head: OpenHead | None, whitening: Whitening | None
 ) -> LabelStore | None:
-    if head is None and background is None:
+    if head is None and whitening is None:
         return None
     try:
         database = open_database(settings.label_store)
     except errors.StartError as error:
         if settings.label_store is not None:
             raise
-        # The user did not ask for the default place, so predictions work without it.
+        # The user did not ask for the default file, so predictions work without it.
         logger.warning("%s; registrations are refused until ML_DECODER_LABEL_STORE is set", error)
         return None
     limits = Limits(settings.max_label_sets, settings.max_labels, settings.max_labels_per_set)
-    space = _BARE_SPACE if head is None else head.embedding_space.fingerprint
+    space = _SPACE_WITHOUT_TEXTS if head is None else head.embedding_space.fingerprint
     return LabelStore(database, space, limits)
 
 
 def _make_version(definition: Definition) -> str:
-    lessons = [name.encode() + each.to_bytes() for name, each in definition.lessons.items()]
-    if not lessons:
+    examples = [name.encode() + known.to_bytes() for name, known in definition.examples.items()]
+    if not examples:
         return definition.digest[:12]
-    return hashlib.sha256(b"".join((definition.digest.encode(), *lessons))).hexdigest()[:12]
+    return hashlib.sha256(b"".join((definition.digest.encode(), *examples))).hexdigest()[:12]
 
 
 class FixedSet(NamedTuple):
@@ -109,7 +110,7 @@ class Catalogue:
         self,
         trained: LabelSet | None,
         fixed: Sequence[FixedSet],
-        maker: SetMaker,
+        builder: LabelSetBuilder,
         store: LabelStore | None,
         *,
         default_sets: tuple[str, ...],
@@ -136,14 +137,14 @@ class Catalogue:
             or (*self._fixed, *shipped)
             or (*self._pending,)[:1]
         )
-        self._maker = maker
-        self.encoders: LabelEncoders | None = maker.encoders
-        self.background: Background | None = maker.photos.background
+        self._builder = builder
+        self.encoders: LabelEncoders | None = builder.encoders
+        self.whitening: Whitening | None = builder.photos.whitening
         self._is_default_given = bool(default_sets)
         self._max_candidates = max_candidates
         self.registered: RegisteredSets | None = None
-        if store is not None and (self.encoders or self.background):
-            self.registered = RegisteredSets(store, maker, poll_seconds, self._names)
+        if store is not None and (self.encoders or self.whitening):
+            self.registered = RegisteredSets(store, builder, poll_seconds, self._names)
 
     @property
     def default_columns(self) -> list[str] | None:
@@ -162,27 +163,28 @@ class Catalogue:
 
     def list_sets(self) -> tuple[LabelSet, ...]:
         """Returns every set: the model's, the bundle's, the folder's, then the store's by name."""
-        found = {} if self.registered is None else self.registered.by_name
-        shown = (labels for name, labels in sorted(found.items()) if name not in self._fixed)
+        stored = {} if self.registered is None else self.registered.by_name
+        shown = (labels for name, labels in sorted(stored.items()) if name not in self._fixed)
         return (*self._fixed.values(), *shown)
 
     def get(self, name: str) -> LabelSet | None:
         """Returns a set that this process has loaded; else None."""
-        found = self._fixed.get(name)
-        if found is None and self.registered is not None:
-            found = self.registered.by_name.get(name)
-        return found
+        stored = {} if self.registered is None else self.registered.by_name
+        return self._fixed.get(name) or stored.get(name)
 
     def find(self, name: str) -> LabelSet:
-        """Returns a set; raises `LabelSetNotFound`, or `StoreUnavailable` if it may be stored."""
-        found = self.get(name)
-        if found is None:
+        """Returns a set. Raises `LabelSetNotFound`, `StoreUnavailable` if it may be stored."""
+        labels = self.get(name)
+        if labels is None:
             self._check_store()
             raise errors.LabelSetNotFound(name, self._list_names())
-        return found
+        return labels
 
     async def start(self) -> None:
-        """Encodes the fixed sets, loads the store's, and starts polling; may raise `StartError`."""
+        """Encodes the fixed sets, loads the store's, and starts polling.
+
+        Raises `StartError` if a fixed set does not fit the bundle.
+        """
         pending, self._pending = self._pending, {}  # frees the embeddings
         for name, entry in pending.items():
             self._fixed[name] = await self._encode_fixed(entry)
@@ -204,7 +206,10 @@ class Catalogue:
             self.encoders.close()
 
     async def pin(self, question: Question) -> tuple[LabelSet, ...]:
-        """Returns sets as they are now, candidates first; or UnknownLabelSet, StoreUnavailable."""
+        """Returns sets as they are now, candidates first.
+
+        Raises `UnknownLabelSet`, `StoreUnavailable` if they may be stored, and `VersionNotReached`.
+        """
         names = tuple(dict.fromkeys(question.label_set or ()))
         if not names and not question.candidate_labels:
             names = self._default
@@ -224,8 +229,11 @@ class Catalogue:
         return sets
 
     def writable(self, name: str) -> RegisteredSets:
-        """Returns the sets to write; else `NoOpenHead`, `LabelSetReadOnly` or `StoreReadOnly`."""
-        if self.encoders is None and self.background is None:
+        """Returns the sets to write.
+
+        Raises `NoOpenHead` or `StoreReadOnly` if none can be written, and `LabelSetReadOnly`.
+        """
+        if self.encoders is None and self.whitening is None:
             raise errors.NoOpenHead
         if name in self._names or name in RESERVED_NAMES:
             raise errors.LabelSetReadOnly(name)
@@ -233,9 +241,12 @@ class Catalogue:
             raise errors.StoreReadOnly("no label store is available: set label_store")
         return self.registered
 
-    def teachable(self, name: str) -> RegisteredSets:
-        """As `writable`, if labels of `name` may learn; else `NoBackground` or `ScoresCompete`."""
-        if self.background is None:
+    def for_learning(self, name: str) -> RegisteredSets:
+        """Returns the sets as `writable`.
+
+        Raises `NoBackground` or `ScoresCompete` if labels of `name` cannot learn.
+        """
+        if self.whitening is None:
             raise errors.NoBackground
         sets, known, texts = self.writable(name), self.get(name), self.encoders
         activation = known and known.activation
@@ -246,7 +257,7 @@ class Catalogue:
         return sets
 
     async def refresh(self) -> None:
-        """Loads the writes of other processes; raises `StoreUnavailable` if it cannot."""
+        """Loads the writes of other processes. Raises `StoreUnavailable` if it cannot."""
         if self.registered is not None:
             await self.registered.refresh()
 
@@ -258,17 +269,17 @@ class Catalogue:
             raise errors.StoreUnavailable(self.registered.failure)
 
     async def _encode_fixed(self, entry: FixedSet) -> LabelSet:
-        definition, maker = entry.definition, self._maker
-        own = definition.lessons if definition.encoder == maker.photos.encoder else {}
+        definition, builder = entry.definition, self._builder
+        examples = definition.examples if definition.encoder == builder.photos.encoder else {}
         try:
             if definition.name in RESERVED_NAMES:
                 raise errors.InvalidLabelSet(
                     f"The names {' and '.join(sorted(RESERVED_NAMES))} are reserved"
                 )
-            definition = maker.check(definition, definition.lessons)
-            embeddings = await maker.embed(definition)
-            labels = await maker.make(definition, embeddings, entry.version, entry.origin)
-            return await maker.teach(labels, own, definition.lessons)
+            definition = builder.check(definition, definition.examples)
+            embeddings = await builder.embed(definition)
+            labels = await builder.make(definition, embeddings, entry.version, entry.origin)
+            return await builder.add_examples(labels, examples, definition.examples)
         except errors.LabelSetError as error:
             raise errors.StartError(f"label set {definition.name}: {error.describe()}") from error
 
@@ -278,6 +289,6 @@ class Catalogue:
         check_candidates(names, self._max_candidates)
         nothing = (None,) * len(names)
         definition = Definition(CANDIDATE_SET, refuse_duplicates(names), nothing, nothing)
-        self._maker.check(definition, ())
+        self._builder.check(definition, ())
         vectors = await self.encoders.encode_candidates(definition)
         return self.encoders.make_set(definition, vectors, definition.digest[:12], "request")

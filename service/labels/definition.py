@@ -16,7 +16,7 @@ from service.bundle.card import Calibration, EmbeddingSpace, Record, write_promp
 from service.engine.heads import Embeddings
 from service.errors import InvalidLabelSet, NoOpenHead, OtherEmbeddings, TextNotEncodable, quote
 from service.fields import LabelSetName, LabelText, NoBool, PromptText
-from service.labels.examples import Lesson
+from service.labels.examples import Examples
 
 MAX_EMBEDDING_VALUES = 65_536
 EMBEDDING_LENGTHS = (1e-4, 1e4)
@@ -126,12 +126,12 @@ class Definition:
     embeddings: Embeddings = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     embedding_space: str | None = None  # fingerprint; None if the author did not give it
     calibration: Calibration | None = None  # of all labels; None uses the open head's
-    lessons: Mapping[str, Lesson] = field(default_factory=dict)  # by name of a label of the set
-    encoder: str | None = None  # fingerprint of the encoder of the lessons
+    examples: Mapping[str, Examples] = field(default_factory=dict)  # by name of a label of the set
+    encoder: str | None = None  # fingerprint of the encoder of the examples
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all but `embedding_space`, `lessons` and `encoder`, sha256 in hex."""
+        """Hash of all but `embedding_space`, `examples` and `encoder`, sha256 in hex."""
         columns: list[object] = [self.name, self.names, self.prompts, self.thresholds, self.given]
         if self.calibration is not None:  # so that sets without it keep their digests
             columns.append([self.calibration.scale, self.calibration.shift])
@@ -140,8 +140,8 @@ class Definition:
         return digest.hexdigest()
 
     def cut(self, count: int) -> "Definition":
-        """Returns the set with its first `count` labels only, and all lessons."""
-        given = tuple(place for place in self.given if place < count)
+        """Returns the set with its first `count` labels only, and all examples."""
+        given = tuple(position for position in self.given if position < count)
         return replace(
             self,
             names=self.names[:count],
@@ -160,7 +160,7 @@ class Definition:
 
 
 def define_label_set(record: LabelSetRecord) -> Definition:
-    """Returns a record as columns; raises `InvalidLabelSet` for duplicates or mixed widths."""
+    """Returns a record as columns. Raises `InvalidLabelSet` for duplicates or mixed widths."""
     labels = record.labels
     given = tuple(i for i, label in enumerate(labels) if label.embedding is not None)
     # One array for each label: reading millions of numbers at once would hold the GIL.
@@ -183,12 +183,12 @@ def define_label_set(record: LabelSetRecord) -> Definition:
 
 
 def refuse_duplicates(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns `names`; raises `InvalidLabelSet` if one is there twice."""
+    """Returns `names`. Raises `InvalidLabelSet` if one is there twice."""
     first: dict[str, int] = {}
-    for place, name in enumerate(names, start=1):
-        if first.setdefault(name, place) != place:
+    for number, name in enumerate(names, start=1):
+        if first.setdefault(name, number) != number:
             raise InvalidLabelSet(
-                f"Label {quote(name)} appears twice, as labels {first[name]} and {place} of "
+                f"Label {quote(name)} appears twice, as labels {first[name]} and {number} of "
                 f"{len(names)}: remove one"
             )
     return names

@@ -39,8 +39,6 @@ TEXTS_PER_TURN = 32
 """Most texts that are encoded before the next list gets its turn."""
 MAX_TOKENS = 128
 """Label texts are short, and an encoder's cost grows with the longest; CLIP reads fewer."""
-# Of 10,000 labels, 85 MB: to copy them for one that is new takes 0.2 s of page faults.
-_SPARE_SHARE = 16
 
 ResultT = TypeVar("ResultT")
 
@@ -100,31 +98,13 @@ class LabelEncoder:
         return vectors
 
     def make_blank(self, count: int, *, with_keys: bool = True) -> LabelVectors:
-        """Returns zeros, for warm-ups, with memory behind them for `append_vectors`."""
-        size = count + count // _SPARE_SHARE
+        """Returns zeros, also for warm-ups."""
         blank = {
-            name: np.zeros((size, rows.shape[1]), rows.dtype)[:count]
+            name: np.zeros((count, rows.shape[1]), rows.dtype)
             for name, rows in self._example.items()
             if with_keys or name == "queries"
         }
         return LabelVectors(blank.pop("queries"), blank or None)
-
-
-def append_vectors(old: LabelVectors, new: LabelVectors) -> LabelVectors:
-    """Returns the rows of both; those of `old` are not copied if there is memory behind them."""
-    count, end = len(old.queries), len(old.queries) + len(new.queries)
-    base = old.queries.base
-    # Zeros were not appended to by another snapshot. Readers of `old` do not see the new rows.
-    is_free = base is not None and len(base) >= end and not base[count:end].any()
-    joined = {}
-    for name, rows in old.arrays.items():
-        place = rows.base if is_free else None
-        if place is None:
-            place = np.zeros((end + end // _SPARE_SHARE, rows.shape[1]), rows.dtype)
-            place[:count] = rows
-        place[count:end] = new.arrays[name]
-        joined[name] = place[:end]
-    return LabelVectors(joined.pop("queries"), joined or None)
 
 
 class LabelEncoders:
@@ -176,29 +156,32 @@ class LabelEncoders:
         return embeddings
 
     async def project(self, embeddings: Embeddings, *, with_keys: bool = True) -> LabelVectors:
-        """Returns queries and keys of embeddings [L, E]; `InvalidLabelSet` if not finite."""
+        """Returns queries and keys of embeddings [L, E].
+
+        Raises `InvalidLabelSet` if they are not finite.
+        """
         vectors = await self._run(partial(self._labels.encode, embeddings, with_keys=with_keys))
         row = await self._run(partial(_find_overflow, vectors))
         if row is not None:
-            place = f"{row + 1} of {len(vectors.queries)}"
-            raise InvalidLabelSet(f"Embedding {place} makes the model overflow: use shorter ones")
+            which = f"{row + 1} of {len(vectors.queries)}"
+            raise InvalidLabelSet(f"Embedding {which} makes the model overflow: use shorter ones")
         return vectors
 
     async def encode_candidates(self, definition: Definition) -> LabelVectors:
         """Returns the queries of a request's candidate labels, cached by their texts; no keys."""
         texts = definition.texts(self.head.embedding_space)
-        found = {text: self._cache[text] for text in texts if text in self._cache}
-        missing = [text for text in dict.fromkeys(texts) if text not in found]
+        queries = {text: self._cache[text] for text in texts if text in self._cache}
+        missing = [text for text in dict.fromkeys(texts) if text not in queries]
         if missing:
             embeddings = await self.encode_texts(missing)
-            queries = (await self.project(embeddings, with_keys=False)).queries
-            found |= {text: query.copy() for text, query in zip(missing, queries, strict=True)}
+            rows = (await self.project(embeddings, with_keys=False)).queries
+            queries |= {text: query.copy() for text, query in zip(missing, rows, strict=True)}
         for text in texts:
-            self._cache[text] = found[text]
+            self._cache[text] = queries[text]
             self._cache.move_to_end(text)
         while len(self._cache) > self._cache_size:
             self._cache.popitem(last=False)
-        return LabelVectors(np.stack([found[text] for text in texts]))
+        return LabelVectors(np.stack([queries[text] for text in texts]))
 
     def make_set(
         self, definition: Definition, vectors: LabelVectors, version: str, origin: Origin
@@ -259,10 +242,10 @@ def _find_overflow(vectors: LabelVectors) -> int | None:
 def open_label_encoders(
     bundle: Bundle, *, threads: int, cache_size: int, queue_size: int, screen: bool = True
 ) -> LabelEncoders | None:
-    """Opens the encoders of a bundle, or raises `BundleError`; None without an open head.
+    """Opens the encoders of a bundle; returns None without an open head.
 
     `cache_size` counts candidate labels, `queue_size` callers that wait for the text encoder.
-    Without `screen`, sets have no keys.
+    Without `screen`, sets have no keys. Raises `BundleError` if a graph does not run.
     """
     head, labels = bundle.card.open_head, open_label_encoder(bundle, threads, screen=screen)
     if head is None or labels is None:
@@ -278,7 +261,10 @@ def open_label_encoders(
 
 
 def open_text_encoder(bundle: Bundle, threads: int) -> TextEncoder | None:
-    """Opens a bundle's text encoder and runs it once, or raises `BundleError`; None if absent."""
+    """Opens a bundle's text encoder; returns None if absent.
+
+    Runs it once. Raises `BundleError` if it fails.
+    """
     head, precision = bundle.card.open_head, bundle.label_precision("text_encoder")
     if head is None or precision is None:
         return None
@@ -292,10 +278,10 @@ def open_text_encoder(bundle: Bundle, threads: int) -> TextEncoder | None:
     )
     encoder = TextEncoder(session, _open_tokenizer(bundle), width)
     with _refusing("text_encoder"):
-        found = encoder.encode(["a", "two words"])
-    if found.shape != (2, width):
-        raise BundleError(f"text_encoder gave embeddings of shape {list(found.shape)}")
-    if not np.isfinite(found).all():
+        embeddings = encoder.encode(["a", "two words"])
+    if embeddings.shape != (2, width):
+        raise BundleError(f"text_encoder gave embeddings of shape {list(embeddings.shape)}")
+    if not np.isfinite(embeddings).all():
         raise BundleError("text_encoder gave embeddings that are not finite")
     return encoder
 
@@ -306,16 +292,17 @@ def _open_tokenizer(bundle: Bundle) -> Tokenizer:
         tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the package raises `Exception` itself for a damaged file
         raise BundleError("tokenizer.json is not a usable tokenizer") from error
-    own = tokenizer.truncation or {}  # the export writes what a tower reads
-    tokenizer.enable_truncation(min(MAX_TOKENS, own.get("max_length", MAX_TOKENS)))
+    truncation = tokenizer.truncation or {}  # the export writes what a tower reads
+    tokenizer.enable_truncation(min(MAX_TOKENS, truncation.get("max_length", MAX_TOKENS)))
     tokenizer.no_padding()
     return tokenizer
 
 
 def open_label_encoder(bundle: Bundle, threads: int, *, screen: bool = True) -> LabelEncoder | None:
-    """Opens a bundle's label encoder and runs it once, or raises `BundleError`; None if absent.
+    """Opens a bundle's label encoder; returns None if absent.
 
-    If the bundle has a screen and `screen` is true, it computes keys too.
+    Runs it once. If the bundle has a screen and `screen` is true, it computes keys too. Raises
+    `BundleError` if it fails.
     """
     head, precision = bundle.card.open_head, bundle.label_precision("label_encoder")
     if head is None or precision is None:
@@ -333,11 +320,12 @@ def open_label_encoder(bundle: Bundle, threads: int, *, screen: bool = True) -> 
         raise BundleError("label_encoder returns no keys for the screen")
     wanted = names if screen else ["queries"]
     with _refusing("label_encoder"):
-        found = session.run(wanted, {"embeddings": np.ones((2, width), np.float32)})
-    for name, rows in zip(wanted, found, strict=True):
+        outputs = session.run(wanted, {"embeddings": np.ones((2, width), np.float32)})
+    example = dict(zip(wanted, outputs, strict=True))
+    for name, rows in example.items():
         if len(rows) != 2:
             raise BundleError(f"label_encoder gave {name} of shape {list(rows.shape)}")
-    return LabelEncoder(session, dict(zip(wanted, found, strict=True)))
+    return LabelEncoder(session, example)
 
 
 @contextmanager

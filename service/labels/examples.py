@@ -15,13 +15,13 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.errors import InvalidLabelSet
-from service.labels.background import Background, Vector
+from service.labels.whitening import Vector, Whitening
 
 _WEIGHT, _CENTRE = 0.1, 5.0
 _BARE_WEIGHT, _BARE_CENTRE, _BARE_LOGIT = 0.08, 7.0, -2.5
@@ -37,7 +37,7 @@ _SKETCH_BITS = 256
 _MOST_DIFFERENT_BITS = 34
 _MARK_BYTES = 32
 _MOST_TOTAL = 1e12  # squares of larger ones may overflow
-# Each has 64 bytes in the store, and more teach nothing new.
+# Each has 64 bytes in the store, and a label learns nothing new from more.
 _MOST_EXAMPLES = 10_000
 _HEADER = struct.Struct("<4sIIIdd")
 _MAGIC = b"EX1\0"
@@ -52,7 +52,7 @@ class Example(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Examples:
+class ExampleSums:
     """The photos of one kind that a label has learnt from, without the photos."""
 
     total: Vector  # sum of the whitened embeddings, [D]
@@ -70,8 +70,8 @@ class Examples:
         """The mean whitened embedding of at least one photo, float32 [D]."""
         return self.total / np.float32(self.count)
 
-    def add(self, examples: Sequence[Example]) -> "Examples":
-        """Adds photos that are not nearly the same; raises `InvalidLabelSet` above 10,000."""
+    def add(self, examples: Sequence[Example]) -> "ExampleSums":
+        """Adds photos that are not nearly the same. Raises `InvalidLabelSet` above 10,000."""
         total, squares = self.total.astype(np.float64), self.squares
         digests, sketches = self.digests, self.sketches
         for digest, embedding in examples:
@@ -89,15 +89,15 @@ class Examples:
                 f"A label takes at most {_MOST_EXAMPLES} photos of each kind: start it anew with "
                 "`replace=true`"
             )
-        return Examples(total.astype(np.float32), squares, digests, sketches)
+        return ExampleSums(total.astype(np.float32), squares, digests, sketches)
 
-    def separate(self, background: Background) -> float:
+    def separate(self, whitening: Whitening) -> float:
         """Returns the separation, 0 to 8: the mean z of each photo under the mean of the others."""
         count = self.count
         if count < 2:
             return _LONE_SEPARATION * count
         length = float(self.total @ self.total)
-        mean, deviation = background.measure(self.mean)
+        mean, deviation = whitening.measure(self.mean)
         # Means over the photos i, from the sums S and Q: of x_i . w_i, and of |w_i|^2, with
         # w_i = (S - x_i) / (count - 1).
         product = (length - self.squares) / (count * (count - 1))
@@ -107,54 +107,82 @@ class Examples:
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class Examples:
     """All that a label has learnt from photos."""
 
-    positive: Examples
-    negative: Examples
+    positive: ExampleSums
+    negative: ExampleSums
+
+    @classmethod
+    def empty(cls, width: int) -> Self:
+        """Returns no examples yet, for embeddings [D] of this width."""
+        marks = np.zeros((0, _MARK_BYTES), np.uint8)
+        nothing = ExampleSums(np.zeros(width, np.float32), 0.0, marks, marks)
+        return cls(nothing, nothing)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        """Reads what `to_bytes` returned. Raises `InvalidLabelSet` if it is damaged."""
+        try:
+            magic, width, *counts, first, second = _HEADER.unpack_from(content)
+            totals = np.frombuffer(content, "<f4", 2 * width, _HEADER.size).reshape(2, width)
+            marks = np.frombuffer(content, np.uint8, offset=_HEADER.size + totals.nbytes)
+            parts = np.split(marks.reshape(-1, _MARK_BYTES), np.repeat(counts, 2).cumsum())
+        except (struct.error, ValueError) as error:
+            raise InvalidLabelSet(_DAMAGED) from error
+        is_finite = (np.abs((first, second, *totals.flat)) < _MOST_TOTAL).all()
+        if magic != _MAGIC or 2 * sum(counts) * _MARK_BYTES != len(marks) or not is_finite:
+            raise InvalidLabelSet(_DAMAGED)
+        positive, negative = totals.astype(np.float32)
+        return cls(
+            ExampleSums(positive, first, *parts[:2]), ExampleSums(negative, second, *parts[2:4])
+        )
 
     @property
     def count(self) -> int:
         """The number of different photos of both kinds."""
         return self.positive.count + self.negative.count
 
-    def add(self, positive: Sequence[Example] = (), negative: Sequence[Example] = ()) -> "Lesson":
-        """Adds photos; `InvalidLabelSet` if a file is a positive and a negative example."""
-        both = {each.digest for each in positive} | {*map(bytes, self.positive.digests)}
-        both &= {each.digest for each in negative} | {*map(bytes, self.negative.digests)}
+    def add(self, positive: Sequence[Example] = (), negative: Sequence[Example] = ()) -> "Examples":
+        """Returns these and more photos.
+
+        Raises `InvalidLabelSet` if a file is a positive and a negative example.
+        """
+        both = {photo.digest for photo in positive} | {*map(bytes, self.positive.digests)}
+        both &= {photo.digest for photo in negative} | {*map(bytes, self.negative.digests)}
         for kind, examples in (("positive", positive), ("negative", negative)):
-            for place, example in enumerate(examples, start=1):
+            for number, example in enumerate(examples, start=1):
                 if example.digest in both:
                     raise InvalidLabelSet(
-                        f"Photo {place} of `{kind}` is an example of the other kind too: leave it "
+                        f"Photo {number} of `{kind}` is an example of the other kind too: leave it "
                         "out of one, or send `replace=true` with all examples"
                     )
-        return Lesson(self.positive.add(positive), self.negative.add(negative))
+        return Examples(self.positive.add(positive), self.negative.add(negative))
 
-    def direct(self, background: Background, *, has_text: bool) -> tuple[Vector, float, float]:
+    def direct(self, whitening: Whitening, *, has_text: bool) -> tuple[Vector, float, float]:
         """Returns v [D], b (v . f + b is added to the label's logit) and the separation."""
-        vector = np.zeros(background.width, np.float32)
-        shift, separation = 0.0, self.positive.separate(background)
+        vector = np.zeros(whitening.width, np.float32)
+        shift, separation = 0.0, self.positive.separate(whitening)
         if self.positive.count:
             weight, centre = (_WEIGHT, _CENTRE) if has_text else (_BARE_WEIGHT, _BARE_CENTRE)
             weight *= separation
-            direction, offset = background.project(self.positive.mean)
+            direction, offset = whitening.project(self.positive.mean)
             vector += np.float32(weight) * direction
             shift += weight * (offset - centre)
         if self.negative.count:
-            weight = _NEGATIVE_WEIGHT * self.negative.separate(background)
-            direction, offset = background.project(self.negative.mean)
+            weight = _NEGATIVE_WEIGHT * self.negative.separate(whitening)
+            direction, offset = whitening.project(self.negative.mean)
             vector -= np.float32(weight) * direction
             shift -= weight * offset
         return vector, shift if has_text else shift + _BARE_LOGIT, separation
 
     def to_bytes(self) -> bytes:
-        """Returns the lesson as the label store and files have it."""
-        parts = [self.positive, self.negative]
-        counts, squares = [each.count for each in parts], [each.squares for each in parts]
+        """Returns the examples as the label store and files have them."""
+        kinds = [self.positive, self.negative]
+        counts, squares = [sums.count for sums in kinds], [sums.squares for sums in kinds]
         header = _HEADER.pack(_MAGIC, len(self.positive.total), *counts, *squares)
-        totals = [each.total.astype("<f4") for each in parts]
-        marks = [array for each in parts for array in (each.digests, each.sketches)]
+        totals = [sums.total.astype("<f4") for sums in kinds]
+        marks = [array for sums in kinds for array in (sums.digests, sums.sketches)]
         return b"".join((header, *(array.tobytes() for array in (*totals, *marks))))
 
 
@@ -162,26 +190,3 @@ class Lesson:
 def _make_projections(width: int) -> NDArray[np.float32]:
     generator = np.random.Generator(np.random.PCG64(0))
     return generator.standard_normal((width, _SKETCH_BITS), np.float32)
-
-
-def make_lesson(width: int) -> Lesson:
-    """Returns the lesson of a label that has no examples yet, for embeddings [D] of this width."""
-    marks = np.zeros((0, _MARK_BYTES), np.uint8)
-    nothing = Examples(np.zeros(width, np.float32), 0.0, marks, marks)
-    return Lesson(nothing, nothing)
-
-
-def read_lesson(content: bytes) -> Lesson:
-    """Reads what `to_bytes` returned; raises `InvalidLabelSet` if it is damaged."""
-    try:
-        magic, width, *counts, first, second = _HEADER.unpack_from(content)
-        totals = np.frombuffer(content, "<f4", 2 * width, _HEADER.size).reshape(2, width)
-        marks = np.frombuffer(content, np.uint8, offset=_HEADER.size + totals.nbytes)
-        parts = np.split(marks.reshape(-1, _MARK_BYTES), np.repeat(counts, 2).cumsum())
-    except (struct.error, ValueError) as error:
-        raise InvalidLabelSet(_DAMAGED) from error
-    is_finite = (np.abs((first, second, *totals.flat)) < _MOST_TOTAL).all()
-    if magic != _MAGIC or 2 * sum(counts) * _MARK_BYTES != len(marks) or not is_finite:
-        raise InvalidLabelSet(_DAMAGED)
-    positive, negative = totals.astype(np.float32)
-    return Lesson(Examples(positive, first, *parts[:2]), Examples(negative, second, *parts[2:4]))

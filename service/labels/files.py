@@ -4,7 +4,7 @@
 - An `.npz` has the arrays `names` (text [L]) and `embeddings` (float [L, E], or [L, descriptions,
   width] for several descriptions). Optional are `prompts` (text [L], empty for none), `thresholds`
   (float [L], NaN for none), `embedding_space` (one text), `calibration` (float [2], scale and
-  shift) and `given` (bool [L], false for a label whose text is encoded again). Lessons of M labels
+  shift) and `given` (bool [L], false for a label whose text is encoded again). Examples of M labels
   have `learnt` (text [M]), `lessons` (uint8, one after the other), `lesson_sizes` (int [M]) and
   `encoder` (one text). Pickles are never read.
 - A text has a name a line. A CSV has a header with `name` and optionally `prompt` and `threshold`,
@@ -29,7 +29,6 @@ from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
 from service.errors import BundleError, InvalidLabelSet, LabelSetError, StartError, quote
 from service.fields import LabelSetName, LabelText, PromptText
-from service.labels.background import UNREADABLE
 from service.labels.definition import (
     Definition,
     LabelSetRecord,
@@ -37,7 +36,8 @@ from service.labels.definition import (
     define_label_set,
     refuse_duplicates,
 )
-from service.labels.examples import Lesson, read_lesson
+from service.labels.examples import Examples
+from service.labels.whitening import UNREADABLE
 
 FOLDER_SUFFIXES = (".json", ".npz")
 """Other files of a folder of label sets are ignored: a text may be a README."""
@@ -47,10 +47,10 @@ _CSV_COLUMNS = ("name", "prompt", "threshold")
 _MAX_COLUMNS_SHOWN = 10
 _MAX_ENCODER_CHARACTERS = 64
 _NPZ_REQUIRED = ("names", "embeddings")
-_NPZ_LESSONS = ("learnt", "lessons", "lesson_sizes", "encoder")
+_NPZ_EXAMPLES = ("learnt", "lessons", "lesson_sizes", "encoder")
 _NPZ_OPTIONAL = (
     *("prompts", "thresholds", "embedding_space", "calibration", "given"),
-    *_NPZ_LESSONS,
+    *_NPZ_EXAMPLES,
 )
 
 _set_name = TypeAdapter[str](LabelSetName)
@@ -61,7 +61,7 @@ ValueT = TypeVar("ValueT")
 
 
 def read_label_set_file(path: Path, name: str | None = None) -> Definition:
-    """Reads a file that ends in one of `SUFFIXES`; raises `StartError` with a one-line reason."""
+    """Reads a file that ends in one of `SUFFIXES`. Raises `StartError` with a one-line reason."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise InvalidLabelSet(f"The file must have at most {MAX_FILE_BYTES} bytes")
@@ -73,7 +73,7 @@ def read_label_set_file(path: Path, name: str | None = None) -> Definition:
 
 
 def read_label_set_folder(folder: Path) -> tuple[Definition, ...]:
-    """Reads every label set of a folder, ordered by name; raises `StartError` as above."""
+    """Reads every label set of a folder, ordered by name. Raises `StartError` as above."""
     if not folder.is_dir():
         raise StartError(f"label_sets must be an existing folder; it is {folder}")
     files = sorted(path for path in folder.iterdir() if path.suffix in FOLDER_SUFFIXES)
@@ -85,14 +85,14 @@ def read_label_set_folder(folder: Path) -> tuple[Definition, ...]:
 
 
 def read_bundle_sets(bundle: Bundle) -> tuple[Definition, ...]:
-    """Reads a bundle's label sets by name; `BundleError` if one is invalid, unfit or changed."""
+    """Reads a bundle's label sets, by name. Raises `BundleError` if one cannot be used."""
     definitions = []
     head, encodes_text = bundle.card.open_head, "text_encoder" in bundle.manifest.graphs
     for file, content in bundle.read_label_sets().items():
         try:
             definition = parse_label_set(content, Path(file).suffix, Path(file).stem)
             space = None if head is None else head.embedding_space
-            learnt = definition.lessons
+            learnt = definition.examples
             definitions.append(
                 check_fit(definition, space, encodes_text=encodes_text, learnt=learnt)
             )
@@ -103,7 +103,7 @@ def read_bundle_sets(bundle: Bundle) -> tuple[Definition, ...]:
 
 
 def parse_label_set(content: bytes, suffix: str, name: str) -> Definition:
-    """Parses the content of a file as the set `name`; raises `InvalidLabelSet`."""
+    """Parses the content of a file as the set `name`. Raises `InvalidLabelSet` if it is none."""
     _validate(_set_name, name, quote(name))
     if suffix == ".npz":
         return _parse_npz(content, name)
@@ -132,13 +132,13 @@ def pack_label_set(definition: Definition, embeddings: Embeddings | None = None)
         arrays["embedding_space"] = np.array(definition.embedding_space)
     if embeddings is not None:
         arrays["given"] = np.isin(np.arange(len(embeddings)), definition.given)
-    if lessons := {name: each.to_bytes() for name, each in definition.lessons.items()}:
-        content = np.frombuffer(b"".join(lessons.values()), np.uint8)
-        sizes = np.array([len(each) for each in lessons.values()])
-        columns = (np.array([*lessons]), content, sizes, np.array(definition.encoder))
-        arrays |= zip(_NPZ_LESSONS, columns, strict=True)
-    if (own := definition.calibration) is not None:
-        arrays["calibration"] = np.array([own.scale, own.shift], np.float64)
+    if examples := {name: known.to_bytes() for name, known in definition.examples.items()}:
+        content = np.frombuffer(b"".join(examples.values()), np.uint8)
+        sizes = np.array([len(part) for part in examples.values()])
+        columns = (np.array([*examples]), content, sizes, np.array(definition.encoder))
+        arrays |= zip(_NPZ_EXAMPLES, columns, strict=True)
+    if (pair := definition.calibration) is not None:
+        arrays["calibration"] = np.array([pair.scale, pair.shift], np.float64)
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for key, array in arrays.items():
@@ -216,7 +216,7 @@ def _read_header(cells: list[str], line: int) -> tuple[list[str], bool]:
 
 
 def _define_rows(rows: Iterable[tuple[int, dict[str, str]]], name: str) -> Definition:
-    """Returns the definition of labels, each with its line number; `InvalidLabelSet` names it."""
+    """Returns the definition of labels with their line numbers, which `InvalidLabelSet` names."""
     numbered = list(rows)
     if not numbered:
         raise InvalidLabelSet("The file has no labels")
@@ -253,12 +253,12 @@ def _parse_npz(content: bytes, name: str) -> Definition:
     pair = _take(arrays, "calibration", [1.0, 0.0], "be a scale and a shift")
     calibration = {"scale": pair[0], "shift": pair[1]} if "calibration" in arrays else None
     labels = refuse_duplicates(_validate(_label_names, names.tolist(), "names"))
-    lessons = _read_lessons(arrays, frozenset(labels))
+    examples = _read_examples(arrays, frozenset(labels))
     embeddings = embeddings.reshape(count, math.prod(embeddings.shape[1:]))
     # A set without texts has embeddings of width 0.
-    own = embeddings.shape[1] > 0 or not lessons
-    owns = _take(arrays, "given", [own] * count, "have one bool for each name")
-    given = [place for place, is_own in enumerate(owns) if is_own]
+    usual = embeddings.shape[1] > 0 or not examples
+    are_given = _take(arrays, "given", [usual] * count, "have one bool for each name")
+    given = [position for position, is_given in enumerate(are_given) if is_given]
     with np.errstate(over="ignore"):
         return Definition(
             name=name,
@@ -269,16 +269,16 @@ def _parse_npz(content: bytes, name: str) -> Definition:
             embeddings=embeddings[given].astype(np.float32),
             embedding_space=None if space is None else str(space),
             calibration=_validate(_calibration, calibration, "calibration"),
-            lessons=lessons,
-            encoder=str(arrays["encoder"]) if lessons else None,
+            examples=examples,
+            encoder=str(arrays["encoder"]) if examples else None,
         )
 
 
-def _read_lessons(arrays: dict[str, NDArray[Any]], names: frozenset[str]) -> dict[str, Lesson]:
-    found = [arrays.get(key, np.zeros(0)) for key in _NPZ_LESSONS]
-    if not any(array.size for array in found):
+def _read_examples(arrays: dict[str, NDArray[Any]], names: frozenset[str]) -> dict[str, Examples]:
+    columns = [arrays.get(key, np.zeros(0)) for key in _NPZ_EXAMPLES]
+    if not any(array.size for array in columns):
         return {}
-    learnt, content, sizes, encoder = found
+    learnt, content, sizes, encoder = columns
     fits = (
         learnt.ndim == sizes.ndim == content.ndim == 1
         and (learnt.dtype.kind, sizes.dtype.kind, encoder.dtype.kind) == ("U", "i", "U")
@@ -290,10 +290,11 @@ def _read_lessons(arrays: dict[str, NDArray[Any]], names: frozenset[str]) -> dic
         and len(str(encoder)) <= _MAX_ENCODER_CHARACTERS
     )
     if not fits:
-        raise InvalidLabelSet(f"The arrays {', '.join(_NPZ_LESSONS)} do not fit each other")
+        raise InvalidLabelSet(f"The arrays {', '.join(_NPZ_EXAMPLES)} do not fit each other")
     parts = np.split(content, np.cumsum(sizes)[:-1])
     return {
-        name: read_lesson(part.tobytes()) for name, part in zip(learnt.tolist(), parts, strict=True)
+        name: Examples.from_bytes(part.tobytes())
+        for name, part in zip(learnt.tolist(), parts, strict=True)
     }
 
 
@@ -307,18 +308,18 @@ def _take(
     return list(values.tolist())
 
 
-def _validate(kind: TypeAdapter[ValueT], value: object, place: str) -> ValueT:
+def _validate(kind: TypeAdapter[ValueT], value: object, about: str) -> ValueT:
     try:
         return kind.validate_python(value)
     except ValidationError as error:
-        raise InvalidLabelSet(f"{place}: {format_first_error(error)}") from error
+        raise InvalidLabelSet(f"{about}: {format_first_error(error)}") from error
 
 
 def _read_thresholds(values: Sequence[float]) -> tuple[float | None, ...]:
-    for place, value in enumerate(values, start=1):
+    for number, value in enumerate(values, start=1):
         if not (math.isnan(value) or 0.0 <= value <= 1.0):
             raise InvalidLabelSet(
-                f"Threshold {place} of {len(values)} must be from 0 to 1; it is {value:g}"
+                f"Threshold {number} of {len(values)} must be from 0 to 1; it is {value:g}"
             )
     return tuple(None if math.isnan(value) else value for value in values)
 

@@ -21,9 +21,9 @@ from service.bundle.card import (
 from service.engine.heads import Keys, LabelVectors, QueryArray, ScreenedQueries
 from service.errors import InvalidLabelSet, quote
 from service.fields import Purpose
-from service.labels.background import Background, Vectors
 from service.labels.definition import Definition
-from service.labels.examples import Lesson
+from service.labels.examples import Examples
+from service.labels.whitening import Vectors, Whitening
 from service.question import Threshold
 
 # Questions whose arrays for the screened head a set caches.
@@ -52,8 +52,8 @@ class LearntLabels:
     positions: NDArray[np.intp]  # in the set, [M], ascending
     vectors: Vectors  # v, [M, D]
     shifts: NDArray[np.float64]  # b, [M]
-    lessons: tuple[Lesson, ...]
-    separations: NDArray[np.float64]  # [M], 0 to 8, see `Examples.separate`
+    examples: tuple[Examples, ...]
+    separations: NDArray[np.float64]  # [M], 0 to 8, see `ExampleSums.separate`
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,8 @@ class LabelSet:
     keys: Keys | None = None  # of the screened head, [L, ...]; None for candidates too
     categories: Mapping[str, str] = field(default_factory=dict)  # of trained labels, by name
     learnt: LearntLabels | None = None  # from photos with this encoder; None if none has
-    foreign: frozenset[str] = frozenset()  # labels that have examples of another encoder only
+    # Labels whose examples are all of another encoder, or whose scores compete.
+    unused_examples: frozenset[str] = frozenset()
     shared: ByPurpose = field(default_factory=dict)  # the head's thresholds by purpose
     # Trained labels' own thresholds by purpose, [L], NaN if a label has none.
     measured: Mapping[Purpose, NDArray[np.float64]] = field(default_factory=dict)
@@ -90,7 +91,7 @@ class LabelSet:
 
     @cached_property
     def source(self) -> Source:
-        """How the labels are known: `examples` is a set without texts, scored by them alone."""
+        """How the labels are known; a set without texts is scored by its examples alone."""
         if self.origin == "model":
             return "trained"
         return "examples" if self.queries is None else "zero_shot"
@@ -98,7 +99,7 @@ class LabelSet:
     @property
     def num_learnt(self) -> int:
         """The number of labels that have learnt from photos with this encoder."""
-        return 0 if self.learnt is None else len(self.learnt.lessons)
+        return 0 if self.learnt is None else len(self.learnt.examples)
 
     @property
     def read_only(self) -> bool:
@@ -121,13 +122,18 @@ class LabelSet:
         return Counter(self.categories.values())
 
     @property
-    def lessons(self) -> dict[str, Lesson]:
-        """Name -> lesson of the labels that have learnt."""
+    def examples(self) -> dict[str, Examples]:
+        """Name -> examples of the labels that have learnt."""
         learnt = self.learnt
         if learnt is None:
             return {}
-        pairs = zip(learnt.positions.tolist(), learnt.lessons, strict=True)
-        return {self.names[position]: lesson for position, lesson in pairs}
+        pairs = zip(learnt.positions.tolist(), learnt.examples, strict=True)
+        return {self.names[position]: photos for position, photos in pairs}
+
+    @property
+    def vectors(self) -> LabelVectors | None:
+        """Queries and keys; None for trained labels and without texts."""
+        return None if self.queries is None else LabelVectors(self.queries, self.keys)
 
     def is_start_of(self, definition: Definition) -> bool:
         """Whether the set is the first labels of a definition, or all of them."""
@@ -135,10 +141,10 @@ class LabelSet:
 
     def find_members(self, categories: Collection[str]) -> NDArray[np.bool_]:
         """Returns which labels are of one of these categories, bool [L]."""
-        found = np.zeros(len(self.names), np.bool_)
+        are_members = np.zeros(len(self.names), np.bool_)
         for category in self._members.keys() & categories:
-            found |= self._members[category]
-        return found
+            are_members |= self._members[category]
+        return are_members
 
     @cached_property
     def _members(self) -> dict[str, NDArray[np.bool_]]:
@@ -158,12 +164,13 @@ class LabelSet:
         An open label keeps its own threshold, for `recall` if it is below the open head's.
         """
         if purpose not in self._used and purpose in self.shared:
-            shared, own = self.shared[purpose].threshold, self.measured.get(purpose)
-            if own is None:
+            shared, measured = self.shared[purpose].threshold, self.measured.get(purpose)
+            if measured is None:
                 most = shared if purpose == "recall" else np.inf
-                own = np.where(self.calibrated & (self.thresholds < most), self.thresholds, np.nan)
-            known = ~np.isnan(own)
-            changed = replace(self, thresholds=np.where(known, own, shared), calibrated=known)
+                usable = self.calibrated & (self.thresholds < most)
+                measured = np.where(usable, self.thresholds, np.nan)
+            known = ~np.isnan(measured)
+            changed = replace(self, thresholds=np.where(known, measured, shared), calibrated=known)
             self._used[purpose] = changed
         return self._used.get(purpose)
 
@@ -181,11 +188,11 @@ class LabelSet:
         Equal questions share it, and so share a run.
         """
         key = (threshold, wanted, b"" if chosen is self.all_positions else chosen.tobytes())
-        found = self._screened.pop(key, None) or self._make_screened(threshold, wanted, chosen)
-        self._screened[key] = found
+        head = self._screened.pop(key, None) or self._make_screened(threshold, wanted, chosen)
+        self._screened[key] = head
         if len(self._screened) > _MAX_SCREENED:
             self._screened.pop(next(iter(self._screened)), None)
-        return found
+        return head
 
     @cached_property
     def _screened(self) -> dict[tuple[Threshold | None, int, bytes], ScreenedQueries]:
@@ -251,10 +258,10 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
         matrix.flags.writeable = origin == "request"
     fallback = FALLBACK_THRESHOLD if head is None else head.threshold
     thresholds, calibrated = _fill(definition.thresholds, fallback)
-    own, names = definition.calibration, definition.names
-    pairs = [own] * len(names)
+    shared, names = definition.calibration, definition.names
+    pairs = [shared] * len(names)
     if head is not None:
-        pairs = [own or head.find_calibration(name, trained_names) for name in names]
+        pairs = [shared or head.find_calibration(name, trained_names) for name in names]
     calibration = _stack(pairs)
     # A threshold of one's own shows that answers by thresholds are wanted.
     ranked = bool(head and head.ranked and calibration is None and not calibrated.any())
@@ -270,7 +277,7 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
         prompts=definition.prompts,
         own_embeddings=np.isin(np.arange(len(names)), definition.given),
         digest=definition.digest,
-        own_calibration=own,
+        own_calibration=shared,
         queries=vectors.queries if vectors else None,
         keys=vectors.keys if vectors else None,
         shared=head.by_purpose if head else {},
@@ -278,34 +285,36 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
     )
 
 
-def add_lessons(
+def add_examples(
     labels: LabelSet,
-    lessons: Mapping[str, Lesson],
-    foreign: Collection[str],
-    background: Background | None,
+    examples: Mapping[str, Examples],
+    unused: Collection[str],
+    whitening: Whitening | None,
 ) -> LabelSet:
-    """Returns the set with these lessons, measured if new; `InvalidLabelSet` for other widths."""
-    found = [(place, lessons[n]) for n, place in labels.positions.items() if n in lessons]
-    foreign = frozenset(foreign) & labels.positions.keys()
-    if background is None or not found:
-        return replace(labels, learnt=None, foreign=foreign)
+    """Returns the set with these examples, by label; measures those that are new.
+
+    Labels in `unused` have examples that are not used. Raises `InvalidLabelSet` if examples are of
+    another width.
+    """
+    labels = replace(labels, unused_examples=frozenset(unused) & labels.positions.keys())
+    learning = {labels.positions[name]: examples[name] for name in labels.names if name in examples}
+    if whitening is None or not learning:
+        return replace(labels, learnt=None)
     old, known = labels.learnt, {}
     if old is not None:
         rows = zip(old.vectors, old.shifts, old.separations, strict=True)
-        known = dict(zip(old.lessons, rows, strict=True))
+        known = dict(zip(old.examples, rows, strict=True))
     has_text = labels.queries is not None
     measured = []
-    for place, lesson in found:
-        if len(lesson.positive.total) != background.width:
-            name = quote(labels.names[place])
+    for position, photos in learning.items():
+        if len(photos.positive.total) != whitening.width:
+            name = quote(labels.names[position])
             raise InvalidLabelSet(f"The examples of {name} are of another width than the model's")
-        measured.append(known.get(lesson) or lesson.direct(background, has_text=has_text))
-    places, kept = zip(*found, strict=True)
+        measured.append(known.get(photos) or photos.direct(whitening, has_text=has_text))
     vectors, shifts, separations = zip(*measured, strict=True)
-    learnt = LearntLabels(
-        np.array(places), np.stack(vectors), np.array(shifts), kept, np.array(separations)
-    )
-    return replace(labels, learnt=learnt, foreign=foreign)
+    numbers = np.array(shifts), tuple(learning.values()), np.array(separations)
+    learnt = LearntLabels(np.array([*learning]), np.stack(vectors), *numbers)
+    return replace(labels, learnt=learnt)
 
 
 def _fill(
@@ -319,5 +328,5 @@ def _stack(calibrations: Sequence[Calibration | None]) -> NDArray[np.float64] | 
     """Returns scales and shifts, float64 [2, L]; None if no label is calibrated."""
     if not any(calibrations):
         return None
-    pairs = [(1.0, 0.0) if each is None else (each.scale, each.shift) for each in calibrations]
+    pairs = [(1.0, 0.0) if pair is None else (pair.scale, pair.shift) for pair in calibrations]
     return np.array(pairs, np.float64).T.copy()

@@ -1,43 +1,27 @@
-"""The sets that clients registered, in this process: written to the store, and followed there.
-
-Readers take the mapping `by_name`, which is replaced as a whole, never changed. One thread calls
-the store. While the store is unavailable, the loaded sets are served.
-"""
+"""The sets that clients register: written to the store, and visible here before it is answered."""
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as replace_fields
+from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, TypeVar
 
 from service import errors
 from service.bundle.card import Calibration
 from service.engine.heads import Embeddings, QueryArray
-from service.errors import quote
+from service.labels.builder import LabelSetBuilder
 from service.labels.definition import Definition
-from service.labels.examples import Example, Lesson, read_lesson
+from service.labels.examples import Example
 from service.labels.label_set import LabelSet
-from service.labels.maker import SetMaker
 from service.labels.store.database import MEMORY
-from service.labels.store.store import (
-    PRESENT,
-    LabelStore,
-    LessonRow,
-    SetVersion,
-    StoreState,
-    check_version,
-)
-
-# The largest set takes seconds to write, so a call that takes longer hangs.
-_TIMEOUT_SECONDS = 30.0
-_CLOSE_TIMEOUT_SECONDS = 1.0
+from service.labels.store.store import PRESENT, LabelStore, check_version
+from service.labels.stored_sets import StoredSets
 
 logger = logging.getLogger(__name__)
 
-ParamsT = ParamSpec("ParamsT")
 ResultT = TypeVar("ResultT")
 
 
@@ -48,116 +32,56 @@ class PreparedLabel(NamedTuple):
     queries: QueryArray | None = None
 
 
-class Learnt(NamedTuple):
-    """The set after a label learnt, whether it is new, and how many examples were."""
+class LearntLabel(NamedTuple):
+    """A set after one of its labels has learnt."""
 
     labels: LabelSet
-    created: bool
-    added: int
+    created: bool  # whether the set is new
+    added: int  # examples
+    repeated: int  # photos that are examples already, or nearly so
 
 
-class RegisteredSets:
-    """Snapshots of the store's sets; use it from one event loop."""
+class RegisteredSets(StoredSets):
+    """The store's sets, and their writes.
+
+    Sets that only another embedding space has in their newest version are adopted: encoded again
+    and written for this one. After `hand_over`, each write is loaded by the successor too.
+    """
 
     def __init__(
-        self, store: LabelStore, maker: SetMaker, poll_seconds: float, fixed: Iterable[str]
+        self, store: LabelStore, builder: LabelSetBuilder, poll_seconds: float, fixed: Iterable[str]
     ) -> None:
-        """Loads nothing before `start`; sets named in `fixed` hide those of the store."""
-        self._store = store
-        self._maker = maker
-        self._poll_seconds = poll_seconds
-        self._fixed = tuple(fixed)
-        self.by_name: Mapping[str, LabelSet] = MappingProxyType({})
-        self._state = StoreState(-1, 0)
-        self._changing = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
-        self._following: asyncio.Task[None] | None = None
-        self._timeout_seconds = _TIMEOUT_SECONDS
-        self.failure: str | None = None
-        """Why the last poll of the store failed."""
-        self._made: dict[str, LabelSet] = {}  # by name, of writes: not encoded again
-        self._stopped = False
+        """As `StoredSets`."""
+        super().__init__(store, builder, poll_seconds, fixed)
         self._successor: RegisteredSets | None = None
+        self._adopting = asyncio.Lock()
         self.reencoding_progress: tuple[int, int] | None = None
         """Sets done and in total while those of another space are encoded again; else None."""
 
-    @property
-    def place(self) -> str:
-        """Path or URL of the store, without user and password."""
-        return self._store.database.address
+    async def refresh(self, *, adopt: bool = False) -> None:
+        """Loads the writes of other processes; adopts sets the first time and with `adopt`.
 
-    @property
-    def revision(self) -> int:
-        """Revision of the store that is loaded; -1 before it was first read."""
-        return self._state.revision
-
-    async def start(self) -> None:
-        """Loads the sets and starts polling; raises `StartError` for another schema version."""
-        try:
-            await self._poll()
-        except errors.StoreIncompatible as error:
-            raise errors.StartError(str(error)) from error
-        self._following = asyncio.create_task(self._follow(), name="label store")
-
-    async def stop(self) -> None:
-        """Stops polling and closes the store; other calls raise `Draining` from now on."""
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.wait([self._following])
-        self._timeout_seconds = _CLOSE_TIMEOUT_SECONDS
-        self._stopped = True  # a call after `close` would open a connection that stays open
-        with contextlib.suppress(errors.StoreError):
-            await self._run(self._store.close)
-        self._thread.shutdown(wait=False)
+        Raises `StoreUnavailable` if it cannot.
+        """
+        if (adopt or self.revision < 0) and self._builder.encoders is not None:
+            async with self._adopting:
+                await self._adopt_others()
+        await super().refresh()
 
     async def hand_over(self, successor: "RegisteredSets") -> None:
-        """Gives those of the next bundle each write here before it is answered; or `StoreError`."""
-        if self._store.database.address == MEMORY:
+        """Makes each write visible in `successor`, the sets of the next bundle, as it is here.
+
+        Returns when it has loaded all sets. Raises `StoreError` if it cannot.
+        """
+        if self.address == MEMORY:
             await successor._call(successor._store.move_to, self._store.database)  # noqa: SLF001
-        await successor.refresh(adopting=True)  # most of the work, before writes wait for it
+        await successor.refresh(adopt=True)  # most of the work, before writes wait for it
         self._successor = successor
         try:
-            await successor.refresh(adopting=True)
+            await successor.refresh(adopt=True)
         except BaseException:
             self._successor = None  # else its encoders would stay in memory
             raise
-
-    async def refresh(self, written: str | None = None, *, adopting: bool = False) -> None:
-        """Loads the writes of other processes; raises `StoreUnavailable` if it cannot.
-
-        Before the store was first read, a set that this process has `written` is loaded alone.
-        With `adopting`, sets of other spaces are encoded again, as by the first read.
-        """
-        async with self._changing:
-            is_alone = self.revision < 0 and written is not None
-            is_first = (self.revision < 0 and not is_alone) or adopting
-            if is_first and self._maker.encoders is not None:
-                await self._reencode_others()
-            state, versions = await self._call(self._store.read_versions)
-            loaded: dict[str, LabelSet] = {}
-            if is_alone:
-                state, loaded = self._state, {**self.by_name}
-                loaded.pop(str(written), None)
-                versions = {name: each for name, each in versions.items() if name == written}
-            restored = state.connections != self._state.connections
-            for name, version in versions.items():
-                known = self.by_name.get(name)
-                wanted = (str(version.version), version.digest)
-                if restored or known is None or (known.version, known.digest) != wanted:
-                    known = await self._load(name, version, known, restored=restored)
-                if known is not None:
-                    loaded[name] = known
-            for name in sorted(loaded.keys() - self.by_name.keys()):
-                if name in self._fixed:
-                    logger.warning("label set %s of the store is hidden by a read-only one", name)
-            self.by_name, self._state = MappingProxyType(loaded), state
-
-    async def reach(self, version: int, names: Sequence[str]) -> None:
-        """Loads writes until `names` have `version`; else `VersionNotReached` or `StoreError`."""
-        if not self._has_reached(version, names):
-            await self.refresh()
-        if not self._has_reached(version, names):
-            raise errors.VersionNotReached(version, max(0, self.revision))
 
     async def register(
         self, definition: Definition, *, replace: bool = False, if_version: int | None = None
@@ -169,15 +93,12 @@ class RegisteredSets:
             self._store.check, definition, replace=replace, if_version=if_version
         )
         if same is not None:
-            return await self._find_latest(definition.name), False
-        embeddings = await self._maker.embed(definition)
-        labels = await self._maker.make(definition, embeddings, "0", "store")
-        if definition.encoder == self._maker.photos.encoder:
-            await self._maker.teach(labels, definition.lessons, ())  # raises if they do not fit
-        written = await self._call(
-            self._store.write, definition, embeddings, replace=replace, if_version=if_version
-        )
-        return await self._load_written(labels, written.version), written.created
+            return await self._load_one(definition.name), False
+        embeddings = await self._builder.embed(definition)
+        made = await self._builder.make(definition, embeddings)
+        if definition.encoder == self._builder.photos.encoder:  # raises if they do not fit
+            await self._builder.add_examples(made, definition.examples, ())
+        return await self._write_set(made, definition, embeddings, replace, if_version)
 
     async def calibrate(
         self,
@@ -189,42 +110,42 @@ class RegisteredSets:
         """Writes thresholds (0..1) of some labels of a set, and its calibration if given.
 
         A threshold of None is the open head's. Raises `LabelSetChanged` if the set is not in
-        `if_version`, or is changed meanwhile; `UnknownLabel` if a label is not in it.
+        `if_version`, or is changed meanwhile, and `UnknownLabel` if a label is not in it.
         """
         entry = await self._call(self._store.read, name)
         if entry is None:
             raise errors.LabelSetNotFound(name)
         old = entry.definition
-        found = SetVersion(entry.version, old.digest)
-        check_version(name, found, if_version)
+        check_version(name, entry.version, if_version)
         names = frozenset(old.names)
         if unknown := tuple(label for label in thresholds if label not in names):
             raise errors.UnknownLabel(unknown, [name], old.names)
         pairs = zip(old.names, old.thresholds, strict=True)
-        new = tuple(thresholds.get(label, own) for label, own in pairs)
+        new = tuple(thresholds.get(label, threshold) for label, threshold in pairs)
         definition = replace_fields(old, thresholds=new, calibration=calibration or old.calibration)
         known = self.by_name.get(name)
-        if known is not None and known.digest == old.digest:
-            known = replace_fields(known, digest=definition.digest)  # the queries are the same
-        labels = await self._maker.make(definition, entry.embeddings, "0", "store", known)
-        written = await self._call(
-            self._store.write, definition, entry.embeddings, replace=True, if_version=entry.version
-        )
-        return await self._load_written(labels, written.version)
+        vectors = known.vectors if known is not None and known.digest == old.digest else None
+        made = await self._builder.make(definition, entry.embeddings, start=vectors)
+        labels, _ = await self._write_set(made, definition, entry.embeddings, True, entry.version)
+        return labels
 
     async def prepare_label(self, name: str, label: str) -> PreparedLabel:
-        """Encodes the text of a label to learn, if it has room; or raises `TextNotEncodable`."""
+        """Encodes the text of a label to learn, if the set has room for it.
+
+        Raises `TextNotEncodable` for a new label of a set of texts, if the bundle encodes none.
+        """
         await self.refresh()  # else a set that another process deleted would be made without texts
-        known, encoders = self.by_name.get(name), self._maker.encoders
+        known, encoders = self.by_name.get(name), self._builder.encoders
         names = {} if known is None else known.positions
-        count = len(names) + (label not in names)
-        await self._call(self._store.check_room, name, count)
+        await self._call(self._store.check_room, name, len(names.keys() | {label}))
         queries = None if known is None else known.queries
         if queries is not None and label in names:
-            place = names[label]
-            return PreparedLabel(queries=queries[place : place + 1])
-        if encoders is None or not encoders.encodes_text or (known is not None and queries is None):
-            if queries is not None:
+            row = names[label]
+            return PreparedLabel(queries=queries[row : row + 1])
+        if known is not None and queries is None:
+            return PreparedLabel()
+        if encoders is None or not encoders.encodes_text:
+            if known is not None:
                 raise errors.TextNotEncodable(label)
             return PreparedLabel()
         embedding = await encoders.embed(Definition(name, (label,), (None,), (None,)))
@@ -241,140 +162,61 @@ class RegisteredSets:
         *,
         replace: bool = False,
         if_version: int | None = None,
-    ) -> Learnt:
-        """Adds examples as `LabelStore.learn`; `LabelSetChanged` if they are forgotten at once."""
+    ) -> LearntLabel:
+        """Adds examples as `LabelStore.learn`.
+
+        Raises `LabelSetChanged` if another client deletes them at once.
+        """
         if if_version is None and prepared.embedding is None and prepared.queries is not None:
             if_version = PRESENT  # the set has the label, unless it is deleted meanwhile
-        learnt = await self._call(
+        write = partial(
             self._store.learn,
             *(name, label, positive, negative),
-            encoder=self._maker.photos.encoder,
+            encoder=self._builder.photos.encoder,
             embedding=prepared.embedding,
             replace=replace,
             if_version=if_version,
         )
-        if (new := learnt.entry) is not None:
-            known = self.by_name.get(name)
-            made = await self._maker.make(new.definition, new.embeddings, "0", "store", known)
-            self._made[name] = made
-        labels = await self._find_latest(name)
-        if label not in labels.lessons:
+        learnt, labels = await self._write(name, write)
+        labels = labels or await self._load_one(name)
+        if label not in labels.examples:
             raise errors.LabelSetChanged(name, labels.version)
-        return Learnt(labels, learnt.created, learnt.added)
+        repeated = len(positive) + len(negative) - learnt.added
+        return LearntLabel(labels, learnt.created, learnt.added, repeated)
 
-    async def forget(self, name: str, label: str, if_version: int | None = None) -> LabelSet:
-        """Deletes the examples of a label; its text stays. Errors as of `LabelStore.forget`."""
-        await self._call(self._store.forget, name, label, if_version)
-        return await self._find_latest(name)
-
-    async def read_definition(self, name: str) -> tuple[Definition, Embeddings, list[str]]:
-        """Returns a set with lessons, all embeddings, and labels with other encoders' lessons."""
-        entry = await self._call(self._store.read, name)
-        if entry is None:
-            raise errors.LabelSetNotFound(name)
-        encoder = self._maker.photos.encoder
-        rows = await self._call(self._store.read_lessons, name, encoder)
-        found = _read_lessons(name, encoder, rows, {})
-        # Another process may have appended a label meanwhile.
-        lessons = {label: found[label] for label in entry.definition.names if label in found}
-        used = encoder if lessons else None
-        others = sorted({row.label for row in rows} - found.keys())
-        definition = replace_fields(entry.definition, lessons=lessons, encoder=used)
-        return definition, entry.embeddings, others
+    async def delete_examples(
+        self, name: str, label: str, if_version: int | None = None
+    ) -> LabelSet:
+        """Deletes the examples of a label; its text stays. Raises as `LabelStore` does."""
+        write = partial(self._store.delete_examples, name, label, if_version)
+        _, labels = await self._write(name, write)
+        return labels or await self._load_one(name)
 
     async def delete(self, name: str, if_version: int | None = None) -> None:
         """Deletes a set; requests that have pinned its snapshot keep it."""
         try:
-            await self._call(self._store.delete, name, if_version)
+            _, labels = await self._write(name, partial(self._store.delete, name, if_version))
         except errors.LabelSetNotFound as error:
             others = sorted(self.by_name.keys() - self._fixed)
             known = (*self._fixed, *others) if self.revision >= 0 else ()
             raise errors.LabelSetNotFound(name, known) from error
-        self.by_name = MappingProxyType({n: s for n, s in self.by_name.items() if n != name})
-        await self._refresh_written(name)
-
-    async def _load_written(self, labels: LabelSet, version: int) -> LabelSet:
-        self._made[labels.name] = labels
-        await self._refresh_written(labels.name)
-        found = self.by_name.get(labels.name)
-        if found is None or found.digest != labels.digest or int(found.version) < version:
-            # Another client has changed the set since, and this one must not overwrite that.
-            return replace_fields(labels, version=str(version))
-        return found
-
-    async def _refresh_written(self, name: str) -> None:
-        try:
-            await self._follow_write(name)
-        except errors.StoreError as error:  # the write is durable, and a poll will load it
-            self._note_failure(error)
-
-    async def _follow_write(self, name: str) -> None:
-        await self.refresh(name)
-        if self._successor is not None:
-            with contextlib.suppress(errors.ServiceError):  # a poll will load it
-                await self._successor.refresh(adopting=True)
-
-    async def _find_latest(self, name: str) -> LabelSet:
-        await self._follow_write(name)
-        found = self.by_name.get(name)
-        if found is None:  # deleted meanwhile
-            raise errors.LabelSetNotFound(name)
-        return found
+        if labels is None:
+            self.by_name = MappingProxyType({n: s for n, s in self.by_name.items() if n != name})
 
     async def _check(self, definition: Definition) -> Definition:
-        learnt: set[str] = {*definition.lessons}
-        if not self._maker.encodes_text:
-            rows = await self._call(self._store.read_lessons, definition.name, "")
+        learnt: set[str] = {*definition.examples}
+        if not self._builder.encodes_text:
+            rows = await self._call(self._store.read_examples, definition.name, "")
             learnt |= {row.label for row in rows}
-        return self._maker.check(definition, learnt)
+        return self._builder.check(definition, learnt)
 
-    def _has_reached(self, version: int, names: Sequence[str]) -> bool:
-        if self.revision >= version:
-            return True
-        # A missing set may be one that another process has just written.
-        sets = [self.by_name.get(name) for name in names if name not in self._fixed]
-        return bool(sets) and all(known and int(known.version) >= version for known in sets)
-
-    async def _load(
-        self, name: str, version: SetVersion, known: LabelSet | None, *, restored: bool
-    ) -> LabelSet | None:
-        try:
-            made = self._made.pop(name, None)
-            labels = made if made is not None and made.digest == version.digest else known
-            if labels is None or labels.digest != version.digest:
-                entry = await self._call(self._store.read, name)
-                if entry is None:
-                    return None  # deleted meanwhile; the next poll differs
-                labels = await self._maker.make(
-                    entry.definition, entry.embeddings, "0", "store", known
-                )
-            labels = replace_fields(labels, version=str(version.version))
-            return await self._add_lessons(labels, None if restored else known)
-        except errors.InvalidLabelSet as error:
-            logger.error("label set %s of the store is invalid: %s", name, error.reason)
-            return None
-
-    async def _add_lessons(self, labels: LabelSet, known: LabelSet | None) -> LabelSet:
-        """Adds the store's lessons to a snapshot, without reading those that `known` has."""
-        old: dict[str, Lesson] = {}
-        after = None
-        if known is not None and (known.queries is None) == (labels.queries is None):
-            labels = replace_fields(labels, learnt=known.learnt, foreign=known.foreign)
-            old, after = known.lessons, int(known.version)
-        encoder = self._maker.photos.encoder
-        rows = await self._call(self._store.read_lessons, labels.name, encoder, after)
-        if any(r.encoder == encoder and r.lesson is None and r.label not in old for r in rows):
-            rows = await self._call(self._store.read_lessons, labels.name, encoder)
-        lessons = _read_lessons(labels.name, encoder, rows, old)
-        return await self._maker.teach(labels, lessons, {row.label for row in rows})
-
-    async def _reencode_others(self) -> None:
+    async def _adopt_others(self) -> None:
         # Replicas of the other bundle keep their rows.
         others = await self._call(self._store.list_others)
         for number, (name, space) in enumerate(others.items()):
             self.reencoding_progress = (number, len(others))
             try:
-                await self._reencode(name, space, f"{number + 1} of {len(others)}")
+                await self._adopt(name, space, f"{number + 1} of {len(others)}")
             except (errors.StoreUnavailable, errors.StoreFull):
                 raise
             except errors.ServiceError as error:
@@ -385,7 +227,7 @@ class RegisteredSets:
                 )
         self.reencoding_progress = None
 
-    async def _reencode(self, name: str, space: str, progress: str) -> None:
+    async def _adopt(self, name: str, space: str, progress: str) -> None:
         entry = await self._call(self._store.read, name, space)
         ours = await self._call(self._store.read, name)
         if entry is None:  # deleted meanwhile
@@ -394,7 +236,7 @@ class RegisteredSets:
         if ours is not None:
             known, version = ours.definition, ours.version
             if (known.names, known.prompts) == (old.names, old.prompts):
-                return  # thresholds are each space's own
+                return  # each space has thresholds of its own
         logger.info(
             "label set %s is of another embedding space: encoding it again (%s)", name, progress
         )
@@ -405,67 +247,45 @@ class RegisteredSets:
             logger.warning("label set %s has lost its calibration: calibrate it again", name)
             thresholds = (None,) * len(thresholds)
         definition = Definition(name, old.names, old.prompts, thresholds)
-        definition = await self._check(definition)
-        replace = version is not None
-        await self._call(self._store.check, definition, replace=replace, if_version=version)
-        embeddings = await self._maker.embed(definition)
-        await self._call(
-            self._store.write, definition, embeddings, replace=replace, if_version=version
+        await self.register(definition, replace=version is not None, if_version=version)
+
+    async def _write_set(
+        self,
+        made: LabelSet,
+        definition: Definition,
+        embeddings: Embeddings,
+        replace: bool,
+        if_version: int | None,
+    ) -> tuple[LabelSet, bool]:
+        write = partial(
+            self._store.write, definition, embeddings, replace=replace, if_version=if_version
         )
+        written, labels = await self._write(made.name, write, made)
+        if labels is None or labels.digest != made.digest or int(labels.version) < written.version:
+            # Another client has changed the set since, and this one must not overwrite that.
+            labels = replace_fields(made, version=str(written.version))
+        return labels, written.created
 
-    async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(self._poll_seconds)
-            with contextlib.suppress(errors.StoreIncompatible):  # logged; it may be repaired
-                await self._poll()
-
-    async def _poll(self) -> None:
-        # Logs once that the store is unavailable, and once that it is back.
-        try:
-            if await self._call(self._store.read_state) != self._state:
-                await self.refresh()
-        except errors.StoreError as error:
-            self._note_failure(error)
-            if isinstance(error, errors.StoreIncompatible):
-                raise
-        except Exception:
-            logger.exception("polling the label store failed")
-        else:
-            if self.failure is not None:
-                logger.warning("the label store is back")
-            self.failure = None
-
-    def _note_failure(self, error: errors.StoreError) -> None:
-        if self.failure is None:
-            logger.warning("the label store is unavailable: %s", error)
-        self.failure = str(error)
-
-    async def _call(
-        self, work: Callable[ParamsT, ResultT], *args: ParamsT.args, **options: ParamsT.kwargs
-    ) -> ResultT:
-        if self._stopped:
-            raise errors.Draining("the label store is closed")
-        return await self._run(lambda: work(*args, **options))
-
-    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
-        done = asyncio.get_running_loop().run_in_executor(self._thread, work)
-        try:
-            while not (await asyncio.wait([done], timeout=self._timeout_seconds))[0]:
-                self._store.database.break_connection()
-        finally:
-            done.cancel()  # if the caller was cancelled before the call began
-        return done.result()
-
-
-def _read_lessons(
-    name: str, encoder: str, rows: Iterable[LessonRow], old: Mapping[str, Lesson]
-) -> dict[str, Lesson]:
-    """Returns the lessons of this encoder, without damaged ones: their labels have their text."""
-    found = {}
-    for row in rows:
-        if row.encoder == encoder:
+    async def _write(
+        self, name: str, write: Callable[[], ResultT], made: LabelSet | None = None
+    ) -> tuple[ResultT, LabelSet | None]:
+        """Calls the store and loads the set; returns the set too, None if it cannot be loaded."""
+        labels = None
+        async with self._changing:
+            result = await self._call(write)
             try:
-                found[row.label] = read_lesson(row.lesson) if row.lesson else old[row.label]
-            except errors.InvalidLabelSet as error:
-                logger.error("label set %s: %s: %s", name, quote(row.label), error.reason)
-    return found
+                await self._load_sets(name, made)
+                labels = self.by_name.get(name)
+            except errors.StoreError as error:  # the write is durable, and a poll will load it
+                self._note_failure(error)
+        if self._successor is not None:
+            with contextlib.suppress(errors.ServiceError):  # a poll will load it
+                await self._successor.refresh(adopt=True)
+        return result, labels
+
+    async def _load_one(self, name: str) -> LabelSet:
+        async with self._changing:
+            await self._load_sets(name)
+        if name not in self.by_name:  # deleted meanwhile
+            raise errors.LabelSetNotFound(name)
+        return self.by_name[name]

@@ -97,12 +97,12 @@ class Explainer:
         tokens: NDArray[np.float32],
     ) -> None:
         """Adds the tokens' parts of v . f to the maps of labels with examples or without a text."""
-        learnt, lessons = labels.learnt, labels.lessons
-        vectors = {} if learnt is None else dict(zip(lessons, learnt.vectors, strict=True))
+        learnt, examples = labels.learnt, labels.examples
+        vectors = {} if learnt is None else dict(zip(examples, learnt.vectors, strict=True))
         grid = find_grid(len(tokens), self._contract.height, self._contract.width)
         cells = tokens[len(tokens) - math.prod(grid) :]
         for name in names:
-            if name not in maps or (name in lessons and lessons[name].positive.count):
+            if name not in maps or (name in examples and examples[name].positive.count):
                 parts = (cells @ vectors.get(name, np.zeros_like(cells[0]))).clip(0)
                 found = _share(parts).reshape(grid)
                 maps[name] = _share(found + maps[name]) if name in maps else found

@@ -85,10 +85,10 @@ class Pipeline:
         self.settings = settings
         self.bundle, self.engine = bundle, engine = graphs.bundle, graphs.engine
         self.catalogue = open_catalogue(settings, bundle, graphs.encoders, graphs.arrays)
-        background = self.catalogue.background
-        if background is not None and engine.width not in (None, background.width):
+        whitening = self.catalogue.whitening
+        if whitening is not None and engine.width not in (None, whitening.width):
             raise BundleError(
-                f"background.npz is of width {background.width}, the encoder of {engine.width}"
+                f"background.npz is of width {whitening.width}, the encoder of {engine.width}"
             )
         self.explainer = Explainer(bundle)
         self.observers: list[Observer] = []

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from service.bundle.card import Activation
 from service.engine.heads import ScreenedLogits
-from service.labels.background import Vector
 from service.labels.label_set import MOST_RANKED, LabelSet, Source
+from service.labels.whitening import Vector
 from service.pipeline.selection import SelectedLabels, Selection
 from service.question import Threshold
 

@@ -168,5 +168,5 @@ def describe(pipeline: Pipeline) -> dict[str, str]:
 
 def _log(event: str, pipeline: Pipeline, **fields: object) -> None:
     sets = pipeline.catalogue.registered
-    store = {} if sets is None else {"label_store": sets.place}
+    store = {} if sets is None else {"label_store": sets.address}
     logger.info(event, extra={**describe(pipeline), **store, **fields})

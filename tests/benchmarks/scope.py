@@ -90,9 +90,9 @@ async def ask(pipeline: Pipeline, contents: Sequence[bytes]) -> dict[str, list[s
     """Returns the labels of each picture's default answer that each variant keeps."""
     selection = await pipeline.select(Question(embedding=True))
     found = [await pipeline.predict(content, selection) for content in contents]
-    background = pipeline.catalogue.background
-    embeddings = np.array([each.embedding for each in found]), background.arrays["held_out"]
-    far, usual = (np.linalg.norm(background.whiten(rows), axis=1) for rows in embeddings)
+    whitening = pipeline.catalogue.whitening
+    embeddings = np.array([each.embedding for each in found]), whitening.arrays["held_out"]
+    far, usual = (np.linalg.norm(whitening.whiten(rows), axis=1) for rows in embeddings)
     rows = [*zip(found, (far - np.percentile(usual, 99)).clip(0), strict=True)]
     return {
         title: [{x.label for x in a.labels if x.score >= least(x.threshold, d)} for a, d in rows]

@@ -26,9 +26,9 @@ from tests.support.photos import write_photos
 
 
 @pytest.fixture(scope="module")
-def address(teachable_bundle: Bundle) -> Iterator[str]:
+def address(learning_bundle: Bundle) -> Iterator[str]:
     """The URL of a service that can learn from photos."""
-    command = serve_command(teachable_bundle, "--label-store", "memory")
+    command = serve_command(learning_bundle, "--label-store", "memory")
     with ServerProcess(*command) as server, server.open_client() as client:
         yield str(client.base_url).rstrip("/")
 

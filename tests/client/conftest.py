@@ -50,8 +50,8 @@ def kind(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="session")
-def server_url(teachable_bundle: Bundle) -> Iterator[str]:
-    command = serve_command(teachable_bundle, "--label-store", "memory")
+def server_url(learning_bundle: Bundle) -> Iterator[str]:
+    command = serve_command(learning_bundle, "--label-store", "memory")
     with ServerProcess(*command) as server, server.open_client() as client:
         yield str(client.base_url).rstrip("/")
 

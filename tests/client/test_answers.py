@@ -28,7 +28,7 @@ OTHER_NAMES: dict[type, type[BaseModel]] = {
     answers.Calibration: Calibration,
     answers.LabelCalibration: examples.CalibrationAnswer,
     answers.NewLabel: OpenLabel,
-    answers.Lesson: examples.LessonAnswer,
+    answers.LearntLabel: examples.LearntAnswer,
     answers.Embeddings: EmbedAnswer,
 }
 OURS = [each for each in vars(answers).values() if isinstance(each, type) and is_dataclass(each)]

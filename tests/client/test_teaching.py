@@ -11,7 +11,7 @@ from tests.client.conftest import Fake
 from tests.support.photos import make_photo
 
 PHOTOS = [make_photo(seed) for seed in range(4)]
-LESSON = {
+LEARNT = {
     "label_set": {"name": "mine", "version": "1"},
     "label": "our mug",
     "examples": {"positive": 5, "negative": 0, "added": 5, "repeated": 1},
@@ -67,13 +67,13 @@ def test_many_photos_go_in_several_requests(
     kind: Any, fake: Fake, size: int, count: int, requests: int
 ) -> None:
     service, url = fake
-    service.set_answer(LESSON)
+    service.set_answer(LEARNT)
     with kind(url) as client:
-        lesson = client.learn_label("mine", "our mug", [bytes(size)] * count, replace=True)
+        learnt = client.learn_label("mine", "our mug", [bytes(size)] * count, replace=True)
     paths = [path for _, path, _ in service.requests]
     first = "/labels/mine/examples?label=our+mug&replace=true"
     assert paths == [first, *["/labels/mine/examples?label=our+mug"] * (requests - 1)]
     bodies = [service.bodies.get() for _ in paths]
     assert sum(body.count(b'name="positive"') for body in bodies) == count
     assert max(map(len, bodies)) <= max(20 * 2**20, size + 1000)
-    assert (lesson.examples.positive, lesson.examples.repeated) == (5, 1)
+    assert (learnt.examples.positive, learnt.examples.repeated) == (5, 1)

@@ -18,9 +18,9 @@ from models.checkpoints.clip import read_clip
 from models.checkpoints.description import Hints
 from service.bundle.reader import Bundle
 from service.engine.engine import open_engine
-from service.labels.background import MIN_PHOTOS
 from service.labels.encoders import open_text_encoder
 from service.labels.files import read_bundle_sets
+from service.labels.whitening import MIN_PHOTOS
 from tests.export.tiny_network import run_torch
 from tests.models.tiny_towers import KINDS, write_towers
 from tests.support.photos import make_picture

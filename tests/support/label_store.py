@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from service.errors import StoreUnavailable
-from service.labels.background import MIN_PHOTOS, fit_background
+from service.labels.builder import PhotoSpace
 from service.labels.definition import Definition
 from service.labels.examples import Example
-from service.labels.maker import PhotoSpace
 from service.labels.store.database import open_database
 from service.labels.store.store import LabelStore, Limits, SetVersion, StoreState
+from service.labels.whitening import MIN_PHOTOS, fit_whitening
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE, WIDTH
 
 LIMITS = Limits(sets=50, labels=8, labels_per_set=5)
@@ -28,9 +28,9 @@ class FlakyStore(LabelStore):
         self.asked = asyncio.Event()
         self.loop = asyncio.get_running_loop()
 
-    def read_versions(self) -> tuple[StoreState, dict[str, SetVersion]]:
+    def read_versions(self, name: str | None = None) -> tuple[StoreState, dict[str, SetVersion]]:
         self._answer()
-        return super().read_versions()
+        return super().read_versions(name)
 
     def list_others(self) -> dict[str, str]:
         self._answer()
@@ -70,7 +70,7 @@ def make_photos(width: int = WIDTH, encoder: str = "e" * 64) -> PhotoSpace:
     random = np.random.default_rng(0)
     rows = random.normal(0.5, 1, (MIN_PHOTOS, width)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    return PhotoSpace(encoder, fit_background(rows))
+    return PhotoSpace(encoder, fit_whitening(rows))
 
 
 def make_examples(

@@ -41,9 +41,9 @@ from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft, write_bundle
 from service.engine.heads import LabelVectors, QueryArray
 from service.images.decode import PixelArray
-from service.labels.background import MIN_PHOTOS, fit_background
 from service.labels.definition import Definition
 from service.labels.label_set import LabelSet, make_open_set
+from service.labels.whitening import MIN_PHOTOS, fit_whitening
 from tests.support.photos import make_picture
 
 SIDE = 16
@@ -400,13 +400,13 @@ def write_open_bundle(parent: Path, *, trained: bool = True, encodes_text: bool 
     return write_draft(parent, open_draft(trained=trained, encodes_text=encodes_text))
 
 
-def write_teachable_bundle(parent: Path, draft: BundleDraft | None = None) -> Bundle:
+def write_learning_bundle(parent: Path, draft: BundleDraft | None = None) -> Bundle:
     """Writes a bundle with an open head, or another, with a background of made photos."""
     seeds = range(1000, 1000 + MIN_PHOTOS)
     photos = [np.asarray(make_picture(seed, SIDE, SIDE)) for seed in seeds]
     encoder = ort.InferenceSession(tiny_encoder(), providers=["CPUExecutionProvider"])
     means = encoder.run(None, {"images": np.stack(photos)})[0].mean(axis=1)
-    background = fit_background(means / np.linalg.norm(means, axis=1, keepdims=True))
+    background = fit_whitening(means / np.linalg.norm(means, axis=1, keepdims=True))
     draft = draft or open_draft()
     card = draft.card.model_copy(
         update={"background": BackgroundPhotos(dataset="made", images=MIN_PHOTOS)}

@@ -175,7 +175,7 @@ def _describe_set(labels: LabelSet) -> dict[str, Any]:
         columns = labels.calibration.tobytes() + labels.thresholds.tobytes()
         found["calibration"] = hashlib.sha256(columns).hexdigest()
     if (learnt := labels.learnt) is not None:
-        parts = [learnt.positions.tobytes(), *(each.to_bytes() for each in learnt.lessons)]
+        parts = [learnt.positions.tobytes(), *(each.to_bytes() for each in learnt.examples)]
         found["examples"] = hashlib.sha256(b"".join(parts)).hexdigest()
     return found
 

@@ -1,5 +1,7 @@
 """Answers about a label's photos: the threshold that fits them, and what it learns from them."""
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel, Field
 
 from service.calibration import MIN_POSITIVES
@@ -9,7 +11,7 @@ from service.http.responses.schemas import (
     Separation,
     describe_examples,
 )
-from service.pipeline.teaching import Taught
+from service.labels.registered_sets import LearntLabel
 
 _ADVICE = (
     f"A threshold needs at least {MIN_POSITIVES} photos that show the label, and some that do not."
@@ -59,7 +61,7 @@ class ExampleCounts(BaseModel):
     repeated: int = Field(description="The same photo as another, or nearly the same.")
 
 
-class LessonAnswer(BaseModel):
+class LearntAnswer(BaseModel):
     """Answer of `POST /labels/{name}/examples`: the label now, and how the photos score now."""
 
     label_set: NameAndVersion
@@ -73,24 +75,26 @@ class LessonAnswer(BaseModel):
     advice: str | None = Field(description="Which photos a threshold needs.", examples=[None])
 
 
-def answer_lesson(taught: Taught, label: str) -> LessonAnswer:
-    """Returns what a label has learnt."""
-    labels, learnt = taught.labels, taught.labels.learnt
-    place = labels.positions[label]
+def answer_learnt(
+    result: LearntLabel, label: str, positive: Sequence[float] = (), negative: Sequence[float] = ()
+) -> LearntAnswer:
+    """Returns what a label has learnt, and scores of photos of both kinds."""
+    labels, learnt = result.labels, result.labels.learnt
+    position = labels.positions[label]
     assert learnt is not None, "the label has learnt"
-    now = describe_examples(learnt, int(learnt.positions.searchsorted(place)))
+    now = describe_examples(learnt, int(learnt.positions.searchsorted(position)))
     counts = {"positive": now.positive, "negative": now.negative}
     advice = None if now.negative and now.positive >= MIN_POSITIVES else _ADVICE
     if now.positive and now.separation.value < 1:
         advice = _WEAK_ADVICE
-    return LessonAnswer(
+    return LearntAnswer(
         label_set=NameAndVersion.model_validate(labels),
         label=label,
-        examples=ExampleCounts(**counts, added=taught.added, repeated=taught.repeated),
+        examples=ExampleCounts(**counts, added=result.added, repeated=result.repeated),
         separation=now.separation,
-        threshold=labels.thresholds[place],
-        calibrated=labels.calibrated[place],
-        positive=[PhotoScore(score=score) for score in taught.positive],
-        negative=[PhotoScore(score=score) for score in taught.negative],
+        threshold=labels.thresholds[position],
+        calibrated=labels.calibrated[position],
+        positive=[PhotoScore(score=score) for score in positive],
+        negative=[PhotoScore(score=score) for score in negative],
         advice=advice,
     )

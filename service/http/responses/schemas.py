@@ -331,10 +331,11 @@ class InfoAnswer(_Answer):
 
 def describe_examples(learnt: LearntLabels, row: int) -> LabelExamples:
     """Returns what the label in a row of `learnt` has learnt."""
-    lesson, value = learnt.lessons[row], float(learnt.separations[row])
-    counts = {"positive": lesson.positive.count, "negative": lesson.negative.count}
-    if lesson.positive.count < 2:
-        meaning = f"unknown with {'one photo' if lesson.positive.count else 'negative photos only'}"
+    examples, value = learnt.examples[row], float(learnt.separations[row])
+    counts = {"positive": examples.positive.count, "negative": examples.negative.count}
+    if examples.positive.count < 2:
+        which = "one photo" if examples.positive.count else "negative photos only"
+        meaning = f"unknown with {which}"
     else:
         how = ("not", "weakly", "fairly well", "clearly")[bisect((1, 3, 5), value)]
         meaning = f"{how} told apart from other photos"
@@ -347,7 +348,7 @@ def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
     fields = tuple(RegisteredLabel.model_fields)
     unknown = Separation(value=0, meaning="unknown: the examples are of another model")
     other = LabelExamples(positive=0, negative=0, separation=unknown, this_model=False)
-    examples = dict.fromkeys(labels.foreign, other)
+    examples = dict.fromkeys(labels.unused_examples, other)
     if labels.learnt is not None:
         for row, place in enumerate(labels.learnt.positions):
             examples[labels.names[place]] = describe_examples(labels.learnt, row)

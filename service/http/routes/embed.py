@@ -38,9 +38,9 @@ from service.http.responses.schemas import ImageFailure, NameAndVersion
 from service.http.routes.predict import MAX_BATCH_IMAGES, PHOTO_PROBLEMS, limit_images
 from service.http.security.keys import PREDICT
 from service.http.security.rates import LIMITED
+from service.pipeline.learning import embed_photo
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import write_embedding
-from service.pipeline.teaching import embed_photo
 from service.scheduling.tasks import run_together
 
 MAX_TEXTS = 64

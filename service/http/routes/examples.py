@@ -15,10 +15,10 @@ from service.http.requests.parameters import KNOWN_NAMES, Served
 from service.http.requests.uploads import read_examples
 from service.http.responses.examples import (
     CalibrationAnswer,
-    LessonAnswer,
+    LearntAnswer,
     OperatingPointAnswer,
     PhotoScore,
-    answer_lesson,
+    answer_learnt,
 )
 from service.http.responses.openapi import TAG, document_examples, document_problems, document_write
 from service.http.responses.schemas import ImageFailure, LabelSetAnswer, NameAndVersion
@@ -34,9 +34,9 @@ from service.http.routes.labels import (
 from service.http.routes.predict import PHOTO_PROBLEMS, label_or_fail
 from service.http.security.keys import PREDICT
 from service.http.security.rates import LIMITED
+from service.pipeline.learning import learn_label
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.selection import Selection
-from service.pipeline.teaching import teach_label
 from service.question import Question
 from service.scheduling.tasks import collect_in_order
 
@@ -57,11 +57,11 @@ router = APIRouter(prefix="/labels", tags=["labels"])
 
 @router.post(
     "/{name}/examples",
-    summary="Teach a label with photos",
-    response_model=LessonAnswer,
+    summary="Learn a label from photos",
+    response_model=LearntAnswer,
     dependencies=WRITING,
     responses={
-        **document_write(LessonAnswer),
+        **document_write(LearntAnswer),
         **document_problems(
             *_CHANGE_PROBLEMS,
             *_FORM_PROBLEMS,
@@ -78,27 +78,27 @@ async def add_examples(
     served: Served,
     name: Name,
     label: Label,
-    replace: Annotated[bool, Query(description="Forget its earlier examples.")] = False,
+    replace: Annotated[bool, Query(description="Delete its earlier examples first.")] = False,
 ) -> Response:
-    """Teaches a label with up to 200 photos; makes the label, and the set, if there is none.
+    """Learns a label from up to 200 photos; makes the label, and the set, if there is none.
 
     Photos add up over requests; the same photo, or nearly the same, counts once. They are not
     stored, only sums of their embeddings. If a photo cannot be used, nothing is learnt.
     """
     pipeline = served.pipeline
-    pipeline.catalogue.teachable(name)  # before the photos are read
+    pipeline.catalogue.for_learning(name)  # before the photos are read
     photos = await read_examples(request, served.settings)
     with pipeline.admit():
         version = await demand_version(request, pipeline.catalogue, name)
-        work = teach_label(pipeline, name, label, *photos, replace=replace, if_version=version)
-        taught = await cancel_on_disconnect(request, work)
-        answer = answer_lesson(taught, label)
-        return await answer_set(request, taught.labels, answer, created=taught.created)
+        work = learn_label(pipeline, name, label, *photos, replace=replace, if_version=version)
+        result, *scores = await cancel_on_disconnect(request, work)
+        answer = answer_learnt(result, label, *scores)
+        return await answer_set(request, result.labels, answer, created=result.created)
 
 
 @router.delete(
     "/{name}/examples",
-    summary="Forget the examples of a label",
+    summary="Delete the examples of a label",
     response_model=LabelSetAnswer,
     dependencies=WRITING,
     responses={HTTPStatus.OK.value: TAG, **document_problems(*_CHANGE_PROBLEMS, errors.NoExamples)},
@@ -109,7 +109,7 @@ async def delete_examples(request: Request, served: Served, name: Name, label: L
     pipeline = served.pipeline
     with pipeline.admit():
         version = await demand_version(request, pipeline.catalogue, name)
-        work = pipeline.catalogue.writable(name).forget(name, label, version)
+        work = pipeline.catalogue.writable(name).delete_examples(name, label, version)
         return await answer_set(request, await cancel_on_disconnect(request, work))
 
 
@@ -149,18 +149,18 @@ async def calibrate_label(
         raise errors.MissingField("positive")
     work = _score(pipeline, selection, [*positive, *negative])
     scored = await cancel_on_disconnect(request, work)
-    scores = np.array([getattr(each, "score", np.nan) for each in scored], np.float64)
+    scores = np.array([getattr(photo, "score", np.nan) for photo in scored], np.float64)
     usable = ~np.isnan(scores)
     targets = (np.arange(len(scored)) < len(positive))[usable].astype(np.int64)
     scores = scores[usable]
     labels, current, best = selection.sets[0], None, None
     if targets.any():
         threshold = float(labels.thresholds[labels.positions[label]])
-        found = targets[scores >= threshold]
+        reached = targets[scores >= threshold]
         current = OperatingPointAnswer(
             threshold=threshold,
-            precision=found.mean() if len(found) else None,
-            recall=found.sum() / targets.sum(),
+            precision=reached.mean() if len(reached) else None,
+            recall=reached.sum() / targets.sum(),
         )
         best = find_threshold(scores, targets, precision_target)
     return CalibrationAnswer(
@@ -179,6 +179,6 @@ async def _score(
     deadline = pipeline.make_deadline()
     works = (label_or_fail(pipeline, photo, selection, deadline) for photo in photos)
     return [
-        each if isinstance(each, ImageFailure) else PhotoScore(score=each.labels[0].score)
-        for each in await collect_in_order(works, pipeline.concurrency)
+        answer if isinstance(answer, ImageFailure) else PhotoScore(score=answer.labels[0].score)
+        for answer in await collect_in_order(works, pipeline.concurrency)
     ]

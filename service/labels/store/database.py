@@ -51,7 +51,10 @@ class Database:
 
     @contextmanager
     def connect(self, *, writing: bool = False) -> Iterator[sa.Connection]:
-        """Yields a connection, with `writing` in a transaction that it commits; or `StoreError`."""
+        """Yields a connection; with `writing`, commits its transaction.
+
+        Raises `StoreError` if the database fails.
+        """
         if self._identify_file() != self._file:
             self._engine.dispose()  # writes to a file that was replaced would be lost
         engine = self._engine.execution_options(**{_WRITING: writing})
@@ -116,7 +119,7 @@ class Database:
 
 
 def open_database(location: str | None, *, timeout_seconds: float = 2.0) -> Database:
-    """Prepares a database; raises `StartError` if the location is invalid.
+    """Prepares a database. Raises `StartError` if the location is invalid.
 
     The location is a path, which may begin with `~`, `sqlite:///path`, `postgresql://...`, or
     `memory`; None takes `find_default_path()`. `timeout_seconds` is for a lock or a connection.
@@ -173,8 +176,8 @@ def _open_postgres(url: sa.URL, timeout_seconds: float) -> sa.Engine:
         ) from error
 
 
-def _make_place(location: str) -> str:
-    """Makes the folder of a SQLite file; raises `StartError` if the file could never be there."""
+def _make_folder(location: str) -> str:
+    """Makes the folder of a SQLite file. Raises `StartError` if the file could never be there."""
     path = expand_home(location)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +193,7 @@ def _make_place(location: str) -> str:
 
 def _open_sqlite(path: str, timeout_seconds: float) -> sa.Engine:
     if path != _SQLITE_MEMORY:
-        path = _make_place(path)
+        path = _make_folder(path)
     engine = sa.create_engine(
         sa.URL.create("sqlite", database=path),
         connect_args={"timeout": timeout_seconds, "check_same_thread": False},
@@ -229,7 +232,7 @@ def _find_read_only_mode(path: Path) -> str | None:
 
     SQLite cannot create the files of its log there; with `immutable` it works without them.
     """
-    if not path.exists() or all(os.access(place, os.W_OK) for place in (path, path.parent)):
+    if not path.exists() or all(os.access(entry, os.W_OK) for entry in (path, path.parent)):
         return None
     log, index = (Path(f"{path}{ending}") for ending in ("-wal", "-shm"))
     has_log = log.exists() and (index.exists() or log.stat().st_size > 0)

@@ -14,7 +14,7 @@ from service.bundle.card import BackgroundPhotos
 from service.bundle.manifest import BACKGROUND_FILE, MANIFEST_FILE
 from service.bundle.reader import load_bundle
 from service.bundle.writer import BundleDraft
-from service.labels.background import MIN_PHOTOS, fit_background, read_background
+from service.labels.whitening import MIN_PHOTOS, fit_whitening, read_whitening
 from tests.export.tiny_network import SPLITS
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import OPEN_HEAD, open_card, tiny_graphs, write_tiny_bundle
@@ -45,7 +45,7 @@ def test_background_is_that_of_the_services_embeddings_in_fp32(tmp_path: Path, k
     (tokens,) = session.run(["tokens"], {"images": chosen.read()})
     vectors = tokens.mean(axis=1) if kind == "ml_decoder" else tokens[:, 0]
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    measured, expected = read_background(made.background or b""), fit_background(vectors)
+    measured, expected = read_whitening(made.background or b""), fit_whitening(vectors)
     np.testing.assert_allclose(measured.whiten(vectors), expected.whiten(vectors), atol=1e-2)
 
 
@@ -74,7 +74,7 @@ def test_bundle_gets_a_background_in_place_or_is_not_written(
         assert (code, lines[-1], ANOTHER in str(lines)) == (1, "1 photo was left out", is_other)
         assert lines[0].startswith(f"left out: photo {damaged} cannot be decoded: ")
     changed = load_bundle(bundle.path)
-    assert changed.lesson_fingerprint != after.lesson_fingerprint
+    assert changed.photo_fingerprint != after.photo_fingerprint
 
     (photos / "7.png").unlink()
     (tmp_path / "empty").mkdir()

@@ -12,9 +12,9 @@ from tests.support.photos import make_photo
 
 
 @pytest.fixture
-def teach(run_open: Run, monkeypatch: pytest.MonkeyPatch, teachable_bundle: Bundle) -> Run:
+def run(run_open: Run, monkeypatch: pytest.MonkeyPatch, learning_bundle: Bundle) -> Run:
     """Runs the command line with a bundle that has a background."""
-    monkeypatch.setenv("ML_DECODER_BUNDLE", str(teachable_bundle.path))
+    monkeypatch.setenv("ML_DECODER_BUNDLE", str(learning_bundle.path))
     return run_open
 
 
@@ -40,52 +40,52 @@ def score(run: Run, photo: Path) -> dict[str, tuple[float, str]]:
     return {label["label"]: (label["score"], label["source"]) for label in labels}
 
 
-def test_subfolders_are_labels_whose_photos_add_up(teach: Run, folder: Path) -> None:
-    found = learn(teach, folder)
+def test_subfolders_are_labels_whose_photos_add_up(run: Run, folder: Path) -> None:
+    found = learn(run, folder)
     assert {label: each["examples"]["positive"] for label, each in found.items()} == {
         **{"our mug": 3, "yak": 1}
     }
     assert found["yak"]["separation"]["meaning"] == "unknown with one photo"
-    assert {source for _, source in score(teach, folder / "yak/d").values()} == {"examples"}
+    assert {source for _, source in score(run, folder / "yak/d").values()} == {"examples"}
     (folder / "yak/e.png").write_bytes(make_photo(5))
-    counts = learn(teach, folder)["yak"]["examples"]
+    counts = learn(run, folder)["yak"]["examples"]
     assert (counts["positive"], counts["added"], counts["repeated"]) == (2, 1, 1)
     (folder / "yak/d").unlink()
-    counts = learn(teach, folder, "--replace")["yak"]["examples"]
+    counts = learn(run, folder, "--replace")["yak"]["examples"]
     assert (counts["positive"], counts["added"]) == (1, 1)
-    out = teach("labels", "learn", "mine", folder)[1]
+    out = run("labels", "learn", "mine", folder)[1]
     assert "yak: 1 photo, 0 new; unknown with one photo. A threshold needs" in out
 
 
 def test_more_photos_than_one_write_takes_are_all_learnt(
-    teach: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.cli.learn._EXAMPLES_PER_WRITE", 2)
     for _ in range(2):
-        counts = learn(teach, folder, "--replace")["our mug"]["examples"]
+        counts = learn(run, folder, "--replace")["our mug"]["examples"]
         assert (counts["positive"], counts["added"]) == (3, 3)
 
 
-def test_photos_that_cannot_be_used_are_named_and_left_out(teach: Run, folder: Path) -> None:
+def test_photos_that_cannot_be_used_are_named_and_left_out(run: Run, folder: Path) -> None:
     (folder / "yak/junk.jpg").write_bytes(b"junk")
     (folder / "loose.png").write_bytes(make_photo(7))
     (folder / "newt").mkdir()
     (folder / "newt/gone.png").symlink_to("nowhere")
-    code, out, err = teach("labels", "learn", "mine", folder, "--json")
+    code, out, err = run("labels", "learn", "mine", folder, "--json")
     assert (code, len(out.splitlines())) == (1, 2)
     assert err.splitlines() == [
         f"{folder}/loose.png: it is in no subfolder: it has no label",
         f"{folder}/newt/gone.png: No such file or directory",
         f"{folder}/yak/junk.jpg: The file is damaged or is not an image",
     ]
-    assert set(score(teach, folder / "yak/d")) == {"our mug", "yak"}
+    assert set(score(run, folder / "yak/d")) == {"our mug", "yak"}
 
 
 def test_learn_refuses_arguments_before_it_reads_photos(
-    teach: Run, folder: Path, tmp_path: Path
+    run: Run, folder: Path, tmp_path: Path
 ) -> None:
     def refuse(reason: str, name: str, place: Path) -> None:
-        assert_refused(teach, reason, "labels", "learn", name, place)
+        assert_refused(run, reason, "labels", "learn", name, place)
 
     refuse("none: No such file or directory", "mine", tmp_path / "none")
     refuse("more has no subfolder with photos", "mine", folder / "our mug" / "more")
@@ -96,16 +96,16 @@ def test_learn_refuses_arguments_before_it_reads_photos(
 
 
 def test_exported_set_is_imported_with_what_it_has_learnt(
-    teach: Run, folder: Path, tmp_path: Path
+    run: Run, folder: Path, tmp_path: Path
 ) -> None:
-    learn(teach, folder)
-    expected, file = score(teach, folder / "yak/d"), tmp_path / "mine.npz"
-    assert teach("labels", "export", "mine", file) == (0, "", "")
-    assert_refused(teach, "another label set is called mine", "labels", "import", file)
-    teach("labels", "remove", "mine")
-    code, out, err = teach("labels", "import", file, "--json")
+    learn(run, folder)
+    expected, file = score(run, folder / "yak/d"), tmp_path / "mine.npz"
+    assert run("labels", "export", "mine", file) == (0, "", "")
+    assert_refused(run, "another label set is called mine", "labels", "import", file)
+    run("labels", "remove", "mine")
+    code, out, err = run("labels", "import", file, "--json")
     assert (code, json.loads(out)["num_labels"], err) == (0, 2, "")
-    found = score(teach, folder / "yak/d")
+    found = score(run, folder / "yak/d")
     assert found == {n: (pytest.approx(s, abs=1e-5), "examples") for n, (s, _) in expected.items()}
-    assert_refused(teach, "no such label set", "labels", "export", "none", file)
-    assert_refused(teach, "must end in .npz", "labels", "export", "mine", tmp_path / "mine")
+    assert_refused(run, "no such label set", "labels", "export", "none", file)
+    assert_refused(run, "must end in .npz", "labels", "export", "mine", tmp_path / "mine")

@@ -12,12 +12,12 @@ import pytest
 from service import errors
 from service.bundle.card import Calibration
 from service.bundle.reader import Bundle
+from service.labels.builder import LabelSetBuilder, PhotoSpace
 from service.labels.catalogue import Catalogue, FixedSet, _make_version, open_catalogue
 from service.labels.definition import Definition
 from service.labels.encoders import open_label_encoders
-from service.labels.examples import make_lesson
+from service.labels.examples import Examples
 from service.labels.label_set import LabelSet, Origin, make_trained_set
-from service.labels.maker import PhotoSpace, SetMaker
 from service.labels.store.store import LabelStore
 from service.pipeline.loading import open_encoders
 from service.question import Question
@@ -27,8 +27,6 @@ from tests.support.tiny_bundle import (
     PLAIN_HEAD,
     TINY_LABELS,
     WIDTH,
-    tiny_draft,
-    write_teachable_bundle,
 )
 
 pytestmark = pytest.mark.anyio
@@ -66,7 +64,7 @@ def make(
     return Catalogue(
         trained,
         fixed,
-        SetMaker(open_label_encoders(bundle, threads=1, cache_size=9, queue_size=9), photos),
+        LabelSetBuilder(open_label_encoders(bundle, threads=1, cache_size=9, queue_size=9), photos),
         store or FlakyStore("memory"),
         default_sets=default,
         max_candidates=3,
@@ -140,12 +138,6 @@ async def test_default_is_the_trained_labels_and_the_sets_of_the_bundle_unless_c
             assert catalogue.find(last.name).names == last.names
 
 
-async def test_error_names_every_unknown_set(catalogue: Catalogue) -> None:
-    with pytest.raises(errors.UnknownLabelSet) as caught:
-        await catalogue.pin(Question(label_set=("none", "trained", "neither")))
-    assert caught.value.names == ("none", "neither")
-
-
 async def test_pinned_set_stays_after_it_is_replaced_and_deleted(catalogue: Catalogue) -> None:
     question = Question(label_set=("pets",))
     await register(catalogue, PETS)
@@ -202,6 +194,9 @@ async def test_default_set_may_be_registered_later_and_is_unknown_until_then(
                 await catalogue.pin(Question(label_set=names))
             assert caught.value.names == ("pets",)
             assert ("the default of requests" in str(caught.value.detail)) == is_default
+        with pytest.raises(errors.UnknownLabelSet) as caught:
+            await catalogue.pin(Question(label_set=("none", "trained", "neither")))
+        assert caught.value.names == ("none", "neither")
         await register(catalogue, PETS)
         assert await pin_names(catalogue, Question()) == ["pets"]
 
@@ -307,7 +302,7 @@ async def test_unusable_store_refuses_registrations_or_stops_the_start_if_it_was
 PHOTOS = make_photos()
 
 
-async def test_uncalibrated_softmax_teaches_no_labels_until_the_set_is_calibrated(
+async def test_uncalibrated_softmax_learns_no_labels_until_the_set_is_calibrated(
     open_bundle: Bundle,
 ) -> None:
     catalogue = make(open_bundle, photos=PHOTOS)
@@ -315,45 +310,31 @@ async def test_uncalibrated_softmax_teaches_no_labels_until_the_set_is_calibrate
     catalogue.encoders.head = head
     async with run(catalogue):
         with pytest.raises(errors.ScoresCompete, match="--open-photos"):
-            catalogue.teachable("pets")
+            catalogue.for_learning("pets")
         await register(catalogue, PETS)
         with pytest.raises(errors.ScoresCompete):
-            catalogue.teachable("pets")
+            catalogue.for_learning("pets")
         calibration = Calibration(scale=1.0, shift=0.0)
         await catalogue.writable("pets").calibrate("pets", {}, calibration)
-        catalogue.teachable("pets")
+        catalogue.for_learning("pets")
 
 
 @pytest.mark.parametrize("encoder", [PHOTOS.encoder, "other"])
-async def test_fixed_set_has_its_lessons_if_they_are_of_this_encoder(
+async def test_fixed_set_has_its_examples_if_they_are_of_this_encoder(
     open_bundle: Bundle, tiny_bundle: Bundle, encoder: str
 ) -> None:
-    lessons = {"cat": make_lesson(WIDTH).add(make_examples(2))}
-    taught = FixedSet(define("pets", "cat", lessons=lessons, encoder=encoder), "1.0", "folder")
+    examples = {"cat": Examples.empty(WIDTH).add(make_examples(2))}
+    learnt = FixedSet(define("pets", "cat", examples=examples, encoder=encoder), "1.0", "folder")
     for bundle, source in ((open_bundle, "zero_shot"), (tiny_bundle, "examples")):
-        async with run(make(bundle, taught, photos=PHOTOS)) as catalogue:
+        async with run(make(bundle, learnt, photos=PHOTOS)) as catalogue:
             pets = catalogue.find("pets")
             is_ours = encoder == PHOTOS.encoder
-            assert (pets.source, [*pets.lessons]) == (source, ["cat"] if is_ours else [])
-            assert pets.foreign == (set() if is_ours else {"cat"})
-
-
-async def test_store_of_a_model_without_open_head_needs_a_background(
-    tiny_bundle: Bundle, tmp_path: Path
-) -> None:
-    known = write_teachable_bundle(tmp_path, tiny_draft())
-    for bundle, has_store in ((tiny_bundle, False), (known, True)):
-        async with run(open_configured(bundle, label_store="memory")) as catalogue:
-            assert (catalogue.background is not None) == has_store
-            if has_store:
-                sets = catalogue.teachable("pets")
-                prepared = await sets.prepare_label("pets", "cat")
-                await sets.learn("pets", "cat", prepared, make_examples(2), ())
-                assert catalogue.find("pets").source == "examples"
+            assert (pets.source, [*pets.examples]) == (source, ["cat"] if is_ours else [])
+            assert pets.unused_examples == (set() if is_ours else {"cat"})
 
 
 def test_version_of_a_fixed_set_changes_with_its_examples() -> None:
-    lessons = [make_lesson(WIDTH).add(make_examples(2, seed)) for seed in range(2)]
-    versions = [_make_version(define("pets", "cat", lessons={"cat": each})) for each in lessons]
+    examples = [Examples.empty(WIDTH).add(make_examples(2, seed)) for seed in range(2)]
+    versions = [_make_version(define("pets", "cat", examples={"cat": each})) for each in examples]
     bare = define("pets", "cat")
     assert (_make_version(bare), len({*versions, _make_version(bare)})) == (bare.digest[:12], 3)

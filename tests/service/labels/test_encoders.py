@@ -25,7 +25,6 @@ from service.labels.encoders import (
     LabelEncoder,
     LabelEncoders,
     TextEncoder,
-    append_vectors,
     open_label_encoder,
     open_text_encoder,
 )
@@ -318,18 +317,3 @@ def test_label_encoder_with_other_tensors_is_refused(
     bundle = write_changed_bundle(tmp_path, label_encoder=graph)
     with pytest.raises(BundleError, match=reason):
         open_label_encoder(bundle, 1)
-
-
-def test_appended_rows_of_one_snapshot_are_not_those_of_another() -> None:
-    def project(*values: int) -> LabelVectors:
-        rows = np.repeat(np.array(values, np.float32)[:, np.newaxis], 3, axis=1)
-        return LabelVectors(rows, {"names": rows[:, :1].astype(np.int64)})
-
-    old = append_vectors(project(1), project(*range(2, 17)))  # of 16 labels, with a spare row
-    first = append_vectors(old, project(20))
-    assert np.shares_memory(first.queries, old.queries)
-    others = [append_vectors(old, project(30)), append_vectors(first, project(40, 50))]
-    for vectors, added in ((old, []), (first, [20]), (others[0], [30]), (others[1], [20, 40, 50])):
-        expected = [*range(1, 17), *added]
-        assert vectors.queries[:, 2].tolist() == expected
-        assert vectors.keys["names"][:, 0].tolist() == expected

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from service.errors import InvalidLabelSet
-from service.labels.background import Background
-from service.labels.examples import Example, Lesson, make_lesson, read_lesson
+from service.labels.examples import Example, Examples
+from service.labels.whitening import Whitening
 from tests.support.label_store import make_examples, make_photos
 
 WIDTH = 64
@@ -16,22 +16,22 @@ OTHERS = make_examples(4, seed=1, width=WIDTH)
 
 
 @pytest.fixture(scope="module")
-def background() -> Background:
-    return make_photos(WIDTH).background
+def whitening() -> Whitening:
+    return make_photos(WIDTH).whitening
 
 
-def learn(*portions: Sequence[Example]) -> Lesson:
-    lesson = make_lesson(WIDTH)
+def learn(*portions: Sequence[Example]) -> Examples:
+    examples = Examples.empty(WIDTH)
     for portion in portions:
-        lesson = lesson.add(portion)
-    return lesson
+        examples = examples.add(portion)
+    return examples
 
 
-def assert_equal(lesson: Lesson, other: Lesson, background: Background) -> None:
-    assert lesson.count == other.count
+def assert_equal(examples: Examples, other: Examples, whitening: Whitening) -> None:
+    assert examples.count == other.count
     for has_text in (True, False):
         (vector, *numbers), (expected, *right) = (
-            each.direct(background, has_text=has_text) for each in (lesson, other)
+            each.direct(whitening, has_text=has_text) for each in (examples, other)
         )
         np.testing.assert_allclose(vector, expected, atol=1e-4 * np.abs(expected).max())
         assert numbers == pytest.approx(right, rel=1e-4)
@@ -50,73 +50,73 @@ def assert_equal(lesson: Lesson, other: Lesson, background: Background) -> None:
     ],
 )
 def test_order_portions_and_copies_change_nothing(
-    background: Background, portions: list[list[Example]]
+    whitening: Whitening, portions: list[list[Example]]
 ) -> None:
-    assert_equal(learn(*portions), learn(PHOTOS), background)
+    assert_equal(learn(*portions), learn(PHOTOS), whitening)
 
 
 @pytest.mark.parametrize("count", [2, 3, 9])
 @pytest.mark.parametrize("spread", [2.0, 4.0])
 def test_separation_from_sums_is_that_of_leaving_each_photo_out(
-    background: Background, count: int, spread: float
+    whitening: Whitening, count: int, spread: float
 ) -> None:
     photos = make_examples(count, seed=count, width=WIDTH, spread=spread)
     rows = np.stack([photo.embedding for photo in photos])
     values = []
     for place, row in enumerate(rows):
         direction = np.delete(rows, place, axis=0).mean(axis=0)
-        mean, deviation = background.measure(direction)
+        mean, deviation = whitening.measure(direction)
         values.append((row @ direction - mean) / deviation)
     examples = learn(photos).positive
     assert examples.count == count
     expected = np.clip(np.mean(values), 0, 8)
-    assert examples.separate(background) == pytest.approx(expected, rel=0.15)
+    assert examples.separate(whitening) == pytest.approx(expected, rel=0.15)
 
 
-def test_separation_is_of_similar_photos_and_3_of_a_single_one(background: Background) -> None:
+def test_separation_is_of_similar_photos_and_3_of_a_single_one(whitening: Whitening) -> None:
     alike, mixed = (
-        learn(make_examples(5, width=WIDTH, spread=spread)).positive.separate(background)
+        learn(make_examples(5, width=WIDTH, spread=spread)).positive.separate(whitening)
         for spread in (0.7, 20.0)
     )
     assert 0 <= mixed < alike <= 8
-    assert learn(PHOTOS[:1]).positive.separate(background) == 3
-    assert learn().positive.separate(background) == 0
+    assert learn(PHOTOS[:1]).positive.separate(whitening) == 3
+    assert learn().positive.separate(whitening) == 0
 
 
 @pytest.mark.parametrize("has_text", [True, False])
 def test_positives_raise_the_score_of_similar_photos_and_negatives_lower_it(
-    background: Background, has_text: bool
+    whitening: Whitening, has_text: bool
 ) -> None:
     vectors = [
-        learn(*positive).add(negative=negative).direct(background, has_text=has_text)[0]
+        learn(*positive).add(negative=negative).direct(whitening, has_text=has_text)[0]
         for positive, negative in (([PHOTOS], ()), ([PHOTOS], OTHERS), ((), OTHERS))
     ]
-    alike, other = (background.project(each[0].embedding)[0] for each in (PHOTOS, OTHERS))
+    alike, other = (whitening.project(each[0].embedding)[0] for each in (PHOTOS, OTHERS))
     assert vectors[0] @ alike > 0
     assert vectors[1] @ other < vectors[0] @ other
     assert vectors[2] @ other < 0
 
 
 def test_photo_of_both_kinds_is_refused_and_named() -> None:
-    for lesson, positive, negative, words in (
+    for examples, positive, negative, words in (
         (learn(), PHOTOS, [OTHERS[0], PHOTOS[3]], "Photo 4 of `positive`"),
         (learn(PHOTOS), [], [OTHERS[0], PHOTOS[3]], "Photo 2 of `negative`"),
         (learn().add(negative=OTHERS), [*PHOTOS, OTHERS[1]], [], "Photo 10 of `positive`"),
     ):
         with pytest.raises(InvalidLabelSet, match=f"{words} is an example of the other kind"):
-            lesson.add(positive, negative)
+            examples.add(positive, negative)
 
 
-def test_lesson_is_read_as_it_was_written(background: Background) -> None:
-    for lesson in (learn(PHOTOS).add(negative=OTHERS), learn(PHOTOS[:1]), learn()):
-        content = lesson.to_bytes()
-        found = read_lesson(content)
+def test_examples_are_read_as_they_were_written(whitening: Whitening) -> None:
+    for examples in (learn(PHOTOS).add(negative=OTHERS), learn(PHOTOS[:1]), learn()):
+        content = examples.to_bytes()
+        found = Examples.from_bytes(content)
         assert found.to_bytes() == content
         assert (found.positive.digests.tolist(), found.negative.count) == (
-            lesson.positive.digests.tolist(),
-            lesson.negative.count,
+            examples.positive.digests.tolist(),
+            examples.negative.count,
         )
-        assert_equal(found.add(PHOTOS), lesson.add(PHOTOS), background)
+        assert_equal(found.add(PHOTOS), examples.add(PHOTOS), whitening)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +132,6 @@ def test_lesson_is_read_as_it_was_written(background: Background) -> None:
         lambda _: b"",
     ],
 )
-def test_damaged_lesson_is_refused(change: Callable[[bytes], bytes]) -> None:
+def test_damaged_examples_are_refused(change: Callable[[bytes], bytes]) -> None:
     with pytest.raises(InvalidLabelSet, match="damaged"):
-        read_lesson(change(learn(PHOTOS).to_bytes()))
+        Examples.from_bytes(change(learn(PHOTOS).to_bytes()))

@@ -17,7 +17,7 @@ from service.bundle.card import Calibration
 from service.bundle.writer import BundleDraft, write_bundle
 from service.errors import BundleError, InvalidLabelSet, StartError
 from service.labels.definition import Definition
-from service.labels.examples import make_lesson
+from service.labels.examples import Examples
 from service.labels.files import (
     pack_label_set,
     parse_label_set,
@@ -176,19 +176,19 @@ def test_packed_set_is_read_back_unchanged(names: list[str], data: st.DataObject
     assert pack_label_set(found) == packed
 
 
-LESSONS = {name: make_lesson(8).add(make_examples(2, i)) for i, name in enumerate("ac")}
-LEARNT = define("pets", "a", "b", "c", lessons=LESSONS, encoder="e" * 64)
+EXAMPLES = {name: Examples.empty(8).add(make_examples(2, i)) for i, name in enumerate("ac")}
+LEARNT = define("pets", "a", "b", "c", examples=EXAMPLES, encoder="e" * 64)
 
 
 @pytest.mark.parametrize("width", [0, 3])
-def test_file_has_the_lessons_of_a_set_and_which_labels_have_a_text(width: int) -> None:
+def test_file_has_the_examples_of_a_set_and_which_labels_have_a_text(width: int) -> None:
     embeddings = np.full((3, width), 0.1, np.float32)
     given = {"given": (1,), "embeddings": embeddings[:1]} if width else {}
     found = parse_label_set(pack_label_set(replace(LEARNT, **given), embeddings), ".npz", "pets")
     assert (found.given, found.encoder) == (given.get("given", ()), LEARNT.encoder)
     assert found.digest == replace(LEARNT, **given).digest
-    assert {name: each.to_bytes() for name, each in found.lessons.items()} == {
-        name: each.to_bytes() for name, each in LESSONS.items()
+    assert {name: each.to_bytes() for name, each in found.examples.items()} == {
+        name: each.to_bytes() for name, each in EXAMPLES.items()
     }
 
 
@@ -206,7 +206,7 @@ def test_file_has_the_lessons_of_a_set_and_which_labels_have_a_text(width: int) 
         {"encoder": np.array(3)},
     ],
 )
-def test_lessons_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
+def test_examples_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
     packed = pack_label_set(LEARNT, np.zeros((3, 0), np.float32))
     with np.load(io.BytesIO(packed)) as arrays:
         damaged = pack(**{**arrays, **change})

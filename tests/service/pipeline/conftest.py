@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from service.bundle.reader import Bundle
-from service.labels.examples import Example, make_lesson
+from service.labels.examples import Example, Examples
 from service.labels.label_set import LabelSet, LearntLabels
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.settings import Settings
@@ -35,12 +35,12 @@ async def running(bundle: Bundle, **values: Any) -> AsyncIterator[Pipeline]:
         await pipeline.drain()
 
 
-def teach(labels: LabelSet, *names: str, shift: float = 0.0) -> LabelSet:
+def make_learnt(labels: LabelSet, *names: str, shift: float = 0.0) -> LabelSet:
     """Returns the set, some of whose labels have learnt random directions from one photo each."""
     positions = np.array(sorted(labels.positions[name] for name in names), np.intp)
     vectors = np.random.default_rng(5).normal(size=(len(names), WIDTH)).astype(np.float32)
-    lessons = [make_lesson(WIDTH).add([Example(b"1" * 32, vector)]) for vector in vectors]
-    found = np.full(len(names), shift), tuple(lessons), np.full(len(names), 3.0)
+    examples = [Examples.empty(WIDTH).add([Example(b"1" * 32, vector)]) for vector in vectors]
+    found = np.full(len(names), shift), tuple(examples), np.full(len(names), 3.0)
     return replace(labels, learnt=LearntLabels(positions, vectors, *found))
 
 

@@ -27,7 +27,7 @@ from service.pipeline.explanation import (
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
-from tests.service.pipeline.conftest import running, teach
+from tests.service.pipeline.conftest import make_learnt, running
 from tests.support.tiny_bundle import (
     PATCH,
     PLAIN_HEAD,
@@ -130,7 +130,7 @@ def test_label_is_explained_by_the_head_that_answers_it(
 def test_map_of_a_learnt_label_has_the_tokens_parts_of_its_score(
     engine: Engine, explainer: Explainer, tiny_bundle: Bundle
 ) -> None:
-    images, learnt, side = random_images(3, 1), teach(OPEN, "cat"), SIDE // PATCH
+    images, learnt, side = random_images(3, 1), make_learnt(OPEN, "cat"), SIDE // PATCH
     (plain,) = explain(engine, explainer, images, sets=(OPEN,))
     bare = replace(learnt, queries=None)
     for labels, drawing in ((learnt, explainer), (bare, Explainer(tiny_bundle))):

@@ -15,7 +15,7 @@ from service.labels.label_set import LabelSet, make_trained_set
 from service.pipeline.scoring import ScoredLabel, compute_scores, score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
-from tests.service.pipeline.conftest import teach
+from tests.service.pipeline.conftest import make_learnt
 from tests.support.tiny_bundle import PLAIN_HEAD, WIDTH, make_by_purpose, random_label_set
 
 TRAINED = [
@@ -231,7 +231,7 @@ EMBEDDING = np.full(WIDTH, WIDTH**-0.5, np.float32)
 def test_learnt_label_adds_its_score_to_the_calibrated_logit(
     calibration: NDArray[np.float64] | None,
 ) -> None:
-    labels = teach(random_label_set(0, ["x", "y", "z"]), "x", "z", shift=0.5)
+    labels = make_learnt(random_label_set(0, ["x", "y", "z"]), "x", "z", shift=0.5)
     labels = replace(labels, calibration=calibration)
     logits = np.array([0.5, -0.5, 1.0], np.float32)
     values = logits if calibration is None else logits * calibration[0] + calibration[1]
@@ -250,7 +250,7 @@ def test_learnt_label_adds_its_score_to_the_calibrated_logit(
 
 
 def test_label_without_text_and_examples_has_the_score_0() -> None:
-    labels = teach(replace(random_label_set(0, ["x", "y"]), queries=None), "y", shift=9.0)
+    labels = make_learnt(replace(random_label_set(0, ["x", "y"]), queries=None), "y", shift=9.0)
     for each, found in ((labels, {"y"}), (replace(labels, learnt=None), set())):
         selection = select_labels([each], Question(top_k=2))
         scored = score_labels([np.zeros(2, np.float32)], selection, EMBEDDING)

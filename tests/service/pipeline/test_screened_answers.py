@@ -15,7 +15,7 @@ from service.labels.definition import Definition
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.selection import select_labels
 from service.question import Question
-from tests.service.pipeline.conftest import running, teach
+from tests.service.pipeline.conftest import make_learnt, running
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, write_screened_bundle
 
@@ -91,7 +91,7 @@ async def test_learnt_labels_are_never_left_out_and_leave_room_for_others(
     for pipeline in pipelines:
         (labels,) = (await pipeline.select(question)).sets
         low = np.stack([np.ones(LABELS), np.full(LABELS, -20.0)])  # no text reaches a score of 0.5
-        learnt = replace(teach(labels, *NAMES[::20], shift=shift), calibration=low)
+        learnt = replace(make_learnt(labels, *NAMES[::20], shift=shift), calibration=low)
         for values in ({}, {"exclude": (NAMES[0],)}, {"top_k": None, "threshold": 0.99}):
             selection = select_labels([learnt], question.model_copy(update=values))
             screened = isinstance(selection.heads[0], ScreenedQueries)

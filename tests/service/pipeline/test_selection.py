@@ -15,7 +15,7 @@ from service.labels.label_set import LabelSet, make_trained_set
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
-from tests.service.pipeline.conftest import teach
+from tests.service.pipeline.conftest import make_learnt
 from tests.support.tiny_bundle import PLAIN_HEAD, SIDE, TINY_LABELS, random_label_set
 
 # Runs over other numbers of labels may sum in another order.
@@ -102,7 +102,7 @@ def test_set_does_not_run_without_a_chosen_label() -> None:
 
 
 def test_set_without_texts_runs_no_head_and_learnt_labels_need_the_embedding() -> None:
-    texts, learnt = random_label_set(0, ["yak"]), teach(random_label_set(1, ["ox"]), "ox")
+    texts, learnt = random_label_set(0, ["yak"]), make_learnt(random_label_set(1, ["ox"]), "ox")
     for sets, question, embeds in (
         ([texts, TRAINED], Question(), False),
         ([texts], Question(embedding=True), True),

@@ -27,7 +27,7 @@ from tests.support.tiny_bundle import (
     tiny_draft,
     tiny_encoder,
     write_draft,
-    write_teachable_bundle,
+    write_learning_bundle,
 )
 
 LABELS = Question(candidate_labels=["yak", "newt", "crow"], top_k=2)
@@ -86,7 +86,7 @@ def test_answers_without_photos_are_those_of_the_photos(job: BulkJob, tmp_path: 
 
 
 def test_sets_of_examples_alone_need_no_photos(job: BulkJob, tmp_path: Path) -> None:
-    bundle = write_teachable_bundle(tmp_path, tiny_draft())
+    bundle = write_learning_bundle(tmp_path, tiny_draft())
     store = str(tmp_path / "labels.db")
     settings = job.settings.model_copy(update={"bundle": bundle.path, "label_store": store})
 

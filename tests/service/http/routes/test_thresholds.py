@@ -15,7 +15,7 @@ from tests.support.serving import (
     serve_app,
     to_base64,
 )
-from tests.support.tiny_bundle import tiny_draft, write_measured_bundle, write_teachable_bundle
+from tests.support.tiny_bundle import tiny_draft, write_learning_bundle, write_measured_bundle
 
 BUNDLE = "measured_bundle"
 BALANCED = {"cat": 0.55, "dog": 0.45, "chair": 0.25, "table": 0.7}
@@ -76,7 +76,7 @@ def test_bundle_without_them_names_the_command_that_measures_them(open_bundle: B
 
 
 def test_labels_from_photos_without_an_open_head_name_no_command(tmp_path: Path) -> None:
-    bundle = write_teachable_bundle(tmp_path, tiny_draft())
+    bundle = write_learning_bundle(tmp_path, tiny_draft())
     with serve_app(bundle.path) as client:
         assert send_examples(client, "/labels/mine/examples?label=mug", [PHOTO]).is_success
         asked = {"label_set": "mine", "threshold": "recall"}

@@ -13,7 +13,7 @@ import pytest
 from service import errors
 from service.bundle.card import Calibration
 from service.labels.definition import Definition
-from service.labels.examples import read_lesson
+from service.labels.examples import Examples
 from service.labels.store.database import open_database
 from service.labels.store.store import PRESENT, LabelStore, Limits, WriteResult
 from tests.support.label_store import define, make_examples, run_sql
@@ -232,20 +232,32 @@ def test_writers_at_the_same_time_each_get_a_version_of_their_own(location: str)
     assert len(set(versions)) == 20
     assert find_versions(stores[0]) == {f"set{i}": version for i, version in enumerate(versions)}
     assert stores[0].read_state().revision == max(versions)
+    with ThreadPoolExecutor(4) as threads:
+        results = [*threads.map(lambda i: learn(stores[i % 4], "dog" * (i % 2), seed=i), range(8))]
+    assert sorted(created for _, created in results) == [False] * 7 + [True]
+    assert read_counts(stores[0]) == {"": 8, "dog": 8}
     for store in stores:
         store.close()
 
 
 def test_full_disk_raises_store_full_and_changes_nothing(file_store: LabelStore) -> None:
-    version = put(file_store, "pets", "cat")
+    learn(file_store, "cat")
+    before, photos = find_versions(file_store), (make_examples(1, width=100_000), ())
+    wide = {"photos": photos, "encoder": "f"}
     large = define("large", "x"), np.ones((1, 100_000), np.float32)
     run_in_database(file_store, "PRAGMA max_page_count = 1")  # at least the present size
-    with pytest.raises(errors.StoreFull):
-        file_store.write(*large, replace=False)
-    assert find_versions(file_store) == {"pets": version}
-    assert file_store.read_state().revision == version
+    for write in (
+        lambda: file_store.write(*large, replace=False),
+        lambda: learn(file_store, "cat", **wide),
+        lambda: learn(file_store, "dog", **wide),  # would be appended
+    ):
+        with pytest.raises(errors.StoreFull):
+            write()
+    assert (find_versions(file_store), read_counts(file_store)) == (before, {"cat": 2})
+    assert file_store.read_state().revision == before["pets"]
     run_in_database(file_store, "PRAGMA max_page_count = 1000000")
     file_store.write(*large, replace=False)
+    assert learn(file_store, "dog") == (2, False)
 
 
 def test_damaged_row_is_an_invalid_set(path: Path, file_store: LabelStore) -> None:
@@ -295,11 +307,11 @@ def learn(
 
 
 def read_counts(store: LabelStore) -> dict[str, int]:
-    rows = store.read_lessons("pets", "e")
-    return {row.label: read_lesson(row.lesson).count for row in rows if row.lesson}
+    rows = store.read_examples("pets", "e")
+    return {row.label: Examples.from_bytes(row.content).count for row in rows if row.content}
 
 
-def test_lesson_raises_the_version_of_its_set_and_leaves_its_row(store: LabelStore) -> None:
+def test_examples_raise_the_version_of_its_set_and_leave_its_row(store: LabelStore) -> None:
     first = put(store, "pets", "cat")
     assert learn(store, "cat") == (2, False)
     assert learn(store, "cat") == (0, False), "the same photos"
@@ -314,23 +326,23 @@ def test_lesson_raises_the_version_of_its_set_and_leaves_its_row(store: LabelSto
     with pytest.raises(errors.InvalidLabelSet, match="other kind"):
         learn(store, "cat", photos=((), make_examples(2)))
     assert read_counts(store) == {"cat": 4}
-    newer = store.read_lessons("pets", "e", first + 2)
-    assert [(row.label, row.lesson) for row in newer] == [("cat", None)]
+    newer = store.read_examples("pets", "e", first + 2)
+    assert [(row.label, row.content) for row in newer] == [("cat", None)]
     with pytest.raises(errors.LabelSetChanged):
-        store.forget("pets", "cat", if_version=first)
-    store.forget("pets", "cat")
+        store.delete_examples("pets", "cat", if_version=first)
+    store.delete_examples("pets", "cat")
     assert (read_counts(store), find_versions(store)) == ({}, {"pets": first + 3})
 
 
-def test_forgotten_lesson_is_not_in_the_file(path: Path, file_store: LabelStore) -> None:
+def test_deleted_examples_are_not_in_the_file(path: Path, file_store: LabelStore) -> None:
     put(file_store, "pets", "cat")
     learn(file_store, "cat")
-    (row,) = file_store.read_lessons("pets", "e")
-    content = row.lesson[40:100]
+    (row,) = file_store.read_examples("pets", "e")
+    content = row.content[40:100]
     assert content in path.read_bytes()
     with file_store.database.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA secure_delete").scalar_one() == 1
-    file_store.forget("pets", "cat")
+    file_store.delete_examples("pets", "cat")
     assert not any(content in each.read_bytes() for each in path.parent.glob(f"{path.name}*"))
 
 
@@ -345,7 +357,7 @@ def test_label_of_a_set_that_changed_meanwhile_is_not_appended_without_its_text(
     assert (found.definition.names, found.embeddings[:, 0].tolist()) == (("cat", "dog"), [1, 2])
 
 
-def test_set_of_another_space_keeps_its_lessons_and_a_new_set_has_none(
+def test_set_of_another_space_keeps_its_examples_and_a_new_set_has_none(
     path: Path, file_store: LabelStore
 ) -> None:
     with closing(open_store(str(path), space="b" * 64)) as other:
@@ -355,15 +367,15 @@ def test_set_of_another_space_keeps_its_lessons_and_a_new_set_has_none(
         put(file_store, "pets", "cat", "yak")
         for label in ("cat", "yak"):
             learn(file_store, label)
-        assert {row.label for row in other.read_lessons("pets", "f")} == {"cat", "dog", "yak"}
+        assert {row.label for row in other.read_examples("pets", "f")} == {"cat", "dog", "yak"}
         put(file_store, "pets", "yak")  # `cat` is deleted, `dog` was never here
-        assert {row.label for row in other.read_lessons("pets", "f")} == {"dog", "yak"}
-    run_sql(path, "DELETE FROM label_sets")  # by a service that knows no lessons
+        assert {row.label for row in other.read_examples("pets", "f")} == {"dog", "yak"}
+    run_sql(path, "DELETE FROM label_sets")  # by a service that knows no examples
     put(file_store, "pets", "cat")
-    assert file_store.read_lessons("pets", "e") == ()
+    assert file_store.read_examples("pets", "e") == ()
 
 
-def test_old_store_whose_user_may_not_create_tables_takes_sets_and_no_lessons(
+def test_old_store_whose_user_may_not_create_tables_takes_sets_and_no_examples(
     postgres: Postgres,
 ) -> None:
     location = postgres.make_database()
@@ -383,7 +395,7 @@ def test_old_store_whose_user_may_not_create_tables_takes_sets_and_no_lessons(
             guest.delete("plants")
             for refused in (
                 lambda: guest.check_room("pets", 3),
-                lambda: guest.forget("pets", "cat"),
+                lambda: guest.delete_examples("pets", "cat"),
             ):
                 with pytest.raises(errors.StoreReadOnly, match="no table learnt_labels"):
                     refused()
@@ -393,19 +405,9 @@ def test_old_store_whose_user_may_not_create_tables_takes_sets_and_no_lessons(
             assert read_counts(guest) == {"cat": 2}, "the table is found when it is there"
 
 
-def test_full_disk_leaves_no_half_of_a_lesson(file_store: LabelStore) -> None:
-    learn(file_store, "cat")
-    version, photos = find_versions(file_store), make_examples(1, width=100_000)
-    run_in_database(file_store, "PRAGMA max_page_count = 1")
-    for label in ("cat", "dog"):  # one that is there, and one that would be appended
-        with pytest.raises(errors.StoreFull):
-            learn(file_store, label, photos=(photos, ()), encoder="f")
-    assert (find_versions(file_store), read_counts(file_store)) == (version, {"cat": 2})
-    run_in_database(file_store, "PRAGMA max_page_count = 1000000")
-    assert learn(file_store, "dog") == (2, False)
-
-
-def test_damaged_lesson_is_refused_until_it_is_replaced(path: Path, file_store: LabelStore) -> None:
+def test_damaged_examples_are_refused_until_they_are_replaced(
+    path: Path, file_store: LabelStore
+) -> None:
     learn(file_store, "cat")
     run_sql(path, "UPDATE learnt_labels SET lesson = x'00'")
     with pytest.raises(errors.InvalidLabelSet, match="damaged"):
@@ -414,7 +416,7 @@ def test_damaged_lesson_is_refused_until_it_is_replaced(path: Path, file_store: 
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
-def test_store_without_lessons_is_read_and_gets_the_table_if_it_is_writable(
+def test_store_without_examples_are_read_and_gets_the_table_if_it_is_writable(
     path: Path, monkeypatch: pytest.MonkeyPatch, is_writable: bool
 ) -> None:
     with closing(open_store(str(path))) as old:
@@ -425,7 +427,7 @@ def test_store_without_lessons_is_read_and_gets_the_table_if_it_is_writable(
     with closing(open_store(str(path))) as store:
         assert find_versions(store) == {"pets": version}
         assert store.read("pets") is not None
-        assert store.read_lessons("pets", "e") == ()
+        assert store.read_examples("pets", "e") == ()
         if is_writable:
             put(store, "pets", "dog")
         else:

@@ -1,4 +1,4 @@
-"""The background: whitens embeddings, gives every direction the same scale, refuses damage."""
+"""The whitening: whitens embeddings, gives every direction the same scale, refuses damage."""
 
 import io
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from service.errors import BundleError
-from service.labels.background import MIN_PHOTOS, Background, fit_background, read_background
+from service.labels.whitening import MIN_PHOTOS, Whitening, fit_whitening, read_whitening
 
 WIDTH = 24
 
@@ -21,28 +21,28 @@ def embed(count: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 @pytest.fixture(scope="module")
-def background() -> Background:
-    return fit_background(embed(3 * MIN_PHOTOS))
+def whitening() -> Whitening:
+    return fit_whitening(embed(3 * MIN_PHOTOS))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_projection_has_mean_0_and_deviation_1_over_other_photos(
-    background: Background, seed: int
+    whitening: Whitening, seed: int
 ) -> None:
     direction = np.random.default_rng(seed).normal(0, 1, WIDTH).astype(np.float32)
-    vector, offset = background.project(direction)
-    held_out = background.arrays["held_out"].astype(np.float32)
+    vector, offset = whitening.project(direction)
+    held_out = whitening.arrays["held_out"].astype(np.float32)
     values = held_out @ vector + offset
     assert (values.mean(), values.std()) == pytest.approx((0, 1), abs=1e-3)
-    mean, deviation = background.measure(direction)
-    direct = (background.whiten(held_out) @ direction - mean) / deviation
+    mean, deviation = whitening.measure(direction)
+    direct = (whitening.whiten(held_out) @ direction - mean) / deviation
     np.testing.assert_allclose(values, direct, atol=1e-3)
 
 
-def test_background_is_read_as_it_was_written(background: Background) -> None:
-    found = read_background(background.to_bytes())
+def test_background_is_read_as_it_was_written(whitening: Whitening) -> None:
+    found = read_whitening(whitening.to_bytes())
     assert (found.width, len(found.arrays["held_out"])) == (WIDTH, 200)
-    np.testing.assert_array_equal(found.whiten(embed(5)), background.whiten(embed(5)))
+    np.testing.assert_array_equal(found.whiten(embed(5)), whitening.whiten(embed(5)))
 
 
 def pack(**arrays: object) -> bytes:
@@ -68,10 +68,10 @@ def damage(content: bytes) -> bytes:
     ],
 )
 def test_damaged_file_is_a_bundle_error(
-    background: Background, change: Callable[[bytes], bytes]
+    whitening: Whitening, change: Callable[[bytes], bytes]
 ) -> None:
     with pytest.raises(BundleError, match="background"):
-        read_background(change(background.to_bytes()))
+        read_whitening(change(whitening.to_bytes()))
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_damaged_file_is_a_bundle_error(
     ],
 )
 def test_arrays_that_do_not_fit_are_a_bundle_error(
-    background: Background, name: str, value: Any
+    whitening: Whitening, name: str, value: Any
 ) -> None:
     with pytest.raises(BundleError):
-        Background({**background.arrays, name: value})
+        Whitening({**whitening.arrays, name: value})
     with pytest.raises(BundleError):
-        Background({key: array for key, array in background.arrays.items() if key != name})
+        Whitening({key: array for key, array in whitening.arrays.items() if key != name})

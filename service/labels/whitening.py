@@ -31,7 +31,7 @@ UNREADABLE = (
 bytes than the machine has."""
 
 
-class Background:
+class Whitening:
     """Mean and covariance of embeddings of photos, and the embeddings of other photos.
 
     Attributes:
@@ -45,7 +45,7 @@ class Background:
     """
 
     def __init__(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Takes the arrays by name; raises `BundleError` if they do not fit each other."""
+        """Takes the arrays by name. Raises `BundleError` if they do not fit each other."""
         try:
             self.arrays: dict[str, NDArray[Any]] = {
                 "mean": arrays["mean"].astype(np.float32),
@@ -106,16 +106,16 @@ class Background:
         return file.getvalue()
 
 
-def read_background(content: bytes) -> Background:
-    """Reads the content of `background.npz`; raises `BundleError`."""
+def read_whitening(content: bytes) -> Whitening:
+    """Reads the content of `background.npz`. Raises `BundleError` if it is damaged."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            return Background(dict(arrays))
+            return Whitening(dict(arrays))
     except UNREADABLE as error:
         raise BundleError("background.npz cannot be read") from error
 
 
-def fit_background(embeddings: Vectors) -> Background:
+def fit_whitening(embeddings: Vectors) -> Whitening:
     """Measures [n, D] of length 1, n >= `MIN_PHOTOS`; a third, at most 400, is held out."""
     held_out = min(len(embeddings) // 3, _MOST_HELD_OUT)
     others, fitted = np.split(embeddings, [held_out])
@@ -125,7 +125,7 @@ def fit_background(embeddings: Vectors) -> Background:
     # The last direction has no variance: n photos span n - 1.
     kept = min(_COMPONENTS, len(variances) - 1, embeddings.shape[1] - 1)
     rest = variances[kept:].sum() / (embeddings.shape[1] - kept)
-    return Background(
+    return Whitening(
         {
             "mean": mean,
             "components": axes[:kept],

@@ -1,6 +1,5 @@
-"""Tests of teaching: photos become examples together or not at all, and the label is found."""
+"""Tests of learning: photos become examples together or not at all, and the label is found."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +9,9 @@ import pytest
 
 from service.bundle.reader import Bundle
 from service.errors import BundleError
+from service.labels.registered_sets import LearntLabel
+from service.pipeline.learning import embed_photo, learn_label
 from service.pipeline.pipeline import Pipeline, open_pipeline
-from service.pipeline.teaching import Taught, embed_photo, teach_label
 from service.question import Question
 from tests.service.pipeline.conftest import make_settings, running
 from tests.support.label_store import make_photos
@@ -21,7 +21,7 @@ from tests.support.tiny_bundle import (
     open_draft,
     tiny_draft,
     write_draft,
-    write_teachable_bundle,
+    write_learning_bundle,
 )
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +36,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "no text encoder": open_draft(encodes_text=False),
         "no open head": tiny_draft(),
     }[request.param]
-    return write_teachable_bundle(tmp_path_factory.mktemp("taught"), draft)
+    return write_learning_bundle(tmp_path_factory.mktemp("learnt"), draft)
 
 
 @pytest.fixture
@@ -45,18 +45,19 @@ async def pipeline(bundle: Bundle) -> AsyncIterator[Pipeline]:
         yield pipeline
 
 
-async def teach(pipeline: Pipeline, *positive: bytes, label: str = "mug") -> Taught:
-    return await teach_label(pipeline, "mine", label, positive, PHOTOS[10:])
+async def learn(pipeline: Pipeline, *positive: bytes) -> tuple[LearntLabel, list[float]]:
+    learnt, with_label, without = await learn_label(pipeline, "mine", "mug", positive, PHOTOS[10:])
+    return learnt, [*with_label, *without]
 
 
-async def test_taught_label_is_found_with_the_scores_that_teaching_answers(
+async def test_learnt_label_has_the_scores_that_were_answered(
     pipeline: Pipeline,
 ) -> None:
     photos = [*PHOTOS[:3], PHOTOS[0], *PHOTOS[10:]]
-    taught = await teach(pipeline, *photos[:4])
-    assert (taught.created, taught.added, taught.repeated) == (True, 5, 1)
+    learnt, scores = await learn(pipeline, *photos[:4])
+    assert (learnt.created, learnt.added, learnt.repeated) == (True, 5, 1)
     selection = await pipeline.select(Question(label_set=["mine"], top_k=1, embedding=True))
-    for photo, score in zip(photos, [*taught.positive, *taught.negative], strict=True):
+    for photo, score in zip(photos, scores, strict=True):
         found = await pipeline.predict(photo, selection)
         assert (found.labels[0].label, found.labels[0].source) == ("mug", "examples")
         assert found.labels[0].score == pytest.approx(score, abs=1e-5)
@@ -64,19 +65,8 @@ async def test_taught_label_is_found_with_the_scores_that_teaching_answers(
         np.testing.assert_allclose(embedding, found.embedding, atol=1e-5)  # type: ignore[arg-type]
 
 
-async def test_draining_waits_until_an_admitted_request_has_learnt(bundle: Bundle) -> None:
-    async def teach_admitted() -> Taught:
-        with pipeline.admit():
-            return await teach(pipeline, *PHOTOS[:3])
-
-    async with running(bundle) as pipeline:
-        work = asyncio.create_task(teach_admitted())
-        await asyncio.sleep(0)
-    assert (await work).added == 5
-
-
 async def test_background_of_another_width_is_refused_at_the_start(tmp_path: Path) -> None:
-    background = make_photos(width=WIDTH + 1).background
+    background = make_photos(width=WIDTH + 1).whitening
     bundle = write_draft(tmp_path, replace(open_draft(), background=background.to_bytes()))
     with pytest.raises(BundleError, match=f"width {WIDTH + 1}, the encoder of {WIDTH}"):
         open_pipeline(make_settings(bundle))
