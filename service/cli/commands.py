@@ -29,7 +29,7 @@ from service.errors import (
     StartError,
     StoreError,
 )
-from service.http.telemetry.logs import configure_logs
+from service.logs import configure_logs
 from service.settings import Settings
 
 if TYPE_CHECKING:

@@ -118,7 +118,7 @@ async def delete_examples(request: Request, host: Host, name: Name, label: Label
     summary="Find the threshold of a label",
     dependencies=[*PREDICT, LIMITED, KNOWN_NAMES],
     responses=document_problems(*NAME_PROBLEMS, *_FORM_PROBLEMS, errors.UnknownLabel),
-    openapi_extra=document_examples(required="positive"),
+    openapi_extra=document_examples("positive"),
 )
 async def calibrate_label(
     request: Request,

@@ -16,7 +16,6 @@ from service.http.requests.json import read_json_object
 from service.http.requests.parameters import KNOWN_NAMES, Host
 from service.http.responses.openapi import (
     TAG,
-    TAG_AND_PLACE,
     document_conditions,
     document_json,
     document_problems,
@@ -111,12 +110,7 @@ async def list_label_sets(host: Host) -> LabelSetsAnswer:
     dependencies=WRITING,
     response_model=LabelSetAnswer,
     responses={
-        HTTPStatus.CREATED.value: TAG_AND_PLACE,
-        HTTPStatus.OK.value: {
-            "model": LabelSetAnswer,
-            "description": "It was registered before.",
-            **TAG,
-        },
+        **document_write(LabelSetAnswer, "It was registered before."),
         **document_problems(*WRITE_PROBLEMS, *_SET_PROBLEMS, errors.LabelSetExists),
     },
     openapi_extra=document_json(LabelSetRecord, example={"name": "zoo", **_EXAMPLE}),

@@ -15,7 +15,7 @@ from service.bundle.reader import Bundle
 from service.errors import Forbidden, StartError, Unauthorized
 from service.http.security.keys import ADMINISTRATE, Guard, KeyRing, name_address
 from service.http.security.rates import LIMITED
-from service.http.telemetry.logs import make_formatter
+from service.logs import make_formatter
 from service.settings import Settings
 from tests.support.serving import assert_problem, send_image, serve_app
 

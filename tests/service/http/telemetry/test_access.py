@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.http.telemetry.access import Access, choose_request_id
-from service.http.telemetry.logs import make_formatter
+from service.logs import make_formatter
 from service.http.telemetry.metrics import Metrics
 from service.pipeline.host import PipelineHost
 from service.settings import Settings
