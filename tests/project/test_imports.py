@@ -27,8 +27,8 @@ SERVICE_PACKAGES = set(_PACKAGES.split())
 ORDER = {
     "ml_decoder_client": "answers reading calls connection clients",
     "service": """
-        errors  logs  fields  question  bundle  calibration  stages  scheduling  settings  images  engine
-        labels  pipeline  http.requests  http.responses  http.security  http.telemetry  http.routes
+        errors  logs  fields  question  bundle  calibration  stages  scheduling  settings  images
+        engine  labels  pipeline  http.requests  http.responses  http.security  http.telemetry  http.routes
         http.open_inference  http.app  process  ray_app  cli
     """,
     "models": """

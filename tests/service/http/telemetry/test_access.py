@@ -7,8 +7,8 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.http.telemetry.access import Access, choose_request_id
-from service.logs import make_formatter
 from service.http.telemetry.metrics import Metrics
+from service.logs import make_formatter
 from service.pipeline.host import PipelineHost
 from service.settings import Settings
 from tests.support.serving import assert_problem
