@@ -28,8 +28,8 @@ ORDER = {
     "ml_decoder_client": "answers reading calls connection clients",
     "service": """
         errors  logs  fields  question  bundle  calibration  stages  scheduling  settings  images
-        engine  labels  pipeline  http.requests  http.responses  http.security  http.telemetry  http.routes
-        http.open_inference  http.app  process  ray_app  cli
+        engine  labels  pipeline  http.requests  http.responses  http.security  http.telemetry
+        http.routes  http.open_inference  http.app  process  ray_app  cli
     """,
     "models": """
         commands  config  text  timm_model  metrics  data  heads  towers  backbones  network
