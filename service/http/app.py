@@ -68,7 +68,7 @@ class ProxiedApp(DocumentedApp):
 def create_app(
     host: PipelineHost | None = None, tracer_provider: TracerProvider | None = None
 ) -> FastAPI:
-    """Makes the app, whose pipeline opens when it starts; StartError for an invalid setting."""
+    """Makes the app, whose pipeline opens at its start. Raises StartError for a bad setting."""
     host = host or PipelineHost(Settings())
     traces = _open_traces(host.settings, tracer_provider)
     app = ProxiedApp(

@@ -160,4 +160,4 @@ def _write_output(output: OutputTensor, names: Sequence[str], scores: ScoreArray
 
 
 def _pack_texts(texts: Sequence[str]) -> bytes:
-    return b"".join(struct.pack("<I", len(each)) + each for each in map(str.encode, texts))
+    return b"".join(struct.pack("<I", len(text)) + text for text in map(str.encode, texts))

@@ -61,7 +61,7 @@ ModelName = Annotated[str, Path(max_length=200)]
 
 
 async def find_model(host: Host, name: ModelName) -> Pipeline:
-    """Returns the pipeline; raises `UnknownModel` if the path names another model."""
+    """Returns the pipeline. Raises `UnknownModel` if the path names another model."""
     pipeline = host.pipeline
     known = [pipeline.bundle.card.name, *filter(None, [host.settings.model_alias])]
     if name not in known:
@@ -180,8 +180,8 @@ async def _score(pipeline: Pipeline, asked: InferRequest) -> tuple[Selection, li
             return await pipeline.predict(photo, selection, deadline)
         except errors.ImageError as error:
             if len(asked.photos) > 1:
-                place = f"Photo {number} of {len(asked.photos)}."
-                error.detail = " ".join(filter(None, (place, error.detail)))
+                position = f"Photo {number} of {len(asked.photos)}."
+                error.detail = " ".join(filter(None, (position, error.detail)))
             raise
 
     deadline = pipeline.make_deadline(asked.timeout_seconds)

@@ -285,8 +285,8 @@ def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
     other = LabelExamples(positive=0, negative=0, separation=unknown, this_model=False)
     examples = dict.fromkeys(labels.foreign, other)
     if labels.learnt is not None:
-        for row, place in enumerate(labels.learnt.positions):
-            examples[labels.names[place]] = describe_examples(labels.learnt, row)
+        for row, position in enumerate(labels.learnt.positions):
+            examples[labels.names[position]] = describe_examples(labels.learnt, row)
     columns = zip(
         labels.names,
         labels.prompts,

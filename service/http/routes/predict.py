@@ -175,8 +175,8 @@ async def write_batch(
 ) -> bytes:
     """Returns a `BatchAnswer`; its results keep their order."""
     written = []
-    for each in results:
-        described = _describe_image(each) if isinstance(each, Prediction) else each
+    for result in results:
+        described = _describe_image(result) if isinstance(result, Prediction) else result
         written.append(to_json(described, exclude_none=True))
         # Thousands of labels take milliseconds: let the event loop serve others between images.
         await asyncio.sleep(0)

@@ -51,8 +51,8 @@ class Access:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                own = (RAW_REQUEST_ID, request_id.encode())
-                message["headers"] = [*add_security_headers(message["headers"]), own]
+                id_header = (RAW_REQUEST_ID, request_id.encode())
+                message["headers"] = [*add_security_headers(message["headers"]), id_header]
             await send(message)
 
         started = time.perf_counter()
