@@ -199,28 +199,6 @@ def test_explain_writes_overlays_into_the_folder_of_the_photo(explain: Run, turn
     assert changed.max() > 60, "the map is to be seen"
 
 
-_SIDEWAYS_IN_XMP = b"""<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
-<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/></rdf:RDF>"""
-
-
-def test_explain_draws_the_photo_as_the_model_sees_it(explain: Run, tmp_path: Path) -> None:
-    grey = np.full((32, 48), 0x4000, np.uint16)  # 64 of 255
-    Image.fromarray(grey).save(tmp_path / "deep.png")
-    clear = Image.new("RGBA", (48, 32), (0, 0, 0, 0))
-    clear.save(tmp_path / "clear.png")
-    make_picture(1).save(tmp_path / "turned.jpg", xmp=_SIDEWAYS_IN_XMP)  # which is not looked at
-    code, _, err = explain("--top-k", 1, tmp_path)
-    assert (code, err) == (0, f"3 maps written to {tmp_path}\n")
-    drawn = {}
-    for path in tmp_path.glob("*.map-1-x.jpg"):
-        with Image.open(path) as picture:
-            drawn[path.name.partition(".")[0]] = np.asarray(picture)
-    assert {pixels.shape for pixels in drawn.values()} == {(32, 48, 3)}
-    # With the strongest colour of a map, red 0.7 x 255, over all of it, at most.
-    assert drawn["deep"][..., 0].max() < 215
-    assert drawn["clear"][..., 2].min() > 200
-
-
 def test_explain_ignores_the_overlays_of_an_earlier_run(explain: Run, photo: Path) -> None:
     (photo.parent / "album.jpg").mkdir()
     for _ in range(2):

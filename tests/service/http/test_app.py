@@ -30,6 +30,8 @@ def test_wrong_path_method_and_media_type_are_problems(client: TestClient) -> No
         ("POST", "/labels/zoo", "GET, HEAD, PUT, PATCH, DELETE"),
         ("PATCH", "/labels", "GET, HEAD, POST"),
         ("POST", "/livez", "GET, HEAD"),
+        ("DELETE", "/docs", "GET, HEAD"),
+        ("POST", "/page/app.js", "GET, HEAD"),
     ):
         assert_method_refused(client, method, path, allowed)
     for path, media_type, supported in (

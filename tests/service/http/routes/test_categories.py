@@ -13,20 +13,15 @@ from tests.support.serving import (
     send_image,
     send_images,
     serve_app,
-    to_base64,
 )
 
 BUNDLE = "categorised_bundle"
 CATEGORIES = {"cat": "general", "dog": "rating", "car": "vehicle", "tree": None, "person": "rating"}
 
 
-def test_category_works_in_query_form_json_and_batch(client: TestClient) -> None:
+def test_category_works_for_one_photo_and_a_batch(client: TestClient) -> None:
     asked = {"category": ["general", "vehicle"], "threshold": 0}
     query = send_image(client, params=asked)
-    listed = send_image(client, params={"category": "general,vehicle", "threshold": 0})
-    form = send_image(client, data=asked)
-    body = client.post("/predict", json={"image": to_base64(PHOTO), **asked})
-    assert labels_of(query) == labels_of(listed) == labels_of(form) == labels_of(body)
     assert {name for name, _ in labels_of(query)} == {"cat", "car"}
     (result,) = send_images(client, [PHOTO], params=asked).json()["results"]
     assert result["labels"] == query.json()["labels"]

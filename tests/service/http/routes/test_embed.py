@@ -86,16 +86,6 @@ def test_texts_and_photos_keep_their_order_in_two_towers(towers: TestClient) -> 
     assert [each["index"] for each in response.json()["data"]] == [0, 1, 2]
 
 
-def test_rate_limit_counts_photos_but_no_texts(towers: TestClient) -> None:
-    bundle = towers.app.state.host.pipeline.bundle  # type: ignore[attr-defined]
-    with serve_app(bundle.path, rate_limit="10/minute") as limited:
-        assert len(read(limited.post("/embed", json={"texts": ["x"] * MAX_TEXTS}), "texts")) == 64
-        read(embed(limited))
-        read(limited.post(V1, json={"input": URLS}), "data")
-        assert_problem(embed(limited, PHOTOS * 2), 429, "rate_limited")
-        read(embed(limited, PHOTOS[:1]))
-
-
 @pytest.mark.parametrize(
     ("path", "body", "status", "code"),
     [

@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.http.routes.page import PAGE_FOLDER
-from tests.support.serving import assert_method_refused, assert_problem
+from tests.support.serving import assert_problem
 
 FILES = sorted(
     path.relative_to(PAGE_FOLDER).as_posix() for path in PAGE_FOLDER.rglob("*") if path.is_file()
@@ -108,12 +108,6 @@ def test_file_that_is_not_of_the_package_is_not_served(client: TestClient, name:
     finally:
         stray.unlink()
     assert client.get("/page/samples/chelsea.jpg").status_code == 200
-
-
-@pytest.mark.parametrize("path", [*PAGES, "/page/app.js", "/swagger-ui/swagger-ui.css"])
-def test_every_file_takes_get_and_head_alone(client: TestClient, path: str) -> None:
-    for method in ("POST", "DELETE"):
-        assert_method_refused(client, method, path, "GET, HEAD")
 
 
 @pytest.mark.parametrize("asked", ["foo=1-2", "bytes=a-b", "bytes=9999999-", "bytes=0-1", "junk"])

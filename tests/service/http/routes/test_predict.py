@@ -52,17 +52,6 @@ def test_second_image_and_contradicting_parameters_are_422(client: TestClient) -
     assert_problem(both, 422, "repeated_field")
 
 
-def test_bad_base64_of_a_json_batch_fails_alone(client: TestClient) -> None:
-    body = {"images": ["data:image/png,AAAA", to_base64(PHOTO)]}
-    results = client.post("/predict/batch", json=body).json()["results"]
-    assert results[0]["error"]["code"] == "malformed_body"
-    assert results[1]["labels"]
-
-
-def test_empty_batch_is_refused(client: TestClient) -> None:
-    assert_problem(client.post("/predict/batch", json={"images": []}), 422, "missing_field")
-
-
 def test_bad_parameter_is_422_naming_it(client: TestClient) -> None:
     in_query = send_image(client, params={"top_k": "0"})
     in_form = send_image(client, data={"top_k": "0"})
