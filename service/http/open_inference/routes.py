@@ -28,7 +28,7 @@ from service.http.requests.parameters import Host
 from service.http.responses.openapi import document_answer, document_tensors, document_v2_errors
 from service.http.responses.problems import PREFIX
 from service.http.routes.predict import REQUEST_PROBLEMS, limit_images
-from service.http.security.keys import ACCESS_PROBLEMS, PREDICT, PUBLIC
+from service.http.security.keys import PREDICT, PUBLIC, ROUTE_PROBLEMS
 from service.http.security.rates import LIMITED
 from service.images.decode import DecodedImage
 from service.pipeline.pipeline import Pipeline
@@ -48,9 +48,7 @@ _ANSWERS = document_answer(
         }
     },
 )
-_MODEL_ERRORS = document_v2_errors(
-    errors.UnavailableError, *ACCESS_PROBLEMS, errors.UnknownModel, errors.InvalidParameters
-)
+_MODEL_ERRORS = document_v2_errors(*ROUTE_PROBLEMS, errors.UnknownModel)
 _INFER_ERRORS = document_v2_errors(
     *(errors.InvalidTensors, errors.UnknownModel, errors.MalformedBody, errors.BodyTimeout),
     # Not UnsupportedMediaType: Triton's clients send no Content-Type.

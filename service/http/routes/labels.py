@@ -22,7 +22,7 @@ from service.http.responses.openapi import (
     document_write,
 )
 from service.http.responses.schemas import LabelSetAnswer, LabelSetsAnswer, answer_label_set
-from service.http.security.keys import ACCESS_PROBLEMS, ADMINISTRATE, PREDICT
+from service.http.security.keys import ADMINISTRATE, PREDICT, ROUTE_PROBLEMS
 from service.http.security.rates import LIMITED
 from service.labels.catalogue import Catalogue
 from service.labels.definition import (
@@ -37,24 +37,17 @@ from service.labels.label_set import LabelSet
 from service.labels.store.store import ABSENT, PRESENT
 from service.pipeline.host import PipelineHost
 
-_READ_PROBLEMS = (errors.UnavailableError, *ACCESS_PROBLEMS)
-NAME_PROBLEMS = (
-    *_READ_PROBLEMS,
-    errors.LabelSetNotFound,
-    errors.StoreUnavailable,
-    errors.InvalidParameters,
-)
+NAME_PROBLEMS = (*ROUTE_PROBLEMS, errors.LabelSetNotFound, errors.StoreUnavailable)
 WRITE_PROBLEMS = (
-    *_READ_PROBLEMS,
+    *ROUTE_PROBLEMS,
     errors.CrossSite,
     errors.Forbidden,
     errors.NoOpenHead,
     errors.LabelSetReadOnly,
     errors.StoreError,
 )
-_JSON_PROBLEMS = (errors.BodyError, errors.InvalidParameters)
 _SET_PROBLEMS = (
-    *_JSON_PROBLEMS,
+    errors.BodyError,
     errors.InvalidLabelSet,
     errors.TextNotEncodable,
     errors.OtherEmbeddings,
@@ -96,7 +89,7 @@ WRITING = [*ADMINISTRATE, LIMITED, KNOWN_NAMES]
     "",
     summary="List label sets",
     dependencies=_READING,
-    responses=document_problems(*_READ_PROBLEMS, errors.InvalidParameters),
+    responses=document_problems(*ROUTE_PROBLEMS),
 )
 async def list_label_sets(host: Host) -> LabelSetsAnswer:
     """Lists every label set, the trained labels included."""
@@ -178,7 +171,7 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
         **document_problems(
             *NAME_PROBLEMS,
             *WRITE_PROBLEMS,
-            *_JSON_PROBLEMS,
+            errors.BodyError,
             errors.InvalidLabelSet,
             errors.UnknownLabel,
             errors.LabelSetChanged,

@@ -18,7 +18,7 @@ from service.http.requests.uploads import Upload, UploadShape, decode_base64, re
 from service.http.responses.openapi import document_predict, document_problems
 from service.http.responses.problems import describe_problem
 from service.http.responses.schemas import MAX_HIDDEN, BatchAnswer, ImageFailure, PredictAnswer
-from service.http.security.keys import ACCESS_PROBLEMS, PREDICT
+from service.http.security.keys import PREDICT, ROUTE_PROBLEMS
 from service.http.security.rates import LIMITED
 from service.pipeline.host import PipelineHost
 from service.pipeline.pipeline import Pipeline
@@ -35,15 +35,9 @@ MAX_BATCH_IMAGES = 16
 
 _ONE_IMAGE = UploadShape()
 PHOTO_PROBLEMS = (
-    *ACCESS_PROBLEMS,
-    errors.CrossSite,
-    errors.TooManyImages,
-    errors.InvalidParameters,
-    errors.QueueFull,
-    errors.InferenceFailed,
-    errors.OutOfMemory,
-    errors.UnavailableError,
-    errors.DeadlineExceeded,
+    *ROUTE_PROBLEMS,
+    *(errors.CrossSite, errors.TooManyImages, errors.QueueFull),
+    *(errors.InferenceFailed, errors.OutOfMemory, errors.DeadlineExceeded),
 )
 """Errors of all routes that take photos, without those of bodies and images."""
 REQUEST_PROBLEMS = (

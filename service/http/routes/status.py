@@ -5,11 +5,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from service.errors import InvalidParameters, UnavailableError
+from service.errors import UnavailableError
 from service.http.requests.parameters import KNOWN_NAMES, Host
 from service.http.responses.openapi import document_answer, document_problems
 from service.http.responses.schemas import HealthAnswer, InfoAnswer, answer_info
-from service.http.security.keys import ACCESS_PROBLEMS, PREDICT, PUBLIC
+from service.http.security.keys import PREDICT, PUBLIC, ROUTE_PROBLEMS
 from service.http.security.rates import LIMITED
 from service.http.telemetry.metrics import Metrics, open_registry
 
@@ -22,7 +22,7 @@ metrics_router = APIRouter()
     summary="Model card: licence, labels, thresholds, accuracy",
     tags=["model"],
     dependencies=[*PREDICT, LIMITED, KNOWN_NAMES],
-    responses=document_problems(UnavailableError, InvalidParameters, *ACCESS_PROBLEMS),
+    responses=document_problems(*ROUTE_PROBLEMS),
 )
 async def info(host: Host) -> InfoAnswer:
     """Describes the model: licence, origin, input, labels with thresholds, accuracy."""

@@ -15,7 +15,15 @@ from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
 from pydantic import SecretStr
 
-from service.errors import Forbidden, HostNotAllowed, RateLimited, StartError, Unauthorized
+from service.errors import (
+    Forbidden,
+    HostNotAllowed,
+    InvalidParameters,
+    RateLimited,
+    StartError,
+    Unauthorized,
+    UnavailableError,
+)
 from service.settings import Settings, expand_home
 
 _MIN_CHARACTERS = 16
@@ -173,8 +181,11 @@ _DOCUMENTED = (Security(_BEARER), Security(_HEADER))
 PREDICT = (Depends(Guard("predict")), *_DOCUMENTED)
 ADMINISTRATE = (Depends(Guard("administrate")), *_DOCUMENTED)
 
-ACCESS_PROBLEMS = (Unauthorized, HostNotAllowed, RateLimited)
-"""Errors of `PREDICT`; also `CrossSite` unless the method is GET, and `Forbidden` of a change."""
+ROUTE_PROBLEMS = (
+    *(Unauthorized, HostNotAllowed, RateLimited),
+    *(InvalidParameters, UnavailableError),
+)
+"""Errors of all routes but health and pages; others than GET have `CrossSite` too."""
 
 
 async def keep_reading(ring: KeyRing) -> None:
