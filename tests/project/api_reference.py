@@ -47,7 +47,8 @@ def write_reference(document: JSON) -> str:
 
 
 def _write_route(method: str, path: str, operation: JSON) -> str:
-    lines = [f"## {method.upper()} {path}\n", operation.get("description", "").strip() + "\n"]
+    about = f"{operation['summary']}\n\n{operation['description']}".strip()
+    lines = [f"## {method.upper()} {path}\n", f"{about}\n"]
     rows = [
         (f"`{p['name']}`", p["in"], _name_type(p["schema"]), p.get("description", ""))
         for p in operation.get("parameters", ())

@@ -117,23 +117,19 @@ async def infer(request: Request, host: Host, pipeline: Model, name: ModelName) 
 router = APIRouter(tags=["open inference protocol"])
 
 
-@router.get(PREFIX, summary="Name, version and extensions of the server", dependencies=[PUBLIC])
+@router.get(PREFIX, dependencies=[PUBLIC])
 async def server(request: Request) -> ServerAnswer:
     """Describes the server."""
     return ServerAnswer(name=SERVER_NAME, version=request.app.version, extensions=list(EXTENSIONS))
 
 
-@router.get(f"{PREFIX}/health/live", summary="Liveness: the process answers")
+@router.get(f"{PREFIX}/health/live")
 async def live() -> LiveAnswer:
     """Returns 200 while the process answers, ready or not."""
     return LiveAnswer()
 
 
-@router.get(
-    f"{PREFIX}/health/ready",
-    summary="Readiness: predictions are answered",
-    responses=document_v2_errors(errors.UnavailableError),
-)
+@router.get(f"{PREFIX}/health/ready", responses=document_v2_errors(errors.UnavailableError))
 async def ready(host: Host) -> ReadyAnswer:
     """Returns 200 if predictions are answered now."""
     host.check_ready()
@@ -145,21 +141,10 @@ def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
     # After the key: clients without one do not learn names.
     depends = [Depends(check) for check in (find_model, *checks)]
     of_model = APIRouter(prefix=f"{PREFIX}{prefix}")
-    of_model.get(
-        "",
-        summary="Inputs and outputs",
-        responses=_MODEL_ERRORS,
-        dependencies=[*PREDICT, LIMITED, *depends],
-    )(model)
-    of_model.get(
-        "/ready",
-        summary="Readiness of the model",
-        responses=_MODEL_ERRORS,
-        dependencies=[*PREDICT, *depends],
-    )(model_ready)
+    of_model.get("", responses=_MODEL_ERRORS, dependencies=[*PREDICT, LIMITED, *depends])(model)
+    of_model.get("/ready", responses=_MODEL_ERRORS, dependencies=[*PREDICT, *depends])(model_ready)
     of_model.post(
         "/infer",
-        summary="Scores of photos or pixels",
         response_class=Response,
         responses={**_ANSWERS, **_INFER_ERRORS},
         openapi_extra=document_tensors(InferBody, HEADER_LENGTH),

@@ -33,6 +33,9 @@ class _Answer(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
 class NameAndVersion(_Answer):
     """A model or label set."""
 
@@ -84,12 +87,8 @@ class ScoredLabelAnswer(_Answer):
     """One label of an image."""
 
     label: str = Field(examples=["dog"])
-    score: float = Field(
-        ge=0, le=1, description="Rounded to six decimals, as `threshold`.", examples=[0.93]
-    )
-    threshold: float = Field(
-        ge=0, le=1, description="Lowest score of a present label.", examples=[0.61]
-    )
+    score: Share = Field(description="Rounded to six decimals, as `threshold`.", examples=[0.93])
+    threshold: Share = Field(description="Lowest score of a present label.", examples=[0.61])
     source: Source = Field(description="How the model knows the label.")
     calibrated: bool = Field(description="Whether `threshold` is the label's own.")
     category: _Category = None
@@ -175,7 +174,7 @@ class RegisteredLabel(_Answer):
 
     name: str = Field(examples=["red panda"])
     prompt: str | None = Field(description="Text encoded instead of the name.")
-    threshold: float = Field(ge=0, le=1, examples=[0.4])
+    threshold: Share
     calibrated: bool = Field(description="Whether `threshold` is the label's own.")
     own_embedding: bool = Field(
         description="Whether it came with an embedding instead of a text; embeddings are not shown."

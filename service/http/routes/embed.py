@@ -117,7 +117,6 @@ router = APIRouter(tags=["predict"], dependencies=[*PREDICT, LIMITED, KNOWN_NAME
 
 @router.post(
     "/embed",
-    summary="Embeddings of up to 16 images and 64 texts",
     response_model=EmbedAnswer,
     responses=document_problems(*_PROBLEMS, errors.FieldError),
     openapi_extra=document_predict(_SHAPE, EmbedFields),
@@ -156,7 +155,6 @@ async def embed(
 
 @router.post(
     "/v1/embeddings",
-    summary="Embeddings for clients of OpenAI's API",
     responses=document_answer("In the shape of OpenAI's API.", JSON)
     | document_problems(*_PROBLEMS, errors.ImageError, errors.UnknownModel),
     openapi_extra=document_json(OpenAIRequest, example={"input": ["a photo of a dog"]}),

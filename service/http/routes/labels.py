@@ -85,12 +85,7 @@ _READING = [*PREDICT, LIMITED, KNOWN_NAMES]
 WRITING = [*ADMINISTRATE, LIMITED, KNOWN_NAMES]
 
 
-@router.get(
-    "",
-    summary="List label sets",
-    dependencies=_READING,
-    responses=document_problems(*ROUTE_PROBLEMS),
-)
+@router.get("", dependencies=_READING, responses=document_problems(*ROUTE_PROBLEMS))
 async def list_label_sets(host: Host) -> LabelSetsAnswer:
     """Lists every label set, the trained labels included."""
     return LabelSetsAnswer.model_validate({"label_sets": host.pipeline.catalogue.list_sets()})
@@ -98,7 +93,6 @@ async def list_label_sets(host: Host) -> LabelSetsAnswer:
 
 @router.post(
     "",
-    summary="Register a label set",
     status_code=HTTPStatus.CREATED,
     dependencies=WRITING,
     response_model=LabelSetAnswer,
@@ -119,7 +113,6 @@ async def register_label_set(request: Request, host: Host) -> Response:
 
 @router.get(
     "/{name}",
-    summary="Read a label set and its labels",
     response_model=LabelSetAnswer,
     dependencies=_READING,
     responses={
@@ -139,7 +132,6 @@ async def read_label_set(request: Request, host: Host, name: Name) -> Response:
 
 @router.put(
     "/{name}",
-    summary="Register or replace a label set",
     response_model=LabelSetAnswer,
     dependencies=WRITING,
     responses={
@@ -163,7 +155,6 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
 
 @router.patch(
     "/{name}",
-    summary="Change thresholds of a label set",
     response_model=LabelSetAnswer,
     dependencies=WRITING,
     responses={
@@ -203,7 +194,6 @@ async def change_thresholds(request: Request, host: Host, name: Name) -> Respons
 
 @router.delete(
     "/{name}",
-    summary="Delete a label set",
     status_code=HTTPStatus.NO_CONTENT,
     dependencies=WRITING,
     responses=document_problems(*NAME_PROBLEMS, *WRITE_PROBLEMS, errors.LabelSetChanged),

@@ -57,7 +57,6 @@ router = APIRouter(tags=["predict"], dependencies=[*PREDICT, LIMITED])
 
 @router.post(
     "/predict",
-    summary="Label one image",
     response_model=PredictAnswer,
     responses=document_problems(
         errors.BodyError, *REQUEST_PROBLEMS, errors.UrlError, errors.ImageError
@@ -83,7 +82,6 @@ async def predict(request: Request) -> Response:
 
 @router.post(
     "/predict/batch",
-    summary="Label up to 16 images",
     response_model=BatchAnswer,
     responses=document_problems(errors.BodyError, *REQUEST_PROBLEMS),
     openapi_extra=document_predict(UploadShape(MAX_BATCH_IMAGES, batch=True)),

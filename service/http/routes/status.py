@@ -19,7 +19,6 @@ metrics_router = APIRouter()
 
 @router.get(
     "/info",
-    summary="Model card: licence, labels, thresholds, accuracy",
     tags=["model"],
     dependencies=[*PREDICT, LIMITED, KNOWN_NAMES],
     responses=document_problems(*ROUTE_PROBLEMS),
@@ -29,18 +28,13 @@ async def info(host: Host) -> InfoAnswer:
     return answer_info(host.pipeline)
 
 
-@router.get("/livez", summary="Liveness: the process answers", tags=["health"])
+@router.get("/livez", tags=["health"])
 async def live() -> HealthAnswer:
     """Returns 200 while the process answers, ready or not."""
     return HealthAnswer(status="alive")
 
 
-@router.get(
-    "/readyz",
-    summary="Readiness: predictions are answered",
-    tags=["health"],
-    responses=document_problems(UnavailableError),
-)
+@router.get("/readyz", tags=["health"], responses=document_problems(UnavailableError))
 async def ready(host: Host) -> HealthAnswer:
     """Returns 200 if predictions are answered now."""
     host.check_ready()
@@ -50,7 +44,6 @@ async def ready(host: Host) -> HealthAnswer:
 # Not async: with several workers it reads many files, which would block the event loop.
 @metrics_router.get(
     "/metrics",
-    summary="Metrics for Prometheus",
     tags=["health"],
     dependencies=[PUBLIC],
     response_class=Response,
