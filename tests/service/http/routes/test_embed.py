@@ -91,9 +91,6 @@ def test_texts_and_photos_keep_their_order_in_two_towers(towers: TestClient) -> 
     [
         ("/embed", {}, 422, "missing_field"),
         ("/embed", {"texts": []}, 422, "missing_field"),
-        ("/embed", {"images": ["?"], "encoding": "float"}, 422, "unknown_field"),
-        ("/embed", {"images": "?"}, 400, "malformed_body"),
-        ("/embed", {"images": ["?"] * 17}, 422, "too_many_images"),
         ("/embed", {"texts": ["x"] * (MAX_TEXTS + 1)}, 422, "invalid_parameters"),
         ("/embed", {"texts": ["x" * 999]}, 422, "invalid_labels"),
         *(

@@ -69,15 +69,6 @@ def test_empty_parameters_are_ignored(client: TestClient) -> None:
     assert [name for name, _ in labels_of(given)] == ["cat"]
 
 
-@pytest.mark.parametrize("name", ["include", "top_k"])
-def test_text_that_is_not_utf8_is_422_naming_its_parameter(client: TestClient, name: str) -> None:
-    in_query = client.post(f"/predict?{name}=caf%E9", files={"image": PHOTO})
-    in_form = send_image(client, data={name: b"caf\xe9"})
-    for where, answer in (("query", in_query), ("body", in_form)):
-        (error,) = assert_problem(answer, 422, "invalid_parameters")["errors"]
-        assert error == {"where": where, "name": name, "reason": "Text should be UTF-8"}
-
-
 def test_unknown_parameter_gets_the_nearest_name_and_all_names(client: TestClient) -> None:
     wrong = {"candidate_labels[]": "3"}
     (error,) = assert_problem(send_image(client, params=wrong), 422, "invalid_parameters")["errors"]
