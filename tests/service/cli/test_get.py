@@ -117,8 +117,8 @@ def test_failed_step_is_one_line(
 ) -> None:
     monkeypatch.setattr(get, "can_export", lambda: code != 1)
     monkeypatch.setattr(subprocess, "run", lambda c: subprocess.CompletedProcess(c, code))
-    found, out, error = run("get", "siglip2-base", "--out", checkout / "b")
-    assert (found, out, reason in error.splitlines()[-1]) == (2, "", True)
+    exit_code, out, error = run("get", "siglip2-base", "--out", checkout / "b")
+    assert (exit_code, out, reason in error.splitlines()[-1]) == (2, "", True)
     assert not (checkout / ".venv-export" / ".installed").exists()
 
 

@@ -61,8 +61,8 @@ def test_predict_says_which_labels_of_a_registered_set_another_set_answers(
 
 
 def test_predict_explains_stars_below_the_table(predict: Run, photo: Path) -> None:
-    _, own, _ = predict("--include", "cat", "--top-k", 1, photo)
-    assert "*" not in own
+    _, calibrated, _ = predict("--include", "cat", "--top-k", 1, photo)
+    assert "*" not in calibrated
     _, given, _ = predict("--include", "cat", "--threshold", 0, photo)
     assert "0.000 *" in given
     assert given.splitlines()[-1] == "* not the label's own threshold"
@@ -269,8 +269,8 @@ def test_predict_and_info_show_categories_if_labels_have_some(
     assert "category" in tagged(photo)[1]
     rows = list(csv.DictReader(tagged("--format", "csv", photo)[1].splitlines()))
     assert list(rows[0])[-2:] == ["category", "error"]
-    found = {row["label"]: row["category"] for row in rows}
-    assert (found["dog"], found["car"], found["tree"]) == ("rating", "vehicle", "")
+    categories = {row["label"]: row["category"] for row in rows}
+    assert (categories["dog"], categories["car"], categories["tree"]) == ("rating", "vehicle", "")
     rating = json.loads(tagged("--json", "--category", "rating", photo)[1])["labels"]
     assert {label["label"] for label in rating} == {"dog", "person"}
     assert_refused(predict, "The labels of 'trained' have no categories", "--category", "x", photo)

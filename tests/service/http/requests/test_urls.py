@@ -148,9 +148,9 @@ def test_address_inside_a_network_is_not_public(address: str) -> None:
     assert not is_public(address)
 
 
-@pytest.mark.parametrize("found", [["10.0.0.1"], [PUBLIC, "::1"], ["::1", PUBLIC], []])
-async def test_name_that_leads_inside_is_refused_without_a_connection(found: list[str]) -> None:
-    network = FakeNetwork({"a.example": found}, {})
+@pytest.mark.parametrize("addresses", [["10.0.0.1"], [PUBLIC, "::1"], ["::1", PUBLIC], []])
+async def test_name_that_leads_inside_is_refused_without_a_connection(addresses: list[str]) -> None:
+    network = FakeNetwork({"a.example": addresses}, {})
     await refuse(network)
     assert network.called == []
 
@@ -203,9 +203,9 @@ async def test_name_that_changes_its_address_is_looked_up_for_every_connection()
     network = serving(redirect("https://a.example/again"))
 
     async def rebind(host: str, port: int) -> list[str]:
-        found = await network.resolve(host, port)
+        addresses = await network.resolve(host, port)
         network.names["a.example"] = ["127.0.0.1"]
-        return found
+        return addresses
 
     await refuse(network, resolve=rebind)
     assert network.called == [(PUBLIC, 443)]

@@ -23,8 +23,8 @@ def document() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def paths(document: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = document["paths"]
-    return found
+    operations: dict[str, Any] = document["paths"]
+    return operations
 
 
 def list_answers(paths: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

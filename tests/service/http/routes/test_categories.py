@@ -29,11 +29,13 @@ def test_category_works_for_one_photo_and_a_batch(client: TestClient) -> None:
 
 def test_answers_have_the_category_of_a_label_that_has_one(client: TestClient) -> None:
     response = send_image(client, params={"top_k": 9})
-    found = {each["label"]: each.get("category", "absent") for each in response.json()["labels"]}
-    assert found == {name: category or "absent" for name, category in CATEGORIES.items()}
+    categories = {
+        label["label"]: label.get("category", "absent") for label in response.json()["labels"]
+    }
+    assert categories == {name: category or "absent" for name, category in CATEGORIES.items()}
     PredictAnswer.model_validate_json(response.text, strict=True)
     read = read_json(Answer, response.json())
-    assert {each.label: each.category for each in read.labels} == CATEGORIES
+    assert {label.label: label.category for label in read.labels} == CATEGORIES
     ratings = labels_of(send_image(client, params={"top_k": 9, "category": "rating"}))
     assert labels_of(send_image(client, params={"category": "rating"})) == ratings[:1]
 
@@ -43,10 +45,12 @@ def test_sets_and_the_card_show_categories(client: TestClient) -> None:
     listed = client.get("/labels").json()
     assert read_json(LabelSetList, listed).label_sets[0].category_counts == counts
     labels = client.get("/labels/trained").json()
-    assert {each.name: each.category for each in read_json(LabelSet, labels).labels} == CATEGORIES
-    assert ["category" in each for each in labels["labels"]].count(True) == 4
+    assert {
+        label.name: label.category for label in read_json(LabelSet, labels).labels
+    } == CATEGORIES
+    assert ["category" in label for label in labels["labels"]].count(True) == 4
     card = client.get("/info").json()
-    assert {each["name"]: each.get("category") for each in card["labels"]} == CATEGORIES
+    assert {label["name"]: label.get("category") for label in card["labels"]} == CATEGORIES
 
 
 def test_unknown_category_is_422_with_the_known_ones(client: TestClient) -> None:

@@ -23,20 +23,20 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.fixture
 def deadlines(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     """The deadlines that the pipeline gets: of the labels, then of each photo."""
-    found: list[float | None] = []
+    noted: list[float | None] = []
 
     def note_deadline(name: str) -> None:
         method = getattr(Pipeline, name)
 
         def note_and_call(*arguments: Any) -> Any:
-            found.append(arguments[-1])
+            noted.append(arguments[-1])
             return method(*arguments)
 
         monkeypatch.setattr(Pipeline, name, note_and_call)
 
     note_deadline("select")
     note_deadline("predict")
-    return found
+    return noted
 
 
 @pytest.mark.parametrize("route", ROUTES)

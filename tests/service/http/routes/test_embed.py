@@ -36,10 +36,10 @@ def embed(client: TestClient, photos: Sequence[bytes] = PHOTOS, **options: Any) 
 def read(response: Any, key: str = "images") -> Any:
     """Returns the embeddings, [n, D] if they are of one width."""
     assert response.status_code == 200, response.text
-    found = [each["embedding"] for each in response.json()[key]]
+    embeddings = [item["embedding"] for item in response.json()[key]]
     return [
-        np.frombuffer(base64.b64decode(each), "<f4") if isinstance(each, str) else np.array(each)
-        for each in found
+        np.frombuffer(base64.b64decode(item), "<f4") if isinstance(item, str) else np.array(item)
+        for item in embeddings
     ]
 
 
@@ -81,9 +81,9 @@ def test_texts_and_photos_keep_their_order_in_two_towers(towers: TestClient) -> 
     photos = read(embed(towers))
     mixed = {"input": [URLS[2], texts[0], URLS[0]], "encoding_format": "base64"}
     response = towers.post(V1, json=mixed)
-    found = np.concatenate(read(response, "data"))
-    np.testing.assert_allclose(found, [*photos[2], *rows[0], *photos[0]], atol=1e-6)
-    assert [each["index"] for each in response.json()["data"]] == [0, 1, 2]
+    mixed_rows = np.concatenate(read(response, "data"))
+    np.testing.assert_allclose(mixed_rows, [*photos[2], *rows[0], *photos[0]], atol=1e-6)
+    assert [item["index"] for item in response.json()["data"]] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_answer_names_the_labels_of_a_registered_set_that_an_earlier_set_answers
     asked = {"label_set": ["trained", "mine", "same"]}
     for answer in (send_image(client, params=asked), send_images(client, [PHOTO], params=asked)):
         *others, same = answer.json()["label_sets"]
-        assert {key for each in others for key in each} == {"name", "version"}
+        assert {key for other in others for key in other} == {"name", "version"}
         assert (same["num_hidden"], same["hidden"]) == (12, chairs[:10])
 
 
@@ -93,8 +93,8 @@ def test_candidate_labels_are_for_one_request_and_score_as_registered_ones(
     registered = scores_of(client, label_set="pets")
     body = send_image(client, params={"candidate_labels": names, "top_k": 9}).json()
     assert body["label_set"]["name"] == "candidate_labels"
-    found = {label["label"]: label["score"] for label in body["labels"]}
-    assert found == pytest.approx(registered, abs=TOLERANCE)
+    scores = {label["label"]: label["score"] for label in body["labels"]}
+    assert scores == pytest.approx(registered, abs=TOLERANCE)
     assert len(client.get("/labels").json()["label_sets"]) == 3
     both = scores_of(client, candidate_labels=names, label_set="trained")
     trained = scores_of(client, label_set="trained")
@@ -194,8 +194,8 @@ def test_json_may_have_as_many_embeddings_as_a_set_and_little_else(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vector = [0.5] * EMBEDDING_WIDTH
-    own = {"embedding": vector, "threshold": 0.5}
-    labels: list[Any] = [{"name": f"label {i}", **own} for i in range(50)]
+    vector_and_threshold = {"embedding": vector, "threshold": 0.5}
+    labels: list[Any] = [{"name": f"label {i}", **vector_and_threshold} for i in range(50)]
     with monkeypatch.context() as patch:
         patch.setattr(json_bodies, "MAX_PARTS", 5)  # the set, its list, its name and two keys
         register(client, {"name": "most", "labels": labels})

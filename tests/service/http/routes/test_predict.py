@@ -74,7 +74,9 @@ def test_unknown_parameter_gets_the_nearest_name_and_all_names(client: TestClien
     (error,) = assert_problem(send_image(client, params=wrong), 422, "invalid_parameters")["errors"]
     in_form = send_image(client, data=wrong)
     in_json = client.post("/predict/batch", json={"images": [to_base64(PHOTO)], **wrong})
-    details = [assert_problem(each, 422, "unknown_field")["detail"] for each in (in_form, in_json)]
+    details = [
+        assert_problem(answer, 422, "unknown_field")["detail"] for answer in (in_form, in_json)
+    ]
     for text in (error["reason"], *details):
         assert "is unknown; did you mean 'candidate_labels'? Known names: " in text
         assert all(known in text for known in Question.model_fields)

@@ -45,15 +45,15 @@ def test_registered_and_candidate_labels_take_the_open_heads(client: TestClient)
     labels = ["yak", {"name": "newt", "threshold": 0.0}]
     assert client.put("/labels/pets", json={"labels": labels}).is_success
     params = {"threshold": "recall", "label_set": "pets", "candidate_labels": "lemur"}
-    found = list_thresholds(send_image(client, params=params))
-    assert {"newt": 0.0}.items() <= found.items()
-    assert found.items() <= {"yak": 0.125, "newt": 0.0, "lemur": 0.125}.items()
+    thresholds = list_thresholds(send_image(client, params=params))
+    assert {"newt": 0.0}.items() <= thresholds.items()
+    assert thresholds.items() <= {"yak": 0.125, "newt": 0.0, "lemur": 0.125}.items()
 
 
 def test_info_has_the_measured_thresholds(client: TestClient) -> None:
     info = client.get("/info").json()
-    found = [info["head"], info["open_head"], info["labels"][0]]
-    assert [each["by_purpose"]["recall"]["threshold"] for each in found] == [0.35, 0.125, 0.0625]
+    measured = [info["head"], info["open_head"], info["labels"][0]]
+    assert [part["by_purpose"]["recall"]["threshold"] for part in measured] == [0.35, 0.125, 0.0625]
 
 
 def test_bundle_without_them_names_the_command_that_measures_them(open_bundle: Bundle) -> None:

@@ -62,7 +62,7 @@ def test_path_is_cut_in_the_log_and_cannot_forge_a_line(caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO)
     caplog.handler.setFormatter(make_formatter("text"))
     TestClient(make_access(fail)).get("/x%0Arequest method=GET")
-    (line,) = (each for each in caplog.text.splitlines() if f"INFO {LOGGER}" in each)
+    (line,) = (line for line in caplog.text.splitlines() if f"INFO {LOGGER}" in line)
     assert 'request method=GET path="/x\\nrequest method=GET" status=500' in line
     caplog.clear()
     TestClient(make_access(fail)).get("/" + "x" * 5000)
