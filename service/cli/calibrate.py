@@ -27,7 +27,7 @@ from service.calibration import (
     fit_calibration,
     move_threshold,
 )
-from service.cli.photos import PhotoResult, label_photos, run_pipeline
+from service.cli.local_pipeline import PhotoResult, label_photos, run_pipeline
 from service.errors import LabelSetReadOnly, StartError
 from service.fields import LabelText
 from service.labels.label_set import LabelSet

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from service.bundle.card import InputContract
 from service.cli.console import show_failure, show_progress, write_json
-from service.cli.photos import PhotoResult, label_photos, run_pipeline
+from service.cli.local_pipeline import PhotoResult, label_photos, run_pipeline
 from service.errors import ImageError, OutOfMemory, StartError
 from service.images.decode import decode_image
 from service.images.folders import read_photo
