@@ -2,7 +2,7 @@
 
 import operator
 from bisect import bisect
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -46,8 +46,8 @@ class NameAndVersion(_Answer):
 _Ranked = Annotated[
     bool,
     Field(
-        description="True: the scores are not calibrated. They are ranked, not probabilities, and "
-        "without `top_k` and `threshold` the 5 best labels answer. Absent if false.",
+        description="Scores are ranked, not probabilities; without `top_k` and `threshold` the 5 "
+        "best labels answer. Absent if false.",
         exclude_if=operator.not_,
     ),
 ]
@@ -62,9 +62,7 @@ class SetInAnswer(NameAndVersion):
         description="Labels of a registered set that a set named before it answers, with that "
         "set's thresholds. Absent if none.",
     )
-    hidden: list[str] | None = Field(
-        default=None, description=f"The first {MAX_HIDDEN} of these labels.", examples=[None]
-    )
+    hidden: list[str] | None = Field(default=None, description=f"The first {MAX_HIDDEN} of these.")
 
 
 class ImageSize(_Answer):
@@ -94,13 +92,11 @@ class ScoredLabelAnswer(_Answer):
     category: _Category = None
     map: list[list[float]] | None = Field(
         default=None,
-        description="With `explain`: where in the image the label was found, rows from the top, "
-        "0 to 1. The largest value is 1; all are 0 if no part shows the label.",
+        description="With `explain`: rows from the top, 0 to 1. The largest value is 1; all are 0 "
+        "if no part of the image shows the label.",
     )
     overlay: str | None = Field(
-        default=None,
-        description="With `explain=overlay`: the map as a data URL of a PNG with the image's "
-        "proportions, to lay over it.",
+        default=None, description="With `explain=overlay`: the map as a data URL of a PNG."
     )
 
 
@@ -109,7 +105,7 @@ class ImageAnswer(_Answer):
 
     image: ImageSize
     labels: list[ScoredLabelAnswer] = Field(description="Best score first.")
-    embedding: list[float] | str | None = Field(default=None)
+    embedding: list[float] | str | None = None
     timings: Timings
 
 
@@ -306,29 +302,20 @@ def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
 def answer_info(pipeline: Pipeline) -> InfoAnswer:
     """Returns the model card of the pipeline's bundle."""
     card, encoders = pipeline.bundle.card, pipeline.catalogue.encoders
-    head, open_head = None, None
+    head: dict[str, Any] | None = None
+    open_head: dict[str, Any] | None = None
     if card.trained_head is not None:
-        head = HeadAnswer(**dict(card.trained_head), maps=pipeline.explainer.knows_trained)
+        head = {**dict(card.trained_head), "maps": pipeline.explainer.knows_trained}
     if encoders is not None:
-        fields = dict(encoders.head)
-        fields["embedding_space"] = EmbeddingSpaceAnswer.model_validate(fields["embedding_space"])
+        open_head = {
+            **dict(encoders.head),
+            "encodes_text": encoders.encodes_text,
+            "maps": pipeline.explainer.knows_open,
+            "ranked": encoders.head.ranked,
+        }
         if not pipeline.settings.screen:
-            fields["screen"] = None
-        open_head = OpenHeadAnswer(
-            **fields,
-            encodes_text=encoders.encodes_text,
-            maps=pipeline.explainer.knows_open,
-            ranked=encoders.head.ranked,
-        )
-    return InfoAnswer(
-        model=NameAndVersion.model_validate(card),
-        license=card.license,
-        provenance=card.provenance,
-        input=card.input,
-        head=head,
-        open_head=open_head,
-        labels=list(pipeline.bundle.labels),
-        background=card.background,
-        metrics=list(card.metrics),
-        runtime=RuntimeAnswer.model_validate(pipeline.engine),
-    )
+            open_head["screen"] = None
+    heads = {"head": head, "open_head": open_head}
+    labels, runtime = pipeline.bundle.labels, pipeline.engine
+    fields = {**dict(card), **heads, "model": card, "labels": labels, "runtime": runtime}
+    return InfoAnswer.model_validate(fields)
