@@ -241,6 +241,7 @@ def test_name_in_the_body_must_be_that_in_the_path(client: TestClient) -> None:
         ([{"name": "a", "prompt": "a", "embedding": [1]}], "labels.0", "A label takes a prompt or"),
         ([{"name": "a", "embedding": "1"}], "labels.0.embedding", "Input should be a valid list"),
         ([], "labels", "List should have at least 1 item"),
+        ("a", "labels", "Input should be a valid list"),
         ([zeros(threshold="recall")], "labels.0.threshold", "Input should be a valid number"),
     ],
 )
