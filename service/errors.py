@@ -22,8 +22,8 @@ def quote(name: str) -> str:
 
 def find_close(name: str, known: Sequence[str]) -> str | None:
     """Returns the known name that is most similar to `name`; None if none is similar."""
-    found = get_close_matches(name[:_MAX_CHARACTERS], known[:_MAX_COMPARED], 1)
-    return found[0] if found else None
+    matches = get_close_matches(name[:_MAX_CHARACTERS], known[:_MAX_COMPARED], 1)
+    return matches[0] if matches else None
 
 
 def describe_unknown(name: str, known: Sequence[str]) -> str:

@@ -70,7 +70,7 @@ def is_utf8(text: str) -> bool:
 
 
 def normalise_text(text: str) -> str:
-    """Returns `text` in NFC, stripped; raises `ValueError` if it is empty or partly invisible."""
+    """Returns `text` in NFC, stripped. Raises `ValueError` if it is empty or partly invisible."""
     normal = unicodedata.normalize("NFC", text).strip()
     if not normal:
         raise PydanticCustomError("empty_text", "Text should not be empty")
@@ -116,7 +116,7 @@ NoBool = BeforeValidator(_refuse_bool)
 
 
 def validate(model: type[ModelT], values: dict[str, Any], where: str) -> ModelT:
-    """Returns the model of `values`; raises InvalidParameters, with `where` such as `body`."""
+    """Returns the model of `values`. Raises InvalidParameters with `where`, such as `body`."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -128,15 +128,15 @@ def list_values(
     pydantic_errors: Iterable[Any], where: str | None = None, model: type[BaseModel] | None = None
 ) -> list[InvalidValue]:
     """Returns pydantic's first ten errors for clients; without `where`, `loc` begins with it."""
-    found = list(pydantic_errors)
+    errors = list(pydantic_errors)
     # An invalid item also makes its list invalid: only the item's error is useful.
-    parents = {error["loc"][:depth] for error in found for depth in range(len(error["loc"]))}
-    own = (error for error in found if error["loc"] not in parents)
+    parents = {error["loc"][:depth] for error in errors for depth in range(len(error["loc"]))}
+    innermost = (error for error in errors if error["loc"] not in parents)
     values = []
-    for error in islice(own, MAX_NAMES):
-        place, *names = error["loc"] if where is None else (where, *error["loc"])
-        name = ".".join(map(str, names)) or str(place)
-        values.append(InvalidValue(str(place), name, explain_error(error, model)))
+    for error in islice(innermost, MAX_NAMES):
+        source, *names = error["loc"] if where is None else (where, *error["loc"])
+        name = ".".join(map(str, names)) or str(source)
+        values.append(InvalidValue(str(source), name, explain_error(error, model)))
     return values
 
 

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.app import create_app, lifespan
 from service.http.telemetry.access import RAW_REQUEST_ID
-from service.http.telemetry.logs import configure_logs
+from service.logs import configure_logs
 from service.pipeline.served import ServedPipeline
 from service.settings import Settings
 

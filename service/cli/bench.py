@@ -19,7 +19,7 @@ SAMPLE = Path(__file__).parents[1] / "http" / "page" / "samples" / "chelsea.jpg"
 
 
 def open_client(url: str, api_key: str | None, clients: int) -> AsyncClient:
-    """Returns a client that does not retry; raises StartError for an invalid argument."""
+    """Returns a client that does not retry. Raises StartError for an invalid argument."""
     try:
         return AsyncClient(url, api_key=api_key, retries=0, connections=clients)
     except ValueError as error:
@@ -33,7 +33,10 @@ def run_bench(
     seconds: float,
     label_sets: Sequence[str],
 ) -> dict[str, Any]:
-    """Returns rate, latencies and errors, as JSON values; StartError if the first request fails."""
+    """Returns rate, latencies and errors, as JSON values.
+
+    Raises StartError if the first request fails.
+    """
     question: Question = {"label_set": label_sets} if label_sets else {}
     try:
         return asyncio.run(_measure_load(client, photos, clients, seconds, question))

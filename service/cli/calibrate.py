@@ -27,7 +27,7 @@ from service.calibration import (
     fit_calibration,
     move_threshold,
 )
-from service.cli.photos import PhotoResult, label_photos, run_pipeline
+from service.cli.local_pipeline import PhotoResult, label_photos, run_pipeline
 from service.errors import LabelSetReadOnly, StartError
 from service.fields import LabelText
 from service.labels.label_set import LabelSet
@@ -157,18 +157,18 @@ def read_labelled_folder(folder: Path) -> LabelledFolder:
     """Reads `labels.json`; a label of a photo must be in `label_names`."""
     path = folder / "labels.json"
     try:
-        found = LabelledFolder.model_validate(json.loads(path.read_bytes()))
+        listing = LabelledFolder.model_validate(json.loads(path.read_bytes()))
     except OSError as error:
         raise StartError(f"{path}: {error.strerror or 'unreadable'}") from error
     except ValidationError as error:
         raise StartError(f"{path}: {format_first_error(error)}") from error
     except (ValueError, RecursionError) as error:
         raise StartError(f"{path} is not JSON") from error
-    used = {label for image in found.images.values() for label in image.labels}
-    unknown = used - set(found.label_names)
+    used = {label for image in listing.images.values() for label in image.labels}
+    unknown = used - set(listing.label_names)
     if unknown:  # a typo would count as an absent label
         raise StartError(f"{path}: label_names does not contain the label {min(unknown)}")
-    return found
+    return listing
 
 
 async def _score(
@@ -191,26 +191,26 @@ def _describe(left_out: list[PhotoResult]) -> str:
     return f"{len(left_out)} left out, such as {first.path}: {first.failure}"
 
 
-def describe_calibration(found: CalibrationReport) -> dict[str, Any]:
+def describe_calibration(report: CalibrationReport) -> dict[str, Any]:
     """Returns the results of a calibration as JSON values."""
-    points = found.points
+    points = report.points
     calibration = None
-    if (fit := found.fit) is not None:
+    if (fit := report.fit) is not None:
         errors = {"error_before": fit.error_before, "error_after": fit.error_after}
         calibration = fit.pair.model_dump() | errors
     return {
         "calibration": calibration,
         "thresholds": {label: point.threshold for label, point in points.items() if point},
         "not_reached": [label for label, point in points.items() if not point],
-        "left_out": len(found.left_out),
+        "left_out": len(report.left_out),
     }
 
 
-def show_calibration(name: str, found: CalibrationReport) -> None:
+def show_calibration(name: str, report: CalibrationReport) -> None:
     """Shows the results of a calibration of a label set."""
     table = Table("label", "threshold", "precision", "recall", title=Text(name))
     # Labels that miss the wanted precision come last.
-    for label, point in sorted(found.points.items(), key=lambda item: item[1] is None):
+    for label, point in sorted(report.points.items(), key=lambda item: item[1] is None):
         row = ["-", "not reached", "-"]
         if point is not None:
             row = [f"{share:.3f}" for share in (point.threshold, point.precision, point.recall)]
@@ -218,9 +218,9 @@ def show_calibration(name: str, found: CalibrationReport) -> None:
     console = Console()
     console.print(table)
     scores = "scores as before: the photos are too few, or do not show it better"
-    if found.fit is not None:
-        scores = f"scores: {found.fit.figures}"
+    if report.fit is not None:
+        scores = f"scores: {report.fit.figures}"
     console.print(Text(scores), soft_wrap=True)
-    if left_out := len(found.left_out):
+    if left_out := len(report.left_out):
         photos = "photo" if left_out == 1 else "photos"
         console.print(Text(f"{left_out} {photos} left out"), soft_wrap=True)

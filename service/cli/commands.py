@@ -29,7 +29,7 @@ from service.errors import (
     StartError,
     StoreError,
 )
-from service.http.telemetry.logs import configure_logs
+from service.logs import configure_logs
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -161,14 +161,14 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
 
     if out is not None and not explain:
         raise StartError("--out needs --explain")
-    found = _find_photos(photos, exclude_path or ())
+    paths = _find_photos(photos, exclude_path or ())
     folders = None
     if explain:
         question = question.model_copy(update={"explain": "overlay"})
-        folders = choose_folders(found, photos, out)
+        folders = choose_folders(paths, photos, out)
     configure_logs("error")
     chosen = "json" if as_json else output
-    if not asyncio.run(predict_photos(found, question, settings, chosen, folders)):
+    if not asyncio.run(predict_photos(paths, question, settings, chosen, folders)):
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
@@ -236,10 +236,10 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
 def _find_photos(paths: Sequence[Path], exclude: Sequence[str] = ()) -> list[Path]:
     from service.images.folders import describe_left_out, find_photos
 
-    found, left_out = find_photos(paths, exclude)
+    photos, left_out = find_photos(paths, exclude)
     if left_out:
         sys.stderr.write(f"{describe_left_out(left_out)}\n")
-    return found
+    return photos
 
 
 _PASS_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:  # it imports the pipeline, and `--help` needs none
-    from service.cli.photos import PhotoResult
+    from service.cli.local_pipeline import PhotoResult
 
 EXIT_SOME_FAILED = 1
 

@@ -108,9 +108,9 @@ def _show_models() -> None:
         "bundle MB",
         "speed",
     )
-    for name, each in MODELS.items():
-        sizes = (f"{each.download_mb:,}", f"{each.bundle_mb:,}")
-        table.add_row(name, each.hub, each.license, *sizes, each.speed)
+    for name, model in MODELS.items():
+        sizes = (f"{model.download_mb:,}", f"{model.bundle_mb:,}")
+        table.add_row(name, model.hub, model.license, *sizes, model.speed)
     Console().print(table)
 
 
@@ -153,7 +153,7 @@ def _choose_flags(model: Model, folder: Path | None, background: Path | None) ->
 
 
 def _announce(name: str, folder: Path | None, out: Path, precision: str) -> None:
-    """Writes what the command takes; raises StartError if the disk is too small for it."""
+    """Writes what the command takes. Raises StartError if the disk is too small for it."""
     model, makes = MODELS[name], not can_export()
     new = f"{_ENVIRONMENT}: minutes, {_ENVIRONMENT_MB:,} MB; less if pip finds torch for CPUs"
     sys.stderr.write(
@@ -164,10 +164,10 @@ def _announce(name: str, folder: Path | None, out: Path, precision: str) -> None
         f"  bundle:      {out}, {model.bundle_mb:,} MB in fp32\n"
         f"  speed:       {model.speed}\n"
     )
-    place = next(each for each in out.absolute().parents if each.exists())
+    disk = next(folder for folder in out.absolute().parents if folder.exists())
     needed = model.bundle_mb + _ENVIRONMENT_MB * makes
-    if needed > (free := shutil.disk_usage(place).free // 1_000_000):
-        raise StartError(f"disk: {place} has {free:,} MB free, and this takes {needed:,}")
+    if needed > (free := shutil.disk_usage(disk).free // 1_000_000):
+        raise StartError(f"disk: {disk} has {free:,} MB free, and this takes {needed:,}")
 
 
 def _make_environment() -> str:

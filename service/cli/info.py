@@ -36,15 +36,20 @@ def show_bundle(bundle: Bundle) -> None:
     heads = {"trained labels": bundle.card.trained_head, "open labels": bundle.card.open_head}
     calibrations = {name: head.calibration for name, head in heads.items() if head is not None}
     metrics = {
-        f"{each.name} {each.precision}": f"{each.value:.2f} ({each.dataset}, {each.images} images)"
-        for each in bundle.card.metrics
+        f"{metric.name} {metric.precision}": (
+            f"{metric.value:.2f} ({metric.dataset}, {metric.images} images)"
+        )
+        for metric in bundle.card.metrics
     }
-    scores = {f"scores of {name}": _describe_scores(each) for name, each in calibrations.items()}
+    scores = {
+        f"scores of {name}": _describe_scores(calibration)
+        for name, calibration in calibrations.items()
+    }
     for name, head in heads.items():
-        for word, each in (head.by_purpose if head else {}).items():
+        for word, point in (head.by_purpose if head else {}).items():
             scores[f"{name}, {word}"] = (
-                f"precision {each.precision:.2f}, recall {each.recall:.2f}, "
-                f"{_describe_least(each.threshold)}"
+                f"precision {point.precision:.2f}, recall {point.recall:.2f}, "
+                f"{_describe_least(point.threshold)}"
             )
     if bundle.card.open_head is not None and bundle.card.open_head.ranked:
         scores["scores of open labels"] = RANKED.format(bundle.path)
@@ -137,11 +142,11 @@ def _show_labels(labels: Sequence[Label]) -> None:
 
 def _show_bins(name: str, calibration: HeadCalibration) -> None:
     table = Table("score", "pairs", "mean score", "right", title=Text(f"scores of {name}"))
-    for place, each in enumerate(calibration.bins):
-        shares = (each.mean_score, each.share_right) if each.scores else ()
+    for tenth, group in enumerate(calibration.bins):
+        shares = (group.mean_score, group.share_right) if group.scores else ()
         table.add_row(
-            f"{place / 10:.1f} to {(place + 1) / 10:.1f}",
-            str(each.scores),
+            f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}",
+            str(group.scores),
             *(f"{share:.3f}" for share in shares),
         )
     Console().print(table)

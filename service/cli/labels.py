@@ -18,7 +18,7 @@ from rich.text import Text
 from service.cli.console import EXIT_SOME_FAILED, show_failure, write_json
 from service.cli.options import add_flags, path_argument, path_option
 from service.errors import LabelSetChanged, LabelSetExists, StartError
-from service.http.telemetry.logs import configure_logs
+from service.logs import configure_logs
 from service.settings import Settings
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from service.bundle.card import format_first_error
 from service.cli.console import show_failure, write_json
-from service.cli.photos import PhotoResult, run_pipeline, try_photo
+from service.cli.local_pipeline import PhotoResult, run_pipeline, try_photo
 from service.errors import StartError
 from service.fields import LabelText, validate
 from service.http.responses.examples import LearntAnswer, answer_learnt

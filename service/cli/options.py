@@ -79,7 +79,7 @@ def name_variable(setting: str) -> str:
 
 
 def read_path(text: str) -> Path:
-    """Returns the path; raises typer.BadParameter if the text is empty."""
+    """Returns the path. Raises typer.BadParameter if the text is empty."""
     return Path(refuse_empty(text))
 
 

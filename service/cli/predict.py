@@ -19,7 +19,7 @@ from rich.text import Text
 
 from service.bundle.card import InputContract
 from service.cli.console import show_failure, show_progress, write_json
-from service.cli.photos import PhotoResult, label_photos, run_pipeline
+from service.cli.local_pipeline import PhotoResult, label_photos, run_pipeline
 from service.errors import ImageError, OutOfMemory, StartError
 from service.images.decode import decode_image
 from service.images.folders import read_photo
@@ -59,10 +59,12 @@ async def predict_photos(
                 _write_row(columns)  # only after the start, which may fail
                 write = partial(_write_csv, has_categories=has_categories)
             async with aclosing(label_photos(pipeline, selection, photos)) as labelled:
-                async for found in labelled:
-                    photo = found
+                async for result in labelled:
+                    photo = result
                     if folders is not None:
-                        photo = await asyncio.to_thread(_write_overlays, found, folders[found.path])
+                        photo = await asyncio.to_thread(
+                            _write_overlays, result, folders[result.path]
+                        )
                         written.update(overlay.parent for overlay in photo.overlays)
                     write(photo)
                     done += 1
@@ -78,10 +80,10 @@ async def predict_photos(
 
 
 def _write_json(photo: PhotoResult) -> None:
-    found = {"error": photo.failure}
+    record = {"error": photo.failure}
     if photo.prediction is not None:
-        found = photo.prediction.describe(map(str, photo.overlays))
-    write_json({"photo": str(photo.path), **found})
+        record = photo.prediction.describe(map(str, photo.overlays))
+    write_json({"photo": str(photo.path), **record})
 
 
 def _show_table(photo: PhotoResult) -> None:
@@ -103,9 +105,9 @@ def _show_table(photo: PhotoResult) -> None:
     table.add_column("score", justify="right")
     table.add_column("threshold", justify="right")
     for label in labels:
-        own = "" if label.calibrated else " *"
+        mark = "" if label.calibrated else " *"
         category = [Text(label.category or "")] if has_categories else []
-        score, threshold = f"{label.score:.3f}", f"{label.threshold:.3f}{own}"
+        score, threshold = f"{label.score:.3f}", f"{label.threshold:.3f}{mark}"
         table.add_row(Text(label.label), *category, score, threshold)
     console.print(table)
     if not all(label.calibrated for label in labels):
@@ -116,10 +118,10 @@ def _write_csv(photo: PhotoResult, *, has_categories: bool = False) -> None:
     path = str(photo.path)
     labels = () if photo.prediction is None else photo.prediction.labels
     for label in labels:
-        own = "true" if label.calibrated else "false"
+        calibrated = "true" if label.calibrated else "false"
         score, threshold = f"{label.score:.6f}", f"{label.threshold:.6f}"
         category = [label.category or ""] * has_categories
-        _write_row((path, label.label, score, threshold, label.source, own, *category, ""))
+        _write_row((path, label.label, score, threshold, label.source, calibrated, *category, ""))
     if not labels:
         _write_row((path, *[""] * (len(_CSV_COLUMNS) - 1 + has_categories), photo.failure or ""))
     sys.stdout.flush()
@@ -192,8 +194,8 @@ def _draw(path: Path, prediction: Prediction, folder: Path) -> Iterator[Path]:
     max_pixels = prediction.width * prediction.height
     decoded = decode_image(read_photo(path), contract, max_pixels=max_pixels)
     upright = Image.fromarray(decoded.pixels).convert("RGBA")
-    found = zip(prediction.labels, prediction.explanations, strict=False)
-    for rank, (label, explanation) in enumerate(found, start=1):
+    explained = zip(prediction.labels, prediction.explanations, strict=False)
+    for rank, (label, explanation) in enumerate(explained, start=1):
         assert explanation.overlay is not None
         with Image.open(io.BytesIO(explanation.overlay)) as overlay:
             layer = overlay.convert("RGBA").resize(upright.size, Image.Resampling.BICUBIC)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from service.engine.shared_arrays import SharedArrays
 from service.errors import BundleError, StartError
-from service.http.telemetry.logs import configure_logs
+from service.logs import configure_logs
 from service.pipeline.loading import Graphs, open_graphs
 from service.process.plan import Plan, plan_workers
 from service.scheduling.cpu import divide_cores

@@ -68,7 +68,7 @@ class ProxiedApp(DocumentedApp):
 def create_app(
     served: ServedPipeline | None = None, tracer_provider: TracerProvider | None = None
 ) -> FastAPI:
-    """Makes the app, whose pipeline opens when it starts; StartError for an invalid setting."""
+    """Makes the app, whose pipeline opens at its start. Raises StartError for a bad setting."""
     served = served or ServedPipeline(Settings())
     traces = _open_traces(served.settings, tracer_provider)
     app = ProxiedApp(

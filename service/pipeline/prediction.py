@@ -16,11 +16,11 @@ from service.stages import Stage
 
 @dataclass(frozen=True)
 class Timings:
-    """Times of one prediction, milliseconds."""
+    """Milliseconds; decoding includes resizing and its wait, inference is the run of the batch."""
 
-    decode_ms: float  # with resizing, and the wait for a decoding thread
+    decode_ms: float
     queue_ms: float
-    inference_ms: float  # the run of the photo's batch, less the photo's own decoding in it
+    inference_ms: float  # less the photo's own decoding in it
     total_ms: float
 
 

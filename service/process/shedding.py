@@ -15,17 +15,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from service.errors import BusyError, QueueFull, TooManyConnections
-from service.http.responses.problems import PROBLEM_JSON, describe_type
+from service.http.responses.problems import PROBLEM_JSON, describe_problem
 from service.http.security.browsers import COMMON_HEADERS
 from service.http.security.proxies import read_root_path
 from service.http.telemetry.access import PROBES, RAW_REQUEST_ID, choose_request_id
-from service.http.telemetry.logs import EventCounter
 from service.http.telemetry.metrics import Metrics
+from service.logs import EventCounter
 from service.pipeline.served import ServedPipeline
 from service.process.protocol.limited import SURPLUS, Refusal
 
 _BODIES: dict[type[BusyError], bytes] = {
-    error: describe_type(error, "%b").model_dump_json(exclude_none=True).encode()
+    error: describe_problem(error, "%b").model_dump_json(exclude_none=True).encode()
     for error in (QueueFull, TooManyConnections)
 }
 _HEADERS = ((b"content-type", PROBLEM_JSON.encode()), *COMMON_HEADERS)

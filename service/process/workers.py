@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 
 from service.errors import BundleError, ServiceBroken, StartError
-from service.http.telemetry.logs import name_worker
+from service.logs import name_worker
 from service.process.ports import Ports
 from service.scheduling.suspects import Suspects
 

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from ml_decoder_client import Answer, ClientError, ServiceProblem, UnreadableAnswer, answers
 from service.bundle.card import Calibration
@@ -40,8 +40,8 @@ MAY_FAIL = (answers.PhotoScore, answers.Embedding)  # the service has a model fo
 def test_answer_has_the_fields_of_the_service(ours: type) -> None:
     known = {**vars(schemas), **vars(examples)}
     same = known.get(f"{ours.__name__}Answer") or known.get(ours.__name__)
-    theirs = OTHER_NAMES.get(ours, same)
-    assert {field.name for field in fields(ours)} - NEWER == set(theirs.model_fields) - NEWER
+    theirs = TypeAdapter[Any](OTHER_NAMES.get(ours, same)).json_schema()["properties"]
+    assert {field.name for field in fields(ours)} - NEWER == theirs.keys() - NEWER
 
 
 def provoke_error(kind: Any, fake: Fake, status: int, body: bytes, **headers: str) -> ClientError:

@@ -23,7 +23,6 @@ document at `/openapi.json`.
   a new one.
 - After an error with the header `Retry-After`, repeat the request after that many seconds.
 """
-_PROBLEM_JSON = "application/problem+json"
 
 
 def read_openapi() -> JSON:
@@ -48,7 +47,8 @@ def write_reference(document: JSON) -> str:
 
 
 def _write_route(method: str, path: str, operation: JSON) -> str:
-    lines = [f"## {method.upper()} {path}\n", operation.get("description", "").strip() + "\n"]
+    about = f"{operation['summary']}\n\n{operation['description']}".strip()
+    lines = [f"## {method.upper()} {path}\n", f"{about}\n"]
     rows = [
         (f"`{p['name']}`", p["in"], _name_type(p["schema"]), p.get("description", ""))
         for p in operation.get("parameters", ())
@@ -88,11 +88,10 @@ def _tell_answer(response: JSON) -> str:
 
 def _list_problems(responses: JSON) -> Iterator[tuple[str, ...]]:
     for status, response in sorted(responses.items()):
-        examples = response.get("content", {}).get(_PROBLEM_JSON, {}).get("examples", {})
-        if status >= "400" and not examples:
-            yield status, "", response["description"]
-        for code, example in examples.items():
-            yield status, f"`{code}`", example["value"]["title"]
+        if status >= "400":
+            for line in response["description"].splitlines():
+                code, _, title = line.removeprefix("- ").partition(": ")
+                yield status, code, title
 
 
 def _write_shape(name: str, schema: JSON) -> str:

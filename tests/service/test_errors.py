@@ -15,9 +15,9 @@ def test_error_that_a_request_can_raise_has_a_code(leaf: type[ServiceError]) -> 
 
 
 def test_codes_are_unique_and_come_with_a_status_and_a_title() -> None:
-    own = [vars(error) for error in list_errors() if "code" in vars(error)]
-    assert len({each["code"] for each in own}) == len(own) > 40
-    assert all(each.keys() >= {"status", "title"} for each in own)
+    coded = [vars(error) for error in list_errors() if "code" in vars(error)]
+    assert len({error["code"] for error in coded}) == len(coded) > 40
+    assert all(error.keys() >= {"status", "title"} for error in coded)
 
 
 def test_unsupported_image_lists_the_supported_types() -> None:

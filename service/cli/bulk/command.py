@@ -13,7 +13,7 @@ import typer
 from service.cli.console import EXIT_SOME_FAILED, show_progress, write_json
 from service.cli.options import ExcludedPaths, refuse_empty
 from service.errors import StartError
-from service.http.telemetry.logs import configure_logs
+from service.logs import configure_logs
 from service.settings import Settings
 
 if TYPE_CHECKING:

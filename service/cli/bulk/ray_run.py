@@ -27,7 +27,7 @@ from service.cli.bulk.run import (
     prepare_settings,
     tag_photos,
 )
-from service.cli.photos import run_pipeline
+from service.cli.local_pipeline import run_pipeline
 from service.errors import StartError
 from service.pipeline.pipeline import open_pipeline
 from service.settings import Settings

@@ -14,7 +14,7 @@ from typing import Any
 from service.cli.bulk.again import open_earlier, prepare_again
 from service.cli.bulk.parts import CATEGORIES, ENCODER, PartFolder, Record, make_record, open_parts
 from service.cli.bulk.photos import PhotoStore, open_photos
-from service.cli.photos import run_pipeline
+from service.cli.local_pipeline import run_pipeline
 from service.errors import ImageError, OutOfMemory
 from service.fields import is_utf8
 from service.labels.label_set import LabelSet

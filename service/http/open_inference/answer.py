@@ -39,9 +39,9 @@ WrittenTensor = tuple[dict[str, Any], bytes]
 class ServerAnswer(BaseModel):
     """Answer of `/v2`."""
 
-    name: str = Field(examples=["ml-decoder-serve"])
+    name: str
     version: str
-    extensions: list[str] = Field(examples=[list(EXTENSIONS)])
+    extensions: list[str]
 
 
 class LiveAnswer(BaseModel):
@@ -73,9 +73,9 @@ class TensorAnswer(BaseModel):
 class ModelAnswer(BaseModel):
     """Answer of `/v2/models/{name}`."""
 
-    name: str = Field(examples=["ml-decoder-lite0"])
-    versions: list[str] = Field(examples=[["1.0.0"]])
-    platform: str = Field(examples=[PLATFORM])
+    name: str
+    versions: list[str]
+    platform: str
     inputs: list[TensorAnswer] = Field(
         description=f"A request has one of them: `{IMAGE}` is files (base64 in JSON), `{PIXELS}` "
         "is upright RGB of the model's size."
@@ -160,4 +160,4 @@ def _write_output(output: OutputTensor, names: Sequence[str], scores: ScoreArray
 
 
 def _pack_texts(texts: Sequence[str]) -> bytes:
-    return b"".join(struct.pack("<I", len(each)) + each for each in map(str.encode, texts))
+    return b"".join(struct.pack("<I", len(text)) + text for text in map(str.encode, texts))

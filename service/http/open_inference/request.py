@@ -140,8 +140,8 @@ def parse_infer_request(
         )
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise InvalidTensors(f"{quote(place)}: {first['msg']}") from error
+        path = ".".join(str(part) for part in first["loc"])
+        raise InvalidTensors(f"{quote(path)}: {first['msg']}") from error
     _check_unsupported(asked)
     parameters = asked.parameters
     fields: dict[str, Any] = {"top_k": _ALL_LABELS, "min_version": parameters.min_version}
@@ -198,7 +198,7 @@ def _read_photos(
     values = _read_numbers(tensor) if binary is None else np.frombuffer(binary, np.uint8)
     _check_size(tensor, values.size)
     pixels = values.reshape(tensor.shape)
-    return tuple(DecodedImage(each, contract.width, contract.height) for each in pixels)
+    return tuple(DecodedImage(photo, contract.width, contract.height) for photo in pixels)
 
 
 def _take_input(inputs: list[InputTensor]) -> InputTensor:

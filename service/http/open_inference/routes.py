@@ -29,7 +29,7 @@ from service.http.requests.parameters import Served
 from service.http.responses.openapi import document_answer, document_tensors, document_v2_errors
 from service.http.responses.problems import PREFIX
 from service.http.routes.predict import REQUEST_PROBLEMS, limit_images
-from service.http.security.keys import ACCESS_PROBLEMS, PREDICT, PUBLIC
+from service.http.security.keys import PREDICT, PUBLIC, ROUTE_PROBLEMS
 from service.http.security.rates import LIMITED
 from service.images.decode import DecodedImage
 from service.pipeline.pipeline import Pipeline
@@ -49,9 +49,7 @@ _ANSWERS = document_answer(
         }
     },
 )
-_MODEL_ERRORS = document_v2_errors(
-    errors.UnavailableError, *ACCESS_PROBLEMS, errors.UnknownModel, errors.InvalidParameters
-)
+_MODEL_ERRORS = document_v2_errors(*ROUTE_PROBLEMS, errors.UnknownModel)
 _INFER_ERRORS = document_v2_errors(
     *(errors.InvalidTensors, errors.UnknownModel, errors.MalformedBody, errors.BodyTimeout),
     # Not UnsupportedMediaType: Triton's clients send no Content-Type.
@@ -62,7 +60,7 @@ ModelName = Annotated[str, Path(max_length=200)]
 
 
 async def find_model(served: Served, name: ModelName) -> Pipeline:
-    """Returns the pipeline; raises `UnknownModel` if the path names another model."""
+    """Returns the pipeline. Raises `UnknownModel` if the path names another model."""
     pipeline = served.pipeline
     known = [pipeline.bundle.card.name, *filter(None, [served.settings.model_alias])]
     if name not in known:
@@ -120,23 +118,19 @@ async def infer(request: Request, served: Served, pipeline: Model, name: ModelNa
 router = APIRouter(tags=["open inference protocol"])
 
 
-@router.get(PREFIX, summary="Name, version and extensions of the server", dependencies=[PUBLIC])
+@router.get(PREFIX, dependencies=[PUBLIC])
 async def server(request: Request) -> ServerAnswer:
     """Describes the server."""
     return ServerAnswer(name=SERVER_NAME, version=request.app.version, extensions=list(EXTENSIONS))
 
 
-@router.get(f"{PREFIX}/health/live", summary="Liveness: the process answers")
+@router.get(f"{PREFIX}/health/live")
 async def live() -> LiveAnswer:
     """Returns 200 while the process answers, ready or not."""
     return LiveAnswer()
 
 
-@router.get(
-    f"{PREFIX}/health/ready",
-    summary="Readiness: predictions are answered",
-    responses=document_v2_errors(errors.UnavailableError),
-)
+@router.get(f"{PREFIX}/health/ready", responses=document_v2_errors(errors.UnavailableError))
 async def ready(served: Served) -> ReadyAnswer:
     """Returns 200 if predictions are answered now."""
     served.check_ready()
@@ -148,21 +142,10 @@ def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
     # After the key: clients without one do not learn names.
     depends = [Depends(check) for check in (find_model, *checks)]
     of_model = APIRouter(prefix=f"{PREFIX}{prefix}")
-    of_model.get(
-        "",
-        summary="Inputs and outputs",
-        responses=_MODEL_ERRORS,
-        dependencies=[*PREDICT, LIMITED, *depends],
-    )(model)
-    of_model.get(
-        "/ready",
-        summary="Readiness of the model",
-        responses=_MODEL_ERRORS,
-        dependencies=[*PREDICT, *depends],
-    )(model_ready)
+    of_model.get("", responses=_MODEL_ERRORS, dependencies=[*PREDICT, LIMITED, *depends])(model)
+    of_model.get("/ready", responses=_MODEL_ERRORS, dependencies=[*PREDICT, *depends])(model_ready)
     of_model.post(
         "/infer",
-        summary="Scores of photos or pixels",
         response_class=Response,
         responses={**_ANSWERS, **_INFER_ERRORS},
         openapi_extra=document_tensors(InferBody, HEADER_LENGTH),
@@ -181,8 +164,8 @@ async def _score(pipeline: Pipeline, asked: InferRequest) -> tuple[Selection, li
             return await pipeline.predict(photo, selection, deadline)
         except errors.ImageError as error:
             if len(asked.photos) > 1:
-                place = f"Photo {number} of {len(asked.photos)}."
-                error.detail = " ".join(filter(None, (place, error.detail)))
+                position = f"Photo {number} of {len(asked.photos)}."
+                error.detail = " ".join(filter(None, (position, error.detail)))
             raise
 
     deadline = pipeline.make_deadline(asked.timeout_seconds)

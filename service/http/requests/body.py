@@ -41,7 +41,7 @@ class BodyBudget:
 
 
 def open_budget(settings: Settings) -> BodyBudget:
-    """Returns the budget; raises StartError if the largest body would never have room."""
+    """Returns the budget. Raises StartError if the largest body would never have room."""
     held, body = settings.max_held_bytes, settings.max_body_bytes
     if held < body:
         raise StartError(f"max_held_bytes must be at least max_body_bytes ({body}); it is {held}")
@@ -56,7 +56,7 @@ class Reservation:
         self._bytes = 0
 
     def grow(self, count: int) -> None:
-        """Takes `count` bytes more; raises QueueFull if other requests have them."""
+        """Takes `count` bytes more. Raises QueueFull if other requests have them."""
         if count > self._budget.free_bytes:
             raise QueueFull("too many bytes of bodies and answers in memory")
         self._budget.free_bytes -= count
@@ -73,7 +73,7 @@ class Reservation:
 
 
 class BudgetMiddleware:
-    """Reserves memory for each request, and for a long answer until it is sent; or `refuse`s."""
+    """Reserves memory for each request, and for a long answer until it is sent, else `refuse`s."""
 
     def __init__(
         self, app: ASGIApp, budget: BodyBudget, refuse: Callable[[Request, QueueFull], ASGIApp]
@@ -122,7 +122,11 @@ def _measure(headers: Iterable[tuple[bytes, bytes]]) -> int:
 
 
 class Body:
-    """The chunks of a body, none empty; raises RequestError, QueueFull or ClientDisconnect."""
+    """The chunks of a body, none empty.
+
+    Raises BodyError for an invalid or slow body, QueueFull if there is no memory for it, and
+    ClientDisconnect.
+    """
 
     def __init__(self, request: Request, settings: Settings) -> None:
         """Checks the headers; reads nothing."""

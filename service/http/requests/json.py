@@ -21,7 +21,7 @@ _QUICK_BYTES = 65536
 
 
 async def read_json_object(request: Request, settings: Settings) -> dict[str, Any]:
-    """Reads the body of a label set; raises the errors of `Body` and `parse_json`."""
+    """Reads the body of a label set. Raises the errors of `Body` and `parse_json`."""
     body = Body(request, settings)
     if read_media_type(request.headers.get("content-type", "")) != JSON:
         raise UnsupportedMediaType(JSON)
@@ -53,7 +53,7 @@ def parse_json(
     max_numbers: int = 0,
     read_int: Callable[[str], int] = _read_int,
 ) -> dict[str, Any]:
-    """Returns the JSON object of a body; raises MalformedBody.
+    """Returns the JSON object of a body. Raises MalformedBody if there is none.
 
     At most `max_parts` lists, objects and texts, and `max_numbers` other values. `read_int` parses
     whole numbers: threads can switch between two calls only if it is Python code; C code takes half

@@ -27,7 +27,7 @@ _QUICK_CHARACTERS = 2000
 
 
 def read_parameters(request: Request) -> Question:
-    """Reads the query string, for which FastAPI would need 0.5 ms; raises RequestError."""
+    """Reads the query string; FastAPI would need 0.5 ms. Raises RequestError if it is invalid."""
     text: bytes = request.scope["query_string"]
     # Most clients send the same few query strings; long ones would only fill the cache.
     return _read_cached(text) if len(text) <= _CACHED_BYTES else _read_query_string(text)
@@ -67,7 +67,7 @@ def _read_query_string(text: bytes) -> Question:
     return validate(Question, read_texts(query, "query"), "query")
 
 
-def read_texts(given: Mapping[str, list[str]], place: str) -> dict[str, Any]:
+def read_texts(given: Mapping[str, list[str]], where: str) -> dict[str, Any]:
     """Returns the values of the texts of a query string or form, by name, not yet checked.
 
     An empty text is as if it were not sent. The text of a list that is given once is separated at
@@ -77,7 +77,7 @@ def read_texts(given: Mapping[str, list[str]], place: str) -> dict[str, Any]:
     for name, texts in given.items():
         if not is_utf8("".join([name, *texts])):
             shown = name.encode(errors="replace").decode()
-            raise InvalidParameters([InvalidValue(place, shown, "Text should be UTF-8")])
+            raise InvalidParameters([InvalidValue(where, shown, "Text should be UTF-8")])
         sent = [text for text in texts if text]
         if name in LIST_PARAMETERS:
             if sent:
@@ -103,7 +103,10 @@ _read_cached = lru_cache(maxsize=256)(_read_query_string)
 
 
 async def add_fields(query: Question, fields: dict[str, Any], max_candidates: int) -> Question:
-    """Adds parameters of a body, not yet checked; raises InvalidLabelSet or RequestError."""
+    """Adds parameters of a body, not yet checked.
+
+    Raises RequestError if one is invalid, and InvalidLabelSet for too many candidates.
+    """
     if not fields:
         return query
     candidates = fields.get("candidate_labels")

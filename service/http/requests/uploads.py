@@ -56,7 +56,7 @@ class Upload:
 
 
 def decode_base64(image: bytes | str) -> bytes:
-    """Returns an image's bytes; raises MalformedBody. Line breaks and `data:` are allowed."""
+    """Returns an image's bytes. Raises MalformedBody; line breaks and `data:` are allowed."""
     if isinstance(image, bytes):
         return image
     prefix = DATA_URL.match(image)
@@ -73,7 +73,7 @@ def _decode_base64(text: bytes | str, reason: str) -> bytes:
 
 
 async def read_upload(request: Request, shape: UploadShape, settings: Settings) -> Upload:
-    """Reads the body of a request; raises the errors of `Body`, and RequestError if invalid."""
+    """Reads the body of a request. Raises the errors of `Body`, and RequestError if invalid."""
     body = Body(request, settings)
     content_type = request.headers.get("content-type", "")
     media_type = read_media_type(content_type)
@@ -92,14 +92,14 @@ async def read_upload(request: Request, shape: UploadShape, settings: Settings) 
 
 
 async def read_form(chunks: AsyncIterator[bytes], content_type: str, shape: UploadShape) -> Upload:
-    """Reads a `multipart/form-data` body; raises RequestError at the first part over a limit."""
+    """Reads a `multipart/form-data` body. Raises RequestError at the first part over a limit."""
     form = _Form((shape.image_field,), shape.fields, shape.max_images)
     await form.read(chunks, content_type)
     return Upload(form.images[shape.image_field], read_texts(form.texts, "body"))
 
 
 async def read_examples(request: Request, settings: Settings) -> tuple[list[bytes], list[bytes]]:
-    """Reads a form with 1 to 200 photos in `positive` and `negative`; raises as `read_form`."""
+    """Reads a form with 1 to 200 photos in `positive` and `negative`. Raises as `read_form`."""
     content_type = request.headers.get("content-type", "")
     if read_media_type(content_type) != MULTIPART:
         raise errors.UnsupportedMediaType(MULTIPART)

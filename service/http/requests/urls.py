@@ -61,7 +61,10 @@ class Fetcher:
         )
 
     async def fetch(self, url: str, reserved: Reservation) -> bytes:
-        """Returns the bytes of a URL, counted in `reserved`; UrlError, BodyTooLarge, QueueFull."""
+        """Returns the bytes of a URL, counted in `reserved`.
+
+        Raises UrlError, BodyTooLarge, and QueueFull for too many fetches or bytes.
+        """
         if self._free == 0:
             raise QueueFull("too many fetches")
         self._free -= 1
@@ -149,14 +152,14 @@ def parse_url(url: str) -> httpcore.URL:
 def is_public(address: str) -> bool:
     """Returns whether an IP address, and any address embedded in it, is public."""
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
+        parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
     return all(
-        (isinstance(each, ipaddress.IPv4Address) or each in _PUBLIC_IPV6)
-        and each.is_global
-        and not each.is_multicast
-        for each in _unwrap(found)
+        (isinstance(part, ipaddress.IPv4Address) or part in _PUBLIC_IPV6)
+        and part.is_global
+        and not part.is_multicast
+        for part in _unwrap(parsed)
     )
 
 
@@ -179,7 +182,7 @@ def _make_resolver(max_lookups: int) -> Resolve:
 
     async def resolve(host: str, port: int) -> list[str]:
         lookup = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        found = await asyncio.get_running_loop().run_in_executor(threads, lookup)
-        return [str(address[0]) for *_, address in found]
+        records = await asyncio.get_running_loop().run_in_executor(threads, lookup)
+        return [str(address[0]) for *_, address in records]
 
     return resolve

@@ -1,8 +1,9 @@
 """Parts of the OpenAPI document that FastAPI cannot see: bodies, parameters and errors."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
+from itertools import chain
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,43 +17,45 @@ from service.http.responses.problems import (
     PROBLEM_JSON,
     ErrorAnswer,
     ErrorType,
-    describe_type,
     find_v2_status,
     list_headers,
 )
 from service.question import Question
 
 _TEXT = {"type": "string"}
+_BINARY = {"type": "string", "format": "binary"}
 _ERROR_HEADERS = {
     "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}},
     "WWW-Authenticate": {"description": "`Bearer`.", "schema": _TEXT},
 }
 
-TAG = {"headers": {"ETag": {"description": "The set's version, in quotes.", "schema": _TEXT}}}
-"""For FastAPI's `responses`: the header of an answer with a label set."""
-TAG_AND_PLACE = {
-    "headers": {
-        **TAG["headers"],
-        "Location": {"description": "The set's path, below the root path.", "schema": _TEXT},
+_TAG = {"ETag": {"description": "The set's version, in quotes.", "schema": _TEXT}}
+_PLACE = {"Location": {"description": "The set's path, below the root path.", "schema": _TEXT}}
+TAG = {"headers": _TAG}
+"""For FastAPI's `responses`: an answer with a label set."""
+
+
+def document_write(
+    answer: type[BaseModel], meaning: str = "Successful Response"
+) -> dict[int | str, dict[str, Any]]:
+    """Returns FastAPI's `responses` for a write of a label set, which makes a missing one."""
+    created = {"description": "There was no such set.", "headers": _TAG | _PLACE}
+    return {
+        HTTPStatus.OK.value: {"model": answer, "description": meaning, **TAG},
+        HTTPStatus.CREATED.value: {"model": answer, **created},
     }
-}
-"""The headers of an answer with a new label set."""
-
-
-def document_write(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """For FastAPI's `responses`: a write of a label set, which makes a set that is missing."""
-    created = {"model": answer, "description": "There was no such set.", **TAG_AND_PLACE}
-    return {HTTPStatus.OK.value: TAG, HTTPStatus.CREATED.value: created}
 
 
 class DocumentedApp(FastAPI):
-    """FastAPI, without its own 422 for each route with a parameter: ours are problems."""
+    """FastAPI, whose document has docstrings as summaries, and no 422 but ours."""
 
     def openapi(self) -> dict[str, Any]:  # noqa: D102
         if self.openapi_schema is None:
             document = super().openapi()
             for path in document["paths"].values():
                 for operation in path.values():
+                    summary, _, description = operation["description"].partition("\n\n")
+                    operation |= {"summary": summary, "description": description}
                     if "HTTPValidationError" in str(operation["responses"].get("422")):
                         del operation["responses"]["422"]
             for name in ("HTTPValidationError", "ValidationError"):
@@ -62,55 +65,44 @@ class DocumentedApp(FastAPI):
 
 
 def document_problems(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses`, with examples; `ImageError` is all errors below it."""
-    return {
-        status: {
-            "description": "; ".join(f"`{error.code}`: {error.title}" for error in group),
-            "content": {
-                PROBLEM_JSON: {
-                    "schema": {"$ref": "#/components/schemas/Problem"},
-                    "examples": {
-                        error.code: {
-                            "value": describe_type(error, "6f1c0ab2").model_dump(exclude_none=True)
-                        }
-                        for error in group
-                    },
-                }
-            },
-            **_document_headers(group),
-        }
-        for status, group in _group(errors, int)
-    }
+    """Returns FastAPI's `responses`; `ImageError` is all errors below it."""
+    problem = {"content": {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+    return _document_errors(errors, problem, int)
 
 
 def document_v2_errors(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
     """Returns FastAPI's `responses` for errors of a route below `/v2`."""
-    return {
-        status: {
-            "model": ErrorAnswer,
-            "description": "; ".join(error.title for error in group),
-            **_document_headers(group),
-        }
-        for status, group in _group(errors, find_v2_status)
-    }
+    return _document_errors(errors, {"model": ErrorAnswer}, find_v2_status)
+
+
+def _document_errors(
+    errors: Iterable[ErrorType], body: dict[str, Any], find_status: Callable[[int], int]
+) -> dict[int | str, dict[str, Any]]:
+    groups: dict[int, list[ErrorType]] = defaultdict(list)
+    coded = ((base,) if "code" in vars(base) else list_coded(base) for base in errors)
+    for error in dict.fromkeys(chain.from_iterable(coded)):
+        groups[find_status(error.status)].append(error)
+    answers: dict[int | str, dict[str, Any]] = {}
+    for status, group in sorted(groups.items()):
+        text = "\n".join(f"- `{error.code}`: {error.title}" for error in group)
+        sent = {name for error in group for name in list_headers(error)}
+        headers = {name: header for name, header in _ERROR_HEADERS.items() if name in sent}
+        answers[status] = {"description": text, "headers": headers, **body}
+    return answers
 
 
 def document_predict(shape: UploadShape, model: type[BaseModel] = Question) -> dict[str, Any]:
     """Returns FastAPI's `openapi_extra`: images and fields, in the query too if of `Question`."""
     fields = model.model_json_schema()["properties"]
-    parameters = [
-        _document_parameter(name, "query", schema, schema["description"])
-        for name, schema in fields.items()
-        if model is Question
-    ]
-    required = None if "texts" in fields else shape.image_field
+    in_query = fields if model is Question else {}
+    required = () if "texts" in fields else (shape.image_field,)
 
     def describe(image: dict[str, Any]) -> dict[str, Any]:
         if shape.batch:
             image = {"type": "array", "minItems": 1, "maxItems": shape.max_images, "items": image}
         return _document_object(required, {shape.image_field: image, **fields})
 
-    binary = {"type": "string", "format": "binary", "description": "The image's bytes."}
+    binary = {**_BINARY, "description": "The image's bytes."}
     base64 = {"type": "string", "contentEncoding": "base64", "description": "The image's bytes."}
     # Without `explode`, `/docs` sends a list as one field, its values joined by commas.
     lists = sorted(LIST_PARAMETERS & fields.keys())
@@ -129,13 +121,16 @@ def document_predict(shape: UploadShape, model: type[BaseModel] = Question) -> d
             "description": "Instead of the image, if the service is set to fetch images.",
         }
         json["oneOf"] = [{"required": json.pop("required")}, {"required": ["url"]}]
+    parameters = [
+        _document_parameter(name, "query", schema, schema["description"])
+        for name, schema in in_query.items()
+    ]
     return {"parameters": parameters, **_document_body(content)}
 
 
-def document_examples(required: str | None = None) -> dict[str, Any]:
+def document_examples(*required: str) -> dict[str, Any]:
     """Returns FastAPI's `openapi_extra` with the form of `read_examples`."""
-    binary = {"type": "string", "format": "binary"}
-    photos = {"type": "array", "maxItems": MAX_EXAMPLES, "items": binary}
+    photos = {"type": "array", "maxItems": MAX_EXAMPLES, "items": _BINARY}
     fields = {
         "positive": {**photos, "description": "Photos that show the label."},
         "negative": {**photos, "description": "Photos that do not show it."},
@@ -160,16 +155,14 @@ def document_json(
     if optional is not None:
         schema["required"].remove(optional)
     schema = _inline(schema, schema.pop("$defs", {}))
-    shown = {} if example is None else {"example": example}
-    return _document_body({JSON: {"schema": schema, **shown}})
+    return _document_body({JSON: {"schema": schema, **({"example": example} if example else {})}})
 
 
 def document_tensors(model: type[BaseModel], header: str) -> dict[str, Any]:
     """Returns FastAPI's `openapi_extra`: JSON, its length in `header`, then bytes."""
     extra = document_json(model)
-    body = "The JSON, followed by the bytes of the tensors."
-    binary = {"type": "string", "format": "binary", "description": body}
-    extra["requestBody"]["content"][BYTES] = {"schema": binary}
+    body = {**_BINARY, "description": "The JSON, followed by the bytes of the tensors."}
+    extra["requestBody"]["content"][BYTES] = {"schema": body}
     length = "How many bytes of the body are JSON; all of them without this header."
     extra["parameters"] = [_document_parameter(header, "header", {"type": "integer"}, length)]
     return extra
@@ -182,29 +175,21 @@ def document_answer(
     content = {
         kind: {"schema": {"type": "object" if kind == JSON else "string"}} for kind in media_types
     }
-    own = {} if headers is None else {"headers": headers}
-    return {HTTPStatus.OK.value: {"description": description, "content": content, **own}}
+    answer = {"description": description, "content": content, "headers": headers or {}}
+    return {HTTPStatus.OK.value: answer}
 
 
 def _document_body(content: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def _document_object(required: str | None, properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        **({"minProperties": 1} if required is None else {"required": [required]}),
-        "additionalProperties": False,
-        "properties": properties,
-    }
+def _document_object(required: Sequence[str], properties: dict[str, Any]) -> dict[str, Any]:
+    least = {"required": [*required]} if required else {"minProperties": 1}
+    return {"type": "object", **least, "additionalProperties": False, "properties": properties}
 
 
-def _document_parameter(
-    name: str, place: str, schema: dict[str, Any], meaning: str
-) -> dict[str, Any]:
-    return {
-        "name": name, "in": place, "required": False, "schema": schema, "description": meaning
-    }  # fmt: skip
+def _document_parameter(name: str, part: str, schema: Any, meaning: str) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    return {"name": name, "in": part, "schema": schema, "description": meaning}
 
 
 def _inline(value: Any, definitions: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
@@ -216,19 +201,3 @@ def _inline(value: Any, definitions: dict[str, Any]) -> Any:  # noqa: ANN401 - J
     if isinstance(value, list):
         return [_inline(part, definitions) for part in value]
     return value
-
-
-def _group(
-    errors: Iterable[ErrorType], find_status: Callable[[int], int]
-) -> list[tuple[int, list[ErrorType]]]:
-    groups: dict[int, list[ErrorType]] = defaultdict(list)
-    for base in dict.fromkeys(errors):
-        for error in (base,) if "code" in vars(base) else list_coded(base):
-            groups[find_status(error.status)].append(error)
-    return sorted(groups.items())
-
-
-def _document_headers(errors: Iterable[ErrorType]) -> dict[str, Any]:
-    sent = {name for error in errors for name in list_headers(error)}
-    headers = {name: described for name, described in _ERROR_HEADERS.items() if name in sent}
-    return {"headers": headers} if headers else {}

@@ -48,46 +48,32 @@ class Problem(BaseModel):
         description="Identifies the kind of problem; ends with `code`.",
         examples=["urn:ml-decoder:problem:invalid_image"],
     )
-    title: str = Field(
-        description="What this kind of problem is, in words that may change.",
-        examples=["The file is damaged or is not an image"],
-    )
+    title: str = Field(description="What this kind of problem is, in words that may change.")
     status: int = Field(description="The HTTP status.", examples=[400])
     code: str = Field(description="Stable name of the kind.", examples=["invalid_image"])
-    detail: str | None = Field(
-        default=None, description="What is wrong in this one request.", examples=[None]
-    )
+    detail: str | None = Field(default=None, description="What is wrong in this one request.")
     errors: list[ProblemValue] | None = Field(
-        default=None, description="Each wrong value, for `invalid_parameters`.", examples=[None]
+        default=None, description="Each wrong value, for `invalid_parameters`."
     )
-    request_id: str | None = Field(
-        default=None, description="As in `X-Request-ID`.", examples=["6f1c0ab2"]
-    )
+    request_id: str | None = Field(default=None, description="As in `X-Request-ID`.")
 
 
 class ErrorAnswer(BaseModel):
     """Every error of `/v2`."""
 
-    error: str = Field(
-        examples=["The tensors are not valid. Input 'imag' is unknown: use 'image' or 'pixels'."]
-    )
+    error: str
 
 
-def describe_type(error: ServiceError | ErrorType, request_id: str | None = None) -> Problem:
-    """Returns the problem without a detail."""
-    return Problem(
+def describe_problem(error: ServiceError | ErrorType, request_id: str | None = None) -> Problem:
+    """Returns the problem of an error, or of all errors of a type."""
+    problem = Problem(
         type=f"urn:ml-decoder:problem:{error.code}",
         title=error.title,
         status=error.status,
         code=error.code,
+        detail=error.detail,
         request_id=request_id,
     )
-
-
-def describe_problem(error: ServiceError, request_id: str | None = None) -> Problem:
-    """Returns the problem of an error, with its detail and invalid values."""
-    problem = describe_type(error, request_id)
-    problem.detail = error.detail
     if isinstance(error, InvalidParameters):
         problem.errors = [ProblemValue(**asdict(value)) for value in error.values]
     return problem
@@ -120,12 +106,7 @@ def answer_error(request: Request, error: ServiceError) -> JSONResponse:
     """Returns the answer to an error, and logs the error if its status is 500."""
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s", error.code, exc_info=error)
-    return _answer(request, error)
-
-
-def answer_unexpected(request: Request) -> JSONResponse:
-    """Returns the 500 of an unexpected error; logs nothing."""
-    return _answer(request, ServiceError())
+    return write_problem(request, error)
 
 
 async def _answer_any(request: Request, error: Exception) -> JSONResponse:
@@ -134,7 +115,7 @@ async def _answer_any(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, RequestValidationError):
         return answer_error(request, InvalidParameters(list_values(error.errors())))
     assert isinstance(error, HTTPException)
-    response = _answer(request, _translate(error.status_code))
+    response = write_problem(request, _translate(error.status_code))
     response.headers.update(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         response.headers["allow"] = ", ".join(_list_methods(request))
@@ -164,7 +145,8 @@ def _list_methods(request: Request) -> list[str]:
     ]
 
 
-def _answer(request: Request, error: ServiceError) -> JSONResponse:
+def write_problem(request: Request, error: ServiceError) -> JSONResponse:
+    """Returns the answer to an error; logs nothing."""
     request.state.problem = error.code  # for the log and the metrics
     headers = list_headers(error)
     path = request.scope["path"].removeprefix(request.scope["root_path"])

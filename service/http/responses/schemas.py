@@ -1,11 +1,8 @@
-"""The shape of every successful answer, as pydantic models.
-
-Models of predictions only document what `routes/predict.py` writes.
-"""
+"""The shape of successful answers; those of predictions only document `routes/predict.py`."""
 
 import operator
 from bisect import bisect
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,6 +23,7 @@ from service.bundle.card import (
 from service.http.responses.problems import Problem
 from service.labels.label_set import LabelSet, LearntLabels, Origin, Source
 from service.pipeline.pipeline import Pipeline
+from service.pipeline.prediction import Timings
 
 MAX_HIDDEN = 10
 """Most names of hidden labels in an answer: a set may have 50,000."""
@@ -33,6 +31,9 @@ MAX_HIDDEN = 10
 
 class _Answer(BaseModel):
     model_config = ConfigDict(from_attributes=True)
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class NameAndVersion(_Answer):
@@ -45,8 +46,8 @@ class NameAndVersion(_Answer):
 _Ranked = Annotated[
     bool,
     Field(
-        description="True: the scores are not calibrated. They are ranked, not probabilities, and "
-        "without `top_k` and `threshold` the 5 best labels answer. Absent if false.",
+        description="Scores are ranked, not probabilities; without `top_k` and `threshold` the 5 "
+        "best labels answer. Absent if false.",
         exclude_if=operator.not_,
     ),
 ]
@@ -58,27 +59,23 @@ class SetInAnswer(NameAndVersion):
     ranked: _Ranked = False
     num_hidden: int | None = Field(
         default=None,
-        description="If the set is registered: how many of its labels a set before it answers, "
-        "with that set's thresholds. Absent if none. To change this, name your set first.",
-        examples=[None],
+        description="Labels of a registered set that a set named before it answers, with that "
+        "set's thresholds. Absent if none.",
     )
-    hidden: list[str] | None = Field(
-        default=None, description=f"The first {MAX_HIDDEN} of these labels.", examples=[None]
-    )
+    hidden: list[str] | None = Field(default=None, description=f"The first {MAX_HIDDEN} of these.")
 
 
 class ImageSize(_Answer):
     """Size of the upright image, pixels."""
 
-    width: int = Field(examples=[640])
-    height: int = Field(examples=[480])
+    width: int
+    height: int
 
 
 _Category = Annotated[
     str | None,
     Field(
         description="Category of a trained label, such as `character`. Absent if it has none.",
-        examples=[None],
         exclude_if=operator.not_,
     ),
 ]
@@ -88,47 +85,18 @@ class ScoredLabelAnswer(_Answer):
     """One label of an image."""
 
     label: str = Field(examples=["dog"])
-    score: float = Field(
-        ge=0, le=1, description="Rounded to six decimals, as `threshold`.", examples=[0.93]
-    )
-    threshold: float = Field(
-        ge=0,
-        le=1,
-        description="Lowest score at which the label counts as present.",
-        examples=[0.61],
-    )
+    score: Share = Field(description="Rounded to six decimals, as `threshold`.", examples=[0.93])
+    threshold: Share = Field(description="Lowest score of a present label.", examples=[0.61])
     source: Source = Field(description="How the model knows the label.")
-    calibrated: bool = Field(
-        description="Whether `threshold` is the label's own: chosen on validation data, or "
-        "given with its label set."
-    )
+    calibrated: bool = Field(description="Whether `threshold` is the label's own.")
     category: _Category = None
     map: list[list[float]] | None = Field(
         default=None,
-        description="With `explain`: where in the image the label was found, rows from the top, "
-        "0 to 1. The largest value is 1; all are 0 if no part shows the label.",
-        examples=[None],
+        description="With `explain`: rows from the top, 0 to 1. The largest value is 1; all are 0 "
+        "if no part of the image shows the label.",
     )
     overlay: str | None = Field(
-        default=None,
-        description="With `explain=overlay`: the map as a data URL of a PNG with the image's "
-        "proportions, to lay over it.",
-        examples=[None],
-    )
-
-
-class TimingsAnswer(_Answer):
-    """Times, milliseconds."""
-
-    decode_ms: float = Field(
-        description="Decoding and resizing, and the wait for a decoding thread.", examples=[4.1]
-    )
-    queue_ms: float = Field(description="Wait for a worker.", examples=[0.2])
-    inference_ms: float = Field(
-        description="The run of the image's batch, without decoding.", examples=[11.8]
-    )
-    total_ms: float = Field(
-        description="From the start of the first stage to the answer.", examples=[16.3]
+        default=None, description="With `explain=overlay`: the map as a data URL of a PNG."
     )
 
 
@@ -137,8 +105,8 @@ class ImageAnswer(_Answer):
 
     image: ImageSize
     labels: list[ScoredLabelAnswer] = Field(description="Best score first.")
-    embedding: list[float] | str | None = Field(default=None, examples=[None])
-    timings: TimingsAnswer
+    embedding: list[float] | str | None = None
+    timings: Timings
 
 
 class ImageFailure(_Answer):
@@ -149,13 +117,8 @@ class ImageFailure(_Answer):
 
 class _RequestAnswer(_Answer):
     model: NameAndVersion
-    label_set: NameAndVersion = Field(
-        description="Source of the labels. Names and versions of several sets are joined by `+`, "
-        "in the order of `label_sets`."
-    )
-    label_sets: list[SetInAnswer] = Field(
-        description="Each set that the labels are from; candidate labels come first."
-    )
+    label_set: NameAndVersion = Field(description="Those of all `label_sets`, joined by `+`.")
+    label_sets: list[SetInAnswer] = Field(description="Candidate labels come first.")
     request_id: str = Field(description="As in the header `X-Request-ID`.")
 
 
@@ -166,27 +129,19 @@ class PredictAnswer(ImageAnswer, _RequestAnswer):
 class BatchAnswer(_RequestAnswer):
     """Answer of `/predict/batch`."""
 
-    results: list[ImageAnswer | ImageFailure] = Field(
-        description="One entry for each image, in their order."
-    )
+    results: list[ImageAnswer | ImageFailure] = Field(description="In the order of the images.")
 
 
 class LabelSetSummary(_Answer):
     """A label set without its labels."""
 
     name: str = Field(examples=["pets"])
-    version: str = Field(
-        description="Changes with the content; a growing number if `origin` is `store`.",
-        examples=["7"],
-    )
+    version: str = Field(description="Changes with the content; grows if `origin` is `store`.")
     origin: Origin = Field(description="Source of the set.", examples=["store"])
     read_only: bool = Field(description="Whether it cannot be replaced or deleted.")
-    num_labels: int = Field(examples=[2])
+    num_labels: int
     category_counts: dict[str, int] | None = Field(
-        default=None,
-        description="The number of labels of each category. Absent without categories.",
-        examples=[None],
-        exclude_if=operator.not_,
+        default=None, description="Absent without categories.", exclude_if=operator.not_
     )
     num_learnt: int = Field(
         default=0, description="Labels with examples; absent if 0.", exclude_if=operator.not_
@@ -204,8 +159,8 @@ class Separation(_Answer):
 class LabelExamples(_Answer):
     """The different photos, with and without it, that a label has learnt from."""
 
-    positive: int = Field(examples=[5])
-    negative: int = Field(examples=[1])
+    positive: int
+    negative: int
     separation: Separation
     this_model: bool = Field(description="False: all are of another model, and none counts.")
 
@@ -215,13 +170,13 @@ class RegisteredLabel(_Answer):
 
     name: str = Field(examples=["red panda"])
     prompt: str | None = Field(description="Text encoded instead of the name.")
-    threshold: float = Field(ge=0, le=1, examples=[0.4])
+    threshold: Share
     calibrated: bool = Field(description="Whether `threshold` is the label's own.")
     own_embedding: bool = Field(
         description="Whether it came with an embedding instead of a text; embeddings are not shown."
     )
     category: _Category = None
-    examples: LabelExamples | None = Field(default=None, examples=[None], exclude_if=operator.not_)
+    examples: LabelExamples | None = Field(default=None, exclude_if=operator.not_)
 
 
 class LabelSetAnswer(LabelSetSummary):
@@ -249,64 +204,42 @@ class RuntimeAnswer(_Answer):
     """Device and precision of the model, after `auto` settings are resolved."""
 
     device: Device
-    provider: str = Field(
-        description="ONNX Runtime execution provider.", examples=["CPUExecutionProvider"]
-    )
+    provider: str = Field(description="ONNX Runtime's.", examples=["CPUExecutionProvider"])
     precision: RunPrecision
 
 
 class HeadAnswer(_Answer):
     """The head with the trained labels."""
 
-    kind: str = Field(description="Architecture of the head.", examples=["ml_decoder"])
+    kind: str = Field(examples=["ml_decoder"])
     activation: Activation
     maps: bool = Field(description="Whether `explain` works for the trained labels.")
-    threshold: float = Field(description="Threshold of labels without their own.", examples=[0.5])
+    threshold: float = Field(description="Of labels without their own.")
     by_purpose: ByPurpose = {}
-    calibration: HeadCalibration | None = Field(
-        description="How logits become probabilities. Null: scores are the activation of the "
-        "checkpoint's logits, which are not probabilities."
-    )
+    calibration: HeadCalibration | None = Field(description="Null: scores are not probabilities.")
 
 
 class EmbeddingSpaceAnswer(_Answer):
     """The embeddings that fit the open head."""
 
-    encoder: str = Field(
-        description="Name of the model that makes embeddings.", examples=["all-MiniLM-L6-v2"]
-    )
-    width: int = Field(description="Values of an embedding.", examples=[384])
-    template: str = Field(
-        description="Text to encode; {} is the label's name.", examples=["a photo of a {}"]
-    )
-    descriptions: int = Field(
-        description="Most texts of a label, whose embeddings follow each other.", examples=[1]
-    )
-    fingerprint: str = Field(
-        description="Identifies the space; embeddings of another space do not fit."
-    )
+    encoder: str = Field(examples=["all-MiniLM-L6-v2"])
+    width: int = Field(description="Values of an embedding.")
+    template: str = Field(description="Text to encode; `{}` is the label's name.")
+    descriptions: int = Field(description="Most texts of a label; their embeddings are joined.")
+    fingerprint: str = Field(description="Embeddings of another fingerprint do not fit.")
 
 
 class OpenHeadAnswer(_Answer):
     """The head that scores any label."""
 
-    kind: str = Field(description="Architecture of the head.", examples=["ml_decoder"])
-    activation: Activation = Field(
-        description="A softmax is over the labels of a set. Sets with their own calibration have a "
-        "sigmoid."
-    )
+    kind: str = Field(examples=["ml_decoder"])
+    activation: Activation = Field(description="A softmax is over the labels of a set.")
     embedding_space: EmbeddingSpaceAnswer
-    threshold: float = Field(description="Threshold of labels without their own.", examples=[0.5])
+    threshold: float = Field(description="Of labels without their own.")
     by_purpose: ByPurpose = {}
-    calibration: HeadCalibration | None = Field(
-        description="As that of `head`, measured on labels that were not trained."
-    )
-    trained_names: HeadCalibration | None = Field(
-        description="Calibration for open labels that have the name of a trained label."
-    )
-    encodes_text: bool = Field(
-        description="Whether the bundle has a text encoder, so that a name is enough."
-    )
+    calibration: HeadCalibration | None = Field(description="Measured on labels not trained.")
+    trained_names: HeadCalibration | None = Field(description="Of labels named as trained ones.")
+    encodes_text: bool = Field(description="Whether a label needs no embedding.")
     maps: bool = Field(description="Whether `explain` works for open labels.")
     ranked: _Ranked = False
     screen: Screen | None = Field(description="Null if the bundle has no screen, or it is off.")
@@ -316,9 +249,7 @@ class InfoAnswer(_Answer):
     """Answer of `/info`: the bundle's model card."""
 
     model: NameAndVersion
-    license: str = Field(
-        description="Of the weights: an SPDX identifier or free text.", examples=["Apache-2.0"]
-    )
+    license: str = Field(description="Of the weights: an SPDX identifier or free text.")
     provenance: Provenance
     input: InputContract
     head: HeadAnswer | None = Field(description="Null if there are no trained labels.")
@@ -350,8 +281,8 @@ def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
     other = LabelExamples(positive=0, negative=0, separation=unknown, this_model=False)
     examples = dict.fromkeys(labels.unused_examples, other)
     if labels.learnt is not None:
-        for row, place in enumerate(labels.learnt.positions):
-            examples[labels.names[place]] = describe_examples(labels.learnt, row)
+        for row, position in enumerate(labels.learnt.positions):
+            examples[labels.names[position]] = describe_examples(labels.learnt, row)
     columns = zip(
         labels.names,
         labels.prompts,
@@ -372,29 +303,20 @@ def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
 def answer_info(pipeline: Pipeline) -> InfoAnswer:
     """Returns the model card of the pipeline's bundle."""
     card, encoders = pipeline.bundle.card, pipeline.catalogue.encoders
-    head, open_head = None, None
+    head: dict[str, Any] | None = None
+    open_head: dict[str, Any] | None = None
     if card.trained_head is not None:
-        head = HeadAnswer(**dict(card.trained_head), maps=pipeline.explainer.knows_trained)
+        head = {**dict(card.trained_head), "maps": pipeline.explainer.knows_trained}
     if encoders is not None:
-        fields = dict(encoders.head)
-        fields["embedding_space"] = EmbeddingSpaceAnswer.model_validate(fields["embedding_space"])
+        open_head = {
+            **dict(encoders.head),
+            "encodes_text": encoders.encodes_text,
+            "maps": pipeline.explainer.knows_open,
+            "ranked": encoders.head.ranked,
+        }
         if not pipeline.settings.screen:
-            fields["screen"] = None
-        open_head = OpenHeadAnswer(
-            **fields,
-            encodes_text=encoders.encodes_text,
-            maps=pipeline.explainer.knows_open,
-            ranked=encoders.head.ranked,
-        )
-    return InfoAnswer(
-        model=NameAndVersion.model_validate(card),
-        license=card.license,
-        provenance=card.provenance,
-        input=card.input,
-        head=head,
-        open_head=open_head,
-        labels=list(pipeline.bundle.labels),
-        background=card.background,
-        metrics=list(card.metrics),
-        runtime=RuntimeAnswer.model_validate(pipeline.engine),
-    )
+            open_head["screen"] = None
+    heads = {"head": head, "open_head": open_head}
+    labels, runtime = pipeline.bundle.labels, pipeline.engine
+    fields = {**dict(card), **heads, "model": card, "labels": labels, "runtime": runtime}
+    return InfoAnswer.model_validate(fields)

@@ -32,10 +32,10 @@ class DirectRouter:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
-        found = None
+        direct = None
         if scope["type"] == "http" and scope["method"] == "POST":
-            found = self._routes.get(scope["path"].removeprefix(scope["root_path"]))
-        if found is None:
+            direct = self._routes.get(scope["path"].removeprefix(scope["root_path"]))
+        if direct is None:
             # HEAD is answered as GET; the server leaves out the body.
             asked = {**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope
             try:
@@ -43,7 +43,7 @@ class DirectRouter:
             finally:
                 scope["route"] = asked.get("route")  # for the metrics
             return
-        route, guards = found
+        route, guards = direct
         scope["route"] = route  # for the metrics
         request = Request(scope, receive, send)
         try:

@@ -64,7 +64,7 @@ _Input = Annotated[str, AfterValidator(_check_input)]
 _AtMost = Field(max_length=MAX_TEXTS, fail_fast=True)
 _AsList = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 _Encoding = Literal["float", "base64"]
-_Found: TypeAlias = NDArray[np.float32] | ServiceError  # an embedding, or an image's error
+_Embedded: TypeAlias = NDArray[np.float32] | ServiceError  # an embedding, or an image's error
 
 
 class EmbedFields(BaseModel):
@@ -118,7 +118,6 @@ router = APIRouter(tags=["predict"], dependencies=[*PREDICT, LIMITED, KNOWN_NAME
 
 @router.post(
     "/embed",
-    summary="Embeddings of up to 16 images and 64 texts",
     response_model=EmbedAnswer,
     responses=document_problems(*_PROBLEMS, errors.FieldError),
     openapi_extra=document_predict(_SHAPE, EmbedFields),
@@ -144,7 +143,7 @@ async def embed(
     with pipeline.admit():
         work = _embed(pipeline, upload.images, texts)
         photos, rows = await cancel_on_disconnect(request, work)
-    widths = (len(each) for each in (*photos, *rows) if isinstance(each, np.ndarray))
+    widths = (len(row) for row in (*photos, *rows) if isinstance(row, np.ndarray))
     answer = {
         "model": NameAndVersion.model_validate(pipeline.bundle.card),
         "encoder": pipeline.bundle.encoder_fingerprint,
@@ -157,7 +156,6 @@ async def embed(
 
 @router.post(
     "/v1/embeddings",
-    summary="Embeddings for clients of OpenAI's API",
     responses=document_answer("In the shape of OpenAI's API.", JSON)
     | document_problems(*_PROBLEMS, errors.ImageError, errors.UnknownModel),
     openapi_extra=document_json(OpenAIRequest, example={"input": ["a photo of a dog"]}),
@@ -172,7 +170,7 @@ async def embed_for_openai(request: Request, served: Served) -> Response:
     name = pipeline.bundle.card.name
     if asked.model not in (None, name):
         raise errors.UnknownModel("Model", asked.model, name)
-    is_image = [DATA_URL.match(each) is not None for each in asked.input]
+    is_image = [DATA_URL.match(value) is not None for value in asked.input]
     images = [*compress(asked.input, is_image)]
     if len(images) > limit:
         raise errors.TooManyImages(limit)
@@ -181,12 +179,12 @@ async def embed_for_openai(request: Request, served: Served) -> Response:
     with pipeline.admit():
         work = _embed(pipeline, images, texts)
         photos, rows = map(iter, await cancel_on_disconnect(request, work))
-    found = [next(photos if each else rows) for each in is_image]
-    for place, each in enumerate(found, start=1):
-        if isinstance(each, ServiceError):
-            each.detail = f"Input {place} of {len(found)}: {each.detail or each.title}"
-            raise each
-    items = enumerate(_describe(found, asked.encoding_format))
+    embedded = [next(photos if image else rows) for image in is_image]
+    for position, item in enumerate(embedded, start=1):
+        if isinstance(item, ServiceError):
+            item.detail = f"Input {position} of {len(embedded)}: {item.detail or item.title}"
+            raise item
+    items = enumerate(_describe(embedded, asked.encoding_format))
     data = [{"object": "embedding", "index": index, **item} for index, item in items]
     usage = {"prompt_tokens": 0, "total_tokens": 0}
     answer = {"object": "list", "data": data, "model": name, "usage": usage}
@@ -195,9 +193,9 @@ async def embed_for_openai(request: Request, served: Served) -> Response:
 
 async def _embed(
     pipeline: Pipeline, images: Sequence[bytes | str], texts: Sequence[str]
-) -> tuple[list[_Found], list[_Found]]:
+) -> tuple[list[_Embedded], list[_Embedded]]:
     encoders, deadline = pipeline.catalogue.encoders, pipeline.make_deadline()
-    rows: list[_Found] = []
+    rows: list[_Embedded] = []
     if texts:
         if encoders is None or not pipeline.bundle.card.has_two_towers:
             raise errors.NoSharedSpace
@@ -207,7 +205,7 @@ async def _embed(
         except TimeoutError as error:
             raise errors.DeadlineExceeded("deadline exceeded while encoding texts") from error
 
-    async def embed_or_fail(image: bytes | str) -> _Found:
+    async def embed_or_fail(image: bytes | str) -> _Embedded:
         try:
             return await embed_photo(pipeline, decode_base64(image), deadline)
         except (errors.ImageError, errors.MalformedBody) as error:
@@ -216,10 +214,10 @@ async def _embed(
     return await run_together(embed_or_fail(image) for image in images), rows
 
 
-def _describe(found: Sequence[_Found], encoding: _Encoding) -> list[dict[str, Any]]:
+def _describe(embedded: Sequence[_Embedded], encoding: _Encoding) -> list[dict[str, Any]]:
     return [
-        {"error": describe_problem(each).model_dump(exclude_none=True)}
-        if isinstance(each, ServiceError)
-        else {"embedding": write_embedding(each, packed=encoding == "base64")}
-        for each in found
+        {"error": describe_problem(item).model_dump(exclude_none=True)}
+        if isinstance(item, ServiceError)
+        else {"embedding": write_embedding(item, packed=encoding == "base64")}
+        for item in embedded
     ]

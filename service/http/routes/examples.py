@@ -57,7 +57,6 @@ router = APIRouter(prefix="/labels", tags=["labels"])
 
 @router.post(
     "/{name}/examples",
-    summary="Learn a label from photos",
     response_model=LearntAnswer,
     dependencies=WRITING,
     responses={
@@ -98,7 +97,6 @@ async def add_examples(
 
 @router.delete(
     "/{name}/examples",
-    summary="Delete the examples of a label",
     response_model=LabelSetAnswer,
     dependencies=WRITING,
     responses={HTTPStatus.OK.value: TAG, **document_problems(*_CHANGE_PROBLEMS, errors.NoExamples)},
@@ -115,10 +113,9 @@ async def delete_examples(request: Request, served: Served, name: Name, label: L
 
 @router.post(
     "/{name}/calibrate",
-    summary="Find the threshold of a label",
     dependencies=[*PREDICT, LIMITED, KNOWN_NAMES],
     responses=document_problems(*NAME_PROBLEMS, *_FORM_PROBLEMS, errors.UnknownLabel),
-    openapi_extra=document_examples(required="positive"),
+    openapi_extra=document_examples("positive"),
 )
 async def calibrate_label(
     request: Request,

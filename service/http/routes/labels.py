@@ -16,14 +16,13 @@ from service.http.requests.json import read_json_object
 from service.http.requests.parameters import KNOWN_NAMES, Served
 from service.http.responses.openapi import (
     TAG,
-    TAG_AND_PLACE,
     document_conditions,
     document_json,
     document_problems,
     document_write,
 )
 from service.http.responses.schemas import LabelSetAnswer, LabelSetsAnswer, answer_label_set
-from service.http.security.keys import ACCESS_PROBLEMS, ADMINISTRATE, PREDICT
+from service.http.security.keys import ADMINISTRATE, PREDICT, ROUTE_PROBLEMS
 from service.http.security.rates import LIMITED
 from service.labels.catalogue import Catalogue
 from service.labels.definition import (
@@ -38,24 +37,17 @@ from service.labels.label_set import LabelSet
 from service.labels.store.store import ABSENT, PRESENT
 from service.pipeline.served import ServedPipeline
 
-_READ_PROBLEMS = (errors.UnavailableError, *ACCESS_PROBLEMS)
-NAME_PROBLEMS = (
-    *_READ_PROBLEMS,
-    errors.LabelSetNotFound,
-    errors.StoreUnavailable,
-    errors.InvalidParameters,
-)
+NAME_PROBLEMS = (*ROUTE_PROBLEMS, errors.LabelSetNotFound, errors.StoreUnavailable)
 WRITE_PROBLEMS = (
-    *_READ_PROBLEMS,
+    *ROUTE_PROBLEMS,
     errors.CrossSite,
     errors.Forbidden,
     errors.NoOpenHead,
     errors.LabelSetReadOnly,
     errors.StoreError,
 )
-_JSON_PROBLEMS = (errors.BodyError, errors.InvalidParameters)
 _SET_PROBLEMS = (
-    *_JSON_PROBLEMS,
+    errors.BodyError,
     errors.InvalidLabelSet,
     errors.TextNotEncodable,
     errors.OtherEmbeddings,
@@ -93,12 +85,7 @@ _READING = [*PREDICT, LIMITED, KNOWN_NAMES]
 WRITING = [*ADMINISTRATE, LIMITED, KNOWN_NAMES]
 
 
-@router.get(
-    "",
-    summary="List label sets",
-    dependencies=_READING,
-    responses=document_problems(*_READ_PROBLEMS, errors.InvalidParameters),
-)
+@router.get("", dependencies=_READING, responses=document_problems(*ROUTE_PROBLEMS))
 async def list_label_sets(served: Served) -> LabelSetsAnswer:
     """Lists every label set, the trained labels included."""
     return LabelSetsAnswer.model_validate({"label_sets": served.pipeline.catalogue.list_sets()})
@@ -106,17 +93,11 @@ async def list_label_sets(served: Served) -> LabelSetsAnswer:
 
 @router.post(
     "",
-    summary="Register a label set",
     status_code=HTTPStatus.CREATED,
     dependencies=WRITING,
     response_model=LabelSetAnswer,
     responses={
-        HTTPStatus.CREATED.value: TAG_AND_PLACE,
-        HTTPStatus.OK.value: {
-            "model": LabelSetAnswer,
-            "description": "It was registered before.",
-            **TAG,
-        },
+        **document_write(LabelSetAnswer, "It was registered before."),
         **document_problems(*WRITE_PROBLEMS, *_SET_PROBLEMS, errors.LabelSetExists),
     },
     openapi_extra=document_json(LabelSetRecord, example={"name": "zoo", **_EXAMPLE}),
@@ -132,7 +113,6 @@ async def register_label_set(request: Request, served: Served) -> Response:
 
 @router.get(
     "/{name}",
-    summary="Read a label set and its labels",
     response_model=LabelSetAnswer,
     dependencies=_READING,
     responses={
@@ -152,7 +132,6 @@ async def read_label_set(request: Request, served: Served, name: Name) -> Respon
 
 @router.put(
     "/{name}",
-    summary="Register or replace a label set",
     response_model=LabelSetAnswer,
     dependencies=WRITING,
     responses={
@@ -176,7 +155,6 @@ async def replace_label_set(request: Request, served: Served, name: Name) -> Res
 
 @router.patch(
     "/{name}",
-    summary="Change thresholds of a label set",
     response_model=LabelSetAnswer,
     dependencies=WRITING,
     responses={
@@ -184,7 +162,7 @@ async def replace_label_set(request: Request, served: Served, name: Name) -> Res
         **document_problems(
             *NAME_PROBLEMS,
             *WRITE_PROBLEMS,
-            *_JSON_PROBLEMS,
+            errors.BodyError,
             errors.InvalidLabelSet,
             errors.UnknownLabel,
             errors.LabelSetChanged,
@@ -216,7 +194,6 @@ async def change_thresholds(request: Request, served: Served, name: Name) -> Res
 
 @router.delete(
     "/{name}",
-    summary="Delete a label set",
     status_code=HTTPStatus.NO_CONTENT,
     dependencies=WRITING,
     responses=document_problems(*NAME_PROBLEMS, *WRITE_PROBLEMS, errors.LabelSetChanged),

@@ -18,7 +18,7 @@ from service.http.requests.uploads import Upload, UploadShape, decode_base64, re
 from service.http.responses.openapi import document_predict, document_problems
 from service.http.responses.problems import describe_problem
 from service.http.responses.schemas import MAX_HIDDEN, BatchAnswer, ImageFailure, PredictAnswer
-from service.http.security.keys import ACCESS_PROBLEMS, PREDICT
+from service.http.security.keys import PREDICT, ROUTE_PROBLEMS
 from service.http.security.rates import LIMITED
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction
@@ -35,15 +35,9 @@ MAX_BATCH_IMAGES = 16
 
 _ONE_IMAGE = UploadShape()
 PHOTO_PROBLEMS = (
-    *ACCESS_PROBLEMS,
-    errors.CrossSite,
-    errors.TooManyImages,
-    errors.InvalidParameters,
-    errors.QueueFull,
-    errors.InferenceFailed,
-    errors.OutOfMemory,
-    errors.UnavailableError,
-    errors.DeadlineExceeded,
+    *ROUTE_PROBLEMS,
+    *(errors.CrossSite, errors.TooManyImages, errors.QueueFull),
+    *(errors.InferenceFailed, errors.OutOfMemory, errors.DeadlineExceeded),
 )
 """Errors of all routes that take photos, without those of bodies and images."""
 REQUEST_PROBLEMS = (
@@ -63,7 +57,6 @@ router = APIRouter(tags=["predict"], dependencies=[*PREDICT, LIMITED])
 
 @router.post(
     "/predict",
-    summary="Label one image",
     response_model=PredictAnswer,
     responses=document_problems(
         errors.BodyError, *REQUEST_PROBLEMS, errors.UrlError, errors.ImageError
@@ -89,7 +82,6 @@ async def predict(request: Request) -> Response:
 
 @router.post(
     "/predict/batch",
-    summary="Label up to 16 images",
     response_model=BatchAnswer,
     responses=document_problems(errors.BodyError, *REQUEST_PROBLEMS),
     openapi_extra=document_predict(UploadShape(MAX_BATCH_IMAGES, batch=True)),
@@ -175,8 +167,8 @@ async def write_batch(
 ) -> bytes:
     """Returns a `BatchAnswer`; its results keep their order."""
     written = []
-    for each in results:
-        described = _describe_image(each) if isinstance(each, Prediction) else each
+    for result in results:
+        described = _describe_image(result) if isinstance(result, Prediction) else result
         written.append(to_json(described, exclude_none=True))
         # Thousands of labels take milliseconds: let the event loop serve others between images.
         await asyncio.sleep(0)

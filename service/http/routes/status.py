@@ -5,11 +5,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from service.errors import InvalidParameters, UnavailableError
+from service.errors import UnavailableError
 from service.http.requests.parameters import KNOWN_NAMES, Served
 from service.http.responses.openapi import document_answer, document_problems
 from service.http.responses.schemas import HealthAnswer, InfoAnswer, answer_info
-from service.http.security.keys import ACCESS_PROBLEMS, PREDICT, PUBLIC
+from service.http.security.keys import PREDICT, PUBLIC, ROUTE_PROBLEMS
 from service.http.security.rates import LIMITED
 from service.http.telemetry.metrics import Metrics, open_registry
 
@@ -19,28 +19,22 @@ metrics_router = APIRouter()
 
 @router.get(
     "/info",
-    summary="Model card: licence, labels, thresholds, accuracy",
     tags=["model"],
     dependencies=[*PREDICT, LIMITED, KNOWN_NAMES],
-    responses=document_problems(UnavailableError, InvalidParameters, *ACCESS_PROBLEMS),
+    responses=document_problems(*ROUTE_PROBLEMS),
 )
 async def info(served: Served) -> InfoAnswer:
     """Describes the model: licence, origin, input, labels with thresholds, accuracy."""
     return answer_info(served.pipeline)
 
 
-@router.get("/livez", summary="Liveness: the process answers", tags=["health"])
+@router.get("/livez", tags=["health"])
 async def live() -> HealthAnswer:
     """Returns 200 while the process answers, ready or not."""
     return HealthAnswer(status="alive")
 
 
-@router.get(
-    "/readyz",
-    summary="Readiness: predictions are answered",
-    tags=["health"],
-    responses=document_problems(UnavailableError),
-)
+@router.get("/readyz", tags=["health"], responses=document_problems(UnavailableError))
 async def ready(served: Served) -> HealthAnswer:
     """Returns 200 if predictions are answered now."""
     served.check_ready()
@@ -50,7 +44,6 @@ async def ready(served: Served) -> HealthAnswer:
 # Not async: with several workers it reads many files, which would block the event loop.
 @metrics_router.get(
     "/metrics",
-    summary="Metrics for Prometheus",
     tags=["health"],
     dependencies=[PUBLIC],
     response_class=Response,

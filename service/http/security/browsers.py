@@ -103,10 +103,10 @@ def add_security_headers(headers: RawHeaders) -> RawHeaders:
 
 
 def _is_same_host(origin: str, hosts: Sequence[str]) -> bool:
-    place = origin.rpartition("://")[2].lower()
+    origin_host = origin.rpartition("://")[2].lower()
     # Proxies often leave out the port of `Host`, and do not always name the scheme.
-    own = {_DEFAULT_PORT.sub("", host) for host in hosts}
-    return place in own or _PORT.sub("", place) in own
+    hosts_without_port = {_DEFAULT_PORT.sub("", host) for host in hosts}
+    return origin_host in hosts_without_port or _PORT.sub("", origin_host) in hosts_without_port
 
 
 def _read_hosts(setting: str | None) -> list[str]:

@@ -15,7 +15,15 @@ from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
 from pydantic import SecretStr
 
-from service.errors import Forbidden, HostNotAllowed, RateLimited, StartError, Unauthorized
+from service.errors import (
+    Forbidden,
+    HostNotAllowed,
+    InvalidParameters,
+    RateLimited,
+    StartError,
+    Unauthorized,
+    UnavailableError,
+)
 from service.settings import Settings, expand_home
 
 _MIN_CHARACTERS = 16
@@ -55,17 +63,17 @@ class KeyRing:
         )
         # For good: a key file without keys is not used.
         self._needs_predict = bool(self._sets[0].identities)
-        self.is_empty = not any(each.identities for each in self._sets)
+        self.is_empty = not any(keys.identities for keys in self._sets)
 
     def identify(self, key: str) -> Identity | None:
         """Returns whose key this is; None if it is unknown."""
         # All digests are compared, each in constant time, so that the time reveals nothing.
-        offered, found = _digest(key), None
-        for each in self._sets:
-            for digest, identity in each.identities.items():
+        offered, identity_of_key = _digest(key), None
+        for keys in self._sets:
+            for digest, identity in keys.identities.items():
                 if hmac.compare_digest(digest, offered):
-                    found = identity
-        return found
+                    identity_of_key = identity
+        return identity_of_key
 
     def check(self, right: Right | None, identity: Identity | None, *, sent: bool) -> bool:
         """Returns whether a right, by default to predict, needs a key.
@@ -82,8 +90,8 @@ class KeyRing:
 
     def reread(self, *, forced: bool = False) -> None:
         """Reads the key files that have changed, or all; an invalid one keeps its earlier keys."""
-        for each in self._sets:
-            each.reread(forced=forced)
+        for keys in self._sets:
+            keys.reread(forced=forced)
 
 
 class _KeySet:
@@ -128,15 +136,15 @@ class _KeySet:
                 reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
                 raise StartError(f"{source} cannot be read: {reason}") from error
         lines = (key.strip() for line in text.splitlines() for key in line.split(","))
-        found = [_KEY.fullmatch(line) for line in lines if line]
-        if not found:
+        matches = [_KEY.fullmatch(line) for line in lines if line]
+        if not matches:
             raise StartError(f"{source} contains no keys")
-        if None in found:
+        if None in matches:
             raise StartError(
                 f"{source}: a key must be KEY or NAME:KEY: a name of 1 to 64 letters, digits, '.', "
                 f"'_' and '-', a key of at least {_MIN_CHARACTERS} characters without a colon"
             )
-        named = {(_digest(each["key"]), each["name"]) for each in found if each}
+        named = {(_digest(match["key"]), match["name"]) for match in matches if match}
         may = self._may_administrate
         identities = {key: Identity(name or f"key {key.hex()[:8]}", may) for key, name in named}
         if len(identities) < len(named):
@@ -173,8 +181,11 @@ _DOCUMENTED = (Security(_BEARER), Security(_HEADER))
 PREDICT = (Depends(Guard("predict")), *_DOCUMENTED)
 ADMINISTRATE = (Depends(Guard("administrate")), *_DOCUMENTED)
 
-ACCESS_PROBLEMS = (Unauthorized, HostNotAllowed, RateLimited)
-"""Errors of `PREDICT`; also `CrossSite` unless the method is GET, and `Forbidden` of a change."""
+ROUTE_PROBLEMS = (
+    *(Unauthorized, HostNotAllowed, RateLimited),
+    *(InvalidParameters, UnavailableError),
+)
+"""Errors of all routes but health and pages; others than GET have `CrossSite` too."""
 
 
 async def keep_reading(ring: KeyRing) -> None:
@@ -188,9 +199,9 @@ def name_address(request: Request) -> str:
     """Returns the name of a caller without a known key: its address (IPv6: its /64 network)."""
     name = "unknown" if request.client is None else request.client.host
     with suppress(ValueError):  # a Unix socket has none
-        found = ipaddress.ip_address(name)
-        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is None:
-            name = str(ipaddress.ip_network((found, _IPV6_PREFIX), strict=False))
+        address = ipaddress.ip_address(name)
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+            name = str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))
     return f"address {name}"
 
 
@@ -205,8 +216,8 @@ def _read_key(request: Request) -> str:
 def _identify_file(path: Path | None) -> tuple[int, ...] | None:
     """Returns what differs after a change, also of a link in the path; None for no regular file."""
     with suppress(OSError):
-        if path is not None and stat.S_ISREG((found := path.stat()).st_mode):
-            return found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns
+        if path is not None and stat.S_ISREG((status := path.stat()).st_mode):
+            return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
     return None
 
 

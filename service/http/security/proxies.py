@@ -60,7 +60,7 @@ class TrustedProxies(ProxyHeadersMiddleware):
 
 
 def read_root_path(setting: str | None) -> str:
-    """Returns the prefix, empty for none; raises `StartError` if the setting is invalid."""
+    """Returns the prefix, empty for none. Raises `StartError` if the setting is invalid."""
     prefix = (setting or "").removesuffix("/")
     if prefix and not (_PREFIX.fullmatch(prefix) and len(prefix) <= _MAX_CHARACTERS):
         raise StartError(

@@ -44,19 +44,19 @@ class RateLimiter:
     """
 
     def __init__(self, rate: str, max_callers: int = _MAX_CALLERS) -> None:
-        found = _RATE.fullmatch(rate)
-        if found is None or found[3].lower() not in _UNIT_SECONDS or not int(found[1]):
+        match = _RATE.fullmatch(rate)
+        if match is None or match[3].lower() not in _UNIT_SECONDS or not int(match[1]):
             raise StartError(
                 f"rate_limit must be a positive rate such as 100/minute; it is {quote(rate)}"
             )
-        self._amount = int(found[1])
-        self._window_seconds = int(found[2] or 1) * _UNIT_SECONDS[found[3].lower()]
+        self._amount = int(match[1])
+        self._window_seconds = int(match[2] or 1) * _UNIT_SECONDS[match[3].lower()]
         self._seconds_each = self._window_seconds / self._amount
         self._max_callers = max_callers
         self._full_at: OrderedDict[str, float] = OrderedDict()  # least recently used first
 
     def count(self, caller: str, units: int = 1, *, counted: int = 0) -> None:
-        """Counts units of a request, of which some are `counted`, or raises `RateLimited`."""
+        """Counts units after those `counted` of a request. Raises `RateLimited` if it must wait."""
         now = time.monotonic()
         whole = min(counted + units, self._amount) * self._seconds_each
         until_full = max(self._full_at.get(caller, now) - now, 0.0)
@@ -72,8 +72,8 @@ class RateLimiter:
         full_at = self._full_at.get(caller)
         if full_at is None and len(self._full_at) >= self._max_callers:
             oldest = list(islice(self._full_at, _EVICTION_CANDIDATES))
-            for each in oldest:  # else busy callers would fill the 8 places
-                self._full_at.move_to_end(each)
+            for caller_name in oldest:  # else busy callers would fill the 8 places
+                self._full_at.move_to_end(caller_name)
             del self._full_at[min(oldest, key=self._full_at.__getitem__)]
         self._full_at[caller] = max(full_at or now, now) + units * self._seconds_each
         self._full_at.move_to_end(caller)

@@ -12,11 +12,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import Draining
-from service.http.responses.problems import answer_error, answer_unexpected
+from service.errors import Draining, ServiceError
+from service.http.responses.problems import answer_error, write_problem
 from service.http.security.browsers import add_security_headers
-from service.http.telemetry.logs import request_id_of
 from service.http.telemetry.metrics import CLIENT_LEFT, Metrics
+from service.logs import request_id_of
 from service.pipeline.served import ServedPipeline
 
 RAW_REQUEST_ID = b"x-request-id"
@@ -51,8 +51,8 @@ class Access:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                own = (RAW_REQUEST_ID, request_id.encode())
-                message["headers"] = [*add_security_headers(message["headers"]), own]
+                id_header = (RAW_REQUEST_ID, request_id.encode())
+                message["headers"] = [*add_security_headers(message["headers"]), id_header]
             await send(message)
 
         started = time.perf_counter()
@@ -77,7 +77,7 @@ class Access:
             # Raised again, this would become a traceback and a 500.
             return answer_error(request, Draining("cut off"))
         logger.error("unexpected error", exc_info=error)
-        return answer_unexpected(request)
+        return write_problem(request, ServiceError())
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         method = scope["method"]

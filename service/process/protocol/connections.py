@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from service.errors import StartError
-from service.http.telemetry.logs import EventCounter
+from service.logs import EventCounter
 from service.settings import Settings
 
 # An idle connection takes 14 kB.

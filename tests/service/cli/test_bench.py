@@ -32,9 +32,9 @@ def bench(run: Run, address: tuple[FakeService, str]) -> Run:
 
 def test_bench_needs_no_onnx_runtime(address: tuple[FakeService, str], photo: Path) -> None:
     command = ("bench", "--url", address[1], "--seconds", "0.1", "--json", str(photo.parent))
-    found = run_without_onnx_runtime(command)
-    assert (found.returncode, found.stderr) == (0, "")
-    assert json.loads(found.stdout)["answers"] > 0
+    done = run_without_onnx_runtime(command)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["answers"] > 0
 
 
 def test_bench_measures_answers(bench: Run, service: FakeService) -> None:

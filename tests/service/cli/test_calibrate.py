@@ -53,7 +53,7 @@ def score_yak(run: Run, folder: Path) -> dict[str, float]:
     flags = ("--label-set", "zoo", "--include", "yak", "--top-k", 1, "--json")
     _, out, _ = run("predict", folder / "images", *flags)
     records = map(json.loads, out.splitlines())
-    scores = {Path(each["photo"]).name: each["labels"][0]["score"] for each in records}
+    scores = {Path(record["photo"]).name: record["labels"][0]["score"] for record in records}
     return dict(sorted(scores.items(), key=lambda item: -item[1]))
 
 
@@ -192,8 +192,8 @@ def test_calibrate_takes_a_wanted_precision_and_names_labels_that_miss_it(
     photos = make_photos(40)
     write_folder(folder, photos, "yak", shown=[])
     write_folder(folder, photos, "yak", shown=list(score_yak(run_open, folder))[:20])
-    found = json.loads(calibrate("--precision-target", 0.8, "--json")[1])
-    assert (list(found["thresholds"]), found["not_reached"]) == (["yak"], [])
-    found = json.loads(calibrate("--precision-target", 0.99, "--json")[1])
-    assert (found["thresholds"], found["not_reached"]) == ({}, ["yak"])
+    report = json.loads(calibrate("--precision-target", 0.8, "--json")[1])
+    assert (list(report["thresholds"]), report["not_reached"]) == (["yak"], [])
+    report = json.loads(calibrate("--precision-target", 0.99, "--json")[1])
+    assert (report["thresholds"], report["not_reached"]) == ({}, ["yak"])
     assert "not reached" in calibrate("--precision-target", 0.99)[1]

@@ -91,9 +91,9 @@ def test_export_passes_its_arguments_on(run: Run, monkeypatch: pytest.MonkeyPatc
 
 def test_commands_name_the_extra_if_onnx_runtime_is_missing() -> None:
     commands = (["serve"], ["predict", "x.jpg"], ["labels", "list"], ["bulk", "in", "out"])
-    found = run_without_onnx_runtime(*commands)
+    done = run_without_onnx_runtime(*commands)
     reason = "ONNX Runtime is missing: pip install -e '.[cpu]' in the checkout, or '.[gpu]'"
-    assert (found.returncode, found.stderr) == (2, f"ml-decoder: {reason}\n" * 4)
+    assert (done.returncode, done.stderr) == (2, f"ml-decoder: {reason}\n" * 4)
 
 
 def test_version_is_the_version_of_the_package(run: Run) -> None:

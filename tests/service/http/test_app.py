@@ -1,21 +1,16 @@
-"""Tests of the whole app: its life, and internal failures that must not leak."""
+"""Tests of the whole app: its life, wrong paths and methods."""
 
 from pathlib import Path
-from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 
-from service.errors import DeadlineExceeded, StartError
+from service.errors import StartError
 from service.pipeline.pipeline import Pipeline
-from service.pipeline.prediction import Prediction
 from service.settings import Settings
 from tests.support.serving import (
     PHOTO,
     assert_method_refused,
     assert_problem,
-    send_image,
-    send_images,
     serve_app,
 )
 
@@ -30,6 +25,8 @@ def test_wrong_path_method_and_media_type_are_problems(client: TestClient) -> No
         ("POST", "/labels/zoo", "GET, HEAD, PUT, PATCH, DELETE"),
         ("PATCH", "/labels", "GET, HEAD, POST"),
         ("POST", "/livez", "GET, HEAD"),
+        ("DELETE", "/docs", "GET, HEAD"),
+        ("POST", "/page/app.js", "GET, HEAD"),
     ):
         assert_method_refused(client, method, path, allowed)
     for path, media_type, supported in (
@@ -68,22 +65,3 @@ def test_app_never_becomes_ready_if_the_bundle_cannot_be_opened() -> None:
         assert_problem(response, 503, "not_ready")
         assert "secret" not in response.text
         assert client.get("/livez").status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("error", "status"), [(DeadlineExceeded("secret"), 504), (ZeroDivisionError("secret"), 500)]
-)
-def test_internal_failure_is_a_problem_without_its_message(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
-) -> None:
-    predict = Pipeline.predict
-
-    async def fail_or_predict(pipeline: Pipeline, photo: bytes, *arguments: Any) -> Prediction:
-        if photo == b"fail":
-            raise error
-        return await predict(pipeline, photo, *arguments)
-
-    monkeypatch.setattr(Pipeline, "predict", fail_or_predict)
-    for response in (send_image(client, b"fail"), send_images(client, [PHOTO, b"fail"])):
-        assert_problem(response, status, getattr(error, "code", "internal_error"))
-        assert "secret" not in response.text

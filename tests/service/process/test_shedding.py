@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from service import logs
 from service.bundle.reader import Bundle
-from service.http.telemetry import logs
 from service.http.telemetry.metrics import Metrics
 from service.pipeline.served import ServedPipeline
 from service.process import shedding

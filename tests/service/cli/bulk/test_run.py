@@ -17,7 +17,7 @@ from PIL.PngImagePlugin import PngImageFile
 
 from service.bundle.reader import Bundle
 from service.cli.bulk.run import BulkJob, Totals, run_bulk
-from service.cli.photos import run_pipeline
+from service.cli.local_pipeline import run_pipeline
 from service.errors import StartError, UnknownLabelSet
 from service.labels.store.database import open_database
 from service.labels.store.store import LabelStore

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-import anyio
 import pytest
 from fastapi.testclient import TestClient
 from starlette.requests import ClientDisconnect, Request
@@ -205,30 +204,6 @@ async def test_other_messages_do_not_stop_the_work(monkeypatch: pytest.MonkeyPat
     assert messages.empty()
     gate.set()
     assert await answering == 7
-
-
-@pytest.mark.parametrize("leaves", [False, True])
-async def test_receiving_in_a_task_group_ends_in_the_task_that_it_began_in(
-    *, leaves: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Starlette's BaseHTTPMiddleware, which any app may add, receives so."""
-    monkeypatch.setattr(body_module, "_WATCH_AFTER_SECONDS", 0.0)
-    left, gate = asyncio.Event(), asyncio.Event()
-
-    async def receive() -> Message:
-        async with anyio.create_task_group() as group:
-            group.start_soon(left.wait)
-        return DISCONNECT
-
-    answering = asyncio.create_task(cancel_on_disconnect(make_request(receive), finish_after(gate)))
-    await take_turns()
-    (left if leaves else gate).set()
-
-    if leaves:
-        with pytest.raises(ClientDisconnect):
-            await answering
-    else:
-        assert await answering == 7
 
 
 @pytest.mark.parametrize("turns", range(-1, 5))

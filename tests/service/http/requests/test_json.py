@@ -1,4 +1,4 @@
-"""Any JSON at all, in every body that is JSON: an answer or a problem, never a server error."""
+"""JSON bodies: their limits, and the threads that parse them."""
 
 from itertools import product
 from threading import get_ident
@@ -6,52 +6,13 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from service.http.requests import json as json_bodies
 from service.http.requests.json import MAX_PARTS, parse_json
-from tests.support.serving import PHOTO, assert_problem, to_base64
+from tests.support.serving import PHOTO, to_base64
 from tests.support.threads import count_turns
-from tests.support.tiny_bundle import EMBEDDING_WIDTH
 
 BUNDLE, SETTINGS = "open_bundle", dict[str, Any]()
-ROUTES = [("POST", "/predict"), ("POST", "/predict/batch"), ("POST", "/labels"),
-          ("PUT", "/labels/pets"), ("PATCH", "/labels/pets")]  # fmt: skip
-NAMES = ("image", "images", "url", "top_k", "threshold", "include", "exclude", "label_set",
-         "candidate_labels", "min_version", "name", "labels", "embedding", "prompt",
-         "embedding_space")  # fmt: skip
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=20)
-    | st.sampled_from(["cat", "pets", "trained", "calibrated", to_base64(PHOTO)])
-)
-VECTORS = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False),
-                   min_size=EMBEDDING_WIDTH, max_size=EMBEDDING_WIDTH)  # fmt: skip
-VALUES = st.recursive(
-    SCALARS | VECTORS,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), inner, max_size=5)
-    ),
-    max_leaves=12,
-)
-BODIES = VALUES | st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6)
-
-
-@pytest.mark.parametrize(("method", "path"), ROUTES)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(body=BODIES)
-def test_any_json_is_answered_or_a_problem(
-    client: TestClient, method: str, path: str, body: Any
-) -> None:
-    response = client.request(method, path, json=body)
-    if response.status_code not in (200, 201):
-        assert 400 <= response.status_code < 500
-        assert_problem(response, response.status_code, response.json()["code"])
 
 
 # Each reads its body in another way. Label sets may have millions of numbers: embeddings.

@@ -116,9 +116,10 @@ def test_commas_separate_the_names_of_a_list_that_is_given_once(
     assert read(query) == Question.model_validate({name: names})
 
 
-def test_only_commas_are_refused() -> None:
+@pytest.mark.parametrize("query", ["candidate_labels=,", "candidate_labels=caf%E9"])
+def test_only_commas_and_bytes_that_are_not_utf8_are_refused(query: str) -> None:
     with pytest.raises(InvalidParameters, match="candidate_labels"):
-        read("candidate_labels=,")
+        read(query)
 
 
 @pytest.mark.parametrize("raw", ["caf\u00e9".encode(), b"caf%C3%A9"])

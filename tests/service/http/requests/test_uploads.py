@@ -56,13 +56,14 @@ def test_content_encoding_is_415(client: TestClient, encoding: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
+        b"{%b}" % b",".join(b'"%d": 1' % number for number in range(101)),
         *(b'{"image": "', b"[" * 250_000, b'{"a":' * 40_000, b"", b"[1]", b"null"),
         *(b"\xef\xbb\xbf\xef\xbb\xbf{}", b'{"\\ud800": 1}', b'{"image": "\xff"}'),
         *(b'{"image": "AAAA", "threshold": NaN}', b'{"image": "AAAA", "threshold": -Infinity}'),
         *(b'{"image": 5}', b'{"image": ["AAAA"]}', b'{"image": "***"}', b'{"image": "AAA"}'),
         *(b'{"image": "AAAA\\ud800"}', b'{"image": "data:image/png,AAAA"}'),
     ],
-    ids=range(17),
+    ids=range(18),
 )
 def test_malformed_json_is_400(client: TestClient, body: bytes) -> None:
     headers = {"Content-Type": "application/json"}
@@ -140,8 +141,6 @@ ENCODED = make_part("image", b"", "\r\nContent-Encoding: gzip")
         *((body, errors.MalformedBody) for body in (
             make_body(*[make_part("include", b"")] * (MAX_TEXT_PARTS + 1)),
             make_body(b'--frontier\r\nX: "y"\r\n\r\n\r\n'),
-            make_body(make_part("image", b"*", "\r\nContent-Transfer-Encoding: base64")),
-            make_body(make_part("image", b"", "\r\nContent-Transfer-Encoding: uu")),
             *(make_part("image", b"no closing boundary"), b"", b"not multipart at all"),
         )),
     ],

@@ -8,8 +8,8 @@ from tests.support.serving import list_errors
 
 
 def test_only_statuses_that_mean_try_again_have_retry_after() -> None:
-    found = {error.status for error in list_errors() if "Retry-After" in list_headers(error)}
-    assert found == {429, 503}
+    statuses = {error.status for error in list_errors() if "Retry-After" in list_headers(error)}
+    assert statuses == {429, 503}
 
 
 @pytest.mark.parametrize(("seconds", "sent"), [(0.2, "1"), (1.0, "1"), (6.2, "7")])

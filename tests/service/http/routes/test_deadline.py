@@ -8,20 +8,14 @@ from fastapi.testclient import TestClient
 from service.pipeline.pipeline import Pipeline
 from tests.support.serving import PHOTO, to_base64
 
-SIDE = 16
 ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "predict": ("/predict", {"json": {"image": to_base64(PHOTO)}}),
     "batch": ("/predict/batch", {"json": {"images": [to_base64(PHOTO)] * 2}}),
     "calibrate": ("/labels/trained/calibrate?label=cat", {"files": [("positive", PHOTO)] * 2}),
-    "v2_photos": (
+    "v2": (
         "/v2/models/tiny/infer",
         {"json": {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1],
                               "data": [to_base64(PHOTO)]}]}},
-    ),
-    "v2_pixels": (
-        "/v2/models/tiny/infer",
-        {"json": {"inputs": [{"name": "pixels", "datatype": "UINT8", "shape": [1, SIDE, SIDE, 3],
-                              "data": [0] * (3 * SIDE * SIDE)}]}},
     ),
 }  # fmt: skip
 
@@ -29,20 +23,20 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.fixture
 def deadlines(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     """The deadlines that the pipeline gets: of the labels, then of each photo."""
-    found: list[float | None] = []
+    noted: list[float | None] = []
 
     def note_deadline(name: str) -> None:
         method = getattr(Pipeline, name)
 
         def note_and_call(*arguments: Any) -> Any:
-            found.append(arguments[-1])
+            noted.append(arguments[-1])
             return method(*arguments)
 
         monkeypatch.setattr(Pipeline, name, note_and_call)
 
     note_deadline("select")
     note_deadline("predict")
-    return found
+    return noted
 
 
 @pytest.mark.parametrize("route", ROUTES)

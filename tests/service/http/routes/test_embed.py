@@ -36,10 +36,10 @@ def embed(client: TestClient, photos: Sequence[bytes] = PHOTOS, **options: Any) 
 def read(response: Any, key: str = "images") -> Any:
     """Returns the embeddings, [n, D] if they are of one width."""
     assert response.status_code == 200, response.text
-    found = [each["embedding"] for each in response.json()[key]]
+    embeddings = [item["embedding"] for item in response.json()[key]]
     return [
-        np.frombuffer(base64.b64decode(each), "<f4") if isinstance(each, str) else np.array(each)
-        for each in found
+        np.frombuffer(base64.b64decode(item), "<f4") if isinstance(item, str) else np.array(item)
+        for item in embeddings
     ]
 
 
@@ -81,19 +81,9 @@ def test_texts_and_photos_keep_their_order_in_two_towers(towers: TestClient) -> 
     photos = read(embed(towers))
     mixed = {"input": [URLS[2], texts[0], URLS[0]], "encoding_format": "base64"}
     response = towers.post(V1, json=mixed)
-    found = np.concatenate(read(response, "data"))
-    np.testing.assert_allclose(found, [*photos[2], *rows[0], *photos[0]], atol=1e-6)
-    assert [each["index"] for each in response.json()["data"]] == [0, 1, 2]
-
-
-def test_rate_limit_counts_photos_but_no_texts(towers: TestClient) -> None:
-    bundle = towers.app.state.served.pipeline.bundle  # type: ignore[attr-defined]
-    with serve_app(bundle.path, rate_limit="10/minute") as limited:
-        assert len(read(limited.post("/embed", json={"texts": ["x"] * MAX_TEXTS}), "texts")) == 64
-        read(embed(limited))
-        read(limited.post(V1, json={"input": URLS}), "data")
-        assert_problem(embed(limited, PHOTOS * 2), 429, "rate_limited")
-        read(embed(limited, PHOTOS[:1]))
+    mixed_rows = np.concatenate(read(response, "data"))
+    np.testing.assert_allclose(mixed_rows, [*photos[2], *rows[0], *photos[0]], atol=1e-6)
+    assert [item["index"] for item in response.json()["data"]] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -101,9 +91,6 @@ def test_rate_limit_counts_photos_but_no_texts(towers: TestClient) -> None:
     [
         ("/embed", {}, 422, "missing_field"),
         ("/embed", {"texts": []}, 422, "missing_field"),
-        ("/embed", {"images": ["?"], "encoding": "float"}, 422, "unknown_field"),
-        ("/embed", {"images": "?"}, 400, "malformed_body"),
-        ("/embed", {"images": ["?"] * 17}, 422, "too_many_images"),
         ("/embed", {"texts": ["x"] * (MAX_TEXTS + 1)}, 422, "invalid_parameters"),
         ("/embed", {"texts": ["x" * 999]}, 422, "invalid_labels"),
         *(

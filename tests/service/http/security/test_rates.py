@@ -176,6 +176,10 @@ def batch(count: int) -> dict[str, Any]:
     return {"url": "/predict/batch", "files": [("images", PHOTO)] * count}
 
 
+def embeddings(count: int) -> dict[str, Any]:
+    return {"url": "/embed", "files": [("images", PHOTO)] * count}
+
+
 def calibration(count: int) -> dict[str, Any]:
     path = "/labels/everyday/calibrate?label=lamp"
     return {"url": path, "files": [("positive", PHOTO)] * count}
@@ -187,7 +191,7 @@ def tensors(count: int) -> dict[str, Any]:
     return {"url": "/v2/models/tiny-open/infer", "json": {"inputs": [tensor]}}
 
 
-@pytest.mark.parametrize("make", [batch, calibration, tensors])
+@pytest.mark.parametrize("make", [batch, embeddings, calibration, tensors])
 def test_each_photo_of_a_request_counts(
     client: TestClient, make: Callable[[int], dict[str, Any]]
 ) -> None:

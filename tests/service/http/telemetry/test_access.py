@@ -7,8 +7,8 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.http.telemetry.access import Access, choose_request_id
-from service.http.telemetry.logs import make_formatter
 from service.http.telemetry.metrics import Metrics
+from service.logs import make_formatter
 from service.pipeline.served import ServedPipeline
 from service.settings import Settings
 from tests.support.serving import assert_problem
@@ -62,7 +62,7 @@ def test_path_is_cut_in_the_log_and_cannot_forge_a_line(caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO)
     caplog.handler.setFormatter(make_formatter("text"))
     TestClient(make_access(fail)).get("/x%0Arequest method=GET")
-    (line,) = (each for each in caplog.text.splitlines() if f"INFO {LOGGER}" in each)
+    (line,) = (line for line in caplog.text.splitlines() if f"INFO {LOGGER}" in line)
     assert 'request method=GET path="/x\\nrequest method=GET" status=500' in line
     caplog.clear()
     TestClient(make_access(fail)).get("/" + "x" * 5000)

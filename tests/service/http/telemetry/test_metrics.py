@@ -35,9 +35,9 @@ def grown(client: TestClient) -> Read:
     """Returns by how much a metric has grown in this test."""
     metrics = client.app.state.registry.collect()  # type: ignore[attr-defined]
     before = {
-        (each.name, frozenset(each.labels.items())): each.value
+        (sample.name, frozenset(sample.labels.items())): sample.value
         for metric in metrics
-        for each in metric.samples
+        for sample in metric.samples
     }
 
     def subtract(name: str, **labels: str) -> float:

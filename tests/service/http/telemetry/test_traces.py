@@ -103,17 +103,17 @@ def test_log_lines_carry_the_trace(
     with caplog.filtering(add_trace_id):
         send_image(client)
     request, _ = split(exporter)
-    (record,) = (each for each in caplog.records if each.getMessage() == "request")
+    (record,) = (record for record in caplog.records if record.getMessage() == "request")
     assert record.__dict__["trace_id"] == f"{request.context.trace_id:032x}"
 
 
 def test_service_name_has_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = open_provider()
+    default = open_provider()
     monkeypatch.setenv("OTEL_SERVICE_NAME", "tagger")
     given = open_provider()
-    assert own.resource.attributes["service.name"] == "ml-decoder-serve"
+    assert default.resource.attributes["service.name"] == "ml-decoder-serve"
     assert given.resource.attributes["service.name"] == "tagger"
-    for provider in (own, given):
+    for provider in (default, given):
         provider.shutdown()
 
 
@@ -127,8 +127,8 @@ create_app(ServedPipeline(Settings()))
 print([name for name in sys.modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exp"))])
 """
     command = [sys.executable, "-c", code]
-    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert found.strip() == "[]"
+    modules = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert modules.strip() == "[]"
 
 
 def test_traces_without_opentelemetry_stop_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

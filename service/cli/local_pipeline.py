@@ -48,8 +48,8 @@ def label_photos(
 
 
 async def _label_photo(pipeline: Pipeline, selection: Selection, path: Path) -> PhotoResult:
-    found = await try_photo(path, lambda photo: pipeline.predict(photo, selection))
-    return PhotoResult(path, *found)
+    result = await try_photo(path, lambda photo: pipeline.predict(photo, selection))
+    return PhotoResult(path, *result)
 
 
 async def try_photo(

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from service.http.telemetry.logs import LogFormat, add_request_id, make_formatter, request_id_of
+from service.logs import LogFormat, add_request_id, make_formatter, request_id_of
 
 
 def make_record(sentence: str = "request", **fields: object) -> logging.LogRecord:
