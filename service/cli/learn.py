@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
@@ -13,11 +14,10 @@ from service.cli.console import show_failure, write_json
 from service.cli.local_pipeline import PhotoResult, run_pipeline, try_photo
 from service.errors import StartError
 from service.fields import LabelText, validate
-from service.http.responses.examples import LearntAnswer, answer_learnt
 from service.images.folders import describe_left_out, explain_none, list_photos
 from service.labels.examples import Example
 from service.labels.registered_sets import LearntLabel
-from service.pipeline.learning import embed_photo, make_example
+from service.pipeline.learning import describe_learnt, embed_photo, make_example
 from service.pipeline.pipeline import Pipeline
 from service.question import Question
 from service.scheduling.tasks import collect_in_order
@@ -41,7 +41,7 @@ async def learn_folder(
             result, unusable = await _learn(pipeline, name, label, paths, replace=replace)
             left_out += unusable
             if result is not None:
-                _show(answer_learnt(result, label), as_json=as_json)
+                _show(describe_learnt(result, label), as_json=as_json)
     for photo in left_out:
         show_failure(photo)
     return not left_out
@@ -96,11 +96,11 @@ async def _learn(
     return learnt._replace(added=added, repeated=len(examples) - added), unusable
 
 
-def _show(learnt: LearntAnswer, *, as_json: bool) -> None:
+def _show(learnt: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        write_json(learnt.model_dump(exclude={"positive", "negative"}))
+        write_json(learnt)
         return
-    count, new = learnt.examples.positive, learnt.examples.added
-    line = f": {count} photo{'s' * (count != 1)}, {new} new; {learnt.separation.meaning}"
-    advice = f". {learnt.advice}" if learnt.advice else ""
-    Console().print(Text.assemble((learnt.label, "bold"), line, advice), soft_wrap=True)
+    count, new = learnt["examples"]["positive"], learnt["examples"]["added"]
+    line = f": {count} photo{'s' * (count != 1)}, {new} new; {learnt['separation']['meaning']}"
+    advice = f". {learnt['advice']}" if learnt["advice"] else ""
+    Console().print(Text.assemble((learnt["label"], "bold"), line, advice), soft_wrap=True)

@@ -1,10 +1,11 @@
 """The label set as requests see it: an immutable snapshot, pinned by a request until its end."""
 
+from bisect import bisect
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +55,18 @@ class LearntLabels:
     shifts: NDArray[np.float64]  # b, [M]
     examples: tuple[Examples, ...]
     separations: NDArray[np.float64]  # [M], 0 to 8, see `ExampleSums.separate`
+
+    def describe(self, row: int) -> dict[str, Any]:
+        """Returns the examples of a label and what its separation means, as JSON values."""
+        examples, value = self.examples[row], float(self.separations[row])
+        counts = {"positive": examples.positive.count, "negative": examples.negative.count}
+        if examples.positive.count < 2:
+            which = "one photo" if examples.positive.count else "negative photos only"
+            meaning = f"unknown with {which}"
+        else:
+            how = ("not", "weakly", "fairly well", "clearly")[bisect((1, 3, 5), value)]
+            meaning = f"{how} told apart from other photos"
+        return {**counts, "separation": {"value": value, "meaning": meaning}}
 
 
 @dataclass(frozen=True, eq=False)

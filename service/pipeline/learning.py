@@ -3,9 +3,11 @@
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from service.calibration import MIN_POSITIVES
 from service.engine.heads import LogitsArray, ScreenedLogits, SomeQueries, ZeroHead
 from service.errors import ImageError
 from service.labels.examples import Example
@@ -16,6 +18,12 @@ from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
 from service.scheduling.tasks import collect_in_order
+
+_ADVICE = (
+    f"A threshold needs at least {MIN_POSITIVES} photos that show the label, and some that do not."
+)
+# Below a separation of 1 the examples change next to nothing.
+_WEAK_ADVICE = "The photos have little in common: send more, or cut out the thing that they show."
 
 
 async def learn_label(  # noqa: PLR0913 - the photos of both kinds, and how to write
@@ -82,3 +90,25 @@ async def embed_photo(pipeline: Pipeline, photo: bytes, deadline: float) -> Vect
     embedding = (await pipeline.embed(photo, (), deadline)).embedding
     assert embedding is not None
     return embedding
+
+
+def describe_learnt(result: LearntLabel, label: str) -> dict[str, Any]:
+    """Returns what a label has learnt, as JSON values."""
+    labels, learnt = result.labels, result.labels.learnt
+    position = labels.positions[label]
+    assert learnt is not None, "the label has learnt"
+    examples = learnt.describe(int(learnt.positions.searchsorted(position)))
+    separation = examples.pop("separation")
+    enough = examples["negative"] and examples["positive"] >= MIN_POSITIVES
+    advice = None if enough else _ADVICE
+    if examples["positive"] and separation["value"] < 1:
+        advice = _WEAK_ADVICE
+    return {
+        "label_set": {"name": labels.name, "version": labels.version},
+        "label": label,
+        "examples": {**examples, "added": result.added, "repeated": result.repeated},
+        "separation": separation,
+        "threshold": float(labels.thresholds[position]),
+        "calibrated": bool(labels.calibrated[position]),
+        "advice": advice,
+    }

@@ -1,23 +1,8 @@
 """Answers about a label's photos: the threshold that fits them, and what it learns from them."""
 
-from collections.abc import Sequence
-
 from pydantic import BaseModel, Field
 
-from service.calibration import MIN_POSITIVES
-from service.http.responses.schemas import (
-    ImageFailure,
-    NameAndVersion,
-    Separation,
-    describe_examples,
-)
-from service.labels.registered_sets import LearntLabel
-
-_ADVICE = (
-    f"A threshold needs at least {MIN_POSITIVES} photos that show the label, and some that do not."
-)
-# Below a separation of 1 the examples change next to nothing.
-_WEAK_ADVICE = "The photos have little in common: send more, or cut out the thing that they show."
+from service.http.responses.schemas import ImageFailure, NameAndVersion, Separation
 
 
 class PhotoScore(BaseModel):
@@ -73,28 +58,3 @@ class LearntAnswer(BaseModel):
     positive: list[PhotoScore]
     negative: list[PhotoScore]
     advice: str | None = Field(description="Which photos a threshold needs.", examples=[None])
-
-
-def answer_learnt(
-    result: LearntLabel, label: str, positive: Sequence[float] = (), negative: Sequence[float] = ()
-) -> LearntAnswer:
-    """Returns what a label has learnt, and scores of photos of both kinds."""
-    labels, learnt = result.labels, result.labels.learnt
-    position = labels.positions[label]
-    assert learnt is not None, "the label has learnt"
-    now = describe_examples(learnt, int(learnt.positions.searchsorted(position)))
-    counts = {"positive": now.positive, "negative": now.negative}
-    advice = None if now.negative and now.positive >= MIN_POSITIVES else _ADVICE
-    if now.positive and now.separation.value < 1:
-        advice = _WEAK_ADVICE
-    return LearntAnswer(
-        label_set=NameAndVersion.model_validate(labels),
-        label=label,
-        examples=ExampleCounts(**counts, added=result.added, repeated=result.repeated),
-        separation=now.separation,
-        threshold=labels.thresholds[position],
-        calibrated=labels.calibrated[position],
-        positive=[PhotoScore(score=score) for score in positive],
-        negative=[PhotoScore(score=score) for score in negative],
-        advice=advice,
-    )

@@ -1,7 +1,6 @@
 """The shape of successful answers; those of predictions only document `routes/predict.py`."""
 
 import operator
-from bisect import bisect
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,7 +20,7 @@ from service.bundle.card import (
     Screen,
 )
 from service.http.responses.problems import Problem
-from service.labels.label_set import LabelSet, LearntLabels, Origin, Source
+from service.labels.label_set import LabelSet, Origin, Source
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Timings
 
@@ -260,20 +259,6 @@ class InfoAnswer(_Answer):
     runtime: RuntimeAnswer
 
 
-def describe_examples(learnt: LearntLabels, row: int) -> LabelExamples:
-    """Returns what the label in a row of `learnt` has learnt."""
-    examples, value = learnt.examples[row], float(learnt.separations[row])
-    counts = {"positive": examples.positive.count, "negative": examples.negative.count}
-    if examples.positive.count < 2:
-        which = "one photo" if examples.positive.count else "negative photos only"
-        meaning = f"unknown with {which}"
-    else:
-        how = ("not", "weakly", "fairly well", "clearly")[bisect((1, 3, 5), value)]
-        meaning = f"{how} told apart from other photos"
-    separation = Separation(value=value, meaning=meaning)
-    return LabelExamples(**counts, separation=separation, this_model=True)
-
-
 def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
     """Returns a set with its labels."""
     fields = tuple(RegisteredLabel.model_fields)
@@ -282,7 +267,8 @@ def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
     examples = dict.fromkeys(labels.unused_examples, other)
     if labels.learnt is not None:
         for row, position in enumerate(labels.learnt.positions):
-            examples[labels.names[position]] = describe_examples(labels.learnt, row)
+            described = labels.learnt.describe(row)
+            examples[labels.names[position]] = LabelExamples(**described, this_model=True)
     columns = zip(
         labels.names,
         labels.prompts,

@@ -18,7 +18,6 @@ from service.http.responses.examples import (
     LearntAnswer,
     OperatingPointAnswer,
     PhotoScore,
-    answer_learnt,
 )
 from service.http.responses.openapi import TAG, document_examples, document_problems, document_write
 from service.http.responses.schemas import ImageFailure, LabelSetAnswer, NameAndVersion
@@ -34,7 +33,7 @@ from service.http.routes.labels import (
 from service.http.routes.predict import PHOTO_PROBLEMS, label_or_fail
 from service.http.security.keys import PREDICT
 from service.http.security.rates import LIMITED
-from service.pipeline.learning import learn_label
+from service.pipeline.learning import describe_learnt, learn_label
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.selection import Selection
 from service.question import Question
@@ -91,7 +90,9 @@ async def add_examples(
         version = await demand_version(request, pipeline.catalogue, name)
         work = learn_label(pipeline, name, label, *photos, replace=replace, if_version=version)
         result, *scores = await cancel_on_disconnect(request, work)
-        answer = answer_learnt(result, label, *scores)
+        groups = ([PhotoScore(score=score) for score in group] for group in scores)
+        scored = dict(zip(("positive", "negative"), groups, strict=True))
+        answer = LearntAnswer(**describe_learnt(result, label), **scored)
         return await answer_set(request, result.labels, answer, created=result.created)
 
 
