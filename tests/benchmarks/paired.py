@@ -34,7 +34,6 @@ def main(  # noqa: PLR0913 - a parameter for each flag
     bundle: Annotated[Path, typer.Option()],
     precision: Annotated[str, typer.Option(help="With commas between, or openvino:bf16.")] = "fp32",
     workers: Annotated[str, typer.Option(help="With commas between.")] = "1",
-    engines: Annotated[str, typer.Option(help="own, or own,shared.")] = "own",
     photo: Path = PHOTO,
     peers: Annotated[Path | None, typer.Option(help="Folder with a bench.py.")] = None,
     only: Annotated[str, typer.Option(help="Names of peers, with commas between.")] = "",
@@ -45,7 +44,7 @@ def main(  # noqa: PLR0913 - a parameter for each flag
 ) -> None:
     """Compares servers in turns."""
     content, precisions = photo.read_bytes(), precision.split(",")
-    servers = list_variants(bundle, precisions, content, workers, engines)
+    servers = list_variants(bundle, precisions, content, workers)
     for checkout in against or ():
         name = f"{checkout} {precisions[0]}"
         before = list_ours(bundle, precisions[0], content, name, checkout.resolve())

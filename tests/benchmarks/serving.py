@@ -1,4 +1,4 @@
-"""The service by clients, workers, engines and devices, against mosec, peers and a bare loop.
+"""The service by clients, workers and devices, against peers and a bare loop.
 
     python -m tests.benchmarks.serving --precision int8 --workers 1,auto
     python -m tests.benchmarks.serving --bundle BUNDLE --device cuda --precision fp16
@@ -6,8 +6,8 @@
 
 The bare loop decodes a photo and runs the model in one process, without HTTP, queue and labels.
 *Limit* is its rate before and after each slice of load, since machines change their speed by the
-minute. A round starts and measures each server once, in changing order. mosec takes part if it is
-installed here; other settings are read from the environment, as in `ML_DECODER_QUEUE_SIZE=256`.
+minute. A round starts and measures each server once, in changing order. Other settings are read
+from the environment, as in `ML_DECODER_QUEUE_SIZE=256`.
 Prints medians, and quartiles of rates; latencies are of refusals too. Memory is PSS of all
 processes; GPU memory is what the device has in use more than before the start. SIGTERM ends the
 servers and prints the table of what was measured.
@@ -47,7 +47,6 @@ from tests.benchmarks.servers import (
     PHOTO,
     Running,
     Server,
-    list_mosec,
     list_peers,
     list_variants,
     run_server,
@@ -121,7 +120,6 @@ def main(  # noqa: PLR0913 - a parameter for each flag
     ] = "int8,fp32",
     device: Annotated[str, typer.Option(help="Of precisions that name none.")] = "cpu",
     workers: Annotated[str, typer.Option(help="With commas between.")] = "1,auto",
-    engines: Annotated[str, typer.Option(help="own, shared, or own,shared.")] = "own",
     clients: Annotated[str, typer.Option(help="With commas between.")] = "1,8,32,128,256",
     photo: Path = PHOTO,
     peers: Annotated[Path | None, typer.Option(help="Folder with a bench.py.")] = None,
@@ -134,8 +132,8 @@ def main(  # noqa: PLR0913 - a parameter for each flag
     content, counts = photo.read_bytes(), [int(count) for count in clients.split(",")]
     prefix = "" if device == "cpu" else f"{device}:"
     precisions = [each if ":" in each else prefix + each for each in precision.split(",")]
-    servers = list_variants(bundle, precisions, content, workers, engines)
-    servers += list_mosec(bundle, precisions[0], content) + list_peers(peers, photo, only)
+    servers = list_variants(bundle, precisions, content, workers)
+    servers += list_peers(peers, photo, only)
     slices = len(counts) * (2 * seconds + 1) + seconds + 1
     minutes = (len(servers) * rounds * (slices + 10) + 20) / 60  # starts, and the limit's looks
     print(f"{' / '.join(server.name for server in servers)}: about {minutes:.1f} minutes, up to "

@@ -145,7 +145,6 @@ def test_request_has_a_limited_number_of_overlays(mapped_bundle: Bundle) -> None
 
 
 def test_memory_reaches_a_plateau(open_bundle: Bundle) -> None:
-    """The long run, which also measures latency, is `python -m tests.benchmarks.costs soak`."""
     photos = [encode_picture(make_picture(i, *size), "JPEG") for i, size in enumerate(SIZES)]
     photos += [photo[: len(photo) // 2] for photo in photos] + make_seeds()
     with serve(open_bundle) as (server, client):
