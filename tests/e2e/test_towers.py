@@ -13,21 +13,17 @@ from typer.testing import CliRunner
 
 from export.__main__ import main as export
 from export.sources.open import EVERYDAY
-from export.triton.repository import write_repository
 from service.bundle.card import RANKED
 from service.bundle.reader import Bundle, load_bundle
 from service.cli.commands import app
 from service.images.decode import PixelArray
 from tests.e2e.server_process import ServerProcess, serve_command
-from tests.e2e.test_calibrated_scores import PAIRS, Scores, assert_close, decode_photos
-from tests.export.triton.test_repository import run_ensemble
+from tests.e2e.test_calibrated_scores import PAIRS, Scores
 from tests.models.tiny_towers import KINDS, SIDE, run_transformers, write_towers
 from tests.support.photos import encode_picture
 from tests.support.serving import labels_of, send_image
 
 TOLERANCE = 1e-4
-# Label sets in a bundle have embeddings in 16 bits.
-STORED_TOLERANCE = 1e-3
 LABELS = ["dog", "fire_hydrant", "car park"]
 TEMPLATES = {"clip": "a photo of a {}.", "siglip": "This is a photo of {}."}
 PICTURE = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
@@ -109,15 +105,6 @@ def test_export_without_options_answers_the_first_request_with_everyday_labels(
     for command in (["predict", str(tmp_path / "photo.png"), "--bundle"], ["info"]):
         said = CliRunner().invoke(app, [*command, str(bundle)], env={"COLUMNS": "300"}).output
         assert RANKED.format(bundle) in said
-
-
-def test_ensemble_of_triton_gives_the_scores_of_transformers(case: Case, tmp_path: Path) -> None:
-    expected = case.expect(decode_photos(case.bundle), list(PAIRS["everyday"]))
-    write_repository(tmp_path, case.bundle)
-    photos = decode_photos(case.bundle)
-    scores = run_ensemble(tmp_path, case.bundle.card.name, photos)["scores_everyday"]
-    found = [dict(zip(PAIRS["everyday"], row, strict=True)) for row in scores.tolist()]
-    assert_close(found, expected, STORED_TOLERANCE)
 
 
 def test_labels_that_compete_are_not_calibrated_alone(case: Case, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_blank_file_of_a_million_pixels_a_byte_is_refused(client: httpx.Client) 
 def test_small_photo_is_answered_before_a_calibration_with_large_ones(client: httpx.Client) -> None:
     large = encode_picture(Image.new("1", (SIDE, 2000)), "PNG")
     with ThreadPoolExecutor(1) as clients:
-        slow = clients.submit(calibrate, client, [large] * 12)
+        slow = clients.submit(calibrate, client, [large] * 30)
         wait_until(lambda: "ml_decoder_queue_size 0" not in client.get("/metrics").text)
         for _ in range(3):
             assert send_image(client).status_code == 200
