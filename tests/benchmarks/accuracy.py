@@ -65,10 +65,11 @@ def main(  # noqa: PLR0913 - a parameter for each flag
         for column, positives in enumerate(targets.sum(axis=0).tolist())
         if names[column] not in others and positives >= min_positives
     ]
-    found = average_precisions(torch.from_numpy(scores), torch.from_numpy(targets))[counted]
-    for column, value in zip(counted, found.tolist(), strict=True):
+    precisions = average_precisions(torch.from_numpy(scores), torch.from_numpy(targets))[counted]
+    for column, value in zip(counted, precisions.tolist(), strict=True):
         print(f"{names[column]:20} {value:6.2f}")
-    print(f"{'mAP':20} {float(found.mean()):6.2f}  ({len(counted)} labels, {len(images)} photos)")
+    mean = float(precisions.mean())
+    print(f"{'mAP':20} {mean:6.2f}  ({len(counted)} labels, {len(images)} photos)")
     if calibration:
         kept = [column for column, name in enumerate(names) if name not in others]
         _print_calibration(scores[:, kept], thresholds[:, kept], targets[:, kept])
@@ -86,8 +87,8 @@ def request_scores(
             headers={"Content-Type": "image/jpeg"},
         )
         with urlopen(request) as answer:
-            found = {label["label"]: label for label in json.load(answer)["labels"]}
-        return [(found[name]["score"], found[name]["threshold"]) for name in names]
+            labels = {label["label"]: label for label in json.load(answer)["labels"]}
+        return [(labels[name]["score"], labels[name]["threshold"]) for name in names]
 
     with ThreadPoolExecutor(4) as clients:
         return np.array(list(clients.map(request_one, images)))

@@ -120,11 +120,11 @@ def measure_load(
 
 
 def find_processes(pids: Iterable[int]) -> list[psutil.Process]:
-    found = []
+    processes = []
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
-            found.append(psutil.Process(pid))
-    return found
+            processes.append(psutil.Process(pid))
+    return processes
 
 
 def busy_seconds(processes: Iterable[psutil.Process]) -> float:

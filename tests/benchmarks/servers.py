@@ -221,12 +221,12 @@ def _answers(request: Request, port: int) -> bool:
 
 
 def _find_marked(mark: str) -> list[psutil.Process]:
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.environ().get(_MARK) == mark:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def _end(mark: str) -> None:

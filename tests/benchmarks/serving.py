@@ -82,7 +82,7 @@ class Limit:
                 images, threads = np.stack([self._decode()] * size), self._engine.workers
                 run = partial(self._engine.run, images, [[None]] * size)
                 looks[size].append(size * count_a_second(run, threads, _LOOK_SECONDS))
-        engine, self._size = max((statistics.median(found), size) for size, found in looks.items())
+        engine, self._size = max((statistics.median(rates), size) for size, rates in looks.items())
         decoding = count_a_second(self._decode, self._cores, _LOOK_SECONDS)
         both, lone = (self.measure(_LOOK_SECONDS, lone=lone) for lone in (False, True))
         memory = psutil.Process().memory_full_info().pss / MIB
@@ -190,10 +190,10 @@ def _measure_server(
 def _print_table(figures: dict[str, Figures], counts: Sequence[int]) -> None:
     heads = [*(f"{count} clients" for count in counts), "errors", *_COLUMNS]
     print(f"| server | {' | '.join(heads)} |\n{'|---' * (len(heads) + 1)}|")
-    for name, found in figures.items():
-        loads = [_describe(found.loads[count]) for count in counts]
-        errors = sum(load.errors for each in found.loads.values() for load in each)
-        rest = [found.rest[column] for column in _COLUMNS]
+    for name, measured in figures.items():
+        loads = [_describe(measured.loads[count]) for count in counts]
+        errors = sum(load.errors for each in measured.loads.values() for load in each)
+        rest = [measured.rest[column] for column in _COLUMNS]
         cells = [f"{statistics.median(each):.1f}" if any(each) else "-" for each in rest]
         print(f"| {' | '.join([name, *loads, str(errors), *cells])} |")
 

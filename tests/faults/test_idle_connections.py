@@ -77,10 +77,10 @@ def test_others_are_served_when_idle_connections_exceed_the_file_limit(
 ) -> None:
     server = limited
     with server.open_client() as client:
-        found = server.wait_for_line(r"metrics address=(\S+) port=(\d+)")
+        address = server.wait_for_line(r"metrics address=(\S+) port=(\d+)")
         with (
             hold(server.find_address(), 250, LIVE) as first,
-            hold((found[1], int(found[2])), 100, b"GET / HT"),
+            hold((address[1], int(address[2])), 100, b"GET / HT"),
             hold(server.find_address(), 250) as silent,
         ):
             assert_still_serving(client)

@@ -102,8 +102,8 @@ class Load:
 
 
 def read_value(client: httpx.Client, sample: str) -> float:
-    found = re.search(rf"^{re.escape(sample)} (\S+)$", client.get("/metrics").text, re.MULTILINE)
-    return float(found[1]) if found else 0.0
+    line = re.search(rf"^{re.escape(sample)} (\S+)$", client.get("/metrics").text, re.MULTILINE)
+    return float(line[1]) if line else 0.0
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,8 @@ def test_killed_worker_loses_only_its_own_requests_and_no_label_set(faulty: Faul
         assert set(load.statuses) == {200}
         for worker in (1, 2):
             with connect_to(faulty, worker) as each:
-                names = {found["name"] for found in each.get("/labels").json()["label_sets"]}
+                listed = each.get("/labels").json()["label_sets"]
+                names = {label_set["name"] for label_set in listed}
                 assert {"set0", "set1", "set2"} <= names
                 assert read_value(each, "ml_decoder_ready") == 1
                 # Without those of the killed worker, but with this scrape.
@@ -174,13 +175,13 @@ def test_killed_worker_loses_only_its_own_requests_and_no_label_set(faulty: Faul
 
 
 def test_metrics_port_answers_for_all_workers(two: ServerProcess) -> None:
-    found = two.wait_for_line(r"metrics address=(\S+) port=(\d+)")
+    address = two.wait_for_line(r"metrics address=(\S+) port=(\d+)")
     for worker in (1, 2):
         with connect_to(two, worker) as client:
             assert_still_serving(client)
             assert client.get("/metrics").status_code == 404
     for _ in range(4):
-        with httpx.Client(base_url=f"http://{found[1]}:{found[2]}") as scraper:
+        with httpx.Client(base_url=f"http://{address[1]}:{address[2]}") as scraper:
             assert read_value(scraper, "ml_decoder_inference_seconds_count") == 2
 
 

@@ -22,14 +22,14 @@ def answer(monkeypatch: pytest.MonkeyPatch, *outputs: str) -> None:
 
 @pytest.mark.parametrize("second", [REPORT % "", NO_NETWORK])
 @pytest.mark.parametrize(
-    ("advisory", "found"),
+    ("advisory", "line"),
     [("", ""), ('{"id": "PYSEC-1", "fix_versions": ["1.1"]}', "a 1.0: PYSEC-1, fixed in 1.1")],
 )
 def test_advisory_fails_and_is_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     advisory: str,
-    found: str,
+    line: str,
     second: str,
 ) -> None:
     answer(monkeypatch, REPORT % advisory, second)
@@ -37,7 +37,7 @@ def test_advisory_fails_and_is_named(
         audit.main()
     assert bool(ended.value.code) == bool(advisory)
     printed = capsys.readouterr().out
-    assert found in printed
+    assert line in printed
     assert ("skipped" in printed) == (second == NO_NETWORK)
 
 

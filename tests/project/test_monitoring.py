@@ -25,12 +25,12 @@ ROW = re.compile(r"^\| `(ml_decoder_\w+)` \| (\w+) \|([^|]*)\| .+ \|$", re.MULTI
 def find_labels() -> dict[str, tuple[str, ...]]:
     """Own metrics, by the name that is written in queries, with their labels."""
     metrics = Metrics()
-    found: dict[str, tuple[str, ...]] = {}
+    labels: dict[str, tuple[str, ...]] = {}
     for collector in metrics.registry._collector_to_names:
         (metric,) = collector.collect()
         name = metric.name + ("_total" if metric.type == "counter" else "")
-        found[name] = tuple(collector._labelnames)  # type: ignore[attr-defined]
-    return found
+        labels[name] = tuple(collector._labelnames)  # type: ignore[attr-defined]
+    return labels
 
 
 METRICS = {metric.name: metric for metric in open_registry(Metrics()).collect()}
@@ -52,8 +52,8 @@ ERRORS = list_errors()
 
 def find_reasons(expression: str) -> set[str]:
     """The values of `reason` in a query."""
-    found = re.findall(r'reason=~?"([\w|]+)"', expression)
-    return {reason for reasons in found for reason in reasons.split("|")}
+    matches = re.findall(r'reason=~?"([\w|]+)"', expression)
+    return {reason for reasons in matches for reason in reasons.split("|")}
 
 
 def test_every_queried_series_label_and_reason_exists() -> None:

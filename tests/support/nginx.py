@@ -109,7 +109,7 @@ def prefix_site(
 
 def render_template(variables: Mapping[str, str]) -> str:
     """Fills in the template as envsubst does; a variable without a value fails."""
-    return re.sub(r"\$\{(\w+)\}", lambda found: variables[found[1]], TEMPLATE.read_text())
+    return re.sub(r"\$\{(\w+)\}", lambda variable: variables[variable[1]], TEMPLATE.read_text())
 
 
 def find_free_port() -> int:
