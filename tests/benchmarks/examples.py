@@ -61,7 +61,7 @@ def compare(  # noqa: PLR0913 - a parameter for each flag
     columns = [folder.label_names.index(name) for name in names]
     scored = folder.split(split) if split else folder.images
     targets = folder.targets(scored)[:, columns]
-    found: dict[tuple[int, str], list[list[float]]] = defaultdict(list)
+    measured: dict[tuple[int, str], list[list[float]]] = defaultdict(list)
     server = list_ours(bundle, precision, PHOTO.read_bytes())
     server = replace(server, request=make_multipart(PHOTO.read_bytes()))
     with run_server(server) as running, httpx.Client(timeout=120) as client:
@@ -78,11 +78,11 @@ def compare(  # noqa: PLR0913 - a parameter for each flag
                 left = [row for row, image in enumerate(scored) if image.path not in used]
                 answers = _ask(running.address, names, [scored[row] for row in left])
                 for kind, rows in (("text", texts[left]), ("examples", answers)):
-                    found[count, kind].append([len(left), *_measure(rows, targets[left])])
+                    measured[count, kind].append([len(left), *_measure(rows, targets[left])])
             client.delete(f"{url}/{_SET}").raise_for_status()
     print(f"{folder.name}: {len(names)} labels, draws: {draws}")
     print(f"{'':16} {'photos':>7}  " + "  ".join(_COLUMNS))
-    for (count, kind), figures in found.items():
+    for (count, kind), figures in measured.items():
         photos, mean_ap, *rest = np.mean(figures, axis=0).tolist()
         title = kind if kind == "text" else f"{count} {kind}"
         low, high = np.array(figures)[:, 1].min(), np.array(figures)[:, 1].max()
@@ -109,10 +109,10 @@ def _measure(answers: NDArray[np.float64], targets: NDArray[np.int64]) -> tuple[
     """Returns the figures of `_COLUMNS`, for answers [n, L, 2] of `request_scores`."""
     scores, thresholds = answers[..., 0], answers[..., 1]
     counted = targets.any(axis=0)
-    found = average_precisions(torch.from_numpy(scores), torch.from_numpy(targets))[counted]
+    precisions = average_precisions(torch.from_numpy(scores), torch.from_numpy(targets))[counted]
     hits = targets[scores >= thresholds]
     error = measure_error(bin_scores(scores, targets))
-    return float(found.mean()), hits.mean(), hits.sum() / targets.sum(), error
+    return float(precisions.mean()), hits.mean(), hits.sum() / targets.sum(), error
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
-"""Load on a server: Debian's `wrk` for rates, one connection of our own for single latencies.
+"""Load on a server, by Debian's `wrk`.
 
 Slices of load that other processes disturbed are repeated.
 """
 
-import asyncio
 import os
-import re
 import statistics
 import subprocess
 import tempfile
@@ -15,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import psutil
@@ -50,7 +47,6 @@ end
 # The server finishes the queue of the last load first.
 _SETTLE_SECONDS = 0.8
 _MOST_FOREIGN_CORES = 0.1
-_LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -124,11 +120,11 @@ def measure_load(
 
 
 def find_processes(pids: Iterable[int]) -> list[psutil.Process]:
-    found = []
+    processes = []
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
-            found.append(psutil.Process(pid))
-    return found
+            processes.append(psutil.Process(pid))
+    return processes
 
 
 def busy_seconds(processes: Iterable[psutil.Process]) -> float:
@@ -157,34 +153,6 @@ def measure_quietly(measure: Callable[[], Load], tries: int = 4) -> Load:
         if slices[-1].foreign_cores <= _MOST_FOREIGN_CORES:
             break
     return min(slices, key=lambda load: load.foreign_cores)
-
-
-def make_request(photo: bytes, query: str = "") -> bytes:
-    head = f"POST /predict{query} HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\n"
-    return f"{head}Content-Length: {len(photo)}\r\n\r\n".encode() + photo
-
-
-class Client:
-    """One kept connection that sends prepared bytes."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def connect(cls, address: tuple[str, int]) -> Self:
-        return cls(*await asyncio.open_connection(*address))
-
-    async def ask(self, request: bytes) -> tuple[int, float]:
-        started = time.perf_counter()
-        self._writer.write(request)
-        head = await self._reader.readuntil(b"\r\n\r\n")
-        length = _LENGTH.search(head)
-        await self._reader.readexactly(int(length[1]) if length else 0)
-        return int(head[9:12]), time.perf_counter() - started
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 def count_a_second(work: Callable[[], object], threads: int, seconds: float) -> float:

@@ -94,7 +94,7 @@ def list_ours(
 def list_variants(
     bundle: Path, precisions: Iterable[str], photo: bytes, workers: str
 ) -> list[Server]:
-    """Describes our server with every combination of settings; strings have commas between."""
+    """Describes our server with each precision and number of `workers` (commas between)."""
     servers = []
     for precision, count in product(precisions, workers.split(",")):
         ours = list_ours(bundle, precision, photo, f"ours {precision}, {count} workers")
@@ -106,18 +106,6 @@ def split_device(precision: str) -> tuple[str, str]:
     """Splits `openvino:bf16`; the device is `cpu` if there is none."""
     device, _, precision = precision.rpartition(":")
     return device or "cpu", precision
-
-
-def list_mosec(bundle: Path, precision: str, photo: bytes) -> list[Server]:
-    """Describes mosec with this bundle; empty if it is not installed here."""
-    if importlib.util.find_spec("mosec") is None:
-        return []
-    command = (sys.executable, "-m", "tests.benchmarks.mosec_server", str(bundle.resolve()),
-               *split_device(precision))  # fmt: skip
-    variables = {"MOSEC_ADDRESS": "127.0.0.1", "MOSEC_PORT": "{port}", "MOSEC_TIMEOUT": "60000",
-                 "MOSEC_LOG_LEVEL": "warning", "PYTHONPATH": str(ROOT)}  # fmt: skip
-    request = Request("/inference", photo, {"Content-Type": "image/jpeg"})
-    return [Server(f"mosec {precision}", command, request, variables)]
 
 
 def find_python(checkout: Path) -> str:
@@ -233,12 +221,12 @@ def _answers(request: Request, port: int) -> bool:
 
 
 def _find_marked(mark: str) -> list[psutil.Process]:
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.environ().get(_MARK) == mark:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def _end(mark: str) -> None:

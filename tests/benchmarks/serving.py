@@ -1,4 +1,4 @@
-"""The service by clients, workers and devices, against mosec, peers and a bare loop.
+"""The service by clients, workers and devices, against peers and a bare loop.
 
     python -m tests.benchmarks.serving --precision int8 --workers 1,auto
     python -m tests.benchmarks.serving --bundle BUNDLE --device cuda --precision fp16
@@ -6,8 +6,8 @@
 
 The bare loop decodes a photo and runs the model in one process, without HTTP, queue and labels.
 *Limit* is its rate before and after each slice of load, since machines change their speed by the
-minute. A round starts and measures each server once, in changing order. mosec takes part if it is
-installed here; other settings are read from the environment, as in `ML_DECODER_QUEUE_SIZE=256`.
+minute. A round starts and measures each server once, in changing order. Other settings are read
+from the environment, as in `ML_DECODER_QUEUE_SIZE=256`.
 Prints medians, and quartiles of rates; latencies are of refusals too. Memory is PSS of all
 processes; GPU memory is what the device has in use more than before the start. SIGTERM ends the
 servers and prints the table of what was measured.
@@ -48,7 +48,6 @@ from tests.benchmarks.servers import (
     PHOTO,
     Running,
     Server,
-    list_mosec,
     list_peers,
     list_variants,
     run_server,
@@ -84,7 +83,7 @@ class Limit:
                 images, threads = np.stack([self._decode()] * size), self._engine.workers
                 run = partial(self._engine.run, images, [[TRAINED_HEAD]] * size)
                 looks[size].append(size * count_a_second(run, threads, _LOOK_SECONDS))
-        engine, self._size = max((statistics.median(found), size) for size, found in looks.items())
+        engine, self._size = max((statistics.median(rates), size) for size, rates in looks.items())
         decoding = count_a_second(self._decode, self._cores, _LOOK_SECONDS)
         both, lone = (self.measure(_LOOK_SECONDS, lone=lone) for lone in (False, True))
         memory = psutil.Process().memory_full_info().pss / MIB
@@ -135,7 +134,7 @@ def main(  # noqa: PLR0913 - a parameter for each flag
     prefix = "" if device == "cpu" else f"{device}:"
     precisions = [each if ":" in each else prefix + each for each in precision.split(",")]
     servers = list_variants(bundle, precisions, content, workers)
-    servers += list_mosec(bundle, precisions[0], content) + list_peers(peers, photo, only)
+    servers += list_peers(peers, photo, only)
     slices = len(counts) * (2 * seconds + 1) + seconds + 1
     minutes = (len(servers) * rounds * (slices + 10) + 20) / 60  # starts, and the limit's looks
     print(f"{' / '.join(server.name for server in servers)}: about {minutes:.1f} minutes, up to "
@@ -192,10 +191,10 @@ def _measure_server(
 def _print_table(figures: dict[str, Figures], counts: Sequence[int]) -> None:
     heads = [*(f"{count} clients" for count in counts), "errors", *_COLUMNS]
     print(f"| server | {' | '.join(heads)} |\n{'|---' * (len(heads) + 1)}|")
-    for name, found in figures.items():
-        loads = [_describe(found.loads[count]) for count in counts]
-        errors = sum(load.errors for each in found.loads.values() for load in each)
-        rest = [found.rest[column] for column in _COLUMNS]
+    for name, measured in figures.items():
+        loads = [_describe(measured.loads[count]) for count in counts]
+        errors = sum(load.errors for each in measured.loads.values() for load in each)
+        rest = [measured.rest[column] for column in _COLUMNS]
         cells = [f"{statistics.median(each):.1f}" if any(each) else "-" for each in rest]
         print(f"| {' | '.join([name, *loads, str(errors), *cells])} |")
 

@@ -75,9 +75,9 @@ class ServerProcess:
             self._changed.wait_for(
                 lambda: self._ended or re.search(pattern, "".join(self._lines)), _PATIENCE_SECONDS
             )
-            found = re.search(pattern, "".join(self._lines))
-        assert found, self.stderr
-        return found
+            match = re.search(pattern, "".join(self._lines))
+        assert match, self.stderr
+        return match
 
     def open_client(self) -> httpx.Client:
         """Waits until the service is ready and returns a client."""
@@ -89,8 +89,8 @@ class ServerProcess:
 
     def find_address(self) -> tuple[str, int]:
         """Waits until the server listens and returns host and port."""
-        found = self.wait_for_line(_LISTENING)
-        return found.group(1), int(found.group(2))
+        address = self.wait_for_line(_LISTENING)
+        return address.group(1), int(address.group(2))
 
     @property
     def pid(self) -> int:
@@ -99,9 +99,9 @@ class ServerProcess:
     def read_memory(self, field: str = "VmRSS") -> int:
         """Returns resident memory in bytes; with `VmHWM` its peak."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
-        found = re.search(rf"{field}:\s+(\d+) kB", status)
-        assert found
-        return int(found[1]) * 1024
+        line = re.search(rf"{field}:\s+(\d+) kB", status)
+        assert line
+        return int(line[1]) * 1024
 
     def read_policy(self) -> int:
         """Returns the scheduling policy of the main thread (`os.SCHED_...`)."""

@@ -55,9 +55,9 @@ def predict(bundle: Bundle, **asked: Any) -> Scores:
     return [dict(labels_of(answer)) for answer in answers]
 
 
-def assert_close(found: Scores, expected: Scores, tolerance: float = 1e-5) -> None:
-    for row, scores in zip(found, expected, strict=True):
-        assert row == pytest.approx(scores, abs=tolerance)
+def assert_close(scores: Scores, expected: Scores) -> None:
+    for row, expected_row in zip(scores, expected, strict=True):
+        assert row == pytest.approx(expected_row, abs=1e-5)
 
 
 @pytest.mark.parametrize("label_set", ["trained", "everyday"])
@@ -66,5 +66,5 @@ def test_scores_are_calibrated(bundle: Bundle, label_set: str) -> None:
 
 
 def test_candidate_labels_have_the_scores_of_the_same_names_in_a_set(bundle: Bundle) -> None:
-    found = predict(bundle, candidate_labels=list(PAIRS["everyday"]))
-    assert_close(found, compute_expected(bundle, "everyday"))
+    scores = predict(bundle, candidate_labels=list(PAIRS["everyday"]))
+    assert_close(scores, compute_expected(bundle, "everyday"))

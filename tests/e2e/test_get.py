@@ -28,7 +28,7 @@ def test_model_of_the_hub_is_served(
     bundle = load_bundle(out)
     assert bundle.card.provenance.training_data == MODELS["siglip2-base"].hub
     with ServerProcess(*serve_command(bundle)) as server, server.open_client() as client:
-        found = send_image(client, make_photo()).json()
-        assert (found["label_set"]["name"], len(found["labels"])) == ("everyday", 5)
-        assert {each["calibrated"] for each in found["labels"]} == {False}
+        answer = send_image(client, make_photo()).json()
+        assert (answer["label_set"]["name"], len(answer["labels"])) == ("everyday", 5)
+        assert {each["calibrated"] for each in answer["labels"]} == {False}
         assert client.get("/").status_code == 200

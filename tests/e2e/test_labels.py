@@ -14,9 +14,7 @@ import pytest
 
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess, serve_command
-from tests.support.postgres import Postgres
 from tests.support.serving import labels_of, send_image
-from tests.support.threads import wait_until
 
 KILL_ROUNDS = int(os.environ.get("LABEL_KILL_ROUNDS", "2"))
 
@@ -81,27 +79,3 @@ def assert_whole(client: httpx.Client, acknowledged: list[str]) -> None:
     if acknowledged:
         last = acknowledged[-1]
         assert len(labels_of(predict(client, label_set=last))) == 2
-
-
-def test_two_processes_on_one_store_converge(open_bundle: Bundle, postgres: Postgres) -> None:
-    store = str(postgres.make_database())
-    with (
-        start(open_bundle, store) as one,
-        start(open_bundle, store) as two,
-        one.open_client() as here,
-        two.open_client() as there,
-    ):
-        version = register(here, "demanded", ["cat"]).json()["version"]
-        # `min_version` loads it at once, without waiting for the poll.
-        demanded = predict(there, label_set="demanded", min_version=version)
-        assert demanded.json()["label_set"] == {"name": "demanded", "version": version}
-
-        register(here, "mine", ["cat"])
-        wait_until(lambda: there.get("/labels/mine").status_code == 200)
-        there.put("/labels/mine", json={"labels": ["dog"]})
-        wait_until(lambda: "dog" in here.get("/labels/mine").text)
-        ((label, _),) = labels_of(predict(here, label_set="mine"))
-        assert label == "dog"
-        assert here.delete("/labels/mine").status_code == 204
-        wait_until(lambda: there.get("/labels/mine").status_code == 404)
-        assert there.delete("/labels/demanded").status_code == 204

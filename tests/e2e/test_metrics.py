@@ -20,8 +20,8 @@ def predict(client: httpx.Client) -> None:
 def read_value(client: httpx.Client, sample: str) -> float | None:
     """Returns the value of a sample, named as in the text format; None without one."""
     text = client.get("/metrics").text
-    found = re.search(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
-    return None if found is None else float(found.group(1))
+    line = re.search(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
+    return None if line is None else float(line.group(1))
 
 
 def test_metrics_port_has_the_metrics_and_the_limits_of_the_service(tiny_bundle: Bundle) -> None:
@@ -32,8 +32,8 @@ def test_metrics_port_has_the_metrics_and_the_limits_of_the_service(tiny_bundle:
     ):
         predict(client)
         assert client.get("/metrics").status_code == 404
-        found = server.wait_for_line(r"metrics address=(\S+) port=(\d+)")
-        address = (found[1], int(found[2]))
+        logged = server.wait_for_line(r"metrics address=(\S+) port=(\d+)")
+        address = (logged[1], int(logged[2]))
         with server.connect(*address) as scraper:
             assert read_value(scraper, PREDICTIONS) == 1
             assert scraper.head("/").headers["content-length"] != "0"

@@ -85,9 +85,9 @@ def test_tagger_answers_as_its_authors_code(
     assert done.exit_code == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     for answer, expected in zip(answers, scores, strict=True):
-        found = {each["label"]: each["score"] for each in answer["labels"]}
+        answered = {each["label"]: each["score"] for each in answer["labels"]}
         wanted = dict(zip(names, expected.tolist(), strict=True))
-        assert found == pytest.approx(wanted, abs=TOLERANCE)
+        assert answered == pytest.approx(wanted, abs=TOLERANCE)
 
 
 # Files that are refused, and what the message says that they are.
@@ -125,8 +125,8 @@ def test_containers_and_fine_tunes_have_their_networks_logits(case: str, tmp_pat
                 faults[path.name] = str(error)
             continue
         with torch.inference_mode():
-            found = network(images).sigmoid().numpy()
-        deviation = np.abs(found - scores).max()
+            predicted = network(images).sigmoid().numpy()
+        deviation = np.abs(predicted - scores).max()
         if path.name in REFUSED or not deviation <= ROUNDED.get(path.name, TOLERANCE):
             faults[path.name] = f"off by {deviation:.1e}"
     assert faults == {}

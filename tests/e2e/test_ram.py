@@ -71,8 +71,8 @@ def test_server_answers_as_torch_does(tmp_path: Path) -> None:
             def predict(content: bytes = photo, **params: Any) -> dict[str, float]:
                 return dict(labels_of(send_image(client, content, params=params)))
 
-            found = np.array(TAGS)[scores[row] >= thresholds]
-            assert sorted(predict()) == sorted(found)
+            names = np.array(TAGS)[scores[row] >= thresholds]
+            assert sorted(predict()) == sorted(names)
             wanted = dict(zip(TAGS, scores[row], strict=True))
             every = predict(label_set="trained", threshold=0)
             assert every == pytest.approx(wanted, abs=1e-5)
@@ -80,5 +80,5 @@ def test_server_answers_as_torch_does(tmp_path: Path) -> None:
             for label_set in ("filed", "sent"):
                 every = predict(label_set=label_set, threshold=0)
                 assert every == pytest.approx(wanted, abs=1e-5)
-                found = [name for name, score in wanted.items() if score >= 0.5]
-                assert sorted(predict(label_set=label_set)) == sorted(found)
+                names = [name for name, score in wanted.items() if score >= 0.5]
+                assert sorted(predict(label_set=label_set)) == sorted(names)

@@ -81,17 +81,17 @@ def test_page_loads_its_files_below_the_prefix(proxy: httpx.Client, page: str) -
     assert response.headers["content-security-policy"]
     (base,) = re.findall(r'<base href="([^"]+)">', response.text)
     assert base == f"{PREFIX}/"
-    found = re.findall(r'<(?:script|link)[^>]+(?:src|href)="([^"]+)"', response.text)
-    assert len(found) > 1
-    for each in found:
+    files = re.findall(r'<(?:script|link)[^>]+(?:src|href)="([^"]+)"', response.text)
+    assert len(files) > 1
+    for each in files:
         assert proxy.get(urljoin(urljoin(url, base), each)).status_code == 200, each
 
 
 def test_new_label_set_is_found_at_its_location(proxy: httpx.Client) -> None:
     made = proxy.put("/labels/zoo", json={"labels": ["panda"]})
     assert (made.status_code, made.headers["location"]) == (201, f"{PREFIX}/labels/zoo")
-    found = proxy.get(urljoin(str(made.url), made.headers["location"]))
-    assert [label["name"] for label in found.json()["labels"]] == ["panda"]
+    answer = proxy.get(urljoin(str(made.url), made.headers["location"]))
+    assert [label["name"] for label in answer.json()["labels"]] == ["panda"]
     assert proxy.delete("/labels/zoo").status_code == 204
     assert proxy.get("/openapi.json").json()["servers"] == [{"url": PREFIX}]
 

@@ -47,11 +47,11 @@ def test_double_colon_listens_on_ipv4_and_ipv6_and_logs_client_addresses(
 
 def test_last_line_of_the_start_is_the_url_and_an_interrupt_exits_0(tiny_bundle: Bundle) -> None:
     with ServerProcess(*serve_command(tiny_bundle, "--host", "localhost")) as server:
-        found = server.wait_for_line(r"serving url=\"(\S+)\"\n")
-        assert server.stderr.endswith(found.group())
-        assert httpx.get(f"{found.group(1)}readyz").status_code == 200
+        line = server.wait_for_line(r"serving url=\"(\S+)\"\n")
+        assert server.stderr.endswith(line.group())
+        assert httpx.get(f"{line.group(1)}readyz").status_code == 200
         _, port = server.find_address()
-        assert found.group(1) == f"http://localhost:{port}/"
+        assert line.group(1) == f"http://localhost:{port}/"
         server.send_signal(signal.SIGINT)
         assert server.wait() == 0
 

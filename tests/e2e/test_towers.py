@@ -24,8 +24,6 @@ from tests.support.photos import encode_picture
 from tests.support.serving import labels_of, send_image
 
 TOLERANCE = 1e-4
-# Label sets in a bundle have embeddings in 16 bits.
-STORED_TOLERANCE = 1e-3
 LABELS = ["dog", "fire_hydrant", "car park"]
 TEMPLATES = {"clip": "a photo of a {}.", "siglip": "This is a photo of {}."}
 PICTURE = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
@@ -69,8 +67,8 @@ def test_registered_labels_have_the_scores_of_transformers(case: Case, tmp_path:
         assert made.status_code == 201, made.text
         photo = encode_picture(Image.fromarray(PICTURE))
         asked = {"label_set": "mine", "top_k": 3}
-        found = send_image(client, photo, params=asked)
-        assert dict(labels_of(found)) == pytest.approx(expected, abs=TOLERANCE)
+        answer = send_image(client, photo, params=asked)
+        assert dict(labels_of(answer)) == pytest.approx(expected, abs=TOLERANCE)
         some = send_image(client, photo, params={**asked, "include": "dog"})
         assert dict(labels_of(some)) == pytest.approx({"dog": expected["dog"]}, abs=TOLERANCE)
         candidates = send_image(client, photo, params={"candidate_labels": LABELS, "top_k": 3})
@@ -97,11 +95,11 @@ def test_export_without_options_answers_the_first_request_with_everyday_labels(
         sets = client.get("/labels").json()["label_sets"]
         info = client.get("/info").json()
     assert answer.status_code == 200
-    found = answer.json()
-    assert found["label_sets"] == [{"name": "everyday", "version": "1", "ranked": True}]
+    content = answer.json()
+    assert content["label_sets"] == [{"name": "everyday", "version": "1", "ranked": True}]
     known = json.loads(EVERYDAY.read_bytes())["labels"]
-    assert {label["label"] for label in found["labels"]} <= set(known)
-    assert [label["threshold"] for label in found["labels"]] == [0] * 5
+    assert {label["label"] for label in content["labels"]} <= set(known)
+    assert [label["threshold"] for label in content["labels"]] == [0] * 5
     assert (sets[0]["ranked"], info["open_head"]["ranked"]) == (True, True)
     (tmp_path / "photo.png").write_bytes(photo)
     for command in (["predict", str(tmp_path / "photo.png"), "--bundle"], ["info"]):

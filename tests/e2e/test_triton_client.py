@@ -54,8 +54,8 @@ def read_scores(result: triton.InferResult) -> list[dict[str, float]]:
     return [dict(zip(labels, row.tolist(), strict=True)) for row in result.as_numpy("scores")]
 
 
-def assert_same(found: list[dict[str, float]], wanted: list[dict[str, float]]) -> None:
-    for scores, same in zip(found, wanted, strict=True):
+def assert_same(answered: list[dict[str, float]], wanted: list[dict[str, float]]) -> None:
+    for scores, same in zip(answered, wanted, strict=True):
         assert scores == pytest.approx(same, abs=TOLERANCE)
 
 

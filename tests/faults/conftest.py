@@ -17,7 +17,7 @@ MAX_BODY_BYTES = 500_000
 @pytest.fixture(scope="package")
 def server(open_bundle: Bundle) -> Iterator[ServerProcess]:
     limits = ("--max-body-bytes", str(MAX_BODY_BYTES), "--max-pixels", "300000")
-    timeouts = ("--header-timeout-seconds", "1", "--body-timeout-seconds", "1")
+    timeouts = ("--header-timeout-seconds", "3", "--body-timeout-seconds", "3")
     with serve(open_bundle, *limits, *timeouts, "--max-labels-per-set", "50") as (server, _):
         yield server
 

@@ -18,9 +18,10 @@ class FaultyProcess(ServerProcess):
         self._hold, self._open = folder / "hold", folder / "open"
         if opens:
             self.open()
-        store = ("--label-store", "memory")
+        # Neither limit ends what a test holds.
+        limits = ("--deadline-ms", "300000", "--drain-seconds", "300", "--label-store", "memory")
         variables = {"FAULTS_HOLD": str(self._hold), "FAULTS_OPEN": str(self._open)}
-        super().__init__(*serve_command(bundle.path), *store, *flags, **variables, **more)
+        super().__init__(*serve_command(bundle.path), *limits, *flags, **variables, **more)
 
     def release(self) -> None:
         self._hold.touch()

@@ -99,7 +99,7 @@ def test_blank_file_of_a_million_pixels_a_byte_is_refused(client: httpx.Client) 
 def test_small_photo_is_answered_before_a_calibration_with_large_ones(client: httpx.Client) -> None:
     large = encode_picture(Image.new("1", (SIDE, 2000)), "PNG")
     with ThreadPoolExecutor(1) as clients:
-        slow = clients.submit(calibrate, client, [large] * 12)
+        slow = clients.submit(calibrate, client, [large] * 30)
         wait_until(lambda: "ml_decoder_queue_size 0" not in client.get("/metrics").text)
         for _ in range(3):
             assert send_image(client).status_code == 200
@@ -145,7 +145,6 @@ def test_request_has_a_limited_number_of_overlays(mapped_bundle: Bundle) -> None
 
 
 def test_memory_reaches_a_plateau(open_bundle: Bundle) -> None:
-    """The long run, which also measures latency, is `python -m tests.benchmarks.costs soak`."""
     photos = [encode_picture(make_picture(i, *size), "JPEG") for i, size in enumerate(SIZES)]
     photos += [photo[: len(photo) // 2] for photo in photos] + make_seeds()
     with serve(open_bundle) as (server, client):

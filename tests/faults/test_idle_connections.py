@@ -13,6 +13,8 @@ from tests.faults.test_connections import HEAD, LAST, LIVE, connect, read_reply,
 from tests.support.serving import assert_problem, assert_still_serving, send_image
 from tests.support.threads import wait_until
 
+# No connection is closed for its time.
+PATIENT = ("--header-timeout-seconds", "300", "--body-timeout-seconds", "300")
 SLOW = HEAD + b"Content-Length: 1000\r\n\r\nxyz"
 
 
@@ -63,7 +65,7 @@ class LimitedFiles(ServerProcess):
 @pytest.fixture(scope="module")
 def limited(open_bundle: Bundle) -> Iterator[LimitedFiles]:
     command = (*serve_command(open_bundle.path), "--label-store", "memory", "--metrics-port", "0")
-    with LimitedFiles(*command) as server:
+    with LimitedFiles(*command, *PATIENT) as server:
         yield server
         assert server.stop() == 0
     assert "Traceback" not in server.stderr
@@ -75,10 +77,10 @@ def test_others_are_served_when_idle_connections_exceed_the_file_limit(
 ) -> None:
     server = limited
     with server.open_client() as client:
-        found = server.wait_for_line(r"metrics address=(\S+) port=(\d+)")
+        address = server.wait_for_line(r"metrics address=(\S+) port=(\d+)")
         with (
             hold(server.find_address(), 250, LIVE) as first,
-            hold((found[1], int(found[2])), 100, b"GET / HT"),
+            hold((address[1], int(address[2])), 100, b"GET / HT"),
             hold(server.find_address(), 250) as silent,
         ):
             assert_still_serving(client)
@@ -104,8 +106,7 @@ def test_unread_files_of_the_page_take_connections_only(limited: LimitedFiles) -
 
 @pytest.fixture(scope="module")
 def small(open_bundle: Bundle) -> Iterator[ServerProcess]:
-    flags = ("--max-connections", "6", "--body-timeout-seconds", "300")
-    with serve(open_bundle, *flags) as (server, _):
+    with serve(open_bundle, "--max-connections", "6", *PATIENT) as (server, _):
         yield server
 
 
@@ -141,7 +142,7 @@ def test_only_health_is_answered_while_all_connections_are_busy(small: ServerPro
 
 
 def test_address_has_a_limit_of_its_own(open_bundle: Bundle) -> None:
-    with serve(open_bundle, "--max-connections-per-address", "3") as (server, client):
+    with serve(open_bundle, "--max-connections-per-address", "3", *PATIENT) as (server, client):
         client.close()
         with hold(server.find_address(), 3, SLOW) as busy:
             with connect(server) as refused:

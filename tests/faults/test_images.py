@@ -4,7 +4,6 @@
 """
 
 import struct
-import time
 import zlib
 
 import httpx2 as httpx
@@ -59,13 +58,9 @@ def test_whole_file_of_another_kind_is_415_by_its_name(client: httpx.Client) -> 
 def test_pixel_bomb_is_refused_without_memory(server: ServerProcess, client: httpx.Client) -> None:
     bomb = make_pixel_bomb()
     assert len(bomb) < 200_000
-    before, seconds = server.read_memory("VmHWM"), []
+    before = server.read_memory("VmHWM")
     for _ in range(10):
-        started = time.perf_counter()
         assert_problem(send_image(client, bomb), 413, "too_many_pixels")
-        seconds.append(time.perf_counter() - started)
-    # The least of ten: others may be using the machine. Decoding it takes ten times as long.
-    assert min(seconds) < 0.1
     assert server.read_memory("VmHWM") - before < 20 * MIB
 
 

@@ -50,18 +50,18 @@ def test_without_a_key_no_answer_depends_on_a_name(
     client: httpx.Client, known: str, unknown: str
 ) -> None:
     for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
-        found, missing = (client.request(method, path) for path in (known, unknown))
-        assert found.status_code == missing.status_code
-        assert found.status_code in (401, 405)
-        assert found.headers.keys() == missing.headers.keys()
+        existing, missing = (client.request(method, path) for path in (known, unknown))
+        assert existing.status_code == missing.status_code
+        assert existing.status_code in (401, 405)
+        assert existing.headers.keys() == missing.headers.keys()
         request_id = missing.headers["x-request-id"]
-        assert found.text.replace(found.headers["x-request-id"], request_id) == missing.text
+        assert existing.text.replace(existing.headers["x-request-id"], request_id) == missing.text
 
 
 def test_names_are_answered_with_a_key(client: httpx.Client) -> None:
     for path, status in (("tiny-open", 200), ("tiny-open/versions/9", 404), ("x/ready", 404)):
-        found = client.get(f"/v2/models/{path}", headers={"X-API-Key": PREDICT})
-        assert found.status_code == status
+        answer = client.get(f"/v2/models/{path}", headers={"X-API-Key": PREDICT})
+        assert answer.status_code == status
 
 
 def test_keys_in_arguments_warn_and_files_do_not(guarded: ServerProcess) -> None:

@@ -40,7 +40,7 @@ def api(open_bundle: Bundle) -> Iterator[Any]:
 
 @pytest.mark.parametrize("mode", GenerationMode)
 def test_no_request_is_a_server_error(api: Any, mode: GenerationMode) -> None:
-    operations = [found.ok() for found in api.get_all_operations()]
+    operations = [operation.ok() for operation in api.get_all_operations()]
     assert len(operations) >= 9
     for operation in operations:
         if mode.is_negative and not (

@@ -3,14 +3,7 @@
 import httpx2 as httpx
 import pytest
 
-from tests.support.serving import PHOTO, assert_problem, labels_of, to_base64
-
-
-def test_transfer_encoding_of_a_bare_body_is_decoded(client: httpx.Client) -> None:
-    headers = {"Content-Type": "image/png", "Content-Transfer-Encoding": "base64"}
-    encoded = client.post("/predict?top_k=1", content=to_base64(PHOTO), headers=headers)
-    plain = client.post("/predict?top_k=1", json={"image": to_base64(PHOTO)})
-    assert labels_of(encoded) == labels_of(plain)
+from tests.support.serving import assert_problem
 
 
 @pytest.mark.parametrize(

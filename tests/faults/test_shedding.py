@@ -20,15 +20,13 @@ EMPTY = HEAD + b"Content-Length: 0\r\n\r\n"
 LAST_EMPTY = HEAD + b"Content-Length: 0\r\nConnection: close\r\n\r\n"
 # A page's request passes through the whole app.
 PAGE = {"Origin": "https://a.example"}
-FOR_LONG = ("--deadline-ms", "300000")
 
 
 @pytest.fixture(scope="module")
 def full(open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyProcess]:
     """A server with a halted engine and a full queue; the engine goes on afterwards."""
     folder: Path = tmp_path_factory.mktemp("faults")
-    one_place = ("--queue-size", "1", *FOR_LONG)
-    with run_one_by_one(open_bundle, folder, *one_place) as (server, client, clients):
+    with run_one_by_one(open_bundle, folder, "--queue-size", "1") as (server, client, clients):
         assert_still_serving(client)
         held = occupy(server, client, clients)
         waiting = [socket.create_connection(server.find_address()) for _ in range(2)]

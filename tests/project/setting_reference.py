@@ -41,9 +41,9 @@ def write_settings() -> str:
     for name, field in Settings.model_fields.items():
         if name in _SECTIONS:
             sections.append([])
-        found = _DEFAULT.fullmatch(field.description or "")
-        assert found is not None, f"{name}: the docstring must end with its default"
-        sections[-1].append((f"`ML_DECODER_{name.upper()}`", f"{found[1]}.", found[2]))
+        match = _DEFAULT.fullmatch(field.description or "")
+        assert match is not None, f"{name}: the docstring must end with its default"
+        sections[-1].append((f"`ML_DECODER_{name.upper()}`", f"{match[1]}.", match[2]))
     lines = [_HEAD]
     for heading, rows in zip(_SECTIONS.values(), sections, strict=True):
         table = write_table(("variable", "meaning", "default"), rows)

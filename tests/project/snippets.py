@@ -26,7 +26,7 @@ class Snippet:
 
 def read_snippets(path: Path, name: str) -> list[Snippet]:
     text = path.read_text()
-    found: list[Snippet] = []
+    snippets: list[Snippet] = []
     matches = list(_BLOCK.finditer(text))
     for match, following in zip_longest(matches, matches[1:]):
         line = text.count("\n", 0, match.start("code"))
@@ -34,10 +34,10 @@ def read_snippets(path: Path, name: str) -> list[Snippet]:
         if following and following["language"] == "json":
             between = text[match.end() : following.start()]
             answers = following["code"] if not between.strip() else None
-        found.append(
+        snippets.append(
             Snippet(f"{name}:{line}", match["language"], match["code"], match["reason"], answers)
         )
-    return found
+    return snippets
 
 
 def read_commands(code: str) -> str:

@@ -12,14 +12,11 @@ from tests.project.dockerfile import parse_dockerfile
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
-GUIDE = ROOT / "docs" / "security.md"
 TEXT = FILE.read_text(encoding="utf-8")
 SINGLE = {"ml-decoder": "cpu", "ml-decoder-gpu": "gpu", "ml-decoder-openvino": "openvino"}
 TARGETS = SINGLE | {"replica": "cpu"}
 PROFILES = {profile: {name} for name, profile in SINGLE.items()}
 PROFILES["scale"] = {"replica", "proxy", "postgres"}
-DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-STAGES = parse_dockerfile(DOCKERFILE)
 
 
 def read_compose(text: str) -> dict[str, Any]:
@@ -32,14 +29,9 @@ def read_compose(text: str) -> dict[str, Any]:
     return content
 
 
+STAGES = parse_dockerfile((ROOT / "Dockerfile").read_text(encoding="utf-8"))
 COMPOSE = read_compose(TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-
-
-def test_default_profile_is_cpu() -> None:
-    lines = (ROOT / ".env").read_text(encoding="utf-8").splitlines()
-    assert "COMPOSE_PROFILES=cpu" in lines
-    assert "deploy" not in SERVICES["ml-decoder"]
 
 
 def test_profile_starts_its_services_at_port_8000_of_this_machine_alone() -> None:
@@ -62,32 +54,6 @@ def test_service_is_a_stage_of_the_dockerfile_whose_settings_file_is_optional() 
         assert float(service["stop_grace_period"].removesuffix("s")) >= drain + 5, name
 
 
-def test_state_outlives_the_container() -> None:
-    for name in SINGLE:
-        (mount,) = SERVICES[name]["volumes"]
-        volume, _, folder = mount.partition(":")
-        assert volume in COMPOSE["volumes"]
-        assert folder in DOCKERFILE
-
-
-def test_monitoring_listens_locally_and_mounts_existing_files() -> None:
-    for service in (SERVICES["prometheus"], SERVICES["grafana"]):
-        assert service["profiles"] == ["monitoring"]
-        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
-        assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", service["image"])
-        for mount in service["volumes"]:
-            source = mount.split(":")[0]
-            if source.startswith("./"):
-                assert (ROOT / source).is_dir()
-                assert mount.endswith(":ro")
-
-
-def test_gpu_is_reserved() -> None:
-    (device,) = SERVICES["ml-decoder-gpu"]["deploy"]["resources"]["reservations"]["devices"]
-    assert device["driver"] == "nvidia"
-    assert device["capabilities"] == ["gpu"]
-
-
 def test_container_has_limits_and_cannot_change_itself_or_gain_privileges() -> None:
     held = Settings.model_fields["max_held_bytes"].default
     for name, service in SERVICES.items():
@@ -98,31 +64,6 @@ def test_container_has_limits_and_cannot_change_itself_or_gain_privileges() -> N
         assert 0 < service["pids_limit"] <= 1024, name
         if name in TARGETS:  # bodies, and as much again for pixels, labels and the model
             assert int(service["mem_limit"].removesuffix("gb")) * 1024**3 >= 2 * held, name
-
-
-def test_replicas_are_stateless_and_wait_for_the_database() -> None:
-    replica = SERVICES["replica"]
-    assert "volumes" not in replica
-    assert replica["depends_on"]["postgres"]["condition"] == "service_healthy"
-    assert SERVICES["proxy"]["depends_on"]["replica"]["condition"] == "service_healthy"
-    for name in ("postgres", "proxy"):
-        assert SERVICES[name]["healthcheck"]["test"]
-    # No file contains the password.
-    url = replica["environment"]["ML_DECODER_LABEL_STORE"]
-    assert re.fullmatch(r"postgresql://\w+@postgres/\w+", url)
-    secret = COMPOSE["secrets"]["postgres_password"]["file"]
-    assert f"/{secret}" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
-
-
-def test_documented_override_mounts_the_files_of_keys_that_it_names() -> None:
-    (block,) = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-    override = read_compose(block)
-    assert override["services"].keys() <= SERVICES.keys()
-    keys = {"predict_keys", "admin_keys"}
-    variables = {f"ML_DECODER_{name.upper()}": f"@/run/secrets/{name}" for name in keys}
-    assert set(override["secrets"]) == keys
-    for service in override["services"].values():
-        assert (set(service["secrets"]), service["environment"]) == (keys, variables)
 
 
 def test_proxy_substitutes_every_variable_of_the_tested_configuration() -> None:

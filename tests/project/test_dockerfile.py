@@ -36,11 +36,6 @@ def run_healthcheck(port: int) -> int:
     return subprocess.run(command, env=environment, capture_output=True).returncode
 
 
-def test_cpu_is_the_default_target() -> None:
-    assert set(TARGETS) <= set(NAMES)
-    assert NAMES[-1] == "cpu"
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_image_user_is_not_root_reads_bundles_with_any_umask_and_writes_the_label_store(
     target: str,
@@ -53,29 +48,6 @@ def test_image_user_is_not_root_reads_bundles_with_any_umask_and_writes_the_labe
     steps = " ".join(values(target, "RUN")).split(" && ")
     (made,) = (step for step in steps if step.endswith(folder))
     assert "--group=root --mode=775" in made  # OpenShift's users are in the group root
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_image_serves_the_default_bundle_on_every_interface_without_telemetry(target: str) -> None:
-    environment = read_environment(target)
-    assert environment["ML_DECODER_HOST"] == "0.0.0.0"
-    assert environment["ML_DECODER_PORT"] == values(target, "EXPOSE")[-1]
-    assert environment["ML_DECODER_BUNDLE"] == "/app/bundles/ml-decoder-lite0"
-    assert environment["ML_DECODER_DEVICE"] == {"gpu": "cuda"}.get(target, target)
-    assert environment["ORT_DISABLE_TELEMETRY"] == "1"
-    assert json.loads(values(target, "CMD")[-1]) == ["ml-decoder", "serve"]
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_image_installs_only_what_is_pinned_for_serving(target: str) -> None:
-    copied = [line for line in values(target, "COPY") if line.startswith("--from=")]
-    assert copied == [f"--from=build-{target} /opt/venv /opt/venv"]
-    commands = " && ".join(values(f"build-{target}", "RUN")).split(" && ")
-    assert [command for command in commands if " install " in command] == [
-        "pip --python /opt/venv install --require-hashes --no-deps"
-        f" --requirement constraints/serve-{target}.txt",
-        "pip --python /opt/venv install --no-deps --no-build-isolation .",
-    ]
 
 
 def test_build_context_has_every_copied_file_and_no_code_that_needs_torch() -> None:

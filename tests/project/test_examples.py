@@ -26,8 +26,8 @@ def load_example(name: str) -> ModuleType:
 
 
 def find_label(label: str, score: float) -> dict[str, Any]:
-    found = {"label": label, "score": score, "threshold": 0.5, "source": "trained"}
-    return {**ANSWER, "labels": [{**found, "calibrated": True}]}
+    answered = {"label": label, "score": score, "threshold": 0.5, "source": "trained"}
+    return {**ANSWER, "labels": [{**answered, "calibrated": True}]}
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def test_photos_are_indexed_once_and_found_by_label(run: Any, tmp_path: Path) ->
         (tmp_path / "c.jpg").write_bytes(b"junk")
         service.answers = [(400, {})]
         assert run(*index) == "0 photos added, 1 failed\n"
-    found = run("index_photos", "search", database, "cat").splitlines()
-    assert found == [f"0.900 {tmp_path / name}" for name in ("a.jpg", "sea/b.PNG")]
+    lines = run("index_photos", "search", database, "cat").splitlines()
+    assert lines == [f"0.900 {tmp_path / name}" for name in ("a.jpg", "sea/b.PNG")]
     assert run("index_photos", "search", database, "dog") == ""
 
 
@@ -69,16 +69,16 @@ def test_results_of_bulk_replace_the_index_and_are_searched_by_words(
     (photos / "a.jpg").touch()
     (photos / "bad.jpg").touch()
     row = record("a.jpg")
-    found = {"cat": 0.9, "cup of coffee": 0.7, "red pandas": 0.2}
-    row["labels"] = [LABEL | {"label": name, "score": score} for name, score in found.items()]
+    scores = {"cat": 0.9, "cup of coffee": 0.7, "red pandas": 0.2}
+    row["labels"] = [LABEL | {"label": name, "score": score} for name, score in scores.items()]
     with open_parts(str(tags), QUESTION | {"photos": str(photos)}) as parts:
         parts.write([row, record("gone.jpg"), record("bad.jpg", error="broken")])
     for _ in range(2):
         assert run("index_photos", "load", tags, database) == "1 photos added, 1 failed\n"
     searches = {"cats": "0.900", "coffee CAT": "0.700", "panda cat --least 0.1": "0.200"}
     for words, score in searches.items():
-        found = run("index_photos", "search", database, *words.split())
-        assert found == f"{score} {photos / 'a.jpg'}\n"
+        printed = run("index_photos", "search", database, *words.split())
+        assert printed == f"{score} {photos / 'a.jpg'}\n"
     assert run("index_photos", "search", database, "cup of coffee").startswith("0.700 ")
     for word in ("red panda", "dog", "gone", 'c" OR "cat'):
         assert run("index_photos", "search", database, "cat", word) == ""

@@ -100,8 +100,8 @@ def _room_of(name: str) -> int | None:
     return next((i for i, room in enumerate(ROOMS) if _is_within(name, room)), None)
 
 
-def _list_wrong(found: Iterable[tuple[str, set[str]]]) -> list[str]:
-    return [f"{module}: {', '.join(sorted(names))}" for module, names in found if names]
+def _list_wrong(imports: Iterable[tuple[str, set[str]]]) -> list[str]:
+    return [f"{module}: {', '.join(sorted(names))}" for module, names in imports if names]
 
 
 def test_parts_import_only_what_their_users_install() -> None:

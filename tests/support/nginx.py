@@ -1,11 +1,13 @@
 """A real nginx for tests, with the deployed configuration or another (Debian: `nginx-light`)."""
 
 import getpass
+import random
 import re
 import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -107,13 +109,18 @@ def prefix_site(
 
 def render_template(variables: Mapping[str, str]) -> str:
     """Fills in the template as envsubst does; a variable without a value fails."""
-    return re.sub(r"\$\{(\w+)\}", lambda found: variables[found[1]], TEMPLATE.read_text())
+    return re.sub(r"\$\{(\w+)\}", lambda variable: variables[variable[1]], TEMPLATE.read_text())
 
 
 def find_free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+    """Returns a port between those of Ray's workers and those that the system gives out.
+
+    So no other test gets it before the server listens there, or while a replica is restarted.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def _list_servers(ports: Sequence[int], max_fails: int) -> str:

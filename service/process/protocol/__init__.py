@@ -7,6 +7,8 @@
   of a head, trailer or chunk extension, and the pipelined requests (`limited`). Trailers are
   dropped: uvicorn adds them to the headers (RFC 9110, 6.5.1).
 - **Disconnects.** uvicorn notifies the last request only, even if an earlier one is in progress.
+- **Whole answers** (`transport`). A proxy passes a head on at once: if the process is killed before
+  it writes the body, no other replica can answer. Here one write has both.
 - **Load shedding.** `refuse` answers before the app does: 0.06 ms of processor time, not 0.26.
 - **Lingering close** (`transport`). A connection that is closed with bytes unread is reset, and the
   client loses the answer (RFC 9112, 9.6).

@@ -182,6 +182,8 @@ class LimitedProtocol(HttpToolsProtocol):
         refusal = None if self.pipeline or self.flow.write_paused else self._refuse(cycle.scope)
         if refusal is None:
             self._running = cycle
+            # An answer to HEAD has no second piece.
+            self._lingering.expects_head = cycle.scope["method"] != "HEAD"
             super()._start_asgi_task(cycle, app)
         else:
             self._send_refusal(cycle, refusal)

@@ -5,7 +5,6 @@ import fcntl
 import socket
 import sys
 import termios
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +15,10 @@ _LEAST_BYTES_PER_SECOND = 16384
 _MAX_UNSENT_BYTES = 131_072
 # At the end of the process: enough for an answer to reach its client.
 _SHUTDOWN_LINGER_SECONDS = 0.5
+# uvicorn writes it before the head of the answer.
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+# A longer body leaves the process in several pieces anyway, and joining would copy it.
+_MAX_JOINED_BYTES = 262_144
 
 
 class LingeringTransport:
@@ -23,13 +26,15 @@ class LingeringTransport:
 
     `client_sends` is whether the rest of a request's body is still to come. While it `lingers`,
     input is to be dropped, and `write` does nothing. A client that reads too slowly while it is
-    watched, or after the close, is cut off.
+    watched, or after the close, is cut off. If `expects_head`, the next piece is the head of an
+    answer: it is written with the piece after it.
     """
 
     def __init__(self, transport: asyncio.Transport, linger_seconds: float) -> None:
         self.client_sends = False
         self.lingers = False
-        self.write: Callable[[bytes], None] = transport.write
+        self.expects_head = False
+        self._head = b""
         self._transport = transport
         self._linger_seconds = self._reading_seconds = linger_seconds
         self._timer: asyncio.TimerHandle | None = None
@@ -46,12 +51,27 @@ class LingeringTransport:
     def is_closing(self) -> bool:
         return self.lingers or self._transport.is_closing()
 
+    def write(self, data: bytes) -> None:
+        if self.lingers:
+            return
+        if self.expects_head and data != _CONTINUE:
+            self._head, self.expects_head = data, False
+            return
+        if self._head:
+            head, self._head = self._head, b""
+            if len(data) <= _MAX_JOINED_BYTES:
+                data = head + data
+            else:
+                self._transport.write(head)
+        self._transport.write(data)
+
     def close(self) -> None:
+        if self._head:
+            self.write(b"")
         if not self.client_sends or self._transport.is_closing():
             self.close_now()
         elif not self.lingers:
             self.lingers = True
-            self.write = lambda _data: None
             self._transport.write_eof()
             self._transport.resume_reading()
             self._start_timer()
