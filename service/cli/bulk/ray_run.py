@@ -16,7 +16,7 @@ import ray.exceptions
 
 from service.bundle.card import CPU_DEVICES
 from service.cli.bulk.parts import PartFolder, Record, open_parts
-from service.cli.bulk.photos import PhotoStore, open_photos
+from service.cli.bulk.photo_store import PhotoStore, open_photos
 from service.cli.bulk.run import (
     BulkJob,
     Report,
@@ -101,7 +101,7 @@ class PartTagger:
         self._pipeline = open_pipeline(job.settings)
         self._runner.run(self._pipeline.start())
         self._selection = self._runner.run(self._pipeline.select(job.question))
-        if describe_question(self._pipeline, self._selection, job.photos) != parts.question:
+        if not parts.is_of(describe_question(self._pipeline, self._selection, job.photos)):
             raise StartError(
                 "a worker must have the bundle, precision and label sets of the driver"
             )

@@ -11,9 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from service.cli.bulk.again import open_earlier, prepare_again
-from service.cli.bulk.parts import CATEGORIES, ENCODER, PartFolder, Record, make_record, open_parts
-from service.cli.bulk.photos import PhotoStore, open_photos
+from service.cli.bulk.embedded import open_earlier, prepare_answers
+from service.cli.bulk.parts import (
+    CATEGORIES,
+    ENCODER,
+    FLAGGED,
+    PartFolder,
+    Record,
+    make_record,
+    open_parts,
+)
+from service.cli.bulk.photo_store import PhotoStore, open_photos
 from service.cli.photos import run_pipeline
 from service.errors import ImageError, OutOfMemory
 from service.fields import is_utf8
@@ -96,7 +104,7 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
         for note in selection.list_notes(pipeline.bundle.path):
             logger.warning("%s", note)
         tag = (
-            prepare_again(pipeline, selection, store)
+            prepare_answers(pipeline, selection, store)
             if isinstance(store, PartFolder)
             else partial(tag_photos, pipeline, selection, store)
         )
@@ -153,6 +161,7 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
     encoder = {ENCODER: pipeline.bundle.encoder_fingerprint} if question.embedding else {}
     return {
         **encoder,
+        FLAGGED: True,
         "model": {"name": card.name, "version": card.version},
         "precision": pipeline.engine.precision,
         "max_body_bytes": pipeline.settings.max_body_bytes,

@@ -70,13 +70,11 @@ def find_folder(location: str, *, again: bool) -> Path:
 def write_sidecars(out: str, folder: Path) -> Counter[str]:
     """Writes the sidecars of all photos with labels in results; returns fields of `Totals`.
 
-    A label is written if its score reaches its threshold, which `--top-k` alone does not ask for.
-    Photos that no longer exist are ignored.
+    Found labels are written. Photos that no longer exist are ignored.
     """
     counts = Counter[str]()
-    for name, found in open_results(out).read_labels():
+    for name, labels in open_results(out).read_found():
         path = f"{folder}/{name}"
-        labels = [label["label"] for label in found if label["score"] >= label["threshold"]]
         try:
             if path != os.path.realpath(path):
                 raise ValueError("the photo is a link, or in a linked folder")

@@ -97,6 +97,10 @@ class ScoredLabelAnswer(_Answer):
         description="Lowest score at which the label counts as present.",
         examples=[0.61],
     )
+    found: bool = Field(
+        description="Whether the label would answer the same request without `top_k` and "
+        "`min_labels`: without `threshold`, of a set with `ranked` the 5 best, of ratings the best."
+    )
     source: Source = Field(description="How the model knows the label.")
     calibrated: bool = Field(
         description="Whether `threshold` is the label's own: chosen on validation data, or "

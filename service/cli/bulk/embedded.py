@@ -24,7 +24,7 @@ def open_earlier(location: str) -> tuple[PartFolder, list[str], int]:
     return earlier, list(earlier.read_done()), 0
 
 
-def prepare_again(
+def prepare_answers(
     pipeline: Pipeline, selection: Selection, earlier: PartFolder
 ) -> Callable[[Sequence[str]], AsyncGenerator[Record]]:
     """Returns a function that yields records; raises StartError if labels need the photos."""
@@ -35,7 +35,7 @@ def prepare_again(
         )
     fit = ("zero_shot", "examples") if pipeline.bundle.card.has_two_towers else ("examples",)
     parts = [part for part in selection.parts if part.labels.source not in fit]
-    others = [part.labels.names[place] for part in parts for place in part.chosen]
+    others = [part.labels.names[position] for part in parts for position in part.chosen]
     if others:
         shown = ", ".join(map(quote, others[:_LABELS_SHOWN]))
         raise StartError(
@@ -52,12 +52,12 @@ async def _answer(
     assert isinstance(engine, Engine)
     for rows in earlier.read_embedded(names, _ROWS_PER_RUN):
         embeddings = rows.column("embedding").to_numpy(zero_copy_only=False)
-        usable = [each for each in embeddings if each is not None]
+        usable = [embedding for embedding in embeddings if embedding is not None]
         scored = iter(engine.score(np.stack(usable), selection.heads) if usable else ())
         records = rows.drop_columns(["embedding"]).to_pylist()
         for record, embedding in zip(records, embeddings, strict=True):
             if embedding is not None:
                 labels = score_labels(next(scored).logits, selection, embedding)
-                found = Prediction(record["width"], record["height"], labels, _NO_TIMES)
-                record = make_record(record["photo"], found)
+                prediction = Prediction(record["width"], record["height"], labels, _NO_TIMES)
+                record = make_record(record["photo"], prediction)
             yield record
