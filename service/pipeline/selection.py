@@ -75,8 +75,8 @@ class Selection:
     def list_notes(self, bundle: Path) -> list[str]:
         """Returns what a user should know of all answers; `bundle` is the bundle's folder."""
         notes = [self.describe_hidden()] if self.hidden else []
-        if ranked := [labels.name for labels in self.sets if labels.ranked]:
-            notes.append(f"scores of {', '.join(ranked)}: {RANKED.format(bundle)}")
+        if names := [labels.name for labels in self.sets if labels.ranked]:
+            notes.append(f"scores of {', '.join(names)}: {RANKED.format(bundle)}")
         return notes
 
     @property
@@ -129,14 +129,14 @@ def _use_threshold(sets: Sequence[LabelSet], threshold: Threshold | None) -> Seq
     if not isinstance(threshold, str) or threshold == "calibrated":
         return sets
     used = [labels.use(threshold) for labels in sets]
-    missing = [labels for labels, found in zip(sets, used, strict=True) if found is None]
+    missing = [labels for labels, changed in zip(sets, used, strict=True) if changed is None]
     if missing:
         # Sets of `examples` have no open head that could be measured.
         options = {"trained": "--photos FOLDER", "zero_shot": "--open-photos FOLDER"}
         photos = dict.fromkeys(options.get(labels.source, "") for labels in missing)
         names = tuple(labels.name for labels in missing)
         raise NotMeasured(names, threshold, " ".join(filter(None, photos)))
-    return [found for found in used if found is not None]
+    return [changed for changed in used if changed is not None]
 
 
 def _find_members(

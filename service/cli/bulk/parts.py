@@ -154,8 +154,8 @@ class PartFolder:
         )
 
     def _list_parts(self) -> list[str]:
-        found = self.filesystem.get_file_info(fs.FileSelector(self.folder))
-        paths = sorted(info.path for info in found if info.type == fs.FileType.File)
+        entries = self.filesystem.get_file_info(fs.FileSelector(self.folder))
+        paths = sorted(info.path for info in entries if info.type == fs.FileType.File)
         return [path for path in paths if Path(path).match("part-*.parquet")]
 
     def _read_table(self, path: str, columns: list[str] | None = None) -> pa.Table:

@@ -109,10 +109,10 @@ class PartTagger:
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
         """Tags and writes the one part of a batch; returns its totals, a column per figure."""
         (names,) = batch["names"]
-        found = self._runner.run(self._tag([str(name) for name in names]))
-        if records := [record for record in found if record is not None]:
+        results = self._runner.run(self._tag([str(name) for name in names]))
+        if records := [record for record in results if record is not None]:
             self._parts.write(records)
-        return {figure: [total] for figure, total in asdict(count(found)).items()}
+        return {figure: [total] for figure, total in asdict(count(results)).items()}
 
     async def _tag(self, names: list[str]) -> list[Record | None]:
         tagging = tag_photos(self._pipeline, self._selection, self._store, names)

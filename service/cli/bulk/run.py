@@ -55,7 +55,7 @@ class BulkJob:
     part_size: int  # photos per file; a run that is killed loses at most so many
     retry_failed: bool = False  # photos that have an error
     exclude: tuple[str, ...] = ()  # patterns of files and folders to leave out
-    again: bool = False  # `photos` are the results of an earlier run, with embeddings
+    from_results: bool = False  # `photos` are the results of an earlier run, with embeddings
 
 
 @dataclass
@@ -96,7 +96,7 @@ def count(records: Iterable[Record | None]) -> Totals:
 async def run_bulk(job: BulkJob, report: Report) -> Totals:
     """Tags all photos that are not done yet; after an error the next run continues."""
     store, names, left_out = (
-        open_earlier(job.photos) if job.again else open_photos(job.photos, job.exclude)
+        open_earlier(job.photos) if job.from_results else open_photos(job.photos, job.exclude)
     )
     totals = Totals(left_out=left_out)
     async with run_pipeline(prepare_settings(job.settings)) as pipeline:
@@ -174,19 +174,19 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
 
 
 def _describe_set(labels: LabelSet) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": labels.name, "digest": labels.digest}
+    description: dict[str, Any] = {"name": labels.name, "digest": labels.digest}
     if labels.categories:
         columns = repr(labels.categories).encode() + labels.thresholds.tobytes()
-        found[CATEGORIES] = hashlib.sha256(columns).hexdigest()
+        description[CATEGORIES] = hashlib.sha256(columns).hexdigest()
     if labels.ranked:  # earlier versions answered by a threshold of 0.5
-        found["ranked"] = True
+        description["ranked"] = True
     if labels.calibration is not None:  # a bundle that is calibrated again may keep its version
         columns = labels.calibration.tobytes() + labels.thresholds.tobytes()
-        found["calibration"] = hashlib.sha256(columns).hexdigest()
+        description["calibration"] = hashlib.sha256(columns).hexdigest()
     if (learnt := labels.learnt) is not None:
-        parts = [learnt.positions.tobytes(), *(each.to_bytes() for each in learnt.lessons)]
-        found["examples"] = hashlib.sha256(b"".join(parts)).hexdigest()
-    return found
+        parts = [learnt.positions.tobytes(), *(lesson.to_bytes() for lesson in learnt.lessons)]
+        description["examples"] = hashlib.sha256(b"".join(parts)).hexdigest()
+    return description
 
 
 def tag_photos(

@@ -377,7 +377,7 @@ def answer_info(pipeline: Pipeline) -> InfoAnswer:
     card, encoders = pipeline.bundle.card, pipeline.catalogue.encoders
     head, open_head = None, None
     if card.trained_head is not None:
-        head = HeadAnswer(**dict(card.trained_head), maps=pipeline.explainer.knows_trained)
+        head = HeadAnswer(**dict(card.trained_head), maps=pipeline.explainer.has_trained)
     if encoders is not None:
         fields = dict(encoders.head)
         fields["embedding_space"] = EmbeddingSpaceAnswer.model_validate(fields["embedding_space"])
@@ -386,7 +386,7 @@ def answer_info(pipeline: Pipeline) -> InfoAnswer:
         open_head = OpenHeadAnswer(
             **fields,
             encodes_text=encoders.encodes_text,
-            maps=pipeline.explainer.knows_open,
+            maps=pipeline.explainer.has_open,
             ranked=encoders.head.ranked,
         )
     return InfoAnswer(

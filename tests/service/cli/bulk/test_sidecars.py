@@ -189,6 +189,6 @@ def test_sidecars_need_a_local_folder(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("photos/a.jpg\n")
     for location in ("s3://bucket/photos", str(tmp_path / "list.txt"), str(tmp_path / "none")):
         with pytest.raises(StartError, match="--xmp needs a local folder of photos"):
-            find_folder(location, again=False)
+            find_folder(location, from_results=False)
     with open_parts(str(tmp_path / "out"), QUESTION | {"photos": str(folder)}):
-        assert find_folder(str(tmp_path / "out"), again=True) == folder
+        assert find_folder(str(tmp_path / "out"), from_results=True) == folder
