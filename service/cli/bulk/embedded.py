@@ -1,11 +1,12 @@
 """`bulk --from`: answers from the embeddings of an earlier run, for labels that need no more."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
 
-from service.cli.bulk.parts import ENCODER, PartFolder, Record, make_record, open_embedded
+from service.cli.bulk.parts import ENCODER, PartFolder, Record, make_record, open_results
 from service.engine.engine import Engine
 from service.errors import StartError, quote
 from service.pipeline.pipeline import Pipeline
@@ -19,8 +20,15 @@ _NO_TIMES = Timings(0.0, 0.0, 0.0, 0.0)
 
 
 def open_earlier(location: str) -> tuple[PartFolder, list[str], int]:
-    """Returns the results of a run with embeddings, its photos, and 0 things left out."""
-    earlier = open_embedded(location)
+    """Returns the results of a run with embeddings, its photos, and 0 things left out.
+
+    Raises StartError if there are none.
+    """
+    earlier = None
+    with suppress(StartError):
+        earlier = open_results(location)
+    if earlier is None or not isinstance(earlier.question.get(ENCODER), str):
+        raise StartError(f"{location} has no embeddings: run bulk --embeddings on the photos first")
     return earlier, list(earlier.read_done()), 0
 
 

@@ -13,7 +13,7 @@ import os
 import posixpath
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -128,10 +128,6 @@ class PartFolder:
             columns.append(pa.field("embedding", pa.list_(pa.float32())))
         return pa.schema(columns, {_METADATA_KEY: _dump(self.question)})
 
-    def is_of(self, question: dict[str, Any]) -> bool:
-        """Whether the folder has answers to a question; those of 1.0 lack only the flag."""
-        return question in (self.question, self.question | {FLAGGED: True})
-
     def adopt_question(self, location: str) -> "PartFolder":
         """Stores the question in a new folder; returns the folder with the question that it has.
 
@@ -225,15 +221,6 @@ def open_results(location: str) -> PartFolder:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = "has no results: run bulk without --add-new and --from first"
         raise StartError(f"{location} {reason}") from error
-
-
-def open_embedded(location: str) -> PartFolder:
-    """Opens the results of an earlier run with embeddings, to read them; raises StartError."""
-    with suppress(StartError):
-        earlier = open_results(location)
-        if isinstance(earlier.question.get(ENCODER), str):
-            return earlier
-    raise StartError(f"{location} has no embeddings: run bulk --embeddings on the photos first")
 
 
 @contextmanager
