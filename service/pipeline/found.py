@@ -89,7 +89,7 @@ def find_needed(
 def choose_best(
     question: Question, rule: FoundRule, labels: LabelSet, chosen: Positions, scores: Scores
 ) -> tuple[Positions, NDArray[np.bool_]]:
-    """Returns places in `chosen` of labels that may be in the answer, best first, and their flags.
+    """Returns indices into `chosen` of labels that may be in the answer, best first, and flags.
 
     `scores` are of the whole set, [L], or of the chosen labels, [C]. With `min_labels`, see
     `keep_least`.

@@ -100,8 +100,8 @@ def _score_part(
         scores = scores[chosen]
     scores = scores[best]
     positions = chosen[best]
-    if isinstance(question.threshold, float | int):
-        thresholds, known = [float(question.threshold)] * len(best), [False] * len(best)
+    if isinstance(threshold := part.rule.threshold, float | int):
+        thresholds, known = [float(threshold)] * len(best), [False] * len(best)
     else:
         thresholds = labels.thresholds[positions].tolist()
         known = labels.calibrated[positions].tolist()
