@@ -47,7 +47,7 @@ class Question(BaseModel):
         ge=1,
         description="Least labels in the answer: all that are found and, if they are fewer, the "
         "best others, with `found` false. Not together with `top_k`.",
-        examples=[None],
+        examples=[""],  # which forms do not send: that of `top_k` is sent
     )
     threshold: (
         Annotated[
