@@ -21,7 +21,7 @@ from ml_decoder_client import Answer, Client
 _ENDINGS = {".jpg", ".jpeg", ".png", ".webp"}
 _TABLES = """
 CREATE TABLE IF NOT EXISTS photos (path TEXT PRIMARY KEY, error TEXT);
-CREATE TABLE IF NOT EXISTS labels (path TEXT, label TEXT, score REAL, threshold REAL);
+CREATE TABLE IF NOT EXISTS labels (path TEXT, label TEXT, score REAL, found INTEGER);
 CREATE VIRTUAL TABLE IF NOT EXISTS names
     USING fts5(label, content='labels', content_rowid='rowid', tokenize='porter');
 CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON labels
@@ -29,7 +29,7 @@ CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON labels
 """
 _SEARCH = """
 SELECT path, MAX(score) FROM names JOIN labels ON labels.rowid = names.rowid
-WHERE names MATCH ? AND score >= COALESCE(?, threshold) GROUP BY path
+WHERE names MATCH ?1 AND CASE WHEN ?2 IS NULL THEN found ELSE score >= ?2 END GROUP BY path
 """
 
 
@@ -37,8 +37,8 @@ def index_photos(client: Client, folder: Path, database: Path) -> tuple[int, int
     """Adds the photos of a folder that are not there yet; returns numbers of added and failed."""
     with closing(_open(database)) as connection:
         known = {path for (path,) in connection.execute("SELECT path FROM photos")}
-        found = (path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS)
-        photos = sorted(path for path in found if str(path) not in known)
+        files = (path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS)
+        photos = sorted(path for path in files if str(path) not in known)
         failed = 0
         for path, answer in zip(photos, client.predict_many(photos), strict=True):
             labels = answer.labels if isinstance(answer, Answer) else []
@@ -77,13 +77,13 @@ def search(
 ) -> Iterator[tuple[str, float]]:
     """Yields the photos whose labels have all words, and their lowest scores, best first.
 
-    A label counts if its score reaches `least`, or its own threshold.
+    A label counts if its score reaches `least`; without one, if it was found.
     """
     with closing(_open(database)) as connection:
         quoted = ('"{}"'.format(word.replace('"', '""')) for word in words)
-        found = [dict(connection.execute(_SEARCH, (word, least))) for word in quoted]
-    photos = set.intersection(*map(set, found))
-    scores = {path: min(each[path] for each in found) for path in photos}
+        by_word = [dict(connection.execute(_SEARCH, (word, least))) for word in quoted]
+    photos = set.intersection(*map(set, by_word))
+    scores = {path: min(photo_scores[path] for photo_scores in by_word) for path in photos}
     yield from sorted(scores.items(), key=lambda item: (-item[1], item[0]))
 
 
@@ -97,7 +97,11 @@ def _add(
     connection: sqlite3.Connection, path: Path, error: str | None, labels: Iterable[dict[str, Any]]
 ) -> None:
     connection.execute("INSERT INTO photos VALUES (?, ?)", (str(path), error))
-    rows = [(str(path), each["label"], each["score"], each["threshold"]) for each in labels]
+    rows = [
+        # Results of version 1.0 have no flag.
+        (str(path), x["label"], x["score"], x.get("found", x["score"] >= x["threshold"]))
+        for x in labels
+    ]
     connection.executemany("INSERT INTO labels VALUES (?, ?, ?, ?)", rows)
 
 
@@ -112,11 +116,11 @@ def main() -> None:
             command.add_argument("folder", type=Path)
         command.add_argument("database", type=Path)
     command.add_argument("words", nargs="+")
-    command.add_argument("--least", type=float, help="lowest score, instead of the thresholds")
+    command.add_argument("--least", type=float, help="lowest score, instead of found labels")
     given = parser.parse_args()
     if given.command == "search":
-        found = search(given.database, given.words, given.least)
-        if not (lines := [f"{score:.3f} {path}" for path, score in found]):
+        results = search(given.database, given.words, given.least)
+        if not (lines := [f"{score:.3f} {path}" for path, score in results]):
             sys.exit("no photo has these labels")
         print("\n".join(lines))
         return

@@ -2,7 +2,8 @@
 
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo
+from pydantic_core import PydanticCustomError
 
 from service.fields import LabelSetName, LabelText, NoBool, ThresholdName, replace_errors
 
@@ -19,6 +20,15 @@ Threshold = float | ThresholdName
 _COMMAS = "A single value in a query string or form is separated at its commas."
 
 
+TWO_LIMITS = "Give either min_labels or top_k, not both"
+
+
+def _refuse_two_limits(min_labels: int | None, info: ValidationInfo) -> int | None:
+    if min_labels is not None and info.data.get("top_k") is not None:
+        raise PydanticCustomError("two_limits", TWO_LIMITS)
+    return min_labels
+
+
 class Question(BaseModel):
     """The parameters of a prediction; None means not given."""
 
@@ -31,6 +41,13 @@ class Question(BaseModel):
         description="Most labels in the answer. Without `threshold`: exactly the best `top_k` (or "
         "all, if there are fewer), whatever their scores.",
         examples=[5],
+    )
+    min_labels: Annotated[int | None, NoBool, AfterValidator(_refuse_two_limits)] = Field(
+        default=None,
+        ge=1,
+        description="Least labels in the answer: all that are found and, if they are fewer, the "
+        "best others, with `found` false. Not together with `top_k`.",
+        examples=[""],  # which forms do not send: that of `top_k` is sent
     )
     threshold: (
         Annotated[

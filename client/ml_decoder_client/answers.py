@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, dataclass_transform
+from typing import Any, cast, dataclass_transform
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -39,11 +39,19 @@ class ScoredLabel(_Record):
     label: str
     score: float  # 0..1
     threshold: float  # the label counts as present from this score on
+    # Whether it would answer without `top_k` and `min_labels`. Older services omit it: then
+    # it is whether the score reaches the threshold.
+    found: bool = cast(bool, None)
     source: str  # `trained`, `zero_shot` or `examples`
     calibrated: bool  # whether the threshold is the label's own
     category: str | None = None
     map: list[list[float]] | None = None  # [rows][columns] of 0..1; only with `explain`
     overlay: str | None = None  # the map as a data URL of a PNG; only with `explain="overlay"`
+
+    def __post_init__(self) -> None:
+        """Sets `found` if the service did not send it."""
+        if cast(bool | None, self.found) is None:
+            object.__setattr__(self, "found", self.score >= self.threshold)
 
 
 class Timings(_Record):

@@ -55,6 +55,7 @@ class Question(TypedDict, total=False):
     """The parameters of `/predict`, all optional."""
 
     top_k: int  # most labels to return; without `threshold`, exactly the k best
+    min_labels: int  # all found labels, and the best others up to this number
     # 0..1 for every label, or each label's own: default, of best F1, or finding three quarters
     threshold: float | Literal["calibrated", "balanced", "recall"]
     include: Sequence[str]  # only these labels

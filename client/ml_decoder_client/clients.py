@@ -60,8 +60,8 @@ def _awaited(
 def _present(method: MethodT, call: Callable[..., object]) -> MethodT:
     """Gives a method the name, the docstring and the parameters of a call."""
     update_wrapper(method, call)
-    own = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
-    parameters = [*own, *signature(call).parameters.values()]
+    receiver = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [receiver, *signature(call).parameters.values()]
     method.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return method
 

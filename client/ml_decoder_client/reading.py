@@ -14,12 +14,12 @@ _JSON_NAMES = {
 
 
 def read_json(kind: type[ResultT], value: object) -> ResultT:
-    """Returns a `kind`, a dataclass; raises ValueError with the place of the first wrong value."""
-    found: ResultT = _read(kind, value, "")
-    return found
+    """Returns a `kind`, a dataclass; raises ValueError with the path of the first wrong value."""
+    result: ResultT = _read(kind, value, "")
+    return result
 
 
-def _read(kind: Any, value: Any, place: str) -> Any:  # noqa: ANN401 - any annotation, any JSON
+def _read(kind: Any, value: Any, path: str) -> Any:  # noqa: ANN401 - any annotation, any JSON
     if kind is Any or (value is None and NoneType in get_args(kind)):
         return value
     if NoneType in get_args(kind):
@@ -28,27 +28,27 @@ def _read(kind: Any, value: Any, place: str) -> Any:  # noqa: ANN401 - any annot
     # In JSON 1.0 may be written as 1; Python's `bool` is an `int`.
     is_kind = isinstance(value, int | float if shape is float else shape)
     if not is_kind or (isinstance(value, bool) and shape is not bool):
-        raise ValueError(": ".join(filter(None, (place, f"not {_JSON_NAMES[shape]}"))))
+        raise ValueError(": ".join(filter(None, (path, f"not {_JSON_NAMES[shape]}"))))
     if is_dataclass(kind):
-        return _read_fields(kind, value, place)
+        return _read_fields(kind, value, path)
     if shape is list:
         (item,) = get_args(kind)
-        return [_read(item, each, f"{place}.{i}") for i, each in enumerate(value)]
+        return [_read(item, element, f"{path}.{i}") for i, element in enumerate(value)]
     return value
 
 
-def _read_fields(kind: Any, value: dict[str, Any], place: str) -> Any:  # noqa: ANN401
-    found = {}
+def _read_fields(kind: Any, value: dict[str, Any], path: str) -> Any:  # noqa: ANN401
+    values = {}
     for name, annotation, is_required in _list_fields(kind):
-        at = f"{place}.{name}" if place else name
+        at = f"{path}.{name}" if path else name
         if name in value:
-            found[name] = _read(annotation, value[name], at)
+            values[name] = _read(annotation, value[name], at)
         elif is_required:
             raise ValueError(f"{at}: missing")
-    return kind(**found)
+    return kind(**values)
 
 
 @cache
 def _list_fields(kind: Any) -> list[tuple[str, Any, bool]]:  # noqa: ANN401 - a dataclass
     hints = get_type_hints(kind)
-    return [(each.name, hints[each.name], each.default is MISSING) for each in fields(kind)]
+    return [(field.name, hints[field.name], field.default is MISSING) for field in fields(kind)]

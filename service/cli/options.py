@@ -17,6 +17,10 @@ _SECRETS = ("predict_keys", "admin_keys")
 _Texts = list[str] | None
 _QUESTION_FLAGS: dict[str, Any] = {
     "top_k": Annotated[str | None, typer.Option(metavar="INT", help="Most labels per photo.")],
+    "min_labels": Annotated[
+        str | None,
+        typer.Option(metavar="INT", help="All found labels, and the best others up to this many."),
+    ],
     "threshold": Annotated[
         str | None,
         typer.Option(

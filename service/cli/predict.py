@@ -28,7 +28,7 @@ from service.pipeline.prediction import Prediction
 from service.question import Question
 from service.settings import Settings
 
-_CSV_COLUMNS = ("photo", "label", "score", "threshold", "source", "calibrated")
+_CSV_COLUMNS = ("photo", "label", "score", "threshold", "found", "source", "calibrated")
 # https://owasp.org/www-community/attacks/CSV_Injection
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _MAX_OVERLAY_SIDE = 1024
@@ -104,11 +104,14 @@ def _show_table(photo: PhotoResult) -> None:
         table.add_column("category")
     table.add_column("score", justify="right")
     table.add_column("threshold", justify="right")
+    table.add_column("found")
     for label in labels:
         mark = "" if label.calibrated else " *"
         category = [Text(label.category or "")] if has_categories else []
         score, threshold = f"{label.score:.3f}", f"{label.threshold:.3f}{mark}"
-        table.add_row(Text(label.label), *category, score, threshold)
+        table.add_row(
+            Text(label.label), *category, score, threshold, "yes" if label.found else "no"
+        )
     console.print(table)
     if not all(label.calibrated for label in labels):
         console.print(Text("* not the label's own threshold", "dim"), soft_wrap=True)
@@ -118,10 +121,11 @@ def _write_csv(photo: PhotoResult, *, has_categories: bool = False) -> None:
     path = str(photo.path)
     labels = () if photo.prediction is None else photo.prediction.labels
     for label in labels:
-        calibrated = "true" if label.calibrated else "false"
         score, threshold = f"{label.score:.6f}", f"{label.threshold:.6f}"
+        found, calibrated = (str(flag).lower() for flag in (label.found, label.calibrated))
         category = [label.category or ""] * has_categories
-        _write_row((path, label.label, score, threshold, label.source, calibrated, *category, ""))
+        row = (path, label.label, score, threshold, found, label.source, calibrated, *category, "")
+        _write_row(row)
     if not labels:
         _write_row((path, *[""] * (len(_CSV_COLUMNS) - 1 + has_categories), photo.failure or ""))
     sys.stdout.flush()

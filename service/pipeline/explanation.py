@@ -38,7 +38,7 @@ _OPACITY = np.rint(0.7 * np.sqrt(_LEVEL) * 255).astype(np.uint8).tobytes()
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Where a label was found."""
+    """Where a label is in a photo."""
 
     # [rows, columns] over the part of the upright photo that the model sees, with its padding. The
     # largest value is 1, or all are 0.
@@ -52,11 +52,11 @@ class Explainer:
     def __init__(self, bundle: Bundle) -> None:
         self._contract = bundle.card.input
         self._graphs = MapGraphs(bundle)
-        self.knows_trained, self.knows_open = self._graphs.trained, self._graphs.open
+        self.has_trained, self.has_open = self._graphs.trained, self._graphs.open
 
     def covers(self, selection: Selection) -> bool:
         """Returns whether there are maps of all labels of the selection."""
-        known = {"trained": self.knows_trained, "zero_shot": self.knows_open, "examples": True}
+        known = {"trained": self.has_trained, "zero_shot": self.has_open, "examples": True}
         return all(known[part.labels.source] for part in selection.parts)
 
     def explain_labels(
@@ -67,7 +67,7 @@ class Explainer:
         photo: tuple[int, int],
         tokens: NDArray[np.float32] | None = None,
     ) -> tuple[Explanation, ...]:
-        """Explains the first `MAX_EXPLAINED` labels; raises `InferenceFailed`.
+        """Explains the first `MAX_EXPLAINED` labels; raises InferenceFailed if a graph fails.
 
         `memories` are float32 [S, D], one for each part of the selection; `photo` is width and
         height of the upright photo, pixels; `tokens` are [S, C], if the selection embeds.
@@ -84,10 +84,10 @@ class Explainer:
                 maps |= zip(answered, drawn, strict=True)
             if tokens is not None:
                 self._add_learnt(maps, part.labels, answered, tokens)
-        found = [maps[name] for name in names]
+        cells = [maps[name] for name in names]
         if selection.question.explain != "overlay":
-            return tuple(Explanation(cells) for cells in found)
-        return tuple(Explanation(c, draw_overlay(c, photo, self._contract)) for c in found)
+            return tuple(map(Explanation, cells))
+        return tuple(Explanation(c, draw_overlay(c, photo, self._contract)) for c in cells)
 
     def _add_learnt(
         self,
@@ -104,8 +104,8 @@ class Explainer:
         for name in names:
             if name not in maps or (name in examples and examples[name].positive.count):
                 parts = (cells @ vectors.get(name, np.zeros_like(cells[0]))).clip(0)
-                found = _share(parts).reshape(grid)
-                maps[name] = _share(found + maps[name]) if name in maps else found
+                learnt_part = _share(parts).reshape(grid)
+                maps[name] = _share(learnt_part + maps[name]) if name in maps else learnt_part
 
 
 def _share(values: MapArray) -> MapArray:

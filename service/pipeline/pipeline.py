@@ -170,8 +170,8 @@ class Pipeline:
             deadline = deadline or self.make_deadline()
             sets = await self._pin(question, deadline)
             names = (*(question.include or ()), *(question.exclude or ()))
-            labels = sum(len(each.names) for each in sets)
-            if sum(map(len, names)) <= _MAX_INLINE_CHARACTERS and labels <= _MAX_INLINE_LABELS:
+            num_labels = sum(labels.num_labels for labels in sets)
+            if sum(map(len, names)) <= _MAX_INLINE_CHARACTERS and num_labels <= _MAX_INLINE_LABELS:
                 selection = select_labels(sets, question)
             else:
                 run_in_side_thread = self._side_threads.run
@@ -215,9 +215,9 @@ class Pipeline:
             explanations: tuple[Explanation, ...] = ()
             if explained:
                 size = image.width, image.height
-                found = (labels, selection, result.memories, size, result.tokens)
+                explained_by = (labels, selection, result.memories, size, result.tokens)
                 explain = self.explainer.explain_labels
-                explanations = await run_in_side_thread(deadline, explain, *found)
+                explanations = await run_in_side_thread(deadline, explain, *explained_by)
             return Prediction(
                 *(image.width, image.height, labels),
                 add_up_timings(stages, done.run_seconds),

@@ -41,23 +41,31 @@ class Prediction:
 
         Scores and thresholds are rounded to six decimals, maps to three.
         """
-        # Writing dataclasses, or `asdict`, takes three times as long.
-        labels: list[dict[str, Any]] = [
-            {**vars(label), "score": _round(label.score), "threshold": _round(label.threshold)}
-            for label in self.labels
-        ]
-        for label, explanation in zip(labels, self.explanations, strict=False):
-            label["map"] = explanation.map.astype(float).round(3).tolist()
-        for label, overlay in zip(labels, overlays, strict=False):
-            label["overlay"] = overlay
-        found: dict[str, Any] = {
+        labels: list[dict[str, Any]] = []
+        for label in self.labels:
+            described = {
+                "label": label.label,
+                "score": _round(label.score),
+                "threshold": _round(label.threshold),
+                "found": label.found,
+                "source": label.source,
+                "calibrated": label.calibrated,
+            }
+            if label.category is not None:
+                described["category"] = label.category
+            labels.append(described)
+        for described, explanation in zip(labels, self.explanations, strict=False):
+            described["map"] = explanation.map.astype(float).round(3).tolist()
+        for described, overlay in zip(labels, overlays, strict=False):
+            described["overlay"] = overlay
+        answer: dict[str, Any] = {
             "image": {"width": self.width, "height": self.height},
             "labels": labels,
         }
         if self.embedding is not None:
-            found["embedding"] = write_embedding(self.embedding, packed=self.packed)
-        found["timings"] = vars(self.timings)
-        return found
+            answer["embedding"] = write_embedding(self.embedding, packed=self.packed)
+        answer["timings"] = vars(self.timings)
+        return answer
 
 
 def write_embedding(embedding: NDArray[np.float32], *, packed: bool) -> list[float] | str:

@@ -1,46 +1,33 @@
-"""Turns logits into labels, best first: activation, thresholds, top-k.
-
-`Question` says what `top_k` and `threshold` do. With neither, a set that ranks answers with its
-best labels, and a lone set of a trained softmax, whose scores compete, with its best label.
-"""
+"""Turns logits into labels, best first, with scores, thresholds and flags."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import compress, repeat
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle.card import Activation
 from service.engine.heads import ScreenedLogits
-from service.labels.label_set import MOST_RANKED, LabelSet, Source
+from service.labels.label_set import LabelSet, Source
 from service.labels.whitening import Vector
+from service.pipeline.found import choose_best, keep_least
 from service.pipeline.selection import SelectedLabels, Selection
-from service.question import Threshold
+from service.question import Question
 
 # float64 overflows at exp(710).
 _MAX_EXPONENT = 700.0
-# Sorting up to this many scores is as fast as partitioning them first.
-_MAX_SORTED = 500
 
 
-@dataclass(frozen=True)
-class ScoredLabel:
+class ScoredLabel(NamedTuple):
     """One label of an answer."""
 
     label: str
     score: float  # 0..1
     threshold: float  # 0..1: the question's number, else the label's own, else its set's fallback
+    found: bool  # whether it would answer the question without `top_k` and `min_labels`
     source: Source
     calibrated: bool  # whether `threshold` is the label's own
-    # Not a field of the instance, so that `vars` omits it.
-    category: str | None = field(default=None, init=False)
-
-
-@dataclass(frozen=True)
-class CategorisedLabel(ScoredLabel):
-    """A label that has a category."""
-
     category: str | None = None
 
 
@@ -82,70 +69,53 @@ def score_labels(
     photo's, if the selection embeds. The best score is first; equal scores keep the order of sets
     and labels.
     """
-    threshold, limit = selection.question.threshold, selection.question.top_k
-    if threshold is None and limit is None:
-        threshold, first = "calibrated", selection.sets[0]
-        if len(selection.sets) == 1 and first.activation == "softmax" and not first.ranked:
-            threshold, limit = None, 1  # the scores compete: the best label is the answer
-    best = MOST_RANKED if threshold == "calibrated" and limit is None else limit
-    found = [
+    question = selection.question
+    answer = [
         label
         for values, part in zip(logits, selection.parts, strict=True)
-        for label in _score_part(
-            values, part, embedding, threshold, best if part.labels.ranked else limit
-        )
+        for label in _score_part(values, part, embedding, question)
     ]
-    # Each part is sorted already; the sort is stable.
+    # Each part is sorted already; the sort is stable. NaN is last.
     if len(selection.parts) > 1:
-        found.sort(key=lambda label: -label.score)
-    return tuple(found[:limit])
+        answer.sort(key=lambda label: -label.score if label.score >= 0 else 1.0)
+    if question.min_labels is not None:
+        kept = keep_least([label.found for label in answer], question.min_labels)
+        return tuple(compress(answer, kept))
+    return tuple(answer[: question.top_k])
 
 
 def _score_part(
     logits: NDArray[np.floating] | ScreenedLogits,
     part: SelectedLabels,
     embedding: Vector | None,
-    threshold: Threshold | None,
-    limit: int | None,
+    question: Question,
 ) -> list[ScoredLabel]:
     labels, chosen = part.labels, part.chosen
     if isinstance(logits, ScreenedLogits):
         counts = np.isin(logits.positions, chosen, assume_unique=True)
         chosen, logits = logits.positions[counts], logits.logits[counts]
     scores = _score_logits(logits, labels, chosen, embedding)
-    fixed = threshold if isinstance(threshold, float | int) else None
-    floors = labels.thresholds
-    if isinstance(threshold, str) and limit is None:
-        floors = _find_floors(labels, scores)
+    best, found = choose_best(question, part.rule, labels, chosen, scores)
     if len(scores) != len(chosen):
         scores = scores[chosen]
-    if threshold is not None:
-        own = floors if len(chosen) == len(floors) else floors[chosen]
-        (among,) = (scores >= (own if fixed is None else fixed)).nonzero()
-        scores, chosen = scores[among], chosen[among]
-    best = _order_best(scores, limit)
+    scores = scores[best]
     positions = chosen[best]
-    if fixed is None:
-        least, known = labels.thresholds[positions].tolist(), labels.calibrated[positions].tolist()
+    if isinstance(threshold := part.rule.threshold, float | int):
+        thresholds, known = [float(threshold)] * len(best), [False] * len(best)
     else:
-        least, known = [float(fixed)] * len(best), [False] * len(best)
+        thresholds = labels.thresholds[positions].tolist()
+        known = labels.calibrated[positions].tolist()
     sources: Iterable[Source] = repeat(labels.source)
     if labels.learnt is not None:
         learnt = np.isin(positions, labels.learnt.positions)
         sources = np.where(learnt, "examples", labels.source).tolist()
+    names = [labels.names[position] for position in positions.tolist()]
     rows = zip(
-        [labels.names[position] for position in positions.tolist()],
-        *(scores[best].tolist(), least, sources, known),
+        *(names, scores.tolist(), thresholds, found.tolist(), sources, known),
+        map(labels.categories.get, names),
         strict=False,
     )
-    if not (categories := labels.categories):
-        return [ScoredLabel(*row) for row in rows]
-    return [
-        CategorisedLabel(*row, category)
-        if (category := categories.get(row[0]))
-        else ScoredLabel(*row)
-        for row in rows
-    ]
+    return list(map(ScoredLabel._make, rows))
 
 
 def _score_logits(
@@ -171,28 +141,3 @@ def _score_logits(
         rows = np.isin(learnt.positions, chosen) if is_few else slice(None)
         added[learnt.positions[rows]] = learnt.vectors[rows] @ embedding + learnt.shifts[rows]
     return compute_scores(values + (added if is_whole else added[chosen]), labels.activation)
-
-
-def _find_floors(labels: LabelSet, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns thresholds [L] that only the best rating reaches.
-
-    The best is of all ratings, so that a question about some of them does not get a lower one.
-    """
-    if labels.ratings is None:
-        return labels.thresholds
-    floors = labels.thresholds.copy()
-    floors[labels.ratings] = np.inf
-    floors[labels.ratings[_order_best(scores[labels.ratings], 1)]] = -np.inf
-    return floors
-
-
-def _order_best(scores: NDArray[np.float64], limit: int | None) -> NDArray[np.intp]:
-    """Returns the positions of the best scores, at most `limit`; equal ones keep their order."""
-    keys = -scores  # NaN is last in every sort
-    if limit is None or len(keys) <= max(limit, _MAX_SORTED):
-        return keys.argsort(kind="stable")[:limit]
-    last = np.partition(keys, limit - 1)[limit - 1]
-    # Scores equal to the last one are sorted too, so that the first of them is in the answer.
-    (among,) = (~(keys > last)).nonzero()
-    best: NDArray[np.intp] = among[keys[among].argsort(kind="stable")[:limit]]
-    return best

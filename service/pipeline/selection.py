@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from service.bundle.card import RANKED
 from service.engine.heads import TRAINED_HEAD, Head, SomeQueries, ZeroHead
 from service.errors import ConflictingLabels, NotMeasured, UnknownCategory, UnknownLabel
-from service.labels.label_set import MOST_RANKED, LabelSet
+from service.labels.label_set import LabelSet
+from service.pipeline.found import FoundRule, find_needed, make_rule
 from service.question import Question, Threshold
 
 # The screen costs as much as scoring 90 labels; of 200 it leaves out 110.
@@ -30,6 +31,7 @@ class SelectedLabels:
     labels: LabelSet
     chosen: NDArray[np.intp]  # positions in the set, ascending, at least one
     head: Head  # of `chosen` if it is `SomeQueries`, else of the whole set
+    rule: FoundRule
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +41,7 @@ class Selection:
     question: Question
     sets: tuple[LabelSet, ...]
     parts: tuple[SelectedLabels, ...]  # of the sets with a label that may be in the answer
-    # Labels of registered sets that an earlier set answers, with its threshold, by set.
+    # Set name -> labels of a registered set that an earlier set answers instead, by its thresholds.
     hidden: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -73,8 +75,8 @@ class Selection:
     def list_notes(self, bundle: Path) -> list[str]:
         """Returns what a user should know of all answers; `bundle` is the bundle's folder."""
         notes = [self.describe_hidden()] if self.hidden else []
-        if ranked := [labels.name for labels in self.sets if labels.ranked]:
-            notes.append(f"scores of {', '.join(ranked)}: {RANKED.format(bundle)}")
+        if names := [labels.name for labels in self.sets if labels.ranked]:
+            notes.append(f"scores of {', '.join(names)}: {RANKED.format(bundle)}")
         return notes
 
     @property
@@ -91,8 +93,7 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
     """
     sets = _use_threshold(sets, question.threshold)
     if len(sets) == 1 and not (question.include or question.exclude or question.category):
-        chosen = sets[0].all_positions
-        part = SelectedLabels(sets[0], chosen, _choose_head(sets[0], chosen, question))
+        part = _select(sets[0], sets[0].all_positions, question, is_alone=True)
         return Selection(question, tuple(sets), (part,))
     include = _resolve_names(sets, question.include or ())
     exclude = _resolve_names(sets, question.exclude or ())
@@ -119,7 +120,7 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
         taken |= positions.keys()
         if chosen.any():
             some = labels.all_positions if chosen.all() else np.flatnonzero(chosen)
-            parts.append(SelectedLabels(labels, some, _choose_head(labels, some, question)))
+            parts.append(_select(labels, some, question, is_alone=len(sets) == 1))
     return Selection(question, tuple(sets), tuple(parts), hidden)
 
 
@@ -128,14 +129,14 @@ def _use_threshold(sets: Sequence[LabelSet], threshold: Threshold | None) -> Seq
     if not isinstance(threshold, str) or threshold == "calibrated":
         return sets
     used = [labels.use(threshold) for labels in sets]
-    missing = [labels for labels, found in zip(sets, used, strict=True) if found is None]
+    missing = [labels for labels, changed in zip(sets, used, strict=True) if changed is None]
     if missing:
         # Sets of `examples` have no open head that could be measured.
         options = {"trained": "--photos FOLDER", "zero_shot": "--open-photos FOLDER"}
         photos = dict.fromkeys(options.get(labels.source, "") for labels in missing)
         names = tuple(labels.name for labels in missing)
         raise NotMeasured(names, threshold, " ".join(filter(None, photos)))
-    return [found for found in used if found is not None]
+    return [changed for changed in used if changed is not None]
 
 
 def _find_members(
@@ -154,7 +155,16 @@ def _find_members(
     return [(labels, labels.find_members(categories)) for labels in sets if labels.categories]
 
 
-def _choose_head(labels: LabelSet, chosen: NDArray[np.intp], question: Question) -> Head:
+def _select(
+    labels: LabelSet, chosen: NDArray[np.intp], question: Question, *, is_alone: bool
+) -> SelectedLabels:
+    rule = make_rule(question, labels, is_alone=is_alone)
+    return SelectedLabels(labels, chosen, _choose_head(labels, chosen, question, rule), rule)
+
+
+def _choose_head(
+    labels: LabelSet, chosen: NDArray[np.intp], question: Question, rule: FoundRule
+) -> Head:
     queries = labels.queries
     if queries is None:
         return TRAINED_HEAD if labels.source == "trained" else ZeroHead(len(labels.names))
@@ -164,13 +174,8 @@ def _choose_head(labels: LabelSet, chosen: NDArray[np.intp], question: Question)
         return queries
     if 2 * len(chosen) < len(queries):
         return SomeQueries(queries, chosen)
-    threshold, wanted = question.threshold, _MIN_WANTED
-    if threshold is None:
-        if question.top_k is None and not labels.ranked:
-            threshold = "calibrated"
-        else:
-            wanted = max(wanted, question.top_k or MOST_RANKED)
-    wanted += labels.num_learnt  # the screen keeps them all
+    threshold, needed = find_needed(question, rule, labels, chosen)
+    wanted = max(_MIN_WANTED, needed) + labels.num_learnt  # the screen keeps them all
     if (
         labels.keys is None
         or len(chosen) < max(_MIN_SCREENED, _MOST_WANTED * wanted)

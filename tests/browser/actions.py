@@ -1,5 +1,7 @@
 """What tests do on the page, and what they read from it."""
 
+import csv
+import io
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,10 +22,24 @@ CAT = SAMPLES / "chelsea.jpg"  # the sample that `Visit.open` chooses
 
 def rows(page: Page, column: int = 0, part: str = "") -> dict[str, float]:
     """Labels of a column with their scores; `part` is `.own`, `.others`, `.maybe` or FOUND."""
+    wait_for_answer(page)
     items = page.locator(".column").nth(column).locator(part if part == FOUND else f"{part} .label")
-    names = items.locator(".name").all_inner_texts()
-    scores = items.locator(".score").all_inner_texts()
-    return dict(zip(names, map(float, scores), strict=True))
+    # In one call: between two, the page may draw the rows again.
+    texts = items.evaluate_all(
+        "all => all.map(row => ['.name', '.score'].map(part => row.querySelector(part).innerText))"
+    )
+    return {name: float(score) for name, score in texts}
+
+
+def wait_for_answer(page: Page) -> None:
+    """Waits until the page has drawn the answer of what it asked last."""
+    page.wait_for_selector("#result-side[aria-busy=false]", state="attached")
+
+
+def choose_sample(page: Page, title: str) -> None:
+    """Presses a sample and waits until its photo is shown, from when on the page asks for it."""
+    page.get_by_role("button", name=f"Sample: {title}").click()
+    expect(page.locator("#photo")).to_have_accessible_name(f"Sample: {title}")
 
 
 def find_row(page: Page, label: str) -> Locator:
@@ -63,7 +79,7 @@ def show_from(page: Page, threshold: float) -> None:
 def expect_sets(page: Page, *names: str) -> None:
     """Waits until the result has the labels of these sets."""
     expect(page.locator("#options-summary")).to_contain_text(", ".join(names) + ";")
-    page.wait_for_selector("[aria-busy=false]")
+    wait_for_answer(page)
 
 
 def type_labels(page: Page, labels: str) -> None:
@@ -71,6 +87,7 @@ def type_labels(page: Page, labels: str) -> None:
     page.get_by_label("Your own words").fill(labels)
     last = labels.split(",")[-1].strip()
     expect(page.locator(".own .name").get_by_text(last, exact=True)).to_be_visible()
+    wait_for_answer(page)
 
 
 def open_tab(page: Page, name: str) -> None:
@@ -98,11 +115,25 @@ def choose(page: Page, *photos: Any) -> None:
     page.get_by_label("Choose photos").set_input_files(photos)
 
 
+def download(page: Page, kind: str) -> tuple[str, str]:
+    """Returns the name and the content of a file."""
+    with page.expect_download() as event:
+        page.get_by_role("button", name=f"Download {kind}").click()
+    return event.value.suggested_filename, event.value.path().read_text()
+
+
+def download_rows(page: Page) -> list[dict[str, str]]:
+    """Returns the rows of the CSV file."""
+    name, content = download(page, "CSV")
+    assert name == "labels.csv"
+    return list(csv.DictReader(io.StringIO(content, newline="")))
+
+
 def settle(page: Page, visit: Visit, asked: int) -> None:
     """Waits until the page has this many answers."""
     while len(visit.asked) < asked:
         page.wait_for_timeout(20)
-    page.wait_for_selector("[aria-busy=false]")
+    wait_for_answer(page)
 
 
 def hold(page: Page, pattern: str) -> Callable[[], Route]:
@@ -181,8 +212,8 @@ def assert_accessible(visit: Visit, name: str, width: int) -> None:
     if folder:
         visit.page.screenshot(path=Path(folder) / f"{name}-{width}.png", full_page=True)
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
-    found = Axe().run(visit.page)
-    assert found.violations_count == 0, found.generate_report()
+    report = Axe().run(visit.page)
+    assert report.violations_count == 0, report.generate_report()
 
 
 def assert_accessible_at(visit: Visit, name: str, schemes: Mapping[int, Any]) -> None:

@@ -114,9 +114,9 @@ def visit(browser: Browser, address: str) -> Iterator[Visit]:
         page.route("**/predict", lambda route: answer_map(route, visit))
         yield visit
     url = visit.url.rstrip("/")
-    for found in httpx.get(f"{url}/labels").json()["label_sets"]:
-        if not found["read_only"]:
-            httpx.delete(f"{url}/labels/{found['name']}").raise_for_status()
+    for labels in httpx.get(f"{url}/labels").json()["label_sets"]:
+        if not labels["read_only"]:
+            httpx.delete(f"{url}/labels/{labels['name']}").raise_for_status()
     assert visit.complaints == []
     assert visit.hosts == {url.split("/")[2]}
 

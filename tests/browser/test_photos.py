@@ -1,7 +1,5 @@
 """Photos on the page: taken, labelled one or a hundred at once, downloaded, and those that fail."""
 
-import csv
-import io
 import json
 import re
 from pathlib import Path
@@ -16,7 +14,10 @@ from tests.browser.actions import (
     ask,
     assert_accessible_at,
     choose,
+    choose_sample,
     demand_key,
+    download,
+    download_rows,
     expect_sets,
     find_box,
     find_row,
@@ -73,19 +74,6 @@ def expect_tiles(page: Page, *names: str) -> None:
 def press_tag(page: Page, tag: str) -> None:
     """Presses a button of the filter."""
     page.locator("#filter-tags button").filter(has_text=re.compile(rf"^{tag} \d+$")).click()
-
-
-def download(page: Page, kind: str) -> tuple[str, str]:
-    """Returns the name and the content of a file."""
-    with page.expect_download() as event:
-        page.get_by_role("button", name=f"Download {kind}").click()
-    return event.value.suggested_filename, event.value.path().read_text()
-
-
-def download_rows(page: Page) -> list[dict[str, str]]:
-    name, content = download(page, "CSV")
-    assert name == "labels.csv"
-    return list(csv.DictReader(io.StringIO(content, newline="")))
 
 
 @pytest.fixture
@@ -222,14 +210,15 @@ def test_photos_of_a_folder_are_taken_and_other_files_are_counted(
     expect_tagged(page, "2 of 2 photos tagged")
     names = ["trip/a.png", "trip/day/b.png"]
     shown = page.locator("#tiles .name")
-    assert sorted(shown.evaluate_all("all => all.map(each => each.title)")) == names
+    titles = "all => all.map(name => name.title)"
+    assert sorted(shown.evaluate_all(titles)) == names
     data = {"items": [], "files": [str(folder)], "dragOperationsMask": 1}
     devtools = page.context.new_cdp_session(page)
     for kind in ("dragEnter", "dragOver", "drop"):
         event = {"type": kind, "x": 600, "y": 600, "data": data}
         devtools.send("Input.dispatchDragEvent", event)
     expect_tagged(page, "4 of 4 photos tagged")
-    assert sorted(shown.evaluate_all("all => all.map(each => each.title)")) == sorted(2 * names)
+    assert sorted(shown.evaluate_all(titles)) == sorted(2 * names)
 
 
 def test_hundred_photos_have_thumbnails_progress_and_four_requests_at_a_time(visit: Visit) -> None:
@@ -291,9 +280,10 @@ def test_photos_are_taken_from_picker_drop_and_paste(visit: Visit, tmp_path: Pat
     def check(asked: int, content: bytes) -> None:
         settle(page, visit, asked)
         (tmp_path / "given.png").write_bytes(content)
-        assert rows(page) == ask(visit.url, tmp_path / "given.png", top_k=10)
-        assert rows(page) not in seen
-        seen.append(rows(page))
+        shown = rows(page)
+        assert shown == ask(visit.url, tmp_path / "given.png", top_k=10)
+        assert shown not in seen
+        seen.append(shown)
 
     choose(page, make_payload("own0.png", make_photo(0)))
     expect_shown(page, "own0.png")
@@ -351,10 +341,10 @@ def test_broken_photo_shows_an_error_and_no_results_of_the_previous_one(visit: V
         expect(page.locator(place)).to_be_empty()
     for place in ("#map", "#request"):
         expect(page.locator(place)).to_be_hidden()
-    page.get_by_role("button", name="Sample: rocket at night").click()
-    expect(page.get_by_role("alert")).to_be_hidden()
+    choose_sample(page, "rocket at night")
     show_best(page)
     assert rows(page)
+    expect(page.get_by_role("alert")).to_be_hidden()
 
 
 def test_photo_that_failed_before_the_first_answer_stays_failed(visit: Visit) -> None:
@@ -399,7 +389,7 @@ def test_deleted_photo_and_missing_sample_show_an_error_and_keep_the_photo(
     expect(page.get_by_role("alert")).to_have_text(
         "own.png: The photo cannot be read: choose it again."
     )
-    page.get_by_role("button", name="Sample: cat").click()
+    choose_sample(page, "cat")
     expect(page.get_by_role("alert")).to_be_hidden()
     page.route(
         "**/page/samples/rocket.jpg",
@@ -417,7 +407,7 @@ def test_page_opened_before_the_service_was_ready_works_with_the_next_photo(visi
     answer(page, "**/info", 503, "The service is not ready", code="not_ready")
     page.goto(visit.url)
     expect(page.get_by_role("alert")).to_have_text("The service is not ready")
-    page.get_by_role("button", name="Sample: rocket at night").click()
+    choose_sample(page, "rocket at night")
     expect(page.get_by_role("alert")).to_be_hidden()
     page.locator("#options summary").click()
     expect(find_box(page, "trained")).to_be_checked()

@@ -28,9 +28,8 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def test_page_says_beside_the_answer_and_on_the_card_that_scores_are_ranked(visit: Visit) -> None:
     page = visit.open()
     expect(page.locator("#results")).to_contain_text("scores are ranked, not probabilities")
-    found = rows(page, part=FOUND)
-    assert found == ask(visit.url, CAT, top_k=6)
-    assert list(found)[:5] == list(ask(visit.url, CAT))
+    assert rows(page, part=FOUND) == ask(visit.url, CAT)
+    assert len(rows(page)) == 5
     page.get_by_role("button", name="Model card").click()
     expect(page.locator("#card-body")).to_contain_text("ranked, not probabilities: calibrate")
 

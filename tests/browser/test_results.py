@@ -18,11 +18,14 @@ from tests.browser.actions import (
     FOUND,
     ask,
     choose,
+    download_rows,
     expect_sets,
     find_box,
     find_row,
     get_box,
     hold,
+    make_payload,
+    open_tab,
     register,
     rows,
     settle,
@@ -55,12 +58,17 @@ def test_page_shows_the_tags_of_a_sample(visit: Visit) -> None:
     page = visit.open()
     expect(page.get_by_role("img", name="Sample: cat").first).to_be_visible()
     expect(find_box(page, "everyday")).to_be_checked()
-    assert visit.asked == [{"top_k": ["1000"]}]
+    assert visit.asked == [{"min_labels": ["1000"]}]
     curl = page.locator("#curl").text_content() or ""
     assert "label_set" not in curl, "the service chose the sets"
     assert rows(page, part=FOUND) == ask(visit.url, CAT)
     show_best(page, 3)
     assert rows(page) == ask(visit.url, CAT, top_k=3)
+    page.check("[value=filled]")
+    for least in ("1", "9"):
+        page.fill("#top-k", least)
+        assert rows(page) == ask(visit.url, CAT, min_labels=least)
+    assert len(visit.asked) == 1
     expect(page.locator(".column > .quiet")).to_contain_text("ms")
 
 
@@ -187,16 +195,34 @@ def test_page_and_card_say_so_when_scores_are_not_calibrated(visit: Visit) -> No
     expect(card).to_be_hidden()
 
 
-def test_best_rating_is_found_and_no_other(visit: Visit) -> None:
+def test_chips_rows_and_downloads_follow_the_flag_of_the_service(visit: Visit) -> None:
+    """The flags contradict the scores."""
+
+    def turn(route: Route) -> None:
+        response = route.fetch(post_data=route.request.post_data_buffer)
+        body = response.json()
+        for label in body["labels"]:
+            label["found"] = label["score"] < label["threshold"]
+        route.fulfill(response=response, json=body)
+
+    visit.page.route("**/predict", turn)
     page = visit.open()
-    values = (("safe", 0.4, 0.5, "rating"), ("cat", 0.3, 0.2, None), ("sharp", 0.2, 0.1, "rating"))
-    keys = ("label", "score", "threshold", "category")
-    labels = [dict(zip(keys, each, strict=True)) for each in values]
-    call = "async (given) => (await import('./page/scores.js')).findLabels(...given)"
-    for mode, found in (("calibrated", ["safe", "cat"]), ("number", ["safe", "cat", "sharp"])):
-        controls = {"mode": mode, "threshold": 0.2, "topK": 10}
-        answer = page.evaluate(call, [labels, controls])
-        assert [each["label"] for each in answer] == found
+    photo = {"image": CAT.read_bytes()}
+    labels = httpx.post(f"{visit.url}/predict?top_k=99", files=photo).json()["labels"]
+    turned = [label["label"] for label in labels if not label["found"]]
+    assert turned
+    expect(page.locator(".chip")).to_have_text(turned)
+    assert list(rows(page, part=FOUND)) == turned
+    page.check("[value=filled]")
+    page.fill("#top-k", str(len(turned) + 1))
+    other = next(label["label"] for label in labels if label["found"])
+    assert list(rows(page, part=".maybe")) == [other]
+    expect(page.locator(".chip")).to_have_text(turned)
+    page.check("[value=calibrated]")
+    choose(page, make_payload("cat.png", CAT.read_bytes()))
+    open_tab(page, "Many photos")
+    expect(page.locator("#downloads-status")).to_have_text("1 of 1 photo tagged")
+    assert [row["label"] for row in download_rows(page)] == turned
 
 
 def test_bar_and_mark_show_score_and_threshold(visit: Visit) -> None:
@@ -209,7 +235,7 @@ def test_bar_and_mark_show_score_and_threshold(visit: Visit) -> None:
         threshold = float(row.locator(".bar").get_attribute("title").split()[-1])  # type: ignore[union-attr]
         assert (mark["x"] + 1 - bar["x"]) / bar["width"] == pytest.approx(threshold, abs=0.02)
         passes = "passes" in (row.locator(".fill").get_attribute("class") or "")
-        assert passes == (score >= threshold)
+        assert passes == (score >= threshold), "the bundle has no ratings"
 
 
 def test_two_label_sets_are_compared_and_focus_stays_in_the_column(visit: Visit) -> None:
@@ -338,14 +364,14 @@ def test_copied_curl_returns_the_answer_that_is_shown_as_json(
     assert answers[0]["labels"]
 
 
-@pytest.mark.parametrize("mode", ["calibrated", "best"])
+@pytest.mark.parametrize("mode", ["calibrated", "best", "filled"])
 def test_copied_python_prints_the_shown_labels(visit: Visit, tmp_path: Path, mode: str) -> None:
     page = open_with_photo(visit, tmp_path / "own.png")
     settle(page, visit, 2)
     show_from(page, 0.45)
     page.check(f"[value={mode}]")
     page.fill("#top-k", "4")
-    shown = rows(page, part="" if mode == "best" else FOUND)
+    shown = rows(page, part=FOUND if mode == "calibrated" else "")
     assert shown
     page.get_by_role("tab", name="API").click()
     printed = run([sys.executable, "-c", copy(page, "Copy as Python")], tmp_path).splitlines()

@@ -9,6 +9,7 @@ from tests.browser.actions import (
     answer,
     ask,
     assert_accessible,
+    choose_sample,
     demand_key,
     expect_sets,
     find_box,
@@ -26,7 +27,7 @@ from tests.browser.conftest import Visit
 
 
 def list_names(visit: Visit) -> list[str]:
-    return [found["name"] for found in read_labels(visit)["label_sets"]]
+    return [labels["name"] for labels in read_labels(visit)["label_sets"]]
 
 
 def find_set(page: Page, name: str) -> Locator:
@@ -247,8 +248,10 @@ def expect_deleted(page: Page, name: str) -> None:
 def test_confirmed_deletion_removes_the_set_and_labels_the_photo_again(
     page: Page, visit: Visit
 ) -> None:
-    names = page.locator("#sets .small").evaluate_all("all => all.map(each => each.ariaLabel)")
-    assert names == ["Delete herd", "Delete zoo"], "others cannot be deleted"
+    buttons = page.locator("#sets .small")
+    expect(buttons).to_have_count(2)  # others cannot be deleted
+    for button, name in zip(buttons.all(), ("herd", "zoo"), strict=True):
+        expect(button).to_have_accessible_name(f"Delete {name}")
     tick(page, "zoo", "zoo", "trained", "everyday")
     open_tab(page, "Try")
     page.get_by_label("Compare with").select_option("zoo")
@@ -260,9 +263,7 @@ def test_confirmed_deletion_removes_the_set_and_labels_the_photo_again(
     expect(page.locator(".column")).to_have_count(1)
     expect_sets(page, "trained", "everyday")
     expect(page.get_by_label("Compare with")).to_have_value("")
-    assert page.locator("#compare option").all_inner_texts() == [
-        *("none", "trained", "everyday", "herd")
-    ]
+    expect(page.locator("#compare option")).to_have_text(["none", "trained", "everyday", "herd"])
     assert "zoo" not in list_names(visit)
     expect(page.get_by_role("alert")).to_be_hidden()
 
@@ -309,9 +310,9 @@ def test_sets_deleted_by_another_client_disappear(page: Page, visit: Visit) -> N
     expect_deleted(page, "zoo")
     open_tab(page, "Try")
     expect_sets(page, "trained", "everyday")
-    page.get_by_role("button", name="Sample: rocket at night").click()
-    expect(page.get_by_role("alert")).to_be_hidden()
+    choose_sample(page, "rocket at night")
     assert rows(page)
+    expect(page.get_by_role("alert")).to_be_hidden()
 
 
 def test_refused_deletion_shows_an_error_and_keeps_the_set(page: Page) -> None:

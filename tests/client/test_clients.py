@@ -56,6 +56,9 @@ def test_predict_sends_every_parameter(client: Any) -> None:
     assert set(names(include=["cat", "dog"], threshold=0.0)) == {"cat", "dog"}
     assert "cat" not in names(exclude=["cat"], threshold=0)
     assert names(min_version=0, threshold="calibrated") == names()
+    filled = client.predict(PHOTO, min_labels=9).labels
+    assert [label.label for label in filled if label.found] == names()
+    assert len(filled) > len(names())
     assert_problem(422, "not_measured", client.predict, PHOTO, threshold="balanced")
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ml_decoder_client.answers import Answer
+from ml_decoder_client.answers import Answer, ScoredLabel
 from ml_decoder_client.reading import read_json
 from tests.support.fake_service import ANSWER
 
@@ -14,6 +14,12 @@ def test_unknown_fields_are_ignored_and_missing_ones_take_their_default() -> Non
     answer = read_json(Answer, {**ANSWER, "labels": [label], "newer": [1]})
     assert (answer.labels[0].score, answer.labels[0].map) == (1, None)
     assert read_json(Answer, {**ANSWER, "labels": [{**label, "map": [[0, 0.5]]}]}).labels[0].map
+
+
+def test_label_without_the_flag_is_found_if_its_score_reaches_the_threshold() -> None:
+    label = {"label": "cat", "threshold": 0.5, "source": "trained", "calibrated": True}
+    for score, more, found in ((0.5, {}, True), (0.4, {}, False), (0.9, {"found": False}, False)):
+        assert read_json(ScoredLabel, {**label, "score": score, **more}).found is found
 
 
 @pytest.mark.parametrize(

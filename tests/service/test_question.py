@@ -13,6 +13,7 @@ from service.question import Question
     [
         *(("top_k", value) for value in (0, -1, "0", "a", "", "1.5", "1e9", 1.5, "9" * 5000, True)),
         *(("top_k", value) for value in ({"a": []}, "recall")),
+        *(("min_labels", value) for value in (0, -1, "a", 1.5, True)),
         *(("threshold", value) for value in (-0.1, 1.1, 2, float("nan"), float("inf"), True)),
         *(("threshold", value) for value in ("NaN", "inf", "-1", "1e999", "", "sometimes", [0.5])),
         *(("include", value) for value in ("cat", [1], [""], ["x" * 201], ["\ud800"])),

@@ -47,7 +47,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     embeddings: Annotated[
         bool, typer.Option("--embeddings", help="Add a column with the photos' embeddings.")
     ] = False,
-    again: Annotated[
+    from_results: Annotated[
         bool,
         typer.Option(
             "--from", help="IN is the OUT of a run with --embeddings: answer without its photos."
@@ -75,7 +75,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
 
     ml-decoder bulk --from OUT MORE --label-set mugs
     """
-    if again and (embeddings or exclude_path or ray):
+    if from_results and (embeddings or exclude_path or ray):
         raise StartError("--from takes no --embeddings, --exclude-path or --ray")
     question = question.model_copy(update={"embedding": embeddings or None})
     _require("pyarrow", "bulk")
@@ -84,14 +84,14 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     from service.cli.bulk.run import BulkJob, Totals, run_bulk
 
     if add_new:
-        question = _ask_again(question, out)
+        question = _read_question(question, out)
     if xmp:
         from service.cli.bulk.sidecars import find_folder, write_sidecars
 
-        folder = find_folder(photos, again=again)
+        folder = find_folder(photos, from_results=from_results)
     configure_logs("warning")  # a fallback to the CPU may cost hours
     exclude = tuple(exclude_path or ())
-    job = BulkJob(photos, out, question, settings, part_size, retry_failed, exclude, again)
+    job = BulkJob(photos, out, question, settings, part_size, retry_failed, exclude, from_results)
     with show_progress(results_on_stdout=False) as show:
 
         def report(totals: Totals, to_do: int) -> None:
@@ -110,7 +110,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
-def _ask_again(question: Question, out: str) -> Question:
+def _read_question(question: Question, out: str) -> Question:
     from service.cli.bulk.parts import open_results
 
     if question.model_dump(exclude_none=True):

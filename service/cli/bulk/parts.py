@@ -13,8 +13,8 @@ import os
 import posixpath
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from service.cli.bulk.photos import open_filesystem, read_file
+from service.cli.bulk.photo_store import open_filesystem, read_file
 from service.errors import StartError
 from service.pipeline.prediction import Prediction
 from service.question import Question
@@ -37,26 +37,8 @@ CATEGORIES = "categories"
 """Key of a label set in a question, if its labels have categories."""
 ENCODER = "encoder"
 """Key of the image encoder in a question, if the rows have embeddings."""
-
-_LABEL = pa.struct(
-    [
-        pa.field("label", pa.string(), nullable=False),
-        pa.field("score", pa.float32(), nullable=False),
-        pa.field("threshold", pa.float32(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("calibrated", pa.bool_(), nullable=False),
-    ]
-)
-SCHEMA = pa.schema(
-    [
-        pa.field("photo", pa.string(), nullable=False),
-        pa.field("width", pa.int32()),
-        pa.field("height", pa.int32()),
-        pa.field("labels", pa.list_(_LABEL)),
-        pa.field("error", pa.string()),
-    ]
-)
-"""One row per photo: upright size in pixels and labels, best first, or else the error."""
+FLAGGED = "found"
+"""Key in a question, if the labels of the rows have the flag `found`: those of 1.0 have not."""
 
 Record = dict[str, Any]
 """One row by column; missing columns are null."""
@@ -64,8 +46,8 @@ Record = dict[str, Any]
 
 def make_record(photo: str, prediction: Prediction) -> Record:
     """Returns the row of a photo that has labels."""
-    found = prediction.describe()
-    row = {"photo": photo, **found["image"], "labels": found["labels"]}
+    answer = prediction.describe()
+    row = {"photo": photo, **answer["image"], "labels": answer["labels"]}
     return row if prediction.embedding is None else row | {"embedding": prediction.embedding}
 
 
@@ -95,12 +77,14 @@ class PartFolder:
             chosen = table.filter(pc.is_in(table["photo"], wanted)).combine_chunks()
             yield from chosen.to_batches(max_chunksize=most)
 
-    def read_labels(self) -> Iterator[tuple[str, list[Record]]]:
-        """Yields each tagged photo and its labels, best first."""
+    def read_found(self) -> Iterator[tuple[str, list[str]]]:
+        """Yields each tagged photo and the names of its found labels, best first."""
         for path in self._list_parts():
             table = self._read_table(path, ["photo", "labels"])
             for rows in table.filter(pc.is_valid(table["labels"])).to_batches(_ROWS_AT_ONCE):
-                yield from zip(*map(pa.Array.to_pylist, rows.columns), strict=True)
+                for row in rows.to_pylist():
+                    labels = filter(_is_found, row["labels"])
+                    yield row["photo"], [label["label"] for label in labels]
 
     def forget_failed(self, names: Sequence[str]) -> None:
         """Removes the rows of those photos that have an error."""
@@ -116,36 +100,58 @@ class PartFolder:
 
     def write(self, records: Sequence[Record]) -> None:
         """Writes one part durably; raises OSError."""
-        metadata = {_METADATA_KEY: _dump(self.question)}
-        schema = SCHEMA.with_metadata(metadata)
-        if any(CATEGORIES in labels for labels in self.question["label_sets"]):
-            label = pa.struct([*_LABEL, pa.field("category", pa.string())])
-            place = schema.get_field_index("labels")
-            schema = schema.set(place, pa.field("labels", pa.list_(label)))
-        if ENCODER in self.question:
-            schema = schema.append(pa.field("embedding", pa.list_(pa.float32())))
-        table = pa.Table.from_pylist(list(records), schema=schema)
+        table = pa.Table.from_pylist(list(records), schema=self._make_schema())
         names = "\n".join(record["photo"] for record in records)
         name = f"part-{hashlib.sha256(names.encode()).hexdigest()[:24]}.parquet"
         self._write_table(posixpath.join(self.folder, name), table)
 
-    def adopt_question(self, location: str) -> None:
-        """Stores the question in a new folder and compares it in others; raises StartError."""
+    def _make_schema(self) -> pa.Schema:
+        """One row per photo: upright size in pixels and labels, best first, or else the error."""
+        label = [
+            pa.field("label", pa.string(), nullable=False),
+            pa.field("score", pa.float32(), nullable=False),
+            pa.field("threshold", pa.float32(), nullable=False),
+            *[pa.field("found", pa.bool_(), nullable=False)] * (FLAGGED in self.question),
+            pa.field("source", pa.string(), nullable=False),
+            pa.field("calibrated", pa.bool_(), nullable=False),
+        ]
+        if any(CATEGORIES in labels for labels in self.question["label_sets"]):
+            label.append(pa.field("category", pa.string()))
+        columns = [
+            pa.field("photo", pa.string(), nullable=False),
+            pa.field("width", pa.int32()),
+            pa.field("height", pa.int32()),
+            pa.field("labels", pa.list_(pa.struct(label))),
+            pa.field("error", pa.string()),
+        ]
+        if ENCODER in self.question:
+            columns.append(pa.field("embedding", pa.list_(pa.float32())))
+        return pa.schema(columns, {_METADATA_KEY: _dump(self.question)})
+
+    def adopt_question(self, location: str) -> "PartFolder":
+        """Stores the question in a new folder; returns the folder with the question that it has.
+
+        Raises StartError if that is another one.
+        """
         path = posixpath.join(self.folder, QUESTION_FILE)
         if self.filesystem.get_file_info(path).type == fs.FileType.NotFound:
             if self._list_parts():
                 raise StartError(f"{location} has parts but no {QUESTION_FILE}: use another folder")
             self._write_file(path, _dump(self.question))
-            return
-        if read_file(self.filesystem, path) != _dump(self.question):
-            raise StartError(
-                f"{location} was begun with another model, label set, question, input or limit "
-                f"(see {QUESTION_FILE}): use another folder"
-            )
+            return self
+        stored = read_file(self.filesystem, path)
+        without = {key: value for key, value in self.question.items() if key != FLAGGED}
+        for question in (self.question, without):
+            if stored == _dump(question):
+                return replace(self, question=question)
+        raise StartError(
+            f"{location} was begun with another model, label set, question, input or limit "
+            f"(see {QUESTION_FILE}): use another folder"
+        )
 
     def _list_parts(self) -> list[str]:
-        found = self.filesystem.get_file_info(fs.FileSelector(self.folder))
-        paths = sorted(info.path for info in found if info.type == fs.FileType.File)
+        entries = self.filesystem.get_file_info(fs.FileSelector(self.folder))
+        paths = sorted(info.path for info in entries if info.type == fs.FileType.File)
         return [path for path in paths if Path(path).match("part-*.parquet")]
 
     def _read_table(self, path: str, columns: list[str] | None = None) -> pa.Table:
@@ -193,15 +199,14 @@ def replace_file(
 
 @contextmanager
 def open_parts(location: str, question: dict[str, Any]) -> Iterator[PartFolder]:
-    """Opens the results of a question; StartError if another run or question uses the folder."""
+    """Opens the results of a question; raises StartError if another run or question uses them."""
     filesystem, folder = open_filesystem(location)
     parts = PartFolder(filesystem, folder, question)
     has_locks = isinstance(filesystem, fs.LocalFileSystem)  # object stores have none
     try:
         filesystem.create_dir(folder, recursive=True)
         with _lock(folder, location) if has_locks else nullcontext():
-            parts.adopt_question(location)
-            yield parts
+            yield parts.adopt_question(location)
     except OSError as error:
         raise StartError(f"{location}: {error.strerror or 'cannot be used'}") from error
 
@@ -218,15 +223,6 @@ def open_results(location: str) -> PartFolder:
         raise StartError(f"{location} {reason}") from error
 
 
-def open_embedded(location: str) -> PartFolder:
-    """Opens the results of an earlier run with embeddings, to read them; raises StartError."""
-    with suppress(StartError):
-        earlier = open_results(location)
-        if isinstance(earlier.question.get(ENCODER), str):
-            return earlier
-    raise StartError(f"{location} has no embeddings: run bulk --embeddings on the photos first")
-
-
 @contextmanager
 def _lock(folder: str, location: str) -> Iterator[None]:
     with (Path(folder) / _LOCK_FILE).open("w") as lock:
@@ -237,6 +233,10 @@ def _lock(folder: str, location: str) -> Iterator[None]:
         for left in Path(folder).glob(".part-*.tmp"):  # of a run that was killed
             left.unlink()
         yield
+
+
+def _is_found(label: Record) -> bool:
+    return bool(label.get("found", label["score"] >= label["threshold"]))
 
 
 def _dump(question: dict[str, Any]) -> bytes:

@@ -15,8 +15,8 @@ import ray.data
 import ray.exceptions
 
 from service.bundle.card import CPU_DEVICES
-from service.cli.bulk.parts import PartFolder, Record, open_parts
-from service.cli.bulk.photos import PhotoStore, open_photos
+from service.cli.bulk.parts import FLAGGED, PartFolder, Record, open_parts
+from service.cli.bulk.photo_store import PhotoStore, open_photos
 from service.cli.bulk.run import (
     BulkJob,
     Report,
@@ -101,7 +101,8 @@ class PartTagger:
         self._pipeline = open_pipeline(job.settings)
         self._runner.run(self._pipeline.start())
         self._selection = self._runner.run(self._pipeline.select(job.question))
-        if describe_question(self._pipeline, self._selection, job.photos) != parts.question:
+        question = describe_question(self._pipeline, self._selection, job.photos)
+        if question != parts.question | {FLAGGED: True}:  # results of 1.0 continue without it
             raise StartError(
                 "a worker must have the bundle, precision and label sets of the driver"
             )
@@ -109,10 +110,10 @@ class PartTagger:
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
         """Tags and writes the one part of a batch; returns its totals, a column per figure."""
         (names,) = batch["names"]
-        found = self._runner.run(self._tag([str(name) for name in names]))
-        if records := [record for record in found if record is not None]:
+        results = self._runner.run(self._tag([str(name) for name in names]))
+        if records := [record for record in results if record is not None]:
             self._parts.write(records)
-        return {figure: [total] for figure, total in asdict(count(found)).items()}
+        return {figure: [total] for figure, total in asdict(count(results)).items()}
 
     async def _tag(self, names: list[str]) -> list[Record | None]:
         tagging = tag_photos(self._pipeline, self._selection, self._store, names)

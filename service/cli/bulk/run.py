@@ -11,9 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from service.cli.bulk.again import open_earlier, prepare_again
-from service.cli.bulk.parts import CATEGORIES, ENCODER, PartFolder, Record, make_record, open_parts
-from service.cli.bulk.photos import PhotoStore, open_photos
+from service.cli.bulk.embedded import open_earlier, prepare_answers
+from service.cli.bulk.parts import (
+    CATEGORIES,
+    ENCODER,
+    FLAGGED,
+    PartFolder,
+    Record,
+    make_record,
+    open_parts,
+)
+from service.cli.bulk.photo_store import PhotoStore, open_photos
 from service.cli.local_pipeline import run_pipeline
 from service.errors import ImageError, OutOfMemory
 from service.fields import is_utf8
@@ -47,7 +55,7 @@ class BulkJob:
     part_size: int  # photos per file; a run that is killed loses at most so many
     retry_failed: bool = False  # photos that have an error
     exclude: tuple[str, ...] = ()  # patterns of files and folders to leave out
-    again: bool = False  # `photos` are the results of an earlier run, with embeddings
+    from_results: bool = False  # `photos` are the results of an earlier run, with embeddings
 
 
 @dataclass
@@ -88,7 +96,7 @@ def count(records: Iterable[Record | None]) -> Totals:
 async def run_bulk(job: BulkJob, report: Report) -> Totals:
     """Tags all photos that are not done yet; after an error the next run continues."""
     store, names, left_out = (
-        open_earlier(job.photos) if job.again else open_photos(job.photos, job.exclude)
+        open_earlier(job.photos) if job.from_results else open_photos(job.photos, job.exclude)
     )
     totals = Totals(left_out=left_out)
     async with run_pipeline(prepare_settings(job.settings)) as pipeline:
@@ -96,7 +104,7 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
         for note in selection.list_notes(pipeline.bundle.path):
             logger.warning("%s", note)
         tag = (
-            prepare_again(pipeline, selection, store)
+            prepare_answers(pipeline, selection, store)
             if isinstance(store, PartFolder)
             else partial(tag_photos, pipeline, selection, store)
         )
@@ -153,6 +161,7 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
     encoder = {ENCODER: pipeline.bundle.encoder_fingerprint} if question.embedding else {}
     return {
         **encoder,
+        FLAGGED: True,
         "model": {"name": card.name, "version": card.version},
         "precision": pipeline.engine.precision,
         "max_body_bytes": pipeline.settings.max_body_bytes,
@@ -165,19 +174,19 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
 
 
 def _describe_set(labels: LabelSet) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": labels.name, "digest": labels.digest}
+    description: dict[str, Any] = {"name": labels.name, "digest": labels.digest}
     if labels.categories:
         columns = repr(labels.categories).encode() + labels.thresholds.tobytes()
-        found[CATEGORIES] = hashlib.sha256(columns).hexdigest()
+        description[CATEGORIES] = hashlib.sha256(columns).hexdigest()
     if labels.ranked:  # earlier versions answered by a threshold of 0.5
-        found["ranked"] = True
+        description["ranked"] = True
     if labels.calibration is not None:  # a bundle that is calibrated again may keep its version
         columns = labels.calibration.tobytes() + labels.thresholds.tobytes()
-        found["calibration"] = hashlib.sha256(columns).hexdigest()
+        description["calibration"] = hashlib.sha256(columns).hexdigest()
     if (learnt := labels.learnt) is not None:
-        parts = [learnt.positions.tobytes(), *(each.to_bytes() for each in learnt.examples)]
-        found["examples"] = hashlib.sha256(b"".join(parts)).hexdigest()
-    return found
+        parts = [learnt.positions.tobytes(), *(sums.to_bytes() for sums in learnt.examples)]
+        description["examples"] = hashlib.sha256(b"".join(parts)).hexdigest()
+    return description
 
 
 def tag_photos(

@@ -58,9 +58,9 @@ _OTHER_ENCODING = re.compile(
 logger = logging.getLogger(__name__)
 
 
-def find_folder(location: str, *, again: bool) -> Path:
-    """Returns the real path of the photos of a run, of results if `again`; raises StartError."""
-    if again:
+def find_folder(location: str, *, from_results: bool) -> Path:
+    """Returns the real path of the photos of a run or of results; raises StartError."""
+    if from_results:
         location = str(open_results(location).question["photos"])
     if "://" in location or not Path(location).is_dir():
         raise StartError(f"--xmp needs a local folder of photos; {location} is none")
@@ -70,13 +70,11 @@ def find_folder(location: str, *, again: bool) -> Path:
 def write_sidecars(out: str, folder: Path) -> Counter[str]:
     """Writes the sidecars of all photos with labels in results; returns fields of `Totals`.
 
-    A label is written if its score reaches its threshold, which `--top-k` alone does not ask for.
-    Photos that no longer exist are ignored.
+    Found labels are written. Photos that no longer exist are ignored.
     """
     counts = Counter[str]()
-    for name, found in open_results(out).read_labels():
+    for name, labels in open_results(out).read_found():
         path = f"{folder}/{name}"
-        labels = [label["label"] for label in found if label["score"] >= label["threshold"]]
         try:
             if path != os.path.realpath(path):
                 raise ValueError("the photo is a link, or in a linked folder")
@@ -113,31 +111,31 @@ def _update(path: Path, labels: Iterable[str]) -> bool:
 
 def _replace_tags(rdf: etree._Element, labels: Iterable[str]) -> bool:
     lists = {field: _open_list(rdf, field) for field in (_SUBJECT, *_TREES)}
-    own, others = {_ROOT}, set[str]()
+    names, others = {_ROOT}, set[str]()  # of own tags, and of tags of other programs
     for field in _TREES:
         for item in lists[field].iterfind(_ITEM):
             levels = _read(item).split(field.separator)
-            (own if levels[0] == _ROOT else others).update(levels)
-    own -= others
-    others.update({_read(item) for item in lists[_SUBJECT].iterfind(_ITEM)} - own)
+            (names if levels[0] == _ROOT else others).update(levels)
+    names -= others
+    others.update({_read(item) for item in lists[_SUBJECT].iterfind(_ITEM)} - names)
     labels = [label for label in dict.fromkeys(labels) if label not in others]
     changes = [_edit(lists[field], field, {_ROOT}, labels) for field in _TREES]
-    return _edit(lists[_SUBJECT], _SUBJECT, own, labels) or any(changes)
+    return _edit(lists[_SUBJECT], _SUBJECT, names, labels) or any(changes)
 
 
-def _edit(found: etree._Element, field: _Field, roots: Set[str], labels: Iterable[str]) -> bool:
+def _edit(tags: etree._Element, field: _Field, roots: Set[str], labels: Iterable[str]) -> bool:
     """Replaces the tags of a list whose first level is in `roots`; returns whether it did."""
     wanted = [field.prefix + label for label in labels]
-    own = [each for each in found.findall(_ITEM) if _read(each).split(field.separator)[0] in roots]
-    old = set(map(_read, own))
-    for item in own:
+    items = [tag for tag in tags.findall(_ITEM) if _read(tag).split(field.separator)[0] in roots]
+    old = set(map(_read, items))
+    for item in items:
         if _read(item) not in wanted:
-            found.remove(item)
+            tags.remove(item)
     for name in wanted:
         if name not in old:
-            etree.SubElement(found, _ITEM).text = name
-    if not len(found):
-        found.getparent().getparent().remove(found.getparent())
+            etree.SubElement(tags, _ITEM).text = name
+    if not len(tags):
+        tags.getparent().getparent().remove(tags.getparent())
     return old != set(wanted)
 
 
@@ -146,20 +144,24 @@ def _read(item: etree._Element) -> str:
 
 
 def _open_list(rdf: etree._Element, field: _Field) -> etree._Element:
-    """Returns the list of a field, a new one if there is none; ValueError for another form."""
+    """Returns the list of a field, a new one if there is none.
+
+    Raises ValueError for one of another form.
+    """
     prefix, name = field.name.split(":")
     space = _SPACES[prefix]
-    found = rdf.findall(f"rdf:Description/{field.name}", _SPACES)
-    if not found:
-        place = rdf.find("rdf:Description", _SPACES)
-        if place is None:
-            place = etree.SubElement(rdf, f"{_RDF}Description", {f"{_RDF}about": ""})
-        found = [etree.SubElement(place, f"{{{space}}}{name}", nsmap={prefix: space})]
-        etree.SubElement(found[0], f"{_RDF}{field.kind}")
-    in_attribute = any(each.get(f"{{{space}}}{name}") for each in rdf)
-    if in_attribute or len(found) > 1 or len(found[0]) != 1 or found[0][0].tag not in _LISTS:
+    elements = rdf.findall(f"rdf:Description/{field.name}", _SPACES)
+    if not elements:
+        description = rdf.find("rdf:Description", _SPACES)
+        if description is None:
+            description = etree.SubElement(rdf, f"{_RDF}Description", {f"{_RDF}about": ""})
+        elements = [etree.SubElement(description, f"{{{space}}}{name}", nsmap={prefix: space})]
+        etree.SubElement(elements[0], f"{_RDF}{field.kind}")
+    in_attribute = any(child.get(f"{{{space}}}{name}") for child in rdf)
+    lists = [child for element in elements for child in element]
+    if in_attribute or len(elements) > 1 or len(lists) != 1 or lists[0].tag not in _LISTS:
         raise ValueError(f"its {field.name} is not one list")
-    return found[0][0]
+    return lists[0]
 
 
 def _load(path: Path) -> tuple[bytes, os.stat_result | None]:

@@ -117,7 +117,7 @@ async function score() {
   scoring = new AbortController();
   const { signal } = scoring;
   const query = { label_set: [state.set.name], include: [findLabel().name], top_k: ["1"] };
-  for (const photo of listPhotos().filter((each) => each.score === null)) {
+  for (const photo of listPhotos().filter(({ score }) => score === null)) {
     try {
       const answer = await predict(photo, query, signal, { isPatient: true });
       if (signal.aborted) return;
@@ -194,12 +194,12 @@ function warn(shown, others, threshold) {
 }
 
 function describe(photos, shown, threshold) {
-  const found = photos.filter((photo) => photo.score >= threshold);
-  const hits = found.filter((photo) => photo.isShown).length;
-  const precision = found.length > 0 ? (hits / found.length).toFixed(2) : "-";
+  const passing = photos.filter((photo) => photo.score >= threshold);
+  const hits = passing.filter((photo) => photo.isShown).length;
+  const precision = passing.length > 0 ? (hits / passing.length).toFixed(2) : "-";
   const recall = (hits / shown).toFixed(2);
   return [
-    ["Precision", precision, `${hits} of ${found.length} found photos show it.`],
+    ["Precision", precision, `${hits} of ${passing.length} found photos show it.`],
     ["Recall", recall, `${hits} of ${shown} photos that show it are found.`],
   ].map(makeFigure);
 }

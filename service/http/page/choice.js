@@ -79,7 +79,7 @@ export async function tickDefaults(photo, signal, patience) {
  * service uses its default sets, which are ticked then.
  */
 export async function askAll(photo, choice, signal, patience) {
-  const answer = await predict(photo, { ...choice, top_k: [String(MOST_LABELS)] }, signal, patience);
+  const answer = await predict(photo, { ...choice, min_labels: [String(MOST_LABELS)] }, signal, patience);
   if (isEmpty(choice) && isEmpty(readChoice())) tickSets(answer.label_sets.map((set) => set.name));
   return answer;
 }

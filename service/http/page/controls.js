@@ -2,7 +2,7 @@
 
 import { byId } from "./elements.js";
 
-/** `{ mode, threshold, topK }`: `mode` is `calibrated`, `number` or `best`. */
+/** `{ mode, threshold, topK }`: `mode` is `calibrated`, `number`, `best` or `filled`. */
 export function readControls() {
   const topK = Number.parseInt(byId("top-k").value, 10);
   return {

@@ -1,14 +1,14 @@
 // The found labels of several photos as files: CSV with the columns of `ml-decoder predict`, or JSON.
 
-const COLUMNS = ["photo", "label", "score", "threshold", "source", "calibrated", "error"];
+const COLUMNS = ["photo", "label", "score", "threshold", "found", "source", "calibrated", "error"];
 
 /** `answers`: `{ photo, answer, problem }`, where `answer` is the service's, with the found labels. */
 export function writeCsv(answers) {
   const rows = answers.flatMap(({ photo, answer, problem }) => {
     const labels = answer?.labels ?? [];
-    if (labels.length === 0) return [[photo, "", "", "", "", "", problem ?? ""]];
+    if (labels.length === 0) return [[photo, "", "", "", "", "", "", problem ?? ""]];
     return labels.map((label) => [
-      photo, label.label, label.score.toFixed(6), label.threshold.toFixed(6), label.source, label.calibrated, "",
+      photo, label.label, label.score.toFixed(6), label.threshold.toFixed(6), label.found, label.source, label.calibrated, "",
     ]);
   });
   return [COLUMNS, ...rows].map((row) => `${row.map(quote).join(",")}\n`).join("");

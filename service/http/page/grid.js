@@ -6,7 +6,7 @@ import { download, writeCsv, writeJson, writeTags } from "./downloads.js";
 import { NO_CLIPBOARD, byId, copyText, count, toast } from "./elements.js";
 import { FAILED, UNTAGGED, clearFilter, drawFilter, isFiltered, passes, startFilter } from "./filter.js";
 import { keepPhotos, listOwnPhotos } from "./photos.js";
-import { choiceParameters, findLabels, shorten } from "./scores.js";
+import { choiceParameters, chooseLabels, shorten } from "./scores.js";
 import { openTab } from "./tabs.js";
 import { drawPictures, drawTile, dropTile, makeTile } from "./tiles.js";
 
@@ -15,7 +15,7 @@ const PATIENCE = { isPatient: true }; // while the service is busy
 const DRAW_MS = 200; // between two drawings of all tiles
 const MOST_SHOWN = 250; // labels that the controls can show: 200, and some for those that exclude each other
 
-const found = new WeakMap(); // photo -> { key, answer, problem }, by the choice of labels that was asked
+const results = new WeakMap(); // photo -> { key, answer, problem }, by the choice of labels that was asked
 const tiles = new Map(); // photo -> its element
 const selected = new Set(); // photos
 let lastBox = null; // the photo whose checkbox was pressed last
@@ -67,7 +67,7 @@ export function addTiles() {
 
 function showTiles() {
   const photos = listOwnPhotos();
-  for (const photo of photos.filter((each) => !tiles.has(each))) {
+  for (const photo of photos.filter((other) => !tiles.has(other))) {
     tiles.set(photo, makeTile(photo, {
       onOpen: () => act.onOpen(photo),
       onSelect: (event) => select(photo, event),
@@ -97,14 +97,14 @@ export function note(photo, choice, { answer, problem }) {
   // If nothing was chosen, the default sets are ticked now; words that were typed meanwhile were not asked for.
   const key = JSON.stringify(isEmpty(choice) ? choiceParameters(chosenSets(), []) : choice);
   // Of a thousand labels a photo, most can never be shown: they would take 40 MB for two hundred photos.
-  const labels = answer?.labels.filter((label, i) => i < MOST_SHOWN || label.score >= label.threshold);
-  found.set(photo, { key, problem, answer: answer && { ...answer, labels } });
+  const labels = answer?.labels.filter((label, i) => i < MOST_SHOWN || label.found);
+  results.set(photo, { key, problem, answer: answer && { ...answer, labels } });
 }
 
 /** The answers of photos for the labels that are chosen now, or problems, for any; null if not known yet. */
 function recall(photos) {
   const key = JSON.stringify(readChoice());
-  return photos.map((photo) => found.get(photo)).map((each) => (each?.problem || each?.key === key ? each : null));
+  return photos.map((photo) => results.get(photo)).map((result) => (result?.problem || result?.key === key ? result : null));
 }
 
 /** Asks for the tags of photos that have none for the present choice; waits while the service is busy. */
@@ -182,7 +182,7 @@ function draw() {
 function look(result, controls) {
   if (!result) return { state: "waiting", text: "", tags: [], marks: [] };
   if (result.problem) return { state: "failed", text: result.problem, tags: [], marks: [FAILED] };
-  const tags = findLabels(result.answer.labels, controls).map((label) => label.label);
+  const tags = chooseLabels(result.answer.labels, controls).map((label) => label.label);
   if (tags.length === 0) return { state: "untagged", text: "nothing found", tags, marks: [UNTAGGED] };
   return { state: "tagged", text: "", tags, marks: tags };
 }
@@ -254,7 +254,7 @@ function select(photo, { shiftKey, target }) {
   const shown = listShown();
   const [from, to] = [shown.indexOf(lastBox), shown.indexOf(photo)].sort((a, b) => a - b);
   const range = shiftKey && from >= 0 ? shown.slice(from, to + 1) : [photo];
-  for (const each of range) selected[target.checked ? "add" : "delete"](each);
+  for (const other of range) selected[target.checked ? "add" : "delete"](other);
   lastBox = photo;
   draw();
 }
@@ -262,10 +262,10 @@ function select(photo, { shiftKey, target }) {
 /** Arrow keys go from tile to tile. */
 function moveFocus(event) {
   const shown = listShown().map((photo) => tiles.get(photo));
-  const place = shown.findIndex((tile) => tile.contains(document.activeElement));
+  const index = shown.findIndex((tile) => tile.contains(document.activeElement));
   const columns = getComputedStyle(byId("tiles")).gridTemplateColumns.split(" ").length;
-  const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -place, End: shown.length - 1 - place };
-  const next = shown[place + steps[event.key]];
+  const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -index, End: shown.length - 1 - index };
+  const next = shown[index + steps[event.key]];
   if (!next) return;
   event.preventDefault();
   const kind = document.activeElement.matches("input") ? "input" : "button";

@@ -67,17 +67,17 @@ function draw() {
   const labels = state.set?.labels ?? [];
   const text = byId("view-search").value.trim().toLowerCase();
   const category = byId("view-category").value;
-  const found = labels.filter((label) => {
+  const matching = labels.filter((label) => {
     return label.name.toLowerCase().includes(text) && (!category || label.category === category);
   });
   byId("view-body").hidden = !state.set;
-  byId("view-rows").replaceChildren(...found.slice(0, state.limit).map(makeRow));
-  byId("view-more").hidden = found.length <= state.limit;
-  byId("view-more").textContent = `Show ${Math.min(AT_ONCE, found.length - state.limit)} more`;
+  byId("view-rows").replaceChildren(...matching.slice(0, state.limit).map(makeRow));
+  byId("view-more").hidden = matching.length <= state.limit;
+  byId("view-more").textContent = `Show ${Math.min(AT_ONCE, matching.length - state.limit)} more`;
   if (!state.set) return;
-  const isAll = found.length === labels.length;
-  const first = found.length > state.limit ? `, the first ${state.limit.toLocaleString("en")} shown` : "";
-  const part = isAll ? "" : `${found.length.toLocaleString("en")} of `;
+  const isAll = matching.length === labels.length;
+  const first = matching.length > state.limit ? `, the first ${state.limit.toLocaleString("en")} shown` : "";
+  const part = isAll ? "" : `${matching.length.toLocaleString("en")} of `;
   say("view-count", `${part}${count(state.set.num_labels, "label")}${first}`);
 }
 

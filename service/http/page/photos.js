@@ -109,11 +109,11 @@ function listenForDrops(add) {
 
 /** The dropped files and those of dropped folders; items are lost once the event is over. */
 async function readDrop({ items }) {
-  const found = [...items].map((item) => {
+  const files = [...items].map((item) => {
     const entry = item.webkitGetAsEntry?.();
     return entry?.isDirectory ? listFiles(entry) : item.getAsFile();
   });
-  return (await Promise.all(found)).flat().filter(Boolean);
+  return (await Promise.all(files)).flat().filter(Boolean);
 }
 
 async function listFiles(entry) {
@@ -127,6 +127,6 @@ async function listFiles(entry) {
   for (;;) {
     const entries = await new Promise((resolve) => reader.readEntries(resolve, () => resolve([]))); // 100 at a time
     if (entries.length === 0) return files;
-    for (const each of entries) files.push(...(await listFiles(each)));
+    for (const child of entries) files.push(...(await listFiles(child)));
   }
 }

@@ -9,7 +9,7 @@ import { makeButton, makeElement } from "./elements.js";
  *
  * `title`: names of the label sets, if two columns are compared. `groups`: as `groupLabels` returns them.
  * `shared`: names that the other column shows too. `steps`: `[text, action]` of buttons, if nothing is
- * found. `onCopy` takes the tags to copy. Labels with `hasMap` are buttons; `pressed` is the label whose
+ * found. `onCopy` takes the tags to copy. `isFound` marks a row as a tag. Labels with `hasMap` are buttons; `pressed` is the label whose
  * map is shown.
  */
 export function makeColumn({ title, groups, note, steps, onCopy, ...options }) {
@@ -21,7 +21,7 @@ export function makeColumn({ title, groups, note, steps, onCopy, ...options }) {
   const parts = [
     ["own", "Your own labels", own],
     ["others", own.length > 0 ? "Others" : "Scores", others],
-    ["maybe", "Below the threshold", maybe],
+    ["maybe", "Not found", maybe],
   ];
   for (const [kind, heading, labels] of parts.filter(([, , labels]) => labels.length > 0)) {
     column.append(makeElement(title ? "h4" : "h3", "group", heading));
@@ -61,27 +61,26 @@ function makeNextSteps(steps) {
     button.addEventListener("click", act);
     row.append(button);
   }
-  const place = makeElement("div", "nothing", "");
-  place.append(makeElement("p", "", "No label reaches its threshold."), row);
-  return place;
+  const message = makeElement("div", "nothing", "");
+  message.append(makeElement("p", "", "No label reaches its threshold."), row);
+  return message;
 }
 
-function makeList(className, name, labels, { shared, threshold, hasMap, onPress, pressed }) {
+function makeList(className, name, labels, { shared, threshold, isFound, hasMap, onPress, pressed }) {
   const list = makeElement("ol", className, "");
   list.setAttribute("aria-label", name);
   for (const label of labels) {
     const press = hasMap(label) ? onPress : null;
     const kind = shared.has(label.label) ? "in both" : "";
-    const row = makeRow(label, threshold ?? label.threshold, kind, press);
+    const row = makeRow(label, threshold ?? label.threshold, isFound(label), kind, press);
     if (press) row.firstChild.setAttribute("aria-pressed", String(label.label === pressed));
     list.append(row);
   }
   return list;
 }
 
-function makeRow(label, threshold, kind, onPress) {
-  const passes = label.score >= threshold;
-  const body = makeElement(onPress ? "button" : "div", passes ? "label" : "label below", "");
+function makeRow(label, threshold, found, kind, onPress) {
+  const body = makeElement(onPress ? "button" : "div", found ? "label" : "label below", "");
   if (onPress) {
     body.type = "button";
     body.dataset.label = label.label;
@@ -89,9 +88,9 @@ function makeRow(label, threshold, kind, onPress) {
   }
   body.append(
     makeElement("span", "name", label.label),
-    makeBar(label.score, threshold, passes),
+    makeBar(label.score, threshold, found),
     makeElement("span", "score", label.score.toFixed(3)),
-    makeElement("span", "spoken", describe(label, threshold, passes)),
+    makeElement("span", "spoken", describe(label, threshold, found)),
     makeElement("span", "kind", kind),
   );
   const item = document.createElement("li");
@@ -99,16 +98,16 @@ function makeRow(label, threshold, kind, onPress) {
   return item;
 }
 
-function describe(label, threshold, passes) {
+function describe(label, threshold, found) {
   const source = { zero_shot: "zero-shot", examples: "learnt from photos" }[label.source] ?? "trained";
-  return `, ${passes ? "above" : "below"} the threshold of ${threshold.toFixed(2)}, ${source}. `;
+  return `, ${found ? "found" : "not found"}, threshold ${threshold.toFixed(2)}, ${source}. `;
 }
 
-function makeBar(score, threshold, passes) {
+function makeBar(score, threshold, found) {
   const bar = makeElement("span", "bar", "");
   bar.setAttribute("aria-hidden", "true"); // the score is a text beside it
   bar.title = `threshold ${threshold.toFixed(2)}`;
-  const fill = makeElement("span", passes ? "fill passes" : "fill", "");
+  const fill = makeElement("span", found ? "fill passes" : "fill", "");
   const mark = makeElement("span", "mark", "");
   fill.style.setProperty("width", `${100 * score}%`);
   mark.style.setProperty("left", `${100 * threshold}%`);

@@ -1,7 +1,7 @@
-// Which labels are shown, by the rules of `service/pipeline/scoring.py`, and the parameters with
-// which the service answers with the found labels alone.
+// Which labels of an answer are shown, and the parameters with which the service answers with these alone.
+// The service says which are found; only the slider, a threshold for all, is compared here.
 
-/** One request asks for this many labels, so that the slider needs none. */
+/** One request asks for all found labels and others up to this many, so that the controls need none. */
 export const MOST_LABELS = 1000;
 
 export const RANKED =
@@ -23,53 +23,55 @@ const BETWEEN_LABELS = /[,\n]/;
  */
 export function groupLabels(labels, controls, { typed, kept }) {
   const { mode, topK } = controls;
-  const best = new Set(findLabels(labels, controls));
-  const passes = findPassing(labels, controls);
-  const found = labels.filter((label) => passes(label) && (best.has(label) || typed.has(label.label)));
+  const shown = new Set(chooseLabels(labels, controls));
+  const passes = (label) => isFound(label, controls);
+  const found = labels.filter((label) => passes(label) && (shown.has(label) || typed.has(label.label)));
   const lower = labels.filter((label) => !passes(label));
   const near = new Set(lower.filter((label) => kept.has(label.label)).slice(0, topK));
   const isOwn = (label) => typed.has(label.label) || (kept.has(label.label) && (passes(label) || near.has(label)));
   const strangers = lower.filter((label) => !isOwn(label));
-  const isMaybe = (label) => label.score >= Math.max(MAYBE_SHARE * findLeast(label, controls), MAYBE_LEAST);
+  const isMaybe = (label) => {
+    const least = mode === "number" ? controls.threshold : label.threshold;
+    return label.score < least && label.score >= Math.max(MAYBE_SHARE * least, MAYBE_LEAST);
+  };
   return {
     found,
     own: labels.filter((label) => isOwn(label) && (found.includes(label) || !passes(label))),
     others: found.filter((label) => !isOwn(label)),
     maybe:
-      mode === "best"
-        ? strangers.filter((label) => best.has(label))
+      mode === "best" || mode === "filled"
+        ? strangers.filter((label) => shown.has(label))
         : strangers.filter(isMaybe).slice(0, MOST_MAYBES),
   };
 }
 
 /** Labels with which the service answers `showParameters`. */
-export function findLabels(labels, controls) {
-  const found = labels.filter(findPassing(labels, controls));
-  return (controls.mode === "best" ? labels : found).slice(0, controls.topK);
+export function chooseLabels(labels, controls) {
+  const { mode, topK } = controls;
+  const found = labels.filter((label) => isFound(label, controls));
+  if (mode !== "filled") return (mode === "best" ? labels : found).slice(0, topK);
+  const others = labels.filter((label) => !isFound(label, controls)).slice(0, Math.max(topK - found.length, 0));
+  const all = new Set([...found, ...others]);
+  return labels.filter((label) => all.has(label));
 }
 
 /** The answer of the service to a request with `showParameters`. */
 export function shorten(answer, controls) {
-  const labels = findLabels(answer.labels, controls);
+  const labels = chooseLabels(answer.labels, controls);
   if (controls.mode !== "number") return { ...answer, labels };
   const { threshold } = controls;
-  return { ...answer, labels: labels.map((label) => ({ ...label, threshold, calibrated: false })) };
+  return { ...answer, labels: labels.map((label) => ({ ...label, threshold, found: true, calibrated: false })) };
 }
 
-/** Whether a label is found. Of ratings, the best is at their own thresholds, and no other. */
-function findPassing(labels, controls) {
-  const isRating = (label) => controls.mode === "calibrated" && label.category === "rating";
-  const rating = labels.find(isRating); // labels are best first
-  return (label) => (isRating(label) ? label === rating : label.score >= findLeast(label, controls));
-}
-
-function findLeast(label, { mode, threshold }) {
-  return mode === "number" ? threshold : label.threshold;
+/** Whether a label is a tag: by the flag of the service, or if the slider counts, by that. */
+export function isFound(label, { mode, threshold }) {
+  return mode === "number" ? label.score >= threshold : label.found;
 }
 
 /** Which labels are shown. */
 export function describeControls({ mode, threshold, topK }) {
   if (mode === "best") return `the best ${topK} labels`;
+  if (mode === "filled") return `all found labels, and the best others up to ${topK}`;
   const least = mode === "number" ? threshold.toFixed(2) : "their threshold";
   return `at most ${topK} labels that reach ${least}`;
 }
@@ -86,6 +88,7 @@ export function describeThreshold(threshold, isCalibrated) {
 
 /** Parameters of the request that answers with the found labels alone. */
 export function showParameters({ mode, threshold, topK }) {
+  if (mode === "filled") return { min_labels: [String(topK)] };
   const limit = { top_k: [String(topK)] };
   if (mode === "best") return limit;
   return { threshold: [mode === "number" ? String(threshold) : "calibrated"], ...limit };

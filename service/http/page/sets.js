@@ -62,7 +62,7 @@ export function listSets(sets) {
   const rows = sets.map(makeRow);
   const list = byId("sets");
   const { activeElement } = document;
-  const place = [...list.children].findIndex((row) => row.contains(activeElement));
+  const index = [...list.children].findIndex((row) => row.contains(activeElement));
   const kind = activeElement?.className;
   list.replaceChildren(...rows);
   byId("sets-none").hidden = sets.some((set) => !set.read_only);
@@ -70,7 +70,7 @@ export function listSets(sets) {
   byId("new-set-form").hidden = byId("own").hidden;
   const now = listed.find((set) => set.name === viewed)?.version;
   if (viewed && now !== before) view(now ? viewed : null, false);
-  if (place < 0) return;
+  if (index < 0) return;
   const buttons = [...list.querySelectorAll("button")].filter((button) => button.className === kind);
   const next = buttons.find((button) => button.value === activeElement.value) ?? buttons[0];
   (next ?? byId("new-open")).focus();

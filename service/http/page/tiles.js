@@ -62,7 +62,7 @@ export async function drawPictures() {
   if (isDrawing) return;
   isDrawing = true;
   while (undrawn.size > 0) {
-    const tile = [...near].find((each) => undrawn.has(each)) ?? undrawn.keys().next().value;
+    const tile = [...near].find((other) => undrawn.has(other)) ?? undrawn.keys().next().value;
     const { photo, image } = undrawn.get(tile);
     undrawn.delete(tile);
     watch.unobserve(tile);

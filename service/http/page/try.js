@@ -10,7 +10,7 @@ import { describePeak, drawMap } from "./map.js";
 import { showRequest } from "./request.js";
 import { makeColumn } from "./results.js";
 import { openNewSet } from "./sets.js";
-import { MOST_LABELS, RANKED, choiceParameters, describeControls, describeThreshold, groupLabels } from "./scores.js";
+import { MOST_LABELS, RANKED, choiceParameters, describeControls, describeThreshold, groupLabels, isFound } from "./scores.js";
 import { openTab } from "./tabs.js";
 
 const PHONE = matchMedia("(max-width: 59.99rem)");
@@ -177,10 +177,10 @@ async function pressLabel(column, label) {
   try {
     const grid = await askMap(column, label.label, signal);
     if (shown.pressed !== pressed) return;
-    const isFound = grid?.flat().some((weight) => weight > 0);
-    byId("map").hidden = !isFound;
-    if (isFound) drawMap(byId("map"), byId("photo"), grid, shown.info.input);
-    byId("map-caption").textContent = isFound
+    const hasPeak = grid?.flat().some((weight) => weight > 0);
+    byId("map").hidden = !hasPeak;
+    if (hasPeak) drawMap(byId("map"), byId("photo"), grid, shown.info.input);
+    byId("map-caption").textContent = hasPeak
       ? `Bright: where the model looked for “${label.label}”, most of all ${describePeak(byId("photo"), grid, shown.info.input)}.`
       : `The map of “${label.label}” is empty.`;
     document.querySelector(".label[aria-pressed=true]")?.scrollIntoView({ block: "nearest" }); // the photo may cover it
@@ -206,6 +206,7 @@ function hideMap() {
 export function render() {
   const controls = readControls();
   byId("number").hidden = controls.mode !== "number";
+  byId("limit").textContent = controls.mode === "filled" ? "At least" : "At most";
   byId("threshold-value").textContent = controls.threshold.toFixed(2);
   const meaning = shown.info ? describeThreshold(controls.threshold, isCalibrated()) : "";
   byId("threshold-meaning").textContent = meaning;
@@ -223,12 +224,12 @@ export function render() {
   const groups = shown.columns.map((column) => groupLabels(column.answer.labels, controls, column));
   const focused = document.activeElement;
   const { children } = byId("results");
-  const place = [...children].findIndex((column) => column.contains(focused));
+  const index = [...children].findIndex((column) => column.contains(focused));
   byId("results").replaceChildren(
     ...shown.columns.map((column, i) => drawColumn(column, groups, i, controls)),
   );
   const again = `[data-label="${CSS.escape(focused?.dataset.label)}"]`;
-  children[place]?.querySelector(again)?.focus();
+  children[index]?.querySelector(again)?.focus();
   showRequest(shown.columns[0], controls);
   speak(groups[0].found);
 }
@@ -257,6 +258,7 @@ function drawColumn(column, groups, i, controls) {
     shared: new Set(others.map((label) => label.label)),
     threshold: controls.mode === "number" ? controls.threshold : null,
     onCopy: copyTags,
+    isFound: (label) => isFound(label, controls),
     hasMap,
     onPress: (label) => pressLabel(column, label),
     pressed: shown.pressed?.column === column ? shown.pressed.label : null,

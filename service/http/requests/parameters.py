@@ -14,7 +14,7 @@ from service.errors import InvalidParameters, InvalidValue, RepeatedField, descr
 from service.fields import is_utf8, validate
 from service.labels.definition import check_candidates
 from service.pipeline.served import ServedPipeline
-from service.question import Question
+from service.question import TWO_LIMITS, Question
 
 LIST_PARAMETERS = frozenset({"include", "exclude", "category", "label_set", "candidate_labels"})
 SINGLE_PARAMETERS = frozenset(Question.model_fields) - LIST_PARAMETERS
@@ -124,4 +124,7 @@ def _merge(query: Question, fields: dict[str, Any]) -> Question:
     for name, value in given.items():
         if getattr(body, name) not in (None, value):
             raise RepeatedField(name)
-    return body.model_copy(update=given)
+    merged = body.model_copy(update=given)
+    if merged.top_k is not None and merged.min_labels is not None:
+        raise InvalidParameters([InvalidValue("body", "min_labels", TWO_LIMITS)])
+    return merged

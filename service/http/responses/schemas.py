@@ -86,6 +86,10 @@ class ScoredLabelAnswer(_Answer):
     label: str = Field(examples=["dog"])
     score: Share = Field(description="Rounded to six decimals, as `threshold`.", examples=[0.93])
     threshold: Share = Field(description="Lowest score of a present label.", examples=[0.61])
+    found: bool = Field(
+        description="Whether the label would answer the same request without `top_k` and "
+        "`min_labels`: without `threshold`, of a set with `ranked` the 5 best, of ratings the best."
+    )
     source: Source = Field(description="How the model knows the label.")
     calibrated: bool = Field(description="Whether `threshold` is the label's own.")
     category: _Category = None
@@ -292,12 +296,12 @@ def answer_info(pipeline: Pipeline) -> InfoAnswer:
     head: dict[str, Any] | None = None
     open_head: dict[str, Any] | None = None
     if card.trained_head is not None:
-        head = {**dict(card.trained_head), "maps": pipeline.explainer.knows_trained}
+        head = {**dict(card.trained_head), "maps": pipeline.explainer.has_trained}
     if encoders is not None:
         open_head = {
             **dict(encoders.head),
             "encodes_text": encoders.encodes_text,
-            "maps": pipeline.explainer.knows_open,
+            "maps": pipeline.explainer.has_open,
             "ranked": encoders.head.ranked,
         }
         if not pipeline.settings.screen:

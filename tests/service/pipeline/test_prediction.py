@@ -30,8 +30,8 @@ def test_decoding_time_is_subtracted_from_its_run(place: int, inference_ms: floa
 
 def test_described_prediction_has_maps_and_overlays_of_its_explained_labels_only() -> None:
     labels = (
-        ScoredLabel("cat", 0.9, 0.5, "trained", calibrated=True),
-        ScoredLabel("dog", 0.6, 0.5, "text", calibrated=False),
+        ScoredLabel("cat", 0.9, 0.5, True, "trained", True, "animal"),
+        ScoredLabel("dog", 0.4, 0.5, False, "zero_shot", False),
     )
     cells = Explanation(np.eye(2, dtype=np.float32), None)
     prediction = Prediction(48, 32, labels, TIMINGS, (cells,))
@@ -39,10 +39,14 @@ def test_described_prediction_has_maps_and_overlays_of_its_explained_labels_only
         assert prediction.describe(["cat.png"]) == {
             "image": {"width": 48, "height": 32},
             "labels": [
-                {**vars(labels[0]), "map": [[1, 0], [0, 1]], "overlay": "cat.png"},
                 {
-                    **{"label": "dog", "score": 0.6, "threshold": 0.5, "source": "text"},
-                    "calibrated": False,
+                    **{"label": "cat", "score": 0.9, "threshold": 0.5, "found": True},
+                    **{"source": "trained", "calibrated": True, "category": "animal"},
+                    **{"map": [[1, 0], [0, 1]], "overlay": "cat.png"},
+                },
+                {
+                    **{"label": "dog", "score": 0.4, "threshold": 0.5, "found": False},
+                    **{"source": "zero_shot", "calibrated": False},
                 },
             ],
             "timings": {"decode_ms": 1, "queue_ms": 2, "inference_ms": 3, "total_ms": 6},
@@ -68,7 +72,7 @@ def test_described_embedding_is_a_list_or_base64_after_the_labels() -> None:
 def test_described_scores_are_rounded_and_stay_at_or_above_their_thresholds(
     score: float, threshold: float
 ) -> None:
-    label = ScoredLabel("cat", score, threshold, "trained", calibrated=True)
+    label = ScoredLabel("cat", score, threshold, score >= threshold, "trained", True)
     (described,) = Prediction(1, 1, (label,), TIMINGS).describe()["labels"]
     for value, exact in ((described["score"], score), (described["threshold"], threshold)):
         assert value == pytest.approx(round(value, 6), rel=0, abs=0, nan_ok=True)

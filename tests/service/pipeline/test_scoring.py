@@ -188,8 +188,7 @@ def test_category_restricts_the_labels_and_of_ratings_the_best_is_in_the_answer(
     shown = score_labels([np.array(each) for each in logits], selection)
     assert [label.label for label in shown if label.source == "trained"] == expected
     for label in shown:
-        assert vars(label).get("category") == TAGS.categories.get(label.label)
-        assert ("category" in vars(label)) == (label.category is not None)
+        assert label.category == TAGS.categories.get(label.label)
 
 
 def test_softmax_with_ratings_answers_with_its_best_label() -> None:

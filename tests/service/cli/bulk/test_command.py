@@ -85,12 +85,12 @@ def test_add_new_asks_the_results_question_of_new_photos(
 ) -> None:
     add_new = partial(run, photos, tmp_path / "a", "--add-new")
     assert_refused(add_new, "a has no results: run bulk without --add-new and --from first")
-    question = ("--top-k", "1", "--exclude", "cat", "--embeddings")
+    question = ("--min-labels", "4", "--exclude", "cat", "--embeddings")
     assert run(photos, tmp_path / "a", *question)[0] == 0
     (photos / "00.png").rename(photos / "new.png")
     assert add_new() == (0, "1 tagged, 0 failed, 2 done before, 1 gone\n", "")
     rows = pq.read_table(tmp_path / "a").to_pylist()
-    assert [len(row["labels"]) for row in rows] == [1, 1, 1, 1]
+    assert [len(row["labels"]) for row in rows] == [4, 4, 4, 4]
     assert None not in {row["embedding"] and len(row["embedding"]) for row in rows}
     for flags in (question[:2], question[-1:]):
         assert_refused(add_new, "--add-new asks as before: leave out", *flags)

@@ -6,10 +6,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from service.cli.bulk.parts import QUESTION_FILE, Record, open_parts
+from service.cli.bulk.parts import FLAGGED, QUESTION_FILE, Record, open_parts, open_results
 from service.errors import StartError
 
 QUESTION: dict[str, Any] = {"model": "tiny", "label_sets": [], "question": {"top_k": 2}}
+FLAGS = QUESTION | {FLAGGED: True}
 LABEL = {"label": "cat", "score": 0.5, "threshold": 0.4, "source": "trained", "calibrated": True}
 
 
@@ -74,6 +75,20 @@ def test_open_parts_refuses_another_question_and_parts_without_one(tmp_path: Pat
     assert_not_opened(tmp_path, QUESTION_FILE, QUESTION | {"model": "large"})
     (tmp_path / QUESTION_FILE).unlink()
     assert_not_opened(tmp_path, "parts but no")
+
+
+def test_folder_of_an_earlier_version_continues_without_flags(tmp_path: Path) -> None:
+    found = [LABEL | {"found": False}, LABEL | {"label": "dog", "found": True}]
+    for folder, begun in ((tmp_path / "old", QUESTION), (tmp_path / "new", FLAGS)):
+        with open_parts(str(folder), begun) as parts:
+            parts.write([record("a")] if begun is QUESTION else [record("a") | {"labels": found}])
+        with open_parts(str(folder), FLAGS) as parts:
+            parts.write([record("b") | {"labels": found}])
+        labels = pq.read_table(folder)["labels"].to_pylist()
+        assert {"found" in label for row in labels for label in row} == {begun is FLAGS}
+        names = dict(open_results(str(folder)).read_found())
+        assert names["b"] == (["dog"] if begun is FLAGS else ["cat", "dog"])
+    assert_not_opened(tmp_path / "new", QUESTION_FILE, QUESTION)
 
 
 def test_open_parts_refuses_a_second_run_at_the_same_time(tmp_path: Path) -> None:

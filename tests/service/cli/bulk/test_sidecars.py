@@ -14,7 +14,7 @@ import pytest
 from service.cli.bulk.parts import open_parts
 from service.cli.bulk.sidecars import find_folder, write_sidecars
 from service.errors import StartError
-from tests.service.cli.bulk.test_parts import LABEL, QUESTION, record
+from tests.service.cli.bulk.test_parts import FLAGS, LABEL, QUESTION, record
 
 FOREIGN = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 <x:xmpmeta xmlns:x="adobe:ns:meta/" x:xmptk="XMP Core 4.4.0-Exiv2">
@@ -49,10 +49,10 @@ def tag(folder: Path, tmp_path: Path) -> Tag:
 
     def tag_one(*labels: str, name: str = "a.jpg") -> dict[str, int]:
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        weak = LABEL | {"label": "weak", "score": 0.1}
-        found = [LABEL | {"label": label} for label in labels] + [weak]
-        with open_parts(str(tmp_path / "out"), QUESTION) as parts:
-            parts.write([record("bad.jpg", "broken"), record(name) | {"labels": found}])
+        rows = [LABEL | {"label": label, "score": 0.1, "found": True} for label in labels]
+        rows.append(LABEL | {"label": "other", "found": False})
+        with open_parts(str(tmp_path / "out"), FLAGS) as parts:
+            parts.write([record("bad.jpg", "broken"), record(name) | {"labels": rows}])
         return dict(write_sidecars(str(tmp_path / "out"), folder))
 
     return tag_one
@@ -77,9 +77,7 @@ def expect(*labels: str) -> dict[str, list[str]]:
     return {name: [prefix + label for label in labels] for name, prefix in PREFIXES.items()}
 
 
-def test_labels_at_their_threshold_are_tags_until_a_later_run_lacks_them(
-    tag: Tag, folder: Path
-) -> None:
+def test_found_labels_are_tags_until_a_later_run_lacks_them(tag: Tag, folder: Path) -> None:
     sidecar = folder / "a.jpg.xmp"
     assert tag() == {"sidecars": 0}
     assert not sidecar.exists()
@@ -191,6 +189,6 @@ def test_sidecars_need_a_local_folder(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("photos/a.jpg\n")
     for location in ("s3://bucket/photos", str(tmp_path / "list.txt"), str(tmp_path / "none")):
         with pytest.raises(StartError, match="--xmp needs a local folder of photos"):
-            find_folder(location, again=False)
+            find_folder(location, from_results=False)
     with open_parts(str(tmp_path / "out"), QUESTION | {"photos": str(folder)}):
-        assert find_folder(str(tmp_path / "out"), again=True) == folder
+        assert find_folder(str(tmp_path / "out"), from_results=True) == folder

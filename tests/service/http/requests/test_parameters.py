@@ -25,7 +25,7 @@ def read(text: str) -> Question:
 
 def test_every_parameter_is_either_single_or_a_list() -> None:
     assert sorted(SINGLE_PARAMETERS) == [
-        *("embedding", "explain", "min_version", "threshold", "top_k")
+        *("embedding", "explain", "min_labels", "min_version", "threshold", "top_k")
     ]
     for name, field in Question.model_fields.items():
         assert ("list" in str(field.annotation)) is (name in LIST_PARAMETERS)

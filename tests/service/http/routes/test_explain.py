@@ -31,7 +31,7 @@ def assert_map(cells: Any) -> None:
 def test_without_explain_the_answer_has_neither_map_nor_overlay(client: TestClient) -> None:
     for parameters in ({}, {"explain": "false"}):
         for label in ask(client, top_k=5, **parameters):
-            assert list(label) == ["label", "score", "threshold", "source", "calibrated"]
+            assert list(label) == ["label", "score", "threshold", "found", "source", "calibrated"]
 
 
 def test_every_trained_and_zero_shot_label_gets_its_map(client: TestClient) -> None:

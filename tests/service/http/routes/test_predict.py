@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from textwrap import wrap
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -58,6 +59,45 @@ def test_bad_parameter_is_422_naming_it(client: TestClient) -> None:
     for where, answer in (("query", in_query), ("body", in_form)):
         (error,) = assert_problem(answer, 422, "invalid_parameters")["errors"]
         assert (error["where"], error["name"]) == (where, "top_k")
+
+
+def test_found_labels_are_filled_up_with_the_best_others(client: TestClient) -> None:
+    ranking = send_image(client, params={"top_k": 9}).json()["labels"]
+    plain = send_image(client).json()["labels"]
+    assert [label for label in ranking if label["found"]] == plain
+    for least in (1, len(plain) + 1, 9):
+        others = [label for label in ranking if not label["found"]][: max(0, least - len(plain))]
+        expected = [label for label in ranking if label["found"] or label in others]
+        for response in (
+            send_image(client, params={"min_labels": least}),
+            send_image(client, data={"min_labels": str(least)}),
+            client.post("/predict", json={"image": to_base64(PHOTO), "min_labels": least}),
+        ):
+            assert response.json()["labels"] == expected
+        (result,) = send_images(client, [PHOTO], params={"min_labels": least}).json()["results"]
+        assert result["labels"] == expected
+    number = send_image(client, params={"min_labels": 9, "threshold": 0.6}).json()["labels"]
+    assert [label["found"] for label in number] == [label["score"] >= 0.6 for label in number]
+
+
+@pytest.mark.parametrize(
+    ("query", "form", "reason"),
+    [
+        ({"min_labels": 0}, {}, "greater than or equal to 1"),
+        ({"min_labels": "some"}, {}, "valid integer"),
+        ({"min_labels": 3, "top_k": 3}, {}, "Give either min_labels or top_k, not both"),
+        ({"top_k": 3}, {"min_labels": "3"}, "Give either min_labels or top_k, not both"),
+        ({}, {"min_labels": "3", "top_k": "3"}, "Give either min_labels or top_k, not both"),
+    ],
+)
+def test_min_labels_is_at_least_1_and_without_top_k(
+    client: TestClient, query: dict[str, Any], form: dict[str, str], reason: str
+) -> None:
+    refused = send_image(client, params=query, data=form)
+    (error,) = assert_problem(refused, 422, "invalid_parameters")["errors"]
+    assert error["name"] == "min_labels"
+    assert reason in error["reason"]
+    assert len(labels_of(send_image(client, params={"min_labels": 3}))) >= 3
 
 
 def test_empty_parameters_are_ignored(client: TestClient) -> None:

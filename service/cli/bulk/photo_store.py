@@ -56,8 +56,9 @@ def open_photos(location: str, exclude: Sequence[str] = ()) -> tuple[PhotoStore,
         else:
             raise StartError(f"{location}: no such folder or list")
     except OSError as error:
-        place = error.filename or location
-        raise StartError(f"{place}: {error.strerror or 'cannot be read'}") from error
+        raise StartError(
+            f"{error.filename or location}: {error.strerror or 'cannot be read'}"
+        ) from error
     if not names:
         raise StartError(f"{location} has no photos{explain_none(left_out)}")
     if left_out:
@@ -89,8 +90,8 @@ def read_file(filesystem: fs.FileSystem, path: str, max_bytes: int | None = None
 def _search_folder(store: PhotoStore, exclude: Sequence[str]) -> tuple[list[str], LeftOut]:
     if isinstance(store.filesystem, fs.LocalFileSystem):
         return list_photos(store.folder, exclude)
-    found = store.filesystem.get_file_info(fs.FileSelector(store.folder, recursive=True))
-    files = (info.path for info in found if info.type == fs.FileType.File)
+    entries = store.filesystem.get_file_info(fs.FileSelector(store.folder, recursive=True))
+    files = (info.path for info in entries if info.type == fs.FileType.File)
     names = (posixpath.relpath(path, store.folder) for path in files)
     return split_photos(names, functools.partial(store.read, max_bytes=START_BYTES), exclude)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from service.cli.bulk.photos import open_photos
+from service.cli.bulk.photo_store import open_photos
 from service.errors import StartError
 from tests.support.photos import make_photo
 
@@ -64,7 +64,7 @@ def test_open_photos_finds_a_photo_of_an_object_store_by_its_content(
     (folder / "e").write_bytes(make_photo())
     (folder / "f").write_text("no photo")
     store = fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
-    monkeypatch.setattr("service.cli.bulk.photos.open_filesystem", lambda _: (store, ""))
+    monkeypatch.setattr("service.cli.bulk.photo_store.open_filesystem", lambda _: (store, ""))
     assert open_photos("store")[1:] == (["a.jpg", "b.PNG", "e", "sub/deep/c.webp"], 4)
 
 

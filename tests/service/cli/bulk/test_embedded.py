@@ -57,7 +57,9 @@ def job(tmp_path: Path) -> BulkJob:
     first = Question(embedding=True, label_set=["everyday"])
     job = BulkJob(str(tmp_path / "photos"), str(tmp_path / "first"), first, settings, 3)
     assert run(job) == Totals(tagged=5, failed=1)
-    return replace(job, photos=job.out, out=str(tmp_path / "out"), question=LABELS, again=True)
+    return replace(
+        job, photos=job.out, out=str(tmp_path / "out"), question=LABELS, from_results=True
+    )
 
 
 def run(job: BulkJob) -> Totals:
@@ -73,7 +75,9 @@ def test_answers_without_photos_are_those_of_the_photos(job: BulkJob, tmp_path: 
     assert table.schema.field("embedding").type == pa.list_(pa.float32())
     vectors = table["embedding"].drop_null().to_pylist()
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), np.ones(5), atol=1e-6)
-    photos = replace(job, photos=str(tmp_path / "photos"), out=str(tmp_path / "fresh"), again=False)
+    photos = replace(
+        job, photos=str(tmp_path / "photos"), out=str(tmp_path / "fresh"), from_results=False
+    )
     run(photos)
     shutil.rmtree(tmp_path / "photos")
     assert run(job) == Totals(tagged=5, failed=1)
@@ -99,10 +103,10 @@ def test_sets_of_examples_alone_need_no_photos(job: BulkJob, tmp_path: Path) -> 
 
     learn()
     question = Question(label_set=["mine"], threshold=0.0)
-    photos = replace(job, photos=str(tmp_path / "photos"), again=False, settings=settings)
+    photos = replace(job, photos=str(tmp_path / "photos"), from_results=False, settings=settings)
     first = replace(photos, out=str(tmp_path / "embedded"), question=Question(embedding=True))
     fresh = replace(photos, out=str(tmp_path / "fresh"), question=question)
-    again = replace(first, photos=first.out, out=job.out, question=question, again=True)
+    again = replace(first, photos=first.out, out=job.out, question=question, from_results=True)
     for each in (first, fresh, again):
         assert run(each) == Totals(tagged=5, failed=1)
     found, expected = read_rows(again.out), read_rows(fresh.out)

@@ -1,11 +1,12 @@
 """`bulk --from`: answers from the embeddings of an earlier run, for labels that need no more."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
 
-from service.cli.bulk.parts import ENCODER, PartFolder, Record, make_record, open_embedded
+from service.cli.bulk.parts import ENCODER, PartFolder, Record, make_record, open_results
 from service.engine.engine import Engine
 from service.errors import StartError, quote
 from service.pipeline.pipeline import Pipeline
@@ -19,12 +20,19 @@ _NO_TIMES = Timings(0.0, 0.0, 0.0, 0.0)
 
 
 def open_earlier(location: str) -> tuple[PartFolder, list[str], int]:
-    """Returns the results of a run with embeddings, its photos, and 0 things left out."""
-    earlier = open_embedded(location)
+    """Returns the results of a run with embeddings, its photos, and 0 things left out.
+
+    Raises StartError if there are none.
+    """
+    earlier = None
+    with suppress(StartError):
+        earlier = open_results(location)
+    if earlier is None or not isinstance(earlier.question.get(ENCODER), str):
+        raise StartError(f"{location} has no embeddings: run bulk --embeddings on the photos first")
     return earlier, list(earlier.read_done()), 0
 
 
-def prepare_again(
+def prepare_answers(
     pipeline: Pipeline, selection: Selection, earlier: PartFolder
 ) -> Callable[[Sequence[str]], AsyncGenerator[Record]]:
     """Returns a function that yields records; raises StartError if labels need the photos."""
@@ -35,7 +43,7 @@ def prepare_again(
         )
     fit = ("zero_shot", "examples") if pipeline.bundle.card.has_two_towers else ("examples",)
     parts = [part for part in selection.parts if part.labels.source not in fit]
-    others = [part.labels.names[place] for part in parts for place in part.chosen]
+    others = [part.labels.names[position] for part in parts for position in part.chosen]
     if others:
         shown = ", ".join(map(quote, others[:_LABELS_SHOWN]))
         raise StartError(
@@ -52,12 +60,12 @@ async def _answer(
     assert isinstance(engine, Engine)
     for rows in earlier.read_embedded(names, _ROWS_PER_RUN):
         embeddings = rows.column("embedding").to_numpy(zero_copy_only=False)
-        usable = [each for each in embeddings if each is not None]
+        usable = [embedding for embedding in embeddings if embedding is not None]
         scored = iter(engine.score(np.stack(usable), selection.heads) if usable else ())
         records = rows.drop_columns(["embedding"]).to_pylist()
         for record, embedding in zip(records, embeddings, strict=True):
             if embedding is not None:
                 labels = score_labels(next(scored).logits, selection, embedding)
-                found = Prediction(record["width"], record["height"], labels, _NO_TIMES)
-                record = make_record(record["photo"], found)
+                prediction = Prediction(record["width"], record["height"], labels, _NO_TIMES)
+                record = make_record(record["photo"], prediction)
             yield record
