@@ -54,7 +54,7 @@ test-fast: $(DEV)/.installed ## Run the tests of service, client and project, in
 	$(DEV_BIN)/python -m pytest $(PARALLEL) tests/service tests/client tests/project
 
 test-scale: $(DEV)/.ray ## Test replicas behind nginx and Ray at length (needs nginx and PostgreSQL)
-	SCALE_TEST=full $(DEV_BIN)/python -m pytest tests/scale
+	SCALE_TEST=full $(DEV_BIN)/python -m pytest tests/scale -m "slow or not slow"
 
 lint: check ## The same, and look up known advisories on the network
 	$(DEV_BIN)/python constraints/audit.py
