@@ -22,7 +22,7 @@ from service.http.telemetry.access import PROBES, RAW_REQUEST_ID, choose_request
 from service.http.telemetry.metrics import Metrics
 from service.logs import EventCounter
 from service.pipeline.served import ServedPipeline
-from service.process.protocol.limited import SURPLUS, Refusal
+from service.process.protocol.connection import SURPLUS, Refusal
 
 _BODIES: dict[type[BusyError], bytes] = {
     error: describe_problem(error, "%b").model_dump_json(exclude_none=True).encode()

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from service.process.protocol.connections import Connections
+from service.process.protocol.open_connections import Connections
 from service.process.protocol.parser import SteadyParser
 from service.process.protocol.transport import LingeringTransport
 from service.settings import Settings
