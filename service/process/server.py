@@ -26,8 +26,8 @@ from service.http.routes import predict, status
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.served import OpenPipeline, ServedPipeline
 from service.process.ports import Ports
-from service.process.protocol.open_connections import Connections
 from service.process.protocol.connection import LimitedProtocol, Refuse
+from service.process.protocol.open_connections import Connections
 from service.process.shedding import Shedder
 from service.process.workers import NOT_RELOADED, RELOADED, Worker, has_lost_terminal
 from service.scheduling.cpu import set_thread_scheduling

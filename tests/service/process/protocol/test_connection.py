@@ -12,8 +12,8 @@ from uvicorn.protocols.http import httptools_impl
 from uvicorn.server import ServerState
 
 from service.errors import StartError
-from service.process.protocol.open_connections import Connections
 from service.process.protocol.connection import LimitedProtocol, Refusal, Refuse
+from service.process.protocol.open_connections import Connections
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
