@@ -12,10 +12,11 @@ from models.heads.zero_shot import ZeroShotMLDecoder
 from models.metrics import average_precisions
 from models.train.cache import Array, cache_outputs
 from models.train.command import RunContext
-from models.train.losses import asymmetric_loss, augment_queries
+from models.train.losses import asymmetric_loss
 from models.train.run import Task, group_parameters
 from models.train.views import Photos, Transform, describe_files
 from models.train_open.losses import (
+    augment_queries,
     choose_columns,
     classifier_loss,
     matching_loss,
@@ -85,7 +86,7 @@ class OpenTask(Task[Batch]):
         self.network.to(self.device)
         if self.trained is not None:
             self.trained.head.to(self.device)
-        self.label_loss = asymmetric_loss(recipe.gamma_neg, 0.0, recipe.clip)
+        self.label_loss = asymmetric_loss(recipe.gamma_neg, recipe.clip)
         self.num_batches = len(self.train.labels) // recipe.batch_size
         rates = (
             (parameter, recipe.classifier_lr if name.startswith("votes.") else recipe.lr)
