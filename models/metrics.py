@@ -44,7 +44,7 @@ def _average_precision(scores: Tensor, targets: Tensor) -> float:
 
 
 def mean_average_precision(scores: Tensor, targets: Tensor) -> float:
-    """Returns the mean of `average_precisions`, ignoring NaN; raises MetricError."""
+    """Returns the mean of `average_precisions` without NaN; raises MetricError as it does."""
     return float(average_precisions(scores, targets).nanmean())
 
 

@@ -137,8 +137,8 @@ def test_each_loss_falls_on_its_own(loss: str, runs: Runs) -> None:
 def test_trained_labels_are_matched_by_name(sources: Sources) -> None:
     names = Vocabulary(("red", "blue", "green"), ("grey",), ())
     matched = match_labels(sources, names)
-    assert matched.theirs.tolist() == [2, 0]
-    assert matched.ours.tolist() == [0, 2]
+    assert matched.head_columns.tolist() == [2, 0]
+    assert matched.run_columns.tolist() == [0, 2]
     assert match_labels(sources, Vocabulary(("blue",), ("grey",), ())) is None
     assert match_labels(replace(sources, label_names=()), names) is None
 
