@@ -18,8 +18,8 @@ from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError, Hints, add_hint_flags, read_hints
 from models.commands import report_mistakes, run_command
 from models.data.labelled_folder import read_labelled_folder
-from models.data.records import DataError, LabelledFolder, keep_relevant
-from models.metrics import report_multi_label, report_single_label, report_zero_shot
+from models.data.records import LabelledFolder
+from models.metrics import report_multi_label, report_single_label
 from models.train.views import Photos, evaluation_transform
 
 
@@ -32,8 +32,6 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--data", type=Path, required=True, help="labelled folder")
     add("--split", default="test")
-    add("--relevant-photos", action="store_true", help="only photos with a label, zero-shot with "
-        "an unseen one, as ML-Decoder's authors (default: all)")  # fmt: skip
     add("--precision", default="fp32", choices=["fp32", "fp16", "int8"], help="of a bundle")
     add_hint_flags(parser)
     given = parser.parse_args(argv)
@@ -46,8 +44,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def _evaluate(given: argparse.Namespace) -> None:
     folder = read_labelled_folder(given.data)
-    if given.relevant_photos:
-        folder = keep_relevant(folder)
     if given.bundle is None:
         checkpoint = read_checkpoint(given.checkpoint, read_hints(given))
         lines = report(checkpoint, folder, given.split)
@@ -59,33 +55,24 @@ def _evaluate(given: argparse.Namespace) -> None:
 
 
 def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterator[str]:
-    """Yields the figures that fit the network: multi-label, single-label or zero-shot."""
-    config, vectors = checkpoint.take_network().config, folder.word_vectors
+    """Yields the figures that fit the network: multi-label or single-label."""
     logits, targets = predict(checkpoint, folder, split)
-    if config.activation == "softmax":
+    if checkpoint.take_network().config.activation == "softmax":
         return report_single_label(logits, targets)
-    if config.num_classes is None and vectors is not None:
-        names = folder.label_names
-        return report_zero_shot(logits, targets, names, vectors.seen, vectors.unseen)
     return report_multi_label(logits.sigmoid(), targets, folder.label_names)
 
 
 @torch.inference_mode()
 def predict(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> tuple[Tensor, Tensor]:
-    """Returns logits and targets of a split's photos, float [n, N], in the folder's order."""
+    """Returns logits and targets of a split's photos, float [n, N], in the folder's order.
+
+    Raises CheckpointError if the checkpoint has other labels, or none of its own.
+    """
     network = checkpoint.take_network()
     config = network.config
     columns = _match_labels(config.num_classes, checkpoint.label_names, folder.label_names)
     photos = Photos.of_split(folder, split, evaluation_transform(config.input))
-    embeddings: tuple[Tensor, ...] = ()
-    if config.num_classes is None:
-        vectors = folder.word_vectors
-        if vectors is None:
-            raise DataError(
-                f"data set {folder.name} has no word vectors, which a zero-shot head needs"
-            )
-        embeddings = (torch.from_numpy(vectors.embeddings),)
-    logits = [network(batch, *embeddings) for batch, _ in DataLoader(photos, 8)]
+    logits = [network(batch) for batch, _ in DataLoader(photos, 8)]
     return torch.cat(logits)[:, columns], photos.targets
 
 
@@ -93,8 +80,12 @@ def _match_labels(
     count: int | None, names: tuple[str, ...] | None, wanted: tuple[str, ...]
 ) -> list[int]:
     """Returns the logits' column of each label of the folder."""
-    if count is None or names is None:
-        if count not in (None, len(wanted)):
+    if count is None:
+        raise CheckpointError(
+            "the checkpoint has no labels of its own: it scores any label by an embedding"
+        )
+    if names is None:
+        if count != len(wanted):
             raise CheckpointError(f"the checkpoint has {count} labels, the data set {len(wanted)}")
         return list(range(len(wanted)))  # without names, the order is assumed to be equal
     others = sorted(set(names) ^ set(wanted))

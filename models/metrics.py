@@ -1,9 +1,9 @@
 """Figures of merit of predictions, in percent, and the lines in which commands print them.
 
-Targets are 1 (present), 0 (absent) or -1 (unknown, ignored).
+Targets are 1 (present) or 0 (absent).
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,14 +38,13 @@ def average_precisions(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def _average_precision(scores: Tensor, targets: Tensor) -> float:
-    known = targets >= 0
-    if not ((targets > 0).any() and (targets == 0).any()):
+    if targets.min() == targets.max():
         return float("nan")
-    return float(binary_average_precision(scores[known], targets[known])) * 100
+    return float(binary_average_precision(scores, targets)) * 100
 
 
 def mean_average_precision(scores: Tensor, targets: Tensor) -> float:
-    """Returns the mean of `average_precisions`, ignoring NaN; raises MetricError."""
+    """Returns the mean of `average_precisions` without NaN; raises MetricError as it does."""
     return float(average_precisions(scores, targets).nanmean())
 
 
@@ -72,7 +71,7 @@ def class_and_overall_rates(
     averaged over the labels with a positive (precision is 0 for a label that is never predicted),
     and rates over all decisions.
     """
-    predicted = (scores >= threshold) & (targets >= 0)
+    predicted = scores >= threshold
     if top_k is not None:
         predicted &= _best(scores, top_k)
     hits, made, wanted = _count(predicted, targets > 0)
@@ -81,15 +80,6 @@ def class_and_overall_rates(
         *(float((hits / total.clamp_min(1))[counted].mean()) * 100 for total in (made, wanted))
     )
     return by_class, _overall(hits, made, wanted)
-
-
-def rates_at_k(scores: Tensor, targets: Tensor, k: int) -> Rates:
-    """Computes precision, recall and F1 of exactly k predictions a photo, over all decisions.
-
-    This is F1@k of the zero-shot literature: photos without a positive are left out.
-    """
-    some = (targets > 0).any(dim=1)
-    return _overall(*_count(_best(scores[some], k), targets[some] > 0))
 
 
 def _count(predicted: Tensor, positive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,7 +102,7 @@ def _overall(hits: Tensor, made: Tensor, wanted: Tensor) -> Rates:
 def report_multi_label(scores: Tensor, targets: Tensor, names: Sequence[str]) -> Iterator[str]:
     """Yields each label's average precision, then mAP, CF1, OF1 and the top-3 figures.
 
-    Scores [n, N] are 0..1, predicted from 0.5 on; targets [n, N] are 1, 0 or -1 (unknown).
+    Scores [n, N] are 0..1, predicted from 0.5 on; targets [n, N] are 1 or 0.
     """
     values = average_precisions(scores, targets)
     for name, value in zip(names, values.tolist(), strict=True):
@@ -127,31 +117,13 @@ def report_multi_label(scores: Tensor, targets: Tensor, names: Sequence[str]) ->
 def report_single_label(scores: Tensor, targets: Tensor) -> Iterator[str]:
     """Yields top-1 and top-5 accuracy; targets are one-hot [n, N]."""
     for k in (1, 5):
-        yield _line(f"top-{k} accuracy", rates_at_k(scores, targets, k).recall)
+        hits, made, wanted = _count(_best(scores, k), targets > 0)
+        yield _line(f"top-{k} accuracy", _overall(hits, made, wanted).recall)
 
 
-def report_zero_shot(
-    scores: Tensor,
-    targets: Tensor,
-    names: Sequence[str],
-    seen: Collection[str],
-    unseen: Collection[str],
-) -> Iterator[str]:
-    """Yields mAP, P, R and F1@3, @5 over the unseen labels (ZSL), and with the seen ones (GZSL).
-
-    Scores and targets (1 or 0) are [n, N]; names neither seen nor unseen are ignored.
-    """
-    for kind, counted in (("ZSL", {*unseen}), ("GZSL", {*seen, *unseen})):
-        chosen = [i for i, name in enumerate(names) if name in counted]
-        some, wanted = scores[:, chosen], targets[:, chosen]
-        yield _line(f"{kind} mAP", mean_average_precision(some, wanted))
-        for k in (3, 5):
-            yield from _rate_lines(f"{kind} ", rates_at_k(some, wanted, k), f"@{k}")
-
-
-def _rate_lines(prefix: str, rates: Rates, suffix: str = "") -> Iterator[str]:
+def _rate_lines(prefix: str, rates: Rates) -> Iterator[str]:
     for name, value in (("P", rates.precision), ("R", rates.recall), ("F1", rates.f1)):
-        yield _line(f"{prefix}{name}{suffix}", value)
+        yield _line(f"{prefix}{name}", value)
 
 
 def _line(name: str, value: float) -> str:

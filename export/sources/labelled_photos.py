@@ -62,7 +62,7 @@ class PhotoReader:
 
 @dataclass(frozen=True, eq=False)
 class LabelledPhotos:
-    """One split: n files and their targets, 0 or 1 (-1 if unknown and allowed)."""
+    """One split: n files and their targets, 0 or 1."""
 
     dataset: str  # data set and split, for example `coco18/val`
     label_names: tuple[str, ...]  # N labels, in the order of the logits
@@ -169,10 +169,8 @@ def select_photos(
     split: str,
     label_names: Sequence[str],
     reader: PhotoReader,
-    *,
-    partial: bool = False,
 ) -> LabelledPhotos:
-    """Returns one split with its targets in the model's order; `partial` allows unknown ones (-1).
+    """Returns one split with its targets in the model's order.
 
     Raises UnusablePhotosError unless the data set and the model have the same labels.
     """
@@ -181,10 +179,6 @@ def select_photos(
         raise UnusablePhotosError(
             f"data set {folder.name} and the model do not have the same labels: "
             f"{missing[0]!r} is in one only"
-        )
-    if not folder.complete and not partial:
-        raise UnusablePhotosError(
-            f"data set {folder.name} does not say of every label whether it is absent"
         )
     images = folder.split(split)
     columns = [folder.label_names.index(name) for name in label_names]

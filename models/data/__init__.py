@@ -1,1 +1,1 @@
-"""Labelled photos on disk: `labelled_folder.py` reads any of five layouts."""
+"""Labelled photos on disk: `labelled_folder.py` reads either layout."""

@@ -1,20 +1,12 @@
-"""Recognises the layout of a labelled folder by its files, and reads the two simplest ones."""
+"""Recognises the layout of a labelled folder by its files, and reads this project's own."""
 
-import csv
 import json
 from pathlib import Path
 
-from models.data import coco, nus_wide, pairs
+from models.data import coco
 from models.data.records import DataError, LabelledFolder, LabelledImage, check_labels
 
 _INDEX = "labels.json"
-_SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
-# Of photos to train on. The service reads other formats, and this package imports nothing of it.
-_SUFFIXES = {
-    ".avif", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"
-}  # fmt: skip
-# Thumbnails of Synology and QNAP, and the copies that macOS puts into ZIP files.
-_THUMBNAIL_FOLDERS = frozenset({"@eaDir", "@__thumb", "__MACOSX"})
 
 
 def read_labelled_folder(path: Path) -> LabelledFolder:
@@ -23,7 +15,7 @@ def read_labelled_folder(path: Path) -> LabelledFolder:
         return check_labels(_read(path))
     except KeyError as error:
         raise DataError(f"the index of {path.name} is damaged: {error} is missing") from error
-    except (TypeError, ValueError, AttributeError, OSError, csv.Error) as error:
+    except (TypeError, ValueError, AttributeError, OSError) as error:
         raise DataError(f"the index of {path.name} is damaged: {error}") from error
 
 
@@ -32,16 +24,7 @@ def _read(path: Path) -> LabelledFolder:
         return _read_simple(path)
     if (path / coco.INDEX).is_dir():
         return coco.read_coco(path)
-    if (path / nus_wide.INDEX).is_file():
-        return nus_wide.read_nus_wide(path)
-    files, classes = pairs.find_files(path), _list_classes(path / "train")
-    if ("train", None) in files.values() or (files and not classes):
-        return pairs.read_pairs(path)
-    if (path / "train").is_dir():
-        return _read_classes(path)
-    raise DataError(
-        f"{path} has neither labels.json nor annotations/, nor data.csv, train*.csv or train/"
-    )
+    raise DataError(f"{path} has neither labels.json nor {coco.INDEX}/")
 
 
 def _read_simple(path: Path) -> LabelledFolder:
@@ -69,25 +52,3 @@ def _read_text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"captions and concepts must be texts, not {value!r}")
     return value
-
-
-def _read_classes(path: Path) -> LabelledFolder:
-    """Reads ImageNet's layout, single-label: `train/<class>/*`, `val/<class>/*`, maybe `test/`.
-
-    Ignores CSV files that are no pairs of `train`, such as a log; hidden files and folders, such as
-    `.ipynb_checkpoints`; and folders of thumbnails.
-    """
-    images = [
-        LabelledImage(file, split, (label.name,))
-        for folder, split in _SPLITS.items()
-        for label in _list_classes(path / folder)
-        for file in sorted(label.glob("[!.]*"))
-        if file.suffix.lower() in _SUFFIXES
-    ]
-    names = tuple(label.name for label in _list_classes(path / "train"))
-    return LabelledFolder(path.name, names, tuple(images), single_label=True)
-
-
-def _list_classes(path: Path) -> list[Path]:
-    folders = (child for child in path.glob("[!.]*") if child.is_dir())
-    return sorted(folder for folder in folders if folder.name not in _THUMBNAIL_FOLDERS)

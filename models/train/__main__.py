@@ -4,74 +4,58 @@ Writes `model.safetensors`, `recipe.json`, `metrics.csv` and the state to resume
 """
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 from models.checkpoints.checkpoint import write_checkpoint
 from models.checkpoints.files import read_file
 from models.commands import report_mistakes, run_command
-from models.data.records import check_labels_of_photos, keep_relevant
 from models.train.build import build_network, start_from
 from models.train.command import RunContext, make_context, make_parser, read_recipe
 from models.train.recipe import Recipe
-from models.train.run import Run, RunFolder, make_accelerator, seed_everything
+from models.train.run import Run, RunFolder, seed_everything
 from models.train.task import make_task
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 for a mistake in the request."""
-    parser = make_parser("python -m models.train", __doc__, Recipe)
-    parser.add_argument("--device", choices=["auto", "cpu"], default="auto",
-                        help="auto: as `accelerate` is configured")  # fmt: skip
-    arguments = parser.parse_args(argv)
+    arguments = make_parser("python -m models.train", __doc__, Recipe).parse_args(argv)
     return report_mistakes(lambda: _train(arguments))
 
 
 def _train(arguments: argparse.Namespace) -> None:
     recipe = read_recipe(arguments, Recipe)
-    accelerator = make_accelerator(
-        cpu=arguments.device == "cpu",
-        mixed_precision=recipe.mixed_precision,
-        accumulate=recipe.accumulate,
-    )
-    context = make_context(arguments, accelerator, accelerator.device)
+    context = make_context(arguments)
     score = train(context, recipe, arguments.init)
-    if accelerator.is_main_process:
-        print(f"{context.out / 'model.safetensors'}: {score:.2f} mAP on validation")
+    print(f"{context.out / 'model.safetensors'}: {score:.2f} mAP on validation")
 
 
 def train(context: RunContext, recipe: Recipe, init: Path | None = None) -> float:
     """Trains a network, writes its checkpoint and returns its mAP on validation, percent."""
-    if recipe.relevant_photos:
-        context = replace(context, data=keep_relevant(context.data))
     data = context.data
-    check_labels_of_photos(data, single_label=recipe.single_label)
     start = None if init is None else read_file(init)
     fingerprint = "" if start is None else start.sha256
     photos = len(data.split("train"))
     identity = recipe.model_dump() | {
         "label_names": list(data.label_names),
         "photos": photos,
-        "processes": context.accelerator.num_processes,
         "init": fingerprint,
     }
     folder = RunFolder(context.out, identity)
     seed_everything(recipe.seed)
     network = build_network(recipe, data, recipe.pretrained and init is None)
     if start is not None:
-        context.accelerator.print(f"{start.name}: took {start_from(network, start)}")
+        print(f"{start.name}: took {start_from(network, start)}")
         start = None  # frees its tensors
     # The task shares tail and head with the network, whose frozen part never changes.
     task = make_task(network, recipe, context, fingerprint)
-    score = Run(task, recipe, folder, context.accelerator).fit()["val_mAP_percent"]
-    if context.accelerator.is_main_process:
-        notes = {
-            "training_data": f"{data.name}, {photos} photos",
-            "val_mAP_percent": f"{score:.3f}",
-            "recipe": recipe.model_dump_json(),
-        }
-        names = () if network.config.num_classes is None else data.label_names
-        write_checkpoint(context.out / "model.safetensors", network.cpu(), names, notes)
+    run = Run(task, recipe, folder, context.device, recipe.mixed_precision)
+    score = run.fit()["val_mAP_percent"]
+    notes = {
+        "training_data": f"{data.name}, {photos} photos",
+        "val_mAP_percent": f"{score:.3f}",
+        "recipe": recipe.model_dump_json(),
+    }
+    write_checkpoint(context.out / "model.safetensors", network.cpu(), data.label_names, notes)
     return score
 
 

@@ -1,7 +1,5 @@
 """A recipe's network before training: a fresh head, and the weights that `--init` gives."""
 
-import math
-
 from torch import nn
 
 from models.backbones.backbone import Backbone, input_config
@@ -11,11 +9,11 @@ from models.checkpoints.files import CheckpointFile
 from models.checkpoints.layouts.backbones import add_counters, take_pooled_norm
 from models.checkpoints.preparation import TAGS
 from models.checkpoints.pretrained import load_pretrained
-from models.config import HeadConfig, InputConfig, NetworkConfig
-from models.data.records import DataError, LabelledFolder
-from models.network import HEADS, Network
+from models.config import GapConfig, HeadConfig, InputConfig, MLDecoderConfig, NetworkConfig
+from models.data.records import LabelledFolder
+from models.network import Network
 from models.timm_model import BackboneError
-from models.train.recipe import WHOLE_BACKBONE, Recipe, RecipeError
+from models.train.recipe import WHOLE_BACKBONE, Recipe
 
 # Prefixes of the pooling and the classifiers that timm and TResNet's authors put on a backbone.
 _CLASSIFIERS = (
@@ -30,20 +28,18 @@ def build_network(recipe: Recipe, data: LabelledFolder, pretrained: bool) -> Net
     """Builds the recipe's network with a fresh head for the labels of a data set."""
     size = (recipe.image_size, recipe.image_size)
     backbone = Backbone(recipe.backbone, size)
-    tokens = backbone.count_tokens(size)
-    crop_tokens = backbone.count_tokens((recipe.crop_size, recipe.crop_size))
-    if recipe.head == "query2label" and crop_tokens != tokens:
-        raise RecipeError(
-            f"recipe: train_size: crops have {crop_tokens} tokens and photos {tokens}, but the "
-            "positions of query2label are bound to one grid"
+    for side in (recipe.image_size, recipe.crop_size):
+        backbone.count_tokens((side, side))  # refuses a size that the backbone does not take
+    if backbone.num_stages == 1 and 0 < recipe.frozen_stages < WHOLE_BACKBONE:
+        raise BackboneError(
+            f"{backbone.name} cannot be cut between stages, only EfficientNets and the like can: "
+            f"give --frozen-stages {WHOLE_BACKBONE} (all of it) or 0 (none)"
         )
-    _check_stages(backbone, recipe)
     network = Network(
         NetworkConfig(
             backbone=recipe.backbone,
             input=input_config(recipe.backbone, size),
-            head=_head_config(recipe, data, backbone.width, tokens),
-            activation="softmax" if recipe.single_label else "sigmoid",
+            head=_head_config(recipe, len(data.label_names), backbone.width),
         )
     )
     if pretrained:
@@ -51,35 +47,10 @@ def build_network(recipe: Recipe, data: LabelledFolder, pretrained: bool) -> Net
     return network
 
 
-def _head_config(recipe: Recipe, data: LabelledFolder, width: int, tokens: int) -> HeadConfig:
-    vectors = data.word_vectors
-    if recipe.head == "zero_shot_ml_decoder" and vectors is None:
-        raise DataError(f"data set {data.name} has no word vectors for a zero-shot head")
-    fields = recipe.model_dump() | {
-        "num_classes": len(data.label_names),
-        "encoder_width": width,
-        "embedding_width": 0 if vectors is None else vectors.embeddings.shape[1],
-        "grid": (math.isqrt(tokens), math.isqrt(tokens)),
-        "num_layers": recipe.decoder_layers,
-        "num_encoder_layers": recipe.encoder_layers,
-        "self_attention": (False,) * recipe.decoder_layers,
-    }
-    kind = next(config for config in HEADS if config.model_fields["kind"].default == recipe.head)
+def _head_config(recipe: Recipe, num_classes: int, width: int) -> HeadConfig:
+    fields = recipe.model_dump() | {"num_classes": num_classes, "encoder_width": width}
+    kind = MLDecoderConfig if recipe.head == "ml_decoder" else GapConfig
     return kind.model_validate({k: v for k, v in fields.items() if k in kind.model_fields})
-
-
-def _check_stages(backbone: Backbone, recipe: Recipe) -> None:
-    stages = recipe.frozen_stages
-    if backbone.num_stages == 1 and 0 < stages < WHOLE_BACKBONE:
-        raise BackboneError(
-            f"{backbone.name} cannot be cut between stages, only EfficientNets and the like can: "
-            f"give --frozen-stages {WHOLE_BACKBONE} (all of it) or 0 (none)"
-        )
-    if recipe.cutmix and stages >= backbone.num_stages:
-        raise RecipeError(
-            "recipe: cutmix: the frozen backbone leaves only tokens to cut from: give fewer "
-            "--frozen-stages"
-        )
 
 
 def start_from(network: Network, init: CheckpointFile) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from accelerate import Accelerator
 
 from models.data.labelled_folder import read_labelled_folder
 from models.data.records import LabelledFolder
@@ -18,12 +17,11 @@ RecipeT = TypeVar("RecipeT", bound=BaseRecipe)
 
 @dataclass(frozen=True)
 class RunContext:
-    """Data, folders and devices of a run."""
+    """Data, folders and device of a run."""
 
     data: LabelledFolder
     out: Path
     cache: Path  # arrays that runs may share
-    accelerator: Accelerator  # of this process, which may be one of several
     device: torch.device
     workers: int  # processes that decode photos
 
@@ -43,6 +41,7 @@ def make_parser(prog: str, about: str | None, kind: type[BaseRecipe]) -> argpars
     add("--init", type=Path, help="checkpoint whose weights to start from")
     add("--cache", type=Path, help="folder of cached outputs of the frozen part")
     add("--workers", type=_read_workers, default=2, help="processes that decode photos")
+    add("--device", type=_read_device, default="cuda" if torch.cuda.is_available() else "cpu")
     group = parser.add_argument_group("recipe")
     for name, field in kind.model_fields.items():
         options: dict[str, Any] = {"help": f"{field.description or ''} (default {field.default})"}
@@ -59,15 +58,20 @@ def read_recipe(arguments: argparse.Namespace, kind: type[RecipeT]) -> RecipeT:
     return kind.read(arguments.recipe, given)
 
 
-def make_context(
-    arguments: argparse.Namespace, accelerator: Accelerator, device: torch.device
-) -> RunContext:
+def make_context(arguments: argparse.Namespace) -> RunContext:
     """Reads the labelled folder and makes the run's folders; raises DataError or OSError."""
     data = read_labelled_folder(arguments.data)
     cache = arguments.cache or arguments.out / "cache"
     for folder in (arguments.out, cache):
         folder.mkdir(parents=True, exist_ok=True)
-    return RunContext(data, arguments.out, cache, accelerator, device, arguments.workers)
+    return RunContext(data, arguments.out, cache, arguments.device, arguments.workers)
+
+
+def _read_device(text: str) -> torch.device:
+    try:
+        return torch.empty(0, device=text).device
+    except (AssertionError, RuntimeError) as error:  # torch's, for an unknown or absent device
+        raise argparse.ArgumentTypeError(f"torch finds no device {text!r} here") from error
 
 
 def _read_workers(text: str) -> int:

@@ -4,18 +4,15 @@
 """
 
 import csv
-import math
 import random
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
-from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -27,7 +24,7 @@ from models.train.recipe import BaseRecipe, RecipeError
 
 BatchT = TypeVar("BatchT")
 
-_PROCESS_SEEDS = 1_000_000_007  # more seeds than one process uses
+_PRECISIONS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class LossError(RequestError):
@@ -39,7 +36,7 @@ class Task(ABC, Generic[BatchT]):
 
     network: nn.Module  # trained in place, on its device
     optimizer: Optimizer  # over its parameters; the `lr` of a group is its peak
-    num_batches: int  # in an epoch of this process
+    num_batches: int  # in an epoch
 
     @abstractmethod
     def read_batches(self, epoch: int) -> Iterable[BatchT]:
@@ -47,7 +44,7 @@ class Task(ABC, Generic[BatchT]):
 
     @abstractmethod
     def compute_losses(self, network: nn.Module, batch: BatchT) -> dict[str, Tensor]:
-        """Returns named losses, whose sum is trained; `network` may wrap the task's own."""
+        """Returns named losses, whose sum is trained."""
 
     @abstractmethod
     def measure(self, network: nn.Module) -> dict[str, float]:
@@ -108,53 +105,54 @@ class Run(Generic[BatchT]):
     """
 
     def __init__(
-        self, task: Task[BatchT], recipe: BaseRecipe, folder: RunFolder, accelerator: Accelerator
+        self,
+        task: Task[BatchT],
+        recipe: BaseRecipe,
+        folder: RunFolder,
+        device: torch.device,
+        precision: Literal["no", "fp16", "bf16"] = "no",  # of the forward pass
     ) -> None:
         if task.num_batches == 0:
             raise RecipeError(
                 f"recipe: batch_size: fewer training photos than one batch of {recipe.batch_size}"
             )
-        self.task, self.recipe, self.folder, self.accelerator = task, recipe, folder, accelerator
+        self.task, self.recipe, self.folder = task, recipe, folder
         self.epoch = 0
         self.rows: list[dict[str, str]] = []  # of `metrics.csv`
-        # The last step of an epoch may accumulate fewer batches.
-        self.steps = math.ceil(task.num_batches / accelerator.gradient_accumulation_steps)
-        self.ema = ModelEmaV3(task.network, decay=recipe.ema_decay, use_warmup=recipe.ema_warmup)
-        self.parallel = accelerator.prepare_model(task.network, device_placement=False)
-        self.stepper = accelerator.prepare_optimizer(task.optimizer, device_placement=False)
-        self.schedule = one_cycle(task.optimizer, recipe.epochs * self.steps, recipe.warmup)
-        self._parts = {
+        # Raises the decay from 0 in the first steps: by step n to 1 - n^(-2/3).
+        self.ema = ModelEmaV3(task.network, decay=recipe.ema_decay, use_warmup=True)
+        self.schedule = one_cycle(task.optimizer, recipe.epochs * task.num_batches, recipe.warmup)
+        self._autocast = torch.autocast(
+            device.type, _PRECISIONS[precision], enabled=precision != "no"
+        )
+        self._scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+        self._parts: dict[str, Any] = {
             "network": task.network,
             "ema": self.ema,
             "optimizer": task.optimizer,
             "schedule": self.schedule,
-            "scaler": accelerator.scaler,  # None without float16
+            "scaler": self._scaler,  # without a state unless in float16
         }
         if (state := folder.state) is not None:
             for name, part in self._parts.items():
-                if part is not None and state.get(name):
+                if state.get(name):
                     part.load_state_dict(state[name])
             self.epoch, self.rows = state["epoch"], state["rows"]
 
     def fit(self) -> dict[str, float]:
         """Runs the epochs that are left, loads the averaged weights and returns their figures."""
-        is_main = self.accelerator.is_main_process
-        if is_main:
-            recipe = self.recipe.model_dump_json(indent=2)
-            (self.folder.path / "recipe.json").write_text(recipe)
+        (self.folder.path / "recipe.json").write_text(self.recipe.model_dump_json(indent=2))
         figures: dict[str, float] | None = None
         while self.epoch < self.recipe.epochs:
             losses = self._train_epoch()
             self.epoch += 1
             figures = self.task.measure(self.ema.module)
-            if is_main:
-                numbers = {name: f"{value:.5g}" for name, value in (losses | figures).items()}
-                rate = f"{self.schedule.get_last_lr()[0]:.3g}"
-                self.rows.append({"epoch": str(self.epoch), **numbers, "lr": rate})
-                self.folder.log(self.rows)
-                parts = self._parts.items()
-                states = {key: {} if part is None else part.state_dict() for key, part in parts}
-                self.folder.write_state({**states, "epoch": self.epoch, "rows": self.rows})
+            numbers = {name: f"{value:.5g}" for name, value in (losses | figures).items()}
+            rate = f"{self.schedule.get_last_lr()[0]:.3g}"
+            self.rows.append({"epoch": str(self.epoch), **numbers, "lr": rate})
+            self.folder.log(self.rows)
+            states = {name: part.state_dict() for name, part in self._parts.items()}
+            self.folder.write_state({**states, "epoch": self.epoch, "rows": self.rows})
         if figures is None:
             figures = self.task.measure(self.ema.module)
         self.task.network.load_state_dict(self.ema.module.state_dict())
@@ -162,55 +160,41 @@ class Run(Generic[BatchT]):
 
     def _train_epoch(self) -> dict[str, float]:
         """Returns the mean of each loss."""
-        # Seeded by the epoch, so that a resumed run draws the same numbers. Processes
-        # augment differently; accelerate gives all of them the first one's order of photos.
-        process = self.accelerator.process_index
-        seed_everything(self.recipe.seed * 1000 + self.epoch + process * _PROCESS_SEEDS)
-        self.parallel.train()
-        step = self.epoch * self.steps
+        # Seeded by the epoch, so that a resumed run draws the same numbers.
+        seed_everything(self.recipe.seed * 1000 + self.epoch)
+        self.task.network.train()
+        first_step = self.epoch * self.task.num_batches
         totals: dict[str, float] = {}
         batches = tqdm(
             self.task.read_batches(self.epoch),
             desc=f"epoch {self.epoch + 1} of {self.recipe.epochs}",
             total=self.task.num_batches,
         )
-        for batch in batches:
-            with self.accelerator.accumulate(self.parallel):
-                losses = self._step(batch)
-            if self.accelerator.sync_gradients:
-                self.schedule.step()
-                self.ema.update(self.task.network, step=step)
-                step += 1
+        for step, batch in enumerate(batches, first_step):
+            losses = self._step(batch)
+            self.schedule.step()
+            self.ema.update(self.task.network, step=step)
             for name, loss in losses.items():
                 totals[name] = totals.get(name, 0.0) + float(loss.detach())
         return {name: total / self.task.num_batches for name, total in totals.items()}
 
     def _step(self, batch: BatchT) -> dict[str, Tensor]:
-        losses = self.task.compute_losses(self.parallel, batch)
+        network, optimizer = self.task.network, self.task.optimizer
+        with self._autocast:
+            losses = self.task.compute_losses(network, batch)
         total = torch.stack(list(losses.values())).sum()
         if not total.isfinite():
             raise LossError(
                 f"the loss of epoch {self.epoch + 1} is {total.item()}: try a lower lr or another "
                 "mixed_precision"
             )
-        self.accelerator.backward(total)
-        if self.accelerator.sync_gradients and self.recipe.clip_grad:
-            self.accelerator.clip_grad_norm_(self.parallel.parameters(), self.recipe.clip_grad)
-        self.stepper.step()
-        self.stepper.zero_grad()
+        self._scaler.scale(total).backward()
+        self._scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(network.parameters(), self.recipe.clip_grad)
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        optimizer.zero_grad()
         return losses
-
-
-def make_accelerator(*, cpu: bool, mixed_precision: str = "no", accumulate: int = 1) -> Accelerator:
-    """Returns an accelerator for the CPU, or the devices that `accelerate` is configured for."""
-    # Many timm models keep layers of the removed classifier, which get no gradient.
-    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
-    return Accelerator(
-        cpu=cpu,
-        mixed_precision=mixed_precision,
-        gradient_accumulation_steps=accumulate,
-        kwargs_handlers=[unused],
-    )
 
 
 def seed_everything(seed: int) -> None:
@@ -229,12 +213,12 @@ def one_cycle(optimizer: Optimizer, total_steps: int, warmup: float) -> OneCycle
 
 
 def group_parameters(
-    rates: Iterable[tuple[nn.Parameter, float]], weight_decay: float, *, decay_all: bool = False
+    rates: Iterable[tuple[nn.Parameter, float]], weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Groups trainable parameters by rate and decay; vectors decay only with `decay_all`."""
+    """Groups trainable parameters by rate and decay; vectors, such as norms, do not decay."""
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for parameter, lr in rates:
         if parameter.requires_grad:
-            decay = weight_decay if decay_all or parameter.dim() > 1 else 0.0
+            decay = weight_decay if parameter.dim() > 1 else 0.0
             groups.setdefault((lr, decay), []).append(parameter)
     return [{"params": p, "lr": lr, "weight_decay": wd} for (lr, wd), p in groups.items()]

@@ -6,7 +6,6 @@ Pictures are flattened as `service/images/decode.py` does it: transparent parts 
 
 import io
 import os
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +14,7 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from timm.data import create_transform, rand_augment_transform, str_to_interp_mode
-from timm.data.auto_augment import AugmentOp, RandAugment
+from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import transforms
@@ -32,17 +30,10 @@ _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 # Codes of any value, as data of a picture that is not whole.
 _JPEG_CODES = b"\xfe" * 8 + bytes(number**3 % 251 for number in range(4096))
 
-# The operations of the package `randaugment`, but for its cutout of 20 pixels at most.
-_RANDAUGMENT = (
-    *("Invert", "SharpnessIncreasing", "AutoContrast", "PosterizeOriginal", "ShearX", "ShearY"),
-    *("TranslateXRel", "TranslateYRel", "Rotate", "Equalize", "ContrastIncreasing"),
-    *("ColorIncreasing", "SolarizeIncreasing", "BrightnessIncreasing"),
-)
-
 
 @dataclass(eq=False)
 class Photos(Dataset[tuple[Tensor, Tensor]]):
-    """n photos float [3, H, W] with their targets [N]: 1, 0 or -1 (unknown)."""
+    """n photos float [3, H, W] with their targets [N]: 1 or 0."""
 
     images: tuple[LabelledImage, ...]
     targets: Tensor  # float [n, N]
@@ -150,16 +141,10 @@ def pad(picture: Image.Image, prepared: InputConfig) -> Image.Image:
 
 
 def training_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
-    """Returns the augmentation: timm's crop, flip, RandAugment and erasing.
-
-    `train_resize = "squash"` gives whole photos with Cutout and RandAugment instead, without crop
-    and flip, as ML-Decoder's and Query2Label's authors do it.
-    """
+    """Returns the augmentation: timm's crop, flip, RandAugment and erasing."""
     size = (recipe.crop_size, recipe.crop_size)
     augment = {"auto_augment": recipe.auto_augment, "re_prob": recipe.erase}
     try:
-        if recipe.train_resize == "squash":
-            return _squash(recipe, prepared)
         return crop_transform(prepared, size, recipe.crop_scale, 0.0, **augment)
     except (AssertionError, KeyError, ValueError) as error:  # timm's, for invalid text
         raise RecipeError(
@@ -187,40 +172,3 @@ def crop_transform(
         **options,
     )
     return _after_padding(prepared, transform)
-
-
-def _squash(recipe: Recipe, prepared: InputConfig) -> Transform:
-    size = recipe.crop_size
-    steps: list[Any] = [transforms.Resize((size, size), str_to_interp_mode(prepared.interpolation))]
-    if recipe.cutout:
-        steps.append(partial(cut_out, share=recipe.cutout))
-    if recipe.auto_augment:
-        steps.append(_read_policy(recipe.auto_augment, size))
-    steps += [transforms.ToTensor(), transforms.Normalize(prepared.mean, prepared.std)]
-    return _after_padding(prepared, cast("Transform", transforms.Compose(steps)))
-
-
-def _read_policy(text: str, size: int) -> RandAugment:
-    if text != "randaugment":
-        return cast("RandAugment", rand_augment_transform(text, {"translate_const": size // 10}))
-    # Its magnitudes are 1 to 9 of 9, timm's are of 10.
-    operations = [
-        AugmentOp(name, 0.5, magnitude * 10 / 9, {"translate_pct": 150 / 331})
-        for name in _RANDAUGMENT
-        for magnitude in range(1, 10)
-    ]
-    return RandAugment(operations, num_layers=2)
-
-
-def cut_out(picture: Image.Image, share: float) -> Image.Image:
-    """Returns a copy in which one random colour covers a box (Cutout, arXiv 1708.04552).
-
-    Its sides are a share of the picture's; part of it may lie outside the picture.
-    """
-    width, height = picture.size
-    x, y = random.randrange(width), random.randrange(height)
-    dx, dy = round(width * share) // 2, round(height * share) // 2
-    colour = (random.randrange(256), random.randrange(256), random.randrange(256))
-    covered = picture.copy()
-    covered.paste(colour, (x - dx, y - dy, x + dx, y + dy))
-    return covered

@@ -2,4 +2,4 @@
 
 from models.commands import need_extra
 
-need_extra("pip install -e '.[train]' in the checkout", "accelerate", "filelock")
+need_extra("pip install -e '.[train]' in the checkout", "filelock")

@@ -23,7 +23,7 @@ from models.config import ZeroShotMLDecoderConfig
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import read_text_encoder
 from models.train.command import RunContext, make_context, make_parser, read_recipe
-from models.train.run import Run, RunFolder, make_accelerator, seed_everything
+from models.train.run import Run, RunFolder, seed_everything
 from models.train_open.names import choose_captions, choose_names, read_hold_out
 from models.train_open.recipe import OpenRecipe
 from models.train_open.task import (
@@ -48,28 +48,19 @@ def main(argv: list[str] | None = None) -> int:
     add("--text-encoder-name", help="name of the embedding space (default: the folder's)")
     add("--hold-out", type=Path, action="append", default=[], help="text file of names or labelled "
         "folder: no concept of such a name is trained on; may be repeated")  # fmt: skip
-    add("--device", type=_read_device, default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args(argv)
     return report_mistakes(lambda: _train(arguments))
 
 
 def _train(arguments: argparse.Namespace) -> None:
     recipe = read_recipe(arguments, OpenRecipe)
-    device: torch.device = arguments.device
-    context = make_context(arguments, make_accelerator(cpu=device.type == "cpu"), device)
+    context = make_context(arguments)
     hold_out = [name for path in arguments.hold_out for name in read_hold_out(path)]
     text = read_text_encoder(arguments.text_encoder, arguments.text_encoder_name)
     init = None if arguments.init is None else read_open_head(arguments.init)
     figures = train(context, recipe, read_sources(arguments.checkpoint, text), hold_out, init)
     summary = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
     print(f"{context.out / 'open.safetensors'}: {summary}")
-
-
-def _read_device(text: str) -> torch.device:
-    try:
-        return torch.empty(0, device=text).device
-    except (AssertionError, RuntimeError) as error:  # torch's, for an unknown or absent device
-        raise argparse.ArgumentTypeError(f"torch finds no device {text!r} here") from error
 
 
 def train(
@@ -116,7 +107,7 @@ def train(
         recipe=recipe,
         device=context.device,
     )
-    figures = Run(task, recipe, folder, context.accelerator).fit()
+    figures = Run(task, recipe, folder, context.device).fit()
     task.center_votes()
     origin = Origin(
         encoder_fingerprint=encoder,

@@ -1,4 +1,7 @@
-"""Losses of an open head, except timm's asymmetric one: sums over labels, means over photos."""
+"""Losses of an open head, except timm's asymmetric one, and the queries that they compare.
+
+Losses are sums over labels and means over photos.
+"""
 
 import torch
 from torch import Tensor
@@ -65,3 +68,19 @@ def choose_columns(probabilities: Tensor, count: int) -> Tensor:
     likely = probabilities.amax(dim=0).topk(min(count // 2, total)).indices
     others = torch.randperm(total, device=probabilities.device)[: count - len(likely)]
     return torch.cat([likely, others]).unique()
+
+
+def augment_queries(
+    embeddings: Tensor, targets: Tensor, num_random: int, noise: float
+) -> tuple[Tensor, Tensor]:
+    """Augments the label queries of zero-shot training (arXiv 2111.12933, section 3.4).
+
+    Maps embeddings [L, E], L at least 2, and targets [B, L] to [L + R, E] and [B, L + R]: adds
+    noise, a share of the embeddings' own deviation, and R random queries with the target 0.
+    """
+    deviation, mean = embeddings.std(dim=0), embeddings.mean(dim=0)  # [E]
+    noisy = embeddings + noise * deviation * torch.randn_like(embeddings)
+    size = (num_random, embeddings.shape[1])
+    random_queries = mean + deviation * torch.randn(size, device=embeddings.device)
+    absent = targets.new_zeros(len(targets), num_random)
+    return torch.cat([noisy, random_queries]), torch.cat([targets, absent], dim=1)

@@ -33,9 +33,9 @@ def choose_names(folder: LabelledFolder, hold_out: Collection[str]) -> Vocabular
         raise DataError(f"data set {folder.name} has no caption_concepts to train on")
     avoided = _find_avoided(folder, hold_out)
     words = {name: _words(name) for name in concepts}
-    out = [n for n in concepts if any(words[n] <= w or w <= words[n] for w in avoided)]
-    kept = sorted(words.keys() - set(out))
-    return Vocabulary(folder.label_names, tuple(kept), tuple(out))
+    held_out = [n for n in concepts if any(words[n] <= w or w <= words[n] for w in avoided)]
+    kept = sorted(words.keys() - set(held_out))
+    return Vocabulary(folder.label_names, tuple(kept), tuple(held_out))
 
 
 def choose_captions(

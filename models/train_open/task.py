@@ -12,10 +12,11 @@ from models.heads.zero_shot import ZeroShotMLDecoder
 from models.metrics import average_precisions
 from models.train.cache import Array, cache_outputs
 from models.train.command import RunContext
-from models.train.losses import asymmetric_loss, augment_queries
+from models.train.losses import asymmetric_loss
 from models.train.run import Task, group_parameters
 from models.train.views import Photos, Transform, describe_files
 from models.train_open.losses import (
+    augment_queries,
     choose_columns,
     classifier_loss,
     matching_loss,
@@ -63,8 +64,8 @@ class TrainedLabels:
     """The encoder's own head, and the columns int64 [T] of labels that it shares with the run."""
 
     head: nn.Module
-    theirs: Tensor
-    ours: Tensor
+    head_columns: Tensor
+    run_columns: Tensor
 
 
 @dataclass(eq=False)
@@ -85,7 +86,7 @@ class OpenTask(Task[Batch]):
         self.network.to(self.device)
         if self.trained is not None:
             self.trained.head.to(self.device)
-        self.label_loss = asymmetric_loss(recipe.gamma_neg, 0.0, recipe.clip)
+        self.label_loss = asymmetric_loss(recipe.gamma_neg, recipe.clip)
         self.num_batches = len(self.train.labels) // recipe.batch_size
         rates = (
             (parameter, recipe.classifier_lr if name.startswith("votes.") else recipe.lr)
@@ -149,10 +150,10 @@ class OpenTask(Task[Batch]):
         if self.trained is None:
             return logits.new_zeros(())
         with torch.no_grad():
-            wanted = self.trained.head(tokens)[:, self.trained.theirs]
-        ours = logits[:, self.trained.ours]
-        ranking = ranking_loss(ours, wanted, self.recipe.sharpness)
-        return soft_target_loss(ours, wanted.sigmoid()) + self.recipe.ranking_weight * ranking
+            wanted = self.trained.head(tokens)[:, self.trained.head_columns]
+        shared = logits[:, self.trained.run_columns]
+        ranking = ranking_loss(shared, wanted, self.recipe.sharpness)
+        return soft_target_loss(shared, wanted.sigmoid()) + self.recipe.ranking_weight * ranking
 
     @torch.inference_mode()
     def measure(self, network: nn.Module) -> dict[str, float]:
@@ -227,8 +228,8 @@ def embed_captions(sources: Sources, captions: Sequence[str]) -> Tensor:
 def match_labels(sources: Sources, names: Vocabulary) -> TrainedLabels | None:
     """Returns the labels that the encoder's own head knows; None if there are none."""
     known = sources.label_names
-    ours = [i for i, name in enumerate(names.labels) if name in known]
-    theirs = [known.index(names.labels[i]) for i in ours]
-    if not ours:
+    run_columns = [i for i, name in enumerate(names.labels) if name in known]
+    head_columns = [known.index(names.labels[i]) for i in run_columns]
+    if not run_columns:
         return None
-    return TrainedLabels(sources.head, torch.tensor(theirs), torch.tensor(ours))
+    return TrainedLabels(sources.head, torch.tensor(head_columns), torch.tensor(run_columns))

@@ -37,8 +37,8 @@ def test_interrupted_command_prints_one_line() -> None:
     [
         ("export", "onnx", "[export]"),
         ("models.evaluate", "torch", "[export]"),
-        ("models.train", "accelerate", "[train]"),
-        ("models.train_open", "accelerate", "[train]"),
+        ("models.train", "filelock", "[train]"),
+        ("models.train_open", "filelock", "[train]"),
     ],
 )
 def test_command_names_its_missing_extra_in_one_line(

@@ -9,8 +9,7 @@ from models.metrics import (
     MetricError,
     average_precisions,
     class_and_overall_rates,
-    rates_at_k,
-    report_zero_shot,
+    report_single_label,
 )
 
 
@@ -23,7 +22,7 @@ from models.metrics import (
         ([-900.0, -901.0], [1, 0], 100.0),
         ([0.0, 0.0, 0.0, 0.0], [1, 0, 0, 0], 25.0),  # ties have one rank
         ([0.3, 0.1], [0, 0], math.nan),
-        ([0.3, 0.1, 0.2], [1, -1, 1], math.nan),  # no negative is known
+        ([0.3, 0.1], [1, 1], math.nan),
     ],
 )
 def test_average_precision_of_a_label(
@@ -38,16 +37,6 @@ def test_scores_that_are_not_finite_are_refused(value: float) -> None:
     scores, targets = torch.tensor([[2.0], [1.0]]), torch.tensor([[1], [0]])
     with pytest.raises(MetricError, match="not finite numbers"):
         average_precisions(torch.where(targets > 0, value, scores), targets)
-
-
-def test_unknown_targets_are_ignored() -> None:
-    scores, targets = torch.rand(40, 3), torch.randint(0, 2, (40, 3))
-    more = torch.cat([scores, torch.rand(9, 3)])
-    unknown = torch.cat([targets, torch.full((9, 3), -1)])
-    torch.testing.assert_close(
-        average_precisions(more, unknown), average_precisions(scores, targets), atol=1e-4, rtol=0
-    )
-    assert class_and_overall_rates(more, unknown) == class_and_overall_rates(scores, targets)
 
 
 # Three photos, three labels; worked out by hand.
@@ -81,19 +70,9 @@ def test_top_k_rates_take_only_the_best_above_the_threshold() -> None:
     assert (overall.precision, overall.recall) == pytest.approx((100, 100 * 2 / 5))
 
 
-def test_f1_at_k_predicts_k_labels_of_any_score() -> None:
-    rates = rates_at_k(SCORES, TARGETS, 2)
-    # a, b; a, c; a, b: five of six are right but for b in 1.
-    assert (rates.precision, rates.recall) == pytest.approx((100 * 5 / 6, 100))
-    without = rates_at_k(torch.cat([SCORES, SCORES]), torch.cat([TARGETS, 0 * TARGETS]), 2)
-    assert without == rates
-
-
-def test_zero_shot_report_separates_unseen_labels_from_all_and_ignores_others() -> None:
-    lines = list(report_zero_shot(SCORES, TARGETS, ("a", "b", "c"), {"a"}, {"b"}))
-    names = [line[:20].strip() for line in lines]
-    figures = ("mAP", "P@3", "R@3", "F1@3", "P@5", "R@5", "F1@5")
-    assert names == [f"{kind} {figure}" for kind in ("ZSL", "GZSL") for figure in figures]
-    assert lines[1] == f"{'ZSL P@3':20} 100.00"
-    expected = report_zero_shot(SCORES[:, :2], TARGETS[:, :2], ("a", "b"), {"a"}, {"b"})
-    assert lines == list(expected)
+def test_single_labels_are_counted_among_the_best() -> None:
+    scores, targets = torch.rand(6, 8).sort(dim=1, descending=True).values, torch.zeros(6, 8)
+    for photo, rank in enumerate((0, 0, 1, 4, 5, 7)):
+        targets[photo, rank] = 1
+    lines = [line.split() for line in report_single_label(scores, targets)]
+    assert lines == [["top-1", "accuracy", "33.33"], ["top-5", "accuracy", "66.67"]]

@@ -15,7 +15,6 @@ from models.train.run import (
     RunFolder,
     Task,
     group_parameters,
-    make_accelerator,
     one_cycle,
 )
 from tests.models.colours import Stopped, read_log
@@ -43,9 +42,8 @@ class ConstantTask(Task[float]):
 
 def make_run(folder: Path, *losses: float, **choices: Any) -> Run[float]:
     """Begins or resumes a run."""
-    accelerator = make_accelerator(cpu=True)
-    run_folder = RunFolder(folder, {"lr": 0.1})
-    return Run(ConstantTask(*losses), BaseRecipe(**choices), run_folder, accelerator)
+    run_folder, device = RunFolder(folder, {"lr": 0.1}), torch.device("cpu")
+    return Run(ConstantTask(*losses), BaseRecipe(**choices), run_folder, device)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -57,14 +55,6 @@ def test_run_ends_with_one_line_when_the_loss_is_not_a_number(value: float, tmp_
     header, row = (tmp_path / "metrics.csv").read_text().splitlines()
     assert header == "epoch,first,second,figure,lr"
     assert row.startswith("1,1.5,2,50,")
-
-
-def test_averaged_weights_keep_their_decay_from_the_start_without_warmup(tmp_path: Path) -> None:
-    decays = []
-    for warmup in (True, False):
-        ema = make_run(tmp_path, 1.0, ema_decay=0.9997, ema_warmup=warmup).ema
-        decays.append(ema.get_decay(40 * 1465))  # the last step of COCO's 40 epochs
-    assert decays == pytest.approx([0.99934, 0.9997], abs=1e-5)
 
 
 def test_run_killed_between_its_row_and_its_state_has_one_row_an_epoch(
@@ -102,7 +92,6 @@ def test_learning_rate_reaches_its_peak_for_any_number_of_steps(steps: int, warm
     assert max(rates) == rates[max(0, round(warmup * steps) - 1)]
 
 
-def test_vectors_decay_only_if_all_parameters_do() -> None:
+def test_vectors_do_not_decay() -> None:
     rates = [(nn.Parameter(torch.zeros(*shape)), 0.1) for shape in ((2,), (2, 2))]
-    assert [g["weight_decay"] for g in group_parameters(rates, 0.5)] == [0.0, 0.5]
-    assert [g["weight_decay"] for g in group_parameters(rates, 0.5, decay_all=True)] == [0.5]
+    assert [group["weight_decay"] for group in group_parameters(rates, 0.5)] == [0.0, 0.5]

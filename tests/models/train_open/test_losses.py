@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from models.train_open.losses import (
+    augment_queries,
     choose_columns,
     classifier_loss,
     matching_loss,
@@ -89,3 +90,17 @@ def test_captions_are_matched_with_their_photos_both_ways() -> None:
     captions = torch.nn.functional.cross_entropy(logits[[2, 0, 3]], torch.tensor([0, 1, 2]))
     assert float(matching_loss(logits, matches)) == pytest.approx(float(photos + captions) / 2)
     assert float(matching_loss(torch.zeros(4, 0), torch.zeros(4, 0))) == 0
+
+
+def test_queries_get_noise_and_random_ones_are_absent() -> None:
+    torch.manual_seed(0)
+    embeddings, targets = torch.randn(6, 5) + 3, torch.randint(0, 2, (4, 6)).float()
+    queries, wanted = augment_queries(embeddings, targets, num_random=8, noise=0.1)
+    assert (queries.shape, wanted.shape) == ((14, 5), (4, 14))
+    torch.testing.assert_close(wanted[:, :6], targets)
+    assert not wanted[:, 6:].any()
+    moved = (queries[:6] - embeddings).abs()
+    assert 0 < moved.mean() < 0.3
+    assert (queries[6:].mean(dim=0) - 3).abs().max() < 2
+    queries, wanted = augment_queries(embeddings, targets, num_random=0, noise=0.0)
+    torch.testing.assert_close((queries, wanted), (embeddings, targets))
