@@ -1,30 +1,24 @@
 """Calibrates a finished bundle again, or gives it a background; its graphs stay the same bytes."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from export import ExportError
-from export.accuracy import ScoredPhotos, finish_bundle, read_graphs, score_photos
+from export.accuracy import finish_bundle, read_graphs, score_photos
 from export.calibration.background import add_background, read_background_photos
 from export.calibration.heads import CalibrationOptions, calibrate_trained
-from export.calibration.open_labels import (
-    calibrate_open_head,
-    embed_label_set,
-    find_thresholds_by_name,
-)
+from export.calibration.open_labels import calibrate_open_head, calibrate_sets
 from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
-from export.graphs.text import EmbedTexts
 from export.sources.labelled_photos import PhotoReader, select_photos
 from export.sources.open import read_unseen
 from models.data.labelled_folder import read_labelled_folder
-from service.bundle.card import Calibration, ModelCard, OpenHead, fold_name, format_first_error
+from service.bundle.card import ModelCard, fold_name, format_first_error
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import BundleDraft, check_target
-from service.calibration import move_threshold
 from service.labels.encoders import open_text_encoder
-from service.labels.files import pack_label_set, read_bundle_sets
+from service.labels.files import read_bundle_sets
 
 
 @dataclass(frozen=True)
@@ -72,13 +66,19 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
         trained, labels = calibrate_trained(trained, labels, scored, options)
     if opened is not None and text_encoder is not None and (val or unseen):
         before, embed = opened, text_encoder.encode
+        folded = frozenset(map(fold_name, names))
         variants = [
             read_graphs(bundle, PIXELS_TO_OPEN_LOGITS, precision) for precision in precisions
         ]
         opened, by_name = calibrate_open_head(
             before, unseen, val, variants, embed=embed, options=options
         )
-        sets = _pack_sets(bundle, before, opened, by_name, embed=embed, options=options)
+        sets = calibrate_sets(
+            read_bundle_sets(bundle),
+            *(opened, by_name, embed, options),
+            before=before,
+            trained_names=folded,
+        )
     draft = BundleDraft(
         card=card.model_copy(update={"trained_head": trained, "open_head": opened}),
         labels=labels,
@@ -115,29 +115,3 @@ def _check_heads(request: RecalibrationRequest, card: ModelCard, *, encodes_text
         raise ExportError("--raw-scores needs --photos: the trained head is calibrated")
     if opened is not None and opened.calibration is not None and request.open_photos is None:
         raise ExportError("--raw-scores needs --open-photos: the open head is calibrated")
-
-
-def _pack_sets(  # noqa: PLR0913 - the parts of a bundle
-    bundle: Bundle,
-    before: OpenHead,
-    after: OpenHead,
-    scored: ScoredPhotos | None,
-    *,
-    embed: EmbedTexts,
-    options: CalibrationOptions,
-) -> dict[str, bytes]:
-    """Returns the label sets of a bundle with their thresholds on the scores of a changed head."""
-    trained = frozenset(fold_name(label.name) for label in bundle.labels)
-    raw = Calibration(scale=1.0, shift=0.0)
-    sets = {}
-    for definition in read_bundle_sets(bundle):
-        embedded = embed_label_set(definition, after.embedding_space, embed)
-        thresholds = dict(zip(embedded.names, embedded.thresholds, strict=True))
-        measured = find_thresholds_by_name(embedded, after, scored, options, embed)
-        for name, threshold in thresholds.items():
-            if name not in measured and threshold is not None and definition.calibration is None:
-                pairs = (head.find_calibration(name, trained) or raw for head in (before, after))
-                measured[name] = move_threshold(threshold, *pairs)
-        changed = replace(embedded, thresholds=tuple((thresholds | measured).values()))
-        sets[f"{definition.name}.npz"] = pack_label_set(changed)
-    return sets

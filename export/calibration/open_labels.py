@@ -4,7 +4,7 @@ They are computed with the served graphs and text embeddings: 8 bits move scores
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,8 +22,9 @@ from export.graphs.text import EmbedTexts, build_text_graph, embed_names, make_e
 from export.sources.labelled_photos import LabelledPhotos, Splits
 from export.sources.open import OpenSource, describe_head
 from models.heads.zero_shot import ZeroShotMLDecoder
-from service.bundle.card import EmbeddingSpace, OpenHead, Precision
+from service.bundle.card import Calibration, EmbeddingSpace, OpenHead, Precision
 from service.bundle.writer import BundleDraft
+from service.calibration import move_threshold
 from service.labels.definition import Definition
 from service.labels.files import pack_label_set
 
@@ -55,27 +56,12 @@ def add_open_labels(  # noqa: PLR0913 - the parts of an export
         embed=embed,
         options=options,
     )
-    sets = {}
-    for definition in opened.label_sets:
-        embedded = embed_label_set(definition, head.embedding_space, embed)
-        measured = find_thresholds_by_name(embedded, head, trained, options, embed)
-        pairs = zip(embedded.names, embedded.thresholds, strict=True)
-        thresholds = tuple(measured.get(name) if given is None else given for name, given in pairs)
-        if trained is not None:
-            count = sum(threshold is not None for threshold in thresholds)
-            logger.info(
-                "label set %s: %d of %d labels calibrated",
-                definition.name,
-                count,
-                len(thresholds),
-            )
-        sets[f"{definition.name}.npz"] = pack_label_set(replace(embedded, thresholds=thresholds))
     draft = replace(
         draft,
         card=draft.card.model_copy(update={"open_head": head}),
         graphs={**draft.graphs, "text_encoder": {precision: text.SerializeToString()}},
         tokenizer=opened.text.tokenizer,
-        label_sets=sets,
+        label_sets=calibrate_sets(opened.label_sets, head, trained, embed, options),
     )
     if splits is None or not isinstance(opened.head, ZeroShotMLDecoder):
         return draft
@@ -105,7 +91,45 @@ def calibrate_open_head(  # noqa: PLR0913 - the parts of an export
     return calibrate_trained_names(head, trained), trained
 
 
-def find_thresholds_by_name(
+def calibrate_sets(  # noqa: PLR0913 - the parts of a bundle
+    definitions: Iterable[Definition],
+    head: OpenHead,
+    trained: ScoredPhotos | None,
+    embed: EmbedTexts,
+    options: CalibrationOptions,
+    *,
+    before: OpenHead | None = None,
+    trained_names: Collection[str] = (),
+) -> dict[str, bytes]:
+    """Returns label sets by file name, with all embeddings and thresholds on the head's scores.
+
+    Thresholds of a file are kept. With the head of a bundle `before` it was calibrated again,
+    those are moved to the new scores, and measured ones replace them; `trained_names` are as
+    `fold_name` returns them. `trained` has the open head's logits of trained labels.
+    """
+    raw, sets = Calibration(scale=1.0, shift=0.0), {}
+    for definition in definitions:
+        embedded = embed_label_set(definition, head.embedding_space, embed)
+        pairs = zip(embedded.names, embedded.thresholds, strict=True)
+        given = {name: threshold for name, threshold in pairs if threshold is not None}
+        measured = _find_thresholds_by_name(embedded, head, trained, options, embed)
+        if before is not None and definition.calibration is None:
+            for name, threshold in given.items():
+                fits = (one.find_calibration(name, trained_names) or raw for one in (before, head))
+                given[name] = move_threshold(threshold, *fits)
+        by_name = measured | given if before is None else given | measured
+        thresholds = tuple(by_name.get(name) for name in embedded.names)
+        if trained is not None:
+            count = sum(threshold is not None for threshold in thresholds)
+            logger.info(
+                "label set %s: %d of %d labels calibrated",
+                *(definition.name, count, len(thresholds)),
+            )
+        sets[f"{definition.name}.npz"] = pack_label_set(replace(embedded, thresholds=thresholds))
+    return sets
+
+
+def _find_thresholds_by_name(
     embedded: Definition,
     head: OpenHead,
     trained: ScoredPhotos | None,
@@ -115,7 +139,7 @@ def find_thresholds_by_name(
     """Returns thresholds of labels that have the name and embedding of a trained label.
 
     None for those without enough photos; without labels that learnt from photos, whose scores are
-    others. `trained` has the open head's logits of trained labels.
+    others.
     """
     if trained is None:
         return {}

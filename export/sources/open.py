@@ -119,7 +119,7 @@ def read_unseen(
     return unseen
 
 
-def read_label_set(path: Path, space: EmbeddingSpace | None = None) -> Definition:
+def read_label_set(path: Path, space: EmbeddingSpace) -> Definition:
     """Reads a ready label set; raises ExportError if it is invalid or does not fit a space."""
     try:
         content = path.read_bytes()
@@ -128,8 +128,7 @@ def read_label_set(path: Path, space: EmbeddingSpace | None = None) -> Definitio
         else:
             record = LabelSetRecord.model_validate_json(content.removeprefix(BOM_UTF8))
             definition = define_label_set(record)
-        if space is not None:
-            definition = check_fit(definition, space, encodes_text=True)
+        return check_fit(definition, space, encodes_text=True)
     except OSError as error:
         raise ExportError(f"label set {path} cannot be read") from error
     except ValidationError as error:
@@ -137,4 +136,3 @@ def read_label_set(path: Path, space: EmbeddingSpace | None = None) -> Definitio
         raise ExportError(f"label set {path.name}: {reason}") from error
     except LabelSetError as error:
         raise ExportError(f"label set {path.name}: {error.describe()}") from error
-    return definition

@@ -90,7 +90,7 @@ def test_thresholds_and_calibration_are_those_of_validation(bundle: Bundle, fold
     served = run_trained(bundle, val.read(), bundle.default_precision("cpu"))
     fit, calibration = fit_calibration(served, val.targets), bundle.card.trained_head.calibration
     assert (calibration.scale, calibration.shift) == pytest.approx(
-        (fit.pair.scale, fit.pair.shift), abs=1e-3
+        (fit.shared.scale, fit.shared.shift), abs=1e-3
     )
     assert (calibration.dataset, calibration.images) == ("colours/val", len(val.paths))
 
