@@ -117,7 +117,9 @@ def calibrate_sets(  # noqa: PLR0913 - the parts of a bundle
             for name, threshold in given.items():
                 fits = (one.find_calibration(name, trained_names) or raw for one in (before, head))
                 given[name] = move_threshold(threshold, *fits)
-        by_name = measured | given if before is None else given | measured
+        by_name: dict[str, float | None] = {**given, **measured}
+        if before is None:
+            by_name |= given
         thresholds = tuple(by_name.get(name) for name in embedded.names)
         if trained is not None:
             count = sum(threshold is not None for threshold in thresholds)

@@ -78,11 +78,11 @@ class Recipe(BaseRecipe):
     )
     views: int = Field(4, ge=1, description="augmented copies of each photo to cache")
 
-    head: Literal[
-        "ml_decoder", "gap", "zero_shot_ml_decoder", "query2label", "transformer_decoder"
-    ] = Field("ml_decoder", description="kind of head")
+    head: Literal["ml_decoder", "gap", "zero_shot_ml_decoder", "query2label"] = Field(
+        "ml_decoder", description="kind of head"
+    )
     encoder_layers: int = Field(1, ge=0, description="Query2Label: layers over the tokens")
-    decoder_layers: int = Field(2, ge=1, description="Query2Label, transformer decoder: layers")
+    decoder_layers: int = Field(2, ge=1, description="Query2Label: layers over the queries")
     random_queries: int = Field(0, ge=0, description="zero-shot: random queries with target 0")
     query_noise: float = Field(
         0.0, ge=0, description="zero-shot: noise on embeddings, a share of their deviation"
