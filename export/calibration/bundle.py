@@ -9,7 +9,7 @@ from export import ExportError
 from export.accuracy import finish_bundle, read_graphs, score_photos
 from export.calibration.background import add_background, read_background_photos
 from export.calibration.heads import CalibrationOptions, calibrate_trained
-from export.calibration.open_labels import calibrate_open_head, calibrate_sets
+from export.calibration.open_labels import calibrate_open_labels
 from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
 from export.sources.labelled_photos import PhotoReader, select_photos
 from export.sources.open import read_unseen
@@ -65,19 +65,14 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
         scored = score_photos(val, variants)
         trained, labels = calibrate_trained(trained, labels, scored, options)
     if opened is not None and text_encoder is not None and (val or unseen):
-        before, embed = opened, text_encoder.encode
-        folded = frozenset(map(fold_name, names))
         variants = [
             read_graphs(bundle, PIXELS_TO_OPEN_LOGITS, precision) for precision in precisions
         ]
-        opened, by_name = calibrate_open_head(
-            before, unseen, val, variants, embed=embed, options=options
-        )
-        sets = calibrate_sets(
-            read_bundle_sets(bundle),
-            *(opened, by_name, embed, options),
-            before=before,
-            trained_names=folded,
+        opened, sets = calibrate_open_labels(
+            *(opened, read_bundle_sets(bundle), unseen, val, variants),
+            embed=text_encoder.encode,
+            options=options,
+            trained_names=frozenset(map(fold_name, names)),
         )
     draft = BundleDraft(
         card=card.model_copy(update={"trained_head": trained, "open_head": opened}),

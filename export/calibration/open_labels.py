@@ -46,10 +46,10 @@ def add_open_labels(  # noqa: PLR0913 - the parts of an export
     text = build_text_graph(opened.text, compact=compact)
     precision: Precision = "int8" if opened.text.in_8_bits else "fp32"
     embed = make_embedder(opened.text, text)
-    head = draft.card.open_head or describe_head(opened.head.config)
     uses_names = opened.label_sets or opened.unseen is not None
-    head, trained = calibrate_open_head(
-        head,
+    head, sets = calibrate_open_labels(
+        draft.card.open_head or describe_head(opened.head.config),
+        opened.label_sets,
         opened.unseen,
         splits.val if splits is not None and uses_names else None,
         variants,
@@ -61,64 +61,53 @@ def add_open_labels(  # noqa: PLR0913 - the parts of an export
         card=draft.card.model_copy(update={"open_head": head}),
         graphs={**draft.graphs, "text_encoder": {precision: text.SerializeToString()}},
         tokenizer=opened.text.tokenizer,
-        label_sets=calibrate_sets(opened.label_sets, head, trained, embed, options),
+        label_sets=sets,
     )
     if splits is None or not isinstance(opened.head, ZeroShotMLDecoder):
         return draft
     return add_screen(draft, opened.head, variants[0], splits, embed, compact=compact)
 
 
-def calibrate_open_head(  # noqa: PLR0913 - the parts of an export
+def calibrate_open_labels(  # noqa: PLR0913 - the parts of a bundle
     head: OpenHead,
+    definitions: Iterable[Definition],
     unseen: LabelledPhotos | None,
     val: LabelledPhotos | None,
     variants: Sequence[Graphs],
     *,
     embed: EmbedTexts,
     options: CalibrationOptions,
-) -> tuple[OpenHead, ScoredPhotos | None]:
-    """Calibrates on photos of other labels, then of trained ones; returns their logits too."""
-    template = head.embedding_space.template
+    trained_names: Collection[str] | None = None,
+) -> tuple[OpenHead, dict[str, bytes]]:
+    """Calibrates a head on photos of other labels, then of trained ones; returns its sets too.
+
+    Label sets are files by name, with all embeddings and thresholds on the head's scores. Those
+    that a set has are kept. In a bundle that is calibrated again, of which `trained_names` are
+    given as `fold_name` returns them, they are moved to the new scores, or measured.
+    """
+    before, trained, raw = head, None, Calibration(scale=1.0, shift=0.0)
 
     def score(photos: LabelledPhotos) -> ScoredPhotos:
+        template = before.embedding_space.template
         return score_photos(photos, variants, embed_names(photos.label_names, template, embed))
 
     if unseen is not None:
         head = calibrate_open(head, score(unseen), options)
-    if val is None:
-        return head, None
-    trained = score(val)
-    return calibrate_trained_names(head, trained), trained
-
-
-def calibrate_sets(  # noqa: PLR0913 - the parts of a bundle
-    definitions: Iterable[Definition],
-    head: OpenHead,
-    trained: ScoredPhotos | None,
-    embed: EmbedTexts,
-    options: CalibrationOptions,
-    *,
-    before: OpenHead | None = None,
-    trained_names: Collection[str] = (),
-) -> dict[str, bytes]:
-    """Returns label sets by file name, with all embeddings and thresholds on the head's scores.
-
-    Thresholds of a file are kept. With the head of a bundle `before` it was calibrated again,
-    those are moved to the new scores, and measured ones replace them; `trained_names` are as
-    `fold_name` returns them. `trained` has the open head's logits of trained labels.
-    """
-    raw, sets = Calibration(scale=1.0, shift=0.0), {}
+    if val is not None:
+        trained = score(val)
+        head = calibrate_trained_names(head, trained)
+    sets = {}
     for definition in definitions:
         embedded = embed_label_set(definition, head.embedding_space, embed)
         pairs = zip(embedded.names, embedded.thresholds, strict=True)
         given = {name: threshold for name, threshold in pairs if threshold is not None}
         measured = _find_thresholds_by_name(embedded, head, trained, options, embed)
-        if before is not None and definition.calibration is None:
+        if trained_names is not None and definition.calibration is None:
             for name, threshold in given.items():
-                fits = (one.find_calibration(name, trained_names) or raw for one in (before, head))
-                given[name] = move_threshold(threshold, *fits)
+                fits = (scored.find_calibration(name, trained_names) for scored in (before, head))
+                given[name] = move_threshold(threshold, *(fit or raw for fit in fits))
         by_name: dict[str, float | None] = {**given, **measured}
-        if before is None:
+        if trained_names is None:
             by_name |= given
         thresholds = tuple(by_name.get(name) for name in embedded.names)
         if trained is not None:
@@ -128,7 +117,7 @@ def calibrate_sets(  # noqa: PLR0913 - the parts of a bundle
                 *(definition.name, count, len(thresholds)),
             )
         sets[f"{definition.name}.npz"] = pack_label_set(replace(embedded, thresholds=thresholds))
-    return sets
+    return head, sets
 
 
 def _find_thresholds_by_name(

@@ -140,12 +140,14 @@ def _fit(
 
 
 def _move_thresholds(labels: LabelSet, after: Calibration) -> dict[str, float]:
-    scales, shifts = _list_pairs(labels)
-    moved = {}
-    for i in np.flatnonzero(labels.calibrated):
-        before = Calibration(scale=scales[i], shift=shifts[i])
-        moved[labels.names[i]] = move_threshold(float(labels.thresholds[i]), before, after)
-    return moved
+    columns = zip(
+        labels.names, labels.calibrated, labels.thresholds, *_list_pairs(labels), strict=True
+    )
+    return {
+        name: move_threshold(float(threshold), Calibration(scale=scale, shift=shift), after)
+        for name, calibrated, threshold, scale, shift in columns
+        if calibrated
+    }
 
 
 def _list_pairs(labels: LabelSet) -> NDArray[np.float64]:
