@@ -85,7 +85,7 @@ def calibrate_open_labels(  # noqa: PLR0913 - the parts of a bundle
     that a set has are kept. In a bundle that is calibrated again, of which `trained_names` are
     given as `fold_name` returns them, they are moved to the new scores, or measured.
     """
-    before, trained, raw = head, None, Calibration(scale=1.0, shift=0.0)
+    before, trained = head, None
 
     def score(photos: LabelledPhotos) -> ScoredPhotos:
         template = before.embedding_space.template
@@ -103,9 +103,7 @@ def calibrate_open_labels(  # noqa: PLR0913 - the parts of a bundle
         given = {name: threshold for name, threshold in pairs if threshold is not None}
         measured = _find_thresholds_by_name(embedded, head, trained, options, embed)
         if trained_names is not None and definition.calibration is None:
-            for name, threshold in given.items():
-                fits = (scored.find_calibration(name, trained_names) for scored in (before, head))
-                given[name] = move_threshold(threshold, *(fit or raw for fit in fits))
+            given = _move(given, before, head, trained_names)
         by_name: dict[str, float | None] = {**given, **measured}
         if trained_names is None:
             by_name |= given
@@ -118,6 +116,17 @@ def calibrate_open_labels(  # noqa: PLR0913 - the parts of a bundle
             )
         sets[f"{definition.name}.npz"] = pack_label_set(replace(embedded, thresholds=thresholds))
     return head, sets
+
+
+def _move(
+    thresholds: dict[str, float], before: OpenHead, after: OpenHead, trained_names: Collection[str]
+) -> dict[str, float]:
+    """Returns the thresholds on the scores of `after` that the same photos reach."""
+    raw, moved = Calibration(scale=1.0, shift=0.0), {}
+    for name, threshold in thresholds.items():
+        pairs = (head.find_calibration(name, trained_names) or raw for head in (before, after))
+        moved[name] = move_threshold(threshold, *pairs)
+    return moved
 
 
 def _find_thresholds_by_name(
