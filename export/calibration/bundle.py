@@ -23,16 +23,15 @@ from service.labels.files import read_bundle_sets
 
 @dataclass(frozen=True)
 class RecalibrationRequest:
-    """A bundle to calibrate; at least one of the folders is needed."""
+    """A bundle to calibrate, by at least one of the folders; None keeps what it has."""
 
     bundle: Path
     out: Path  # may be the bundle itself
-    photos: Path | None = None  # labelled folder with the trained labels and a split val
-    # Labelled folder with other labels; without it, open labels keep calibration and threshold.
+    photos: Path | None = None
     open_photos: Path | None = None
     open_split: str = "val"
-    background: Path | None = None  # folder of photos; None keeps the bundle's background
-    model_version: str | None = None  # None keeps the bundle's
+    background: Path | None = None
+    model_version: str | None = None
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
 
 

@@ -37,11 +37,9 @@ class OpenRequest:
     """Paths of an open head to export with the trained one, and of photos and label sets."""
 
     open_head: Path | None = None  # of `train_open`; None if the model has both towers
-    text_encoder: Path | None = None  # folder; None uses the installed package's
-    # JSON as of `POST /labels`, or `.npz`; a model of open labels alone has `EVERYDAY` by default.
-    label_set: Sequence[Path] = ()
-    # Labelled folder for calibrating open labels; labels the head was trained on are skipped.
-    open_photos: Path | None = None
+    text_encoder: Path | None = None
+    label_set: Sequence[Path] = ()  # without trained labels, `EVERYDAY` by default
+    open_photos: Path | None = None  # labels the head was trained on are skipped
     open_split: str = "val"
 
 
