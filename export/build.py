@@ -45,24 +45,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """A checkpoint to export, with its options."""
+    """A checkpoint to export, with its options, which the command's help describes."""
 
     checkpoint: Path  # the file, or `hf-hub:owner/name`
     out: Path  # the bundle's folder; its last part becomes the model's name
-    # Labelled folder with the splits train, val and test; without it there are no thresholds and no
-    # accuracy, and int8 needs a background.
     photos: Path | None = None
     precisions: frozenset[Precision] = frozenset()  # besides fp32, which is always written
     hints: Hints = NO_HINTS
-    # Text file with one label a line, or a tag file; None uses the checkpoint's, or one beside it.
     label_names: Path | None = None
-    label_thresholds: Path | None = None  # text file with a number a line; photos replace them
-    category_threshold: Sequence[str] = ()  # `NAME=P`; photos replace them
-    compact_weights: bool = False  # store fp32 weights in 16 bits
-    model_version: str = "1"  # free text without white space
+    label_thresholds: Path | None = None
+    category_threshold: Sequence[str] = ()
+    compact_weights: bool = False
+    model_version: str = "1"
     license: str = "unknown"
-    training_data: str | None = None  # free text; None uses the checkpoint's
-    background: Path | None = None  # folder of photos; None takes those of the other folders
+    training_data: str | None = None
+    background: Path | None = None
     opened: OpenRequest | None = None  # an open head to export with the trained one
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
 

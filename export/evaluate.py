@@ -30,16 +30,11 @@ def report_bundle(
     others than the folder.
     """
     try:
-        return _report(load_bundle(path), folder, split, precision)
+        bundle = load_bundle(path)
     except BundleError as error:
         raise ExportError(" ".join(str(error).split())) from error
-
-
-def _report(
-    bundle: Bundle, folder: LabelledFolder, split: str, precision: Precision
-) -> Iterator[str]:
     if precision not in bundle.precisions():
-        raise BundleError(f"bundle {bundle.card.name} has no {precision} variant")
+        raise ExportError(f"bundle {bundle.card.name} has no {precision} variant")
     head = bundle.card.trained_head
     if head is None:
         raise BundleError(f"bundle {bundle.card.name} has no trained labels")

@@ -118,14 +118,6 @@ class CosineConfig(_Config):
         return self.embedding_width
 
 
-class TransformerDecoderConfig(DecoderConfig):
-    """A plain transformer decoder with one learned query a class, a baseline."""
-
-    kind: Literal["transformer_decoder"] = "transformer_decoder"
-    num_classes: int = Field(ge=1)
-    num_layers: int = Field(default=1, ge=1)
-
-
 class Query2LabelConfig(DecoderConfig):
     """Query2Label head (arXiv 2107.10834)."""
 
@@ -210,7 +202,6 @@ HeadConfig = Annotated[
     MLDecoderConfig
     | ZeroShotMLDecoderConfig
     | CosineConfig
-    | TransformerDecoderConfig
     | Query2LabelConfig
     | RamConfig
     | GapConfig

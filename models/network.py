@@ -12,10 +12,9 @@ from models.config import (
     Query2LabelConfig,
     RamConfig,
     TimmHeadConfig,
-    TransformerDecoderConfig,
     ZeroShotMLDecoderConfig,
 )
-from models.heads.baselines import Gap, TransformerDecoder
+from models.heads.baselines import Gap
 from models.heads.cosine import CosineHead
 from models.heads.ml_decoder import MLDecoder
 from models.heads.query2label import Query2Label
@@ -30,7 +29,6 @@ HEADS: dict[type[HeadConfig], type[nn.Module]] = {
     Query2LabelConfig: Query2Label,
     RamConfig: Ram,
     CosineConfig: CosineHead,
-    TransformerDecoderConfig: TransformerDecoder,
 }
 
 

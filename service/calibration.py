@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle.card import Calibration, HeadCalibration, ReliabilityBin
+from service.bundle.card import Calibration, HeadCalibration, MeasuredThreshold, ReliabilityBin
 
 MIN_POSITIVES = 5
 """Fewest photos with a label for which it gets a threshold or a calibration of its own."""
@@ -35,56 +35,33 @@ Targets = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class OperatingPoint:
-    """A point on a label's precision-recall curve; all numbers are 0..1."""
-
-    threshold: float
-    precision: float
-    recall: float
-
-    @property
-    def f1(self) -> float:
-        """Their harmonic mean; 0 if both are 0."""
-        return 2 * self.precision * self.recall / ((self.precision + self.recall) or 1)
-
-
-@dataclass(frozen=True)
 class Fit:
-    """Calibrations of L labels, and their errors on photos that they were not fitted to."""
+    """Calibrations of L labels."""
 
-    pair: Calibration  # shared by the labels without their own
+    shared: HeadCalibration  # of the labels without their own
     labels: tuple[Calibration | None, ...]  # their own
-    error_before: float
-    error_after: float
-    bins: tuple[ReliabilityBin, ...]  # after
 
     @property
     def figures(self) -> str:
         """The errors in words."""
-        return f"calibration error {self.error_before:.3f} before, {self.error_after:.3f} after"
+        before, after = self.shared.error_before, self.shared.error_after
+        return f"calibration error {before:.3f} before, {after:.3f} after"
 
     def stack(self) -> NDArray[np.float64]:
         """Returns scales and shifts, float64 [2, L]."""
-        pairs = [calibration or self.pair for calibration in self.labels]
-        return np.array([(one.scale, one.shift) for one in pairs]).T
-
-    def describe(self, dataset: str, images: int) -> HeadCalibration:
-        """Returns the record of a head for the model card."""
-        return HeadCalibration(
-            **self.pair.model_dump(),
-            dataset=dataset,
-            images=images,
-            labels=len(self.labels),
-            error_before=self.error_before,
-            error_after=self.error_after,
-            bins=self.bins,
-        )
+        pairs = [calibration or self.shared for calibration in self.labels]
+        return np.array([(pair.scale, pair.shift) for pair in pairs]).T
 
 
 def fit_calibration(
-    logits: Logits, targets: Targets, *, per_label: bool = True, current: Scores | None = None
+    logits: Logits,
+    targets: Targets,
+    dataset: str = "",
+    *,
+    per_label: bool = True,
+    current: Scores | None = None,
 ) -> Fit | None:
-    """Fits scale and shift of logits [n, L] to targets 0 or 1 [n, L].
+    """Fits scale and shift of logits [n, L] to targets 0 or 1 [n, L] of photos of a data set.
 
     All labels share one pair. With `per_label`, labels also get their own, shrunk towards the
     shared one, if that lowers the log loss on photos that were not fitted; labels with fewer than
@@ -114,13 +91,17 @@ def fit_calibration(
         return None
     labels = _fit_labels(raw, targets, shared=fitted)
     bins = bin_scores(_sigmoid(calibrated), targets)
-    return Fit(
-        pair=fitted,
-        labels=labels if is_own else (None,) * len(labels),
+    shared = HeadCalibration(
+        scale=fitted.scale,
+        shift=fitted.shift,
+        dataset=dataset,
+        images=len(raw),
+        labels=len(labels),
         error_before=measure_error(bin_scores(_sigmoid(served), targets)),
         error_after=measure_error(bins),
         bins=bins,
     )
+    return Fit(shared, labels if is_own else (None,) * len(labels))
 
 
 def move_threshold(threshold: float, before: Calibration, after: Calibration) -> float:
@@ -155,9 +136,9 @@ def find_threshold(
     scores: Scores,
     targets: Targets,
     precision_target: float | None = None,
-    recall_target: float | None = None,
-) -> OperatingPoint | None:
-    """Returns a point for scores 0..1 [n] and targets 0/1 [n], at least one 1.
+    recall_target: float = 0.0,
+) -> MeasuredThreshold | None:
+    """Returns a threshold for scores 0..1 [n] and targets 0/1 [n], at least one 1.
 
     It is that of best F1; of several, that with the highest threshold (fewest predictions). With a
     recall target, the threshold is lowered until the recall reaches it. With a precision target, it
@@ -171,7 +152,7 @@ def find_threshold(
     hits = np.cumsum(targets[order], dtype=np.float64)[cuts]
     count = cuts + 1.0
     if precision_target is None:
-        enough = hits >= (recall_target or 0.0) * hits[-1]
+        enough = hits >= recall_target * hits[-1]
         # The first of equals.
         cut = int(max(np.argmax(2 * hits / (count + hits[-1])), np.argmax(enough)))
     else:
@@ -185,7 +166,7 @@ def find_threshold(
     # Halfway to the next lower score, which deviations of another device seldom cross.
     score, lower = float(ranked[cuts[cut]]), float(ranked[min(cuts[cut] + 1, len(ranked) - 1)])
     between = (score + lower) / 2
-    return OperatingPoint(
+    return MeasuredThreshold(
         threshold=between if between > lower else score,  # none between neighbouring floats
         precision=float(hits[cut] / count[cut]),
         recall=float(hits[cut] / hits[-1]),
@@ -197,8 +178,8 @@ def find_thresholds(
     scores: Scores,
     targets: Targets,
     precision_target: float | None = None,
-    recall_target: float | None = None,
-) -> dict[str, OperatingPoint | None]:
+    recall_target: float = 0.0,
+) -> dict[str, MeasuredThreshold | None]:
     """Returns `find_threshold` of labels with `MIN_POSITIVES` photos; the scores are [n, L]."""
     return {
         name: find_threshold(scores[:, column], targets[:, column], precision_target, recall_target)

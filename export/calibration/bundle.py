@@ -1,44 +1,37 @@
 """Calibrates a finished bundle again, or gives it a background; its graphs stay the same bytes."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from export import ExportError
-from export.accuracy import ScoredPhotos, finish_bundle, read_graphs, score_photos
+from export.accuracy import finish_bundle, read_graphs, score_photos
 from export.calibration.background import add_background, read_background_photos
 from export.calibration.heads import CalibrationOptions, calibrate_trained
-from export.calibration.open_labels import (
-    calibrate_open_head,
-    embed_label_set,
-    find_thresholds_by_name,
-)
+from export.calibration.open_labels import calibrate_open_labels
 from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
-from export.graphs.text import EmbedTexts
 from export.sources.labelled_photos import PhotoReader, select_photos
 from export.sources.open import read_unseen
 from models.data.labelled_folder import read_labelled_folder
-from service.bundle.card import Calibration, ModelCard, OpenHead, fold_name, format_first_error
+from service.bundle.card import ModelCard, fold_name, format_first_error
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import BundleDraft, check_target
-from service.calibration import move_threshold
 from service.labels.encoders import open_text_encoder
-from service.labels.files import pack_label_set, read_bundle_sets
+from service.labels.files import read_bundle_sets
 
 
 @dataclass(frozen=True)
 class RecalibrationRequest:
-    """A bundle to calibrate; at least one of the folders is needed."""
+    """A bundle to calibrate, by at least one of the folders; None keeps what it has."""
 
     bundle: Path
     out: Path  # may be the bundle itself
-    photos: Path | None = None  # labelled folder with the trained labels and a split val
-    # Labelled folder with other labels; without it, open labels keep calibration and threshold.
+    photos: Path | None = None
     open_photos: Path | None = None
     open_split: str = "val"
-    background: Path | None = None  # folder of photos; None keeps the bundle's background
-    model_version: str | None = None  # None keeps the bundle's
+    background: Path | None = None
+    model_version: str | None = None
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
 
 
@@ -71,14 +64,15 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
         scored = score_photos(val, variants)
         trained, labels = calibrate_trained(trained, labels, scored, options)
     if opened is not None and text_encoder is not None and (val or unseen):
-        before, embed = opened, text_encoder.encode
         variants = [
             read_graphs(bundle, PIXELS_TO_OPEN_LOGITS, precision) for precision in precisions
         ]
-        opened, by_name = calibrate_open_head(
-            before, unseen, val, variants, embed=embed, options=options
+        opened, sets = calibrate_open_labels(
+            *(opened, read_bundle_sets(bundle), unseen, val, variants),
+            embed=text_encoder.encode,
+            options=options,
+            trained_names=frozenset(map(fold_name, names)),
         )
-        sets = _pack_sets(bundle, before, opened, by_name, embed=embed, options=options)
     draft = BundleDraft(
         card=card.model_copy(update={"trained_head": trained, "open_head": opened}),
         labels=labels,
@@ -115,29 +109,3 @@ def _check_heads(request: RecalibrationRequest, card: ModelCard, *, encodes_text
         raise ExportError("--raw-scores needs --photos: the trained head is calibrated")
     if opened is not None and opened.calibration is not None and request.open_photos is None:
         raise ExportError("--raw-scores needs --open-photos: the open head is calibrated")
-
-
-def _pack_sets(  # noqa: PLR0913 - the parts of a bundle
-    bundle: Bundle,
-    before: OpenHead,
-    after: OpenHead,
-    scored: ScoredPhotos | None,
-    *,
-    embed: EmbedTexts,
-    options: CalibrationOptions,
-) -> dict[str, bytes]:
-    """Returns the label sets of a bundle with their thresholds on the scores of a changed head."""
-    trained = frozenset(fold_name(label.name) for label in bundle.labels)
-    raw = Calibration(scale=1.0, shift=0.0)
-    sets = {}
-    for definition in read_bundle_sets(bundle):
-        embedded = embed_label_set(definition, after.embedding_space, embed)
-        thresholds = dict(zip(embedded.names, embedded.thresholds, strict=True))
-        measured = find_thresholds_by_name(embedded, after, scored, options, embed)
-        for name, threshold in thresholds.items():
-            if name not in measured and threshold is not None and definition.calibration is None:
-                pairs = (head.find_calibration(name, trained) or raw for head in (before, after))
-                measured[name] = move_threshold(threshold, *pairs)
-        changed = replace(embedded, thresholds=tuple((thresholds | measured).values()))
-        sets[f"{definition.name}.npz"] = pack_label_set(changed)
-    return sets

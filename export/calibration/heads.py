@@ -6,6 +6,7 @@ Thresholds are chosen on the scores that will be served: calibrated ones, except
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,19 +17,12 @@ from export.sources.labelled_photos import LabelledPhotos
 from service.bundle.card import (
     FALLBACK_THRESHOLD,
     Calibration,
-    HeadCalibration,
     Label,
     MeasuredThreshold,
     OpenHead,
     TrainedHead,
 )
-from service.calibration import (
-    Fit,
-    OperatingPoint,
-    find_threshold,
-    find_thresholds,
-    fit_calibration,
-)
+from service.calibration import Fit, find_threshold, find_thresholds, fit_calibration
 from service.fields import ThresholdName
 from service.pipeline.scoring import compute_scores
 
@@ -47,7 +41,7 @@ class CalibrationOptions:
 
     raw_scores: bool = False  # serve the sigmoid of the logits as they are
     precision_target: float | None = None  # 0..1; None chooses the thresholds of best F1
-    recall_target: float | None = None  # 0..1; lowers those of best F1 until they reach it
+    recall_target: float = 0.0  # 0..1; lowers those of best F1 until they reach it
 
 
 _PURPOSES: dict[ThresholdName, CalibrationOptions] = {
@@ -67,8 +61,7 @@ def calibrate_trained(
     targets = scored.photos.targets
     fit = None
     if head.activation == "sigmoid" and not options.raw_scores:
-        fit = fit_calibration(scored.logits, targets)
-        _log_fit("trained labels", fit, scored.photos)
+        fit = _fit("trained labels", scored, per_label=True)
     pair = None if fit is None else fit.stack()
     scores, blank = (
         compute_scores(logits, head.activation, pair) for logits in (scored.logits, scored.blank)
@@ -77,30 +70,29 @@ def calibrate_trained(
     reached = None if options.precision_target is None else _find_shared(scores, targets, options)
     threshold = FALLBACK_THRESHOLD if reached is None else reached
     shared = _find_purposes(scores, targets, threshold)
-    points, measured = {}, {}
+    calibration, calibrations = (None, None) if fit is None else (fit.shared, fit.labels)
+    changes: dict[str, dict[str, Any]] = {
+        name: {"positives": int(positives), "calibration": calibrated, "by_purpose": {}}
+        | dict.fromkeys(MeasuredThreshold.model_fields)
+        for name, positives, calibrated in zip(
+            names, targets.sum(axis=0), calibrations or [None] * len(names), strict=True
+        )
+    }
+    measured = {}
     for word, least in shared.items():
         aim = options if word == "calibrated" else _PURPOSES[word]
-        points[word] = own_points = _find_points(names, scores, blank, targets, aim)
-        chosen = [own_points[name].threshold if name in own_points else least for name in names]
+        points = _find_points(names, scores, blank, targets, aim)
+        chosen = [points[name].threshold if name in points else least for name in names]
         answered = scores >= np.array(chosen)
         measured[word] = _measure(f"trained labels, {word}", least, answered, scored.photos)
-    calibrations = (None,) * len(names) if fit is None else fit.labels
-    changed = {"threshold": threshold, "by_purpose": measured}
-    changed["calibration"] = _describe(fit, scored.photos)
+        for name, point in points.items():
+            if word == "calibrated":
+                changes[name] |= dict(point)
+            else:
+                changes[name]["by_purpose"][word] = point
+    changed = {"threshold": threshold, "by_purpose": measured, "calibration": calibration}
     return head.model_copy(update=changed), tuple(
-        _change_label(
-            label,
-            {
-                word: by_name[label.name]
-                for word, by_name in points.items()
-                if label.name in by_name
-            },
-            int(positives),
-            calibration,
-        )
-        for label, positives, calibration in zip(
-            labels, targets.sum(axis=0), calibrations, strict=True
-        )
+        label.model_copy(update=changes[label.name]) for label in labels
     )
 
 
@@ -111,13 +103,10 @@ def calibrate_open(head: OpenHead, scored: ScoredPhotos, options: CalibrationOpt
     that cannot be calibrated stays one.
     """
     targets = scored.photos.targets
-    fit = None
-    if not options.raw_scores:
-        fit = fit_calibration(scored.logits, targets, per_label=False)
-        _log_fit("open labels", fit, scored.photos)
+    fit = None if options.raw_scores else _fit("open labels", scored)
     if fit is None and head.activation == "softmax":
         return head
-    calibration = _describe(fit, scored.photos)
+    calibration = None if fit is None else fit.shared
     scores = score_open(scored.logits, calibration)
     threshold = None
     if fit is None or options.precision_target is not None:
@@ -144,10 +133,8 @@ def calibrate_trained_names(head: OpenHead, scored: ScoredPhotos) -> OpenHead:
     fit = None
     if (shared := head.calibration) is not None:
         current = shared.scale * scored.logits.astype(np.float64) + shared.shift
-        targets = scored.photos.targets
-        fit = fit_calibration(scored.logits, targets, per_label=False, current=current)
-        _log_fit("trained names as open labels", fit, scored.photos)
-    return head.model_copy(update={"trained_names": _describe(fit, scored.photos)})
+        fit = _fit("trained names as open labels", scored, current=current)
+    return head.model_copy(update={"trained_names": None if fit is None else fit.shared})
 
 
 def find_open_thresholds(
@@ -172,7 +159,7 @@ def _find_points(
     blank: Scores,
     targets: NDArray[np.int64],
     options: CalibrationOptions,
-) -> dict[str, OperatingPoint]:
+) -> dict[str, MeasuredThreshold]:
     aims = options.precision_target, options.recall_target
     best = find_thresholds(names, scores, targets, *aims)
     points = {name: point for name, point in best.items() if point is not None}
@@ -182,12 +169,11 @@ def _find_points(
             *(options.precision_target, len(points), len(names)),
             np.mean([point.recall for point in points.values()]) if points else 0.0,
         )
-    least = options.recall_target or 0.0
     floors = blank.max(axis=0, initial=0.0)
     for name, floor, column, truths in zip(names, floors, scores.T, targets.T, strict=True):
         point = points.get(name)
         clear = point and _clear_blank(point, float(floor), column, truths)
-        if point and clear and clear.recall >= least:
+        if point and clear and clear.recall >= options.recall_target:
             points[name] = clear
             both = clear.threshold, point.threshold
             logger.info("%s: threshold %.2f not %.2f, above blank photos", name, *both)
@@ -195,16 +181,21 @@ def _find_points(
 
 
 def _clear_blank(
-    point: OperatingPoint, floor: float, scores: Scores, targets: NDArray[np.int64]
-) -> OperatingPoint | None:
+    point: MeasuredThreshold, floor: float, scores: Scores, targets: NDArray[np.int64]
+) -> MeasuredThreshold | None:
     """Returns a threshold above the label's highest score on blank photos, if that costs little."""
     raised = min(floor + _BLANK_MARGIN, (1 + floor) / 2)
     if point.threshold >= raised:
         return None
     answered = scores >= raised
     hits = int(targets[answered].sum())
-    clear = OperatingPoint(raised, hits / max(int(answered.sum()), 1), hits / int(targets.sum()))
-    return None if point.f1 - clear.f1 > _MAX_LOSS else clear
+    precision, recall = hits / max(int(answered.sum()), 1), hits / int(targets.sum())
+    clear = MeasuredThreshold(threshold=raised, precision=precision, recall=recall)
+    return None if _f1(point) - _f1(clear) > _MAX_LOSS else clear
+
+
+def _f1(point: MeasuredThreshold) -> float:
+    return 2 * point.precision * point.recall / ((point.precision + point.recall) or 1)
 
 
 def _find_shared(
@@ -229,29 +220,20 @@ def _find_purposes(
     return thresholds
 
 
-def _change_label(
-    label: Label,
-    points: dict[ThresholdName, OperatingPoint],
-    positives: int,
-    calibration: Calibration | None,
-) -> Label:
-    point = points.pop("calibrated", None)
-    at_threshold = vars(point) if point else dict.fromkeys(("threshold", "precision", "recall"))
-    by_purpose = {word: MeasuredThreshold(**vars(other)) for word, other in points.items()}
-    changed = {"positives": positives, "calibration": calibration, "by_purpose": by_purpose}
-    return label.model_copy(update=at_threshold | changed)
-
-
-def _describe(fit: Fit | None, photos: LabelledPhotos) -> HeadCalibration | None:
-    return None if fit is None else fit.describe(photos.dataset, len(photos.paths))
-
-
-def _log_fit(labels: str, fit: Fit | None, photos: LabelledPhotos) -> None:
+def _fit(
+    labels: str, scored: ScoredPhotos, *, per_label: bool = False, current: Scores | None = None
+) -> Fit | None:
+    """Fits and logs a calibration; see `fit_calibration`."""
+    photos = scored.photos
+    fit = fit_calibration(
+        scored.logits, photos.targets, photos.dataset, per_label=per_label, current=current
+    )
     if fit is None:
         logger.info("%s: no better calibration found on %s", labels, photos.dataset)
-        return
-    count = sum(calibration is not None for calibration in fit.labels)
-    logger.info("%s: %s on %s, %d with their own", labels, fit.figures, photos.dataset, count)
+    else:
+        count = sum(calibration is not None for calibration in fit.labels)
+        logger.info("%s: %s on %s, %d with their own", labels, fit.figures, photos.dataset, count)
+    return fit
 
 
 def _measure(

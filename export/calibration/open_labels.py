@@ -4,7 +4,7 @@ They are computed with the served graphs and text embeddings: 8 bits move scores
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,8 +22,9 @@ from export.graphs.text import EmbedTexts, build_text_graph, embed_names, make_e
 from export.sources.labelled_photos import LabelledPhotos, Splits
 from export.sources.open import OpenSource, describe_head
 from models.heads.zero_shot import ZeroShotMLDecoder
-from service.bundle.card import EmbeddingSpace, OpenHead, Precision
+from service.bundle.card import Calibration, EmbeddingSpace, OpenHead, Precision
 from service.bundle.writer import BundleDraft
+from service.calibration import move_threshold
 from service.labels.definition import Definition
 from service.labels.files import pack_label_set
 
@@ -45,31 +46,16 @@ def add_open_labels(  # noqa: PLR0913 - the parts of an export
     text = build_text_graph(opened.text, compact=compact)
     precision: Precision = "int8" if opened.text.in_8_bits else "fp32"
     embed = make_embedder(opened.text, text)
-    head = draft.card.open_head or describe_head(opened.head.config)
     uses_names = opened.label_sets or opened.unseen is not None
-    head, trained = calibrate_open_head(
-        head,
+    head, sets = calibrate_open_labels(
+        draft.card.open_head or describe_head(opened.head.config),
+        opened.label_sets,
         opened.unseen,
         splits.val if splits is not None and uses_names else None,
         variants,
         embed=embed,
         options=options,
     )
-    sets = {}
-    for definition in opened.label_sets:
-        embedded = embed_label_set(definition, head.embedding_space, embed)
-        measured = find_thresholds_by_name(embedded, head, trained, options, embed)
-        pairs = zip(embedded.names, embedded.thresholds, strict=True)
-        thresholds = tuple(measured.get(name) if given is None else given for name, given in pairs)
-        if trained is not None:
-            count = sum(threshold is not None for threshold in thresholds)
-            logger.info(
-                "label set %s: %d of %d labels calibrated",
-                definition.name,
-                count,
-                len(thresholds),
-            )
-        sets[f"{definition.name}.npz"] = pack_label_set(replace(embedded, thresholds=thresholds))
     draft = replace(
         draft,
         card=draft.card.model_copy(update={"open_head": head}),
@@ -82,30 +68,68 @@ def add_open_labels(  # noqa: PLR0913 - the parts of an export
     return add_screen(draft, opened.head, variants[0], splits, embed, compact=compact)
 
 
-def calibrate_open_head(  # noqa: PLR0913 - the parts of an export
+def calibrate_open_labels(  # noqa: PLR0913 - the parts of a bundle
     head: OpenHead,
+    definitions: Iterable[Definition],
     unseen: LabelledPhotos | None,
     val: LabelledPhotos | None,
     variants: Sequence[Graphs],
     *,
     embed: EmbedTexts,
     options: CalibrationOptions,
-) -> tuple[OpenHead, ScoredPhotos | None]:
-    """Calibrates on photos of other labels, then of trained ones; returns their logits too."""
-    template = head.embedding_space.template
+    trained_names: Collection[str] | None = None,
+) -> tuple[OpenHead, dict[str, bytes]]:
+    """Calibrates a head on photos of other labels, then of trained ones; returns its sets too.
+
+    Label sets are files by name, with all embeddings and thresholds on the head's scores. Those
+    that a set has are kept. In a bundle that is calibrated again, of which `trained_names` are
+    given as `fold_name` returns them, they are moved to the new scores, or measured.
+    """
+    before, trained = head, None
 
     def score(photos: LabelledPhotos) -> ScoredPhotos:
+        template = before.embedding_space.template
         return score_photos(photos, variants, embed_names(photos.label_names, template, embed))
 
     if unseen is not None:
         head = calibrate_open(head, score(unseen), options)
-    if val is None:
-        return head, None
-    trained = score(val)
-    return calibrate_trained_names(head, trained), trained
+    if val is not None:
+        trained = score(val)
+        head = calibrate_trained_names(head, trained)
+    sets = {}
+    for definition in definitions:
+        embedded = embed_label_set(definition, head.embedding_space, embed)
+        pairs = zip(embedded.names, embedded.thresholds, strict=True)
+        given = {name: threshold for name, threshold in pairs if threshold is not None}
+        measured = _find_thresholds_by_name(embedded, head, trained, options, embed)
+        if trained_names is not None and definition.calibration is None:
+            given = _move(given, before, head, trained_names)
+        by_name: dict[str, float | None] = {**given, **measured}
+        if trained_names is None:
+            by_name |= given
+        thresholds = tuple(by_name.get(name) for name in embedded.names)
+        if trained is not None:
+            count = sum(threshold is not None for threshold in thresholds)
+            logger.info(
+                "label set %s: %d of %d labels calibrated",
+                *(definition.name, count, len(thresholds)),
+            )
+        sets[f"{definition.name}.npz"] = pack_label_set(replace(embedded, thresholds=thresholds))
+    return head, sets
 
 
-def find_thresholds_by_name(
+def _move(
+    thresholds: dict[str, float], before: OpenHead, after: OpenHead, trained_names: Collection[str]
+) -> dict[str, float]:
+    """Returns the thresholds on the scores of `after` that the same photos reach."""
+    raw, moved = Calibration(scale=1.0, shift=0.0), {}
+    for name, threshold in thresholds.items():
+        pairs = (head.find_calibration(name, trained_names) or raw for head in (before, after))
+        moved[name] = move_threshold(threshold, *pairs)
+    return moved
+
+
+def _find_thresholds_by_name(
     embedded: Definition,
     head: OpenHead,
     trained: ScoredPhotos | None,
@@ -115,7 +139,7 @@ def find_thresholds_by_name(
     """Returns thresholds of labels that have the name and embedding of a trained label.
 
     None for those without enough photos; without labels that learnt from photos, whose scores are
-    others. `trained` has the open head's logits of trained labels.
+    others.
     """
     if trained is None:
         return {}

@@ -1,10 +1,7 @@
 """Which layers int8 leaves in float: as few as keep its logits close to float32's.
 
-Of a model for open labels alone, the encoder is in int8; its logits are those of given labels.
-
 Layers are ranked by the noise on the logits if only one is in 8 bits: ONNX Runtime's own measures
-of quantisation loss (`qdq_loss_debug`) are local to a tensor and do not find these layers
-(ARCHITECTURE.md has the figures).
+do not find these layers (ARCHITECTURE.md has the figures).
 """
 
 import logging

@@ -37,11 +37,9 @@ class OpenRequest:
     """Paths of an open head to export with the trained one, and of photos and label sets."""
 
     open_head: Path | None = None  # of `train_open`; None if the model has both towers
-    text_encoder: Path | None = None  # folder; None uses the installed package's
-    # JSON as of `POST /labels`, or `.npz`; a model of open labels alone has `EVERYDAY` by default.
-    label_set: Sequence[Path] = ()
-    # Labelled folder for calibrating open labels; labels the head was trained on are skipped.
-    open_photos: Path | None = None
+    text_encoder: Path | None = None
+    label_set: Sequence[Path] = ()  # without trained labels, `EVERYDAY` by default
+    open_photos: Path | None = None  # labels the head was trained on are skipped
     open_split: str = "val"
 
 
@@ -119,7 +117,7 @@ def read_unseen(
     return unseen
 
 
-def read_label_set(path: Path, space: EmbeddingSpace | None = None) -> Definition:
+def read_label_set(path: Path, space: EmbeddingSpace) -> Definition:
     """Reads a ready label set; raises ExportError if it is invalid or does not fit a space."""
     try:
         content = path.read_bytes()
@@ -128,8 +126,7 @@ def read_label_set(path: Path, space: EmbeddingSpace | None = None) -> Definitio
         else:
             record = LabelSetRecord.model_validate_json(content.removeprefix(BOM_UTF8))
             definition = define_label_set(record)
-        if space is not None:
-            definition = check_fit(definition, space, encodes_text=True)
+        return check_fit(definition, space, encodes_text=True)
     except OSError as error:
         raise ExportError(f"label set {path} cannot be read") from error
     except ValidationError as error:
@@ -137,4 +134,3 @@ def read_label_set(path: Path, space: EmbeddingSpace | None = None) -> Definitio
         raise ExportError(f"label set {path.name}: {reason}") from error
     except LabelSetError as error:
         raise ExportError(f"label set {path.name}: {error.describe()}") from error
-    return definition

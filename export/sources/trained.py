@@ -5,9 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import AfterValidator, StringConstraints, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from export import ExportError
 from export.sources.tags import TAG_FILES, read_lines, read_share, read_tag_file
@@ -20,14 +19,10 @@ from models.network import Network
 from models.text import TextEncoder
 from models.towers import TowerNetwork
 from service.bundle.card import InputContract, Label
-from service.fields import MAX_NAME_CHARACTERS, normalise_text
+from service.fields import LabelText
 
 logger = logging.getLogger(__name__)
-_label_name = TypeAdapter[str](
-    Annotated[
-        str, StringConstraints(max_length=MAX_NAME_CHARACTERS), AfterValidator(normalise_text)
-    ]
-)
+_label_name = TypeAdapter[str](LabelText)
 
 
 class UnusableCheckpointError(ExportError):
@@ -108,7 +103,7 @@ def read_source(
 def _find_labels(
     path: Path, stored: tuple[str, ...] | None, given: Path | None
 ) -> tuple[str, tuple[Label, ...]]:
-    """Returns the file that names the labels, and these; `own` are names in the checkpoint."""
+    """Returns the file that names the labels, and these; `stored` are the checkpoint's names."""
     if given is not None:
         return given.name, read_tag_file(given, given)
     for name in TAG_FILES if stored is None else TAG_FILES[:1]:

@@ -1,13 +1,9 @@
-"""Heads that ML-Decoder is compared with: average pooling and a plain transformer decoder."""
+"""The head that ML-Decoder is compared with: average pooling and a linear layer."""
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from models.config import GapConfig, TransformerDecoderConfig
+from models.config import GapConfig
 from models.heads.attention import to_tokens
-from models.heads.ml_decoder import GroupLinear
-from models.heads.query2label import QueryLayer, decode
 
 _GEM_EPSILON = 1e-6  # the usual code's value; not stored in files
 
@@ -37,24 +33,3 @@ class Gap(nn.Module):
             power = self.config.power
             return tokens.clamp(min=_GEM_EPSILON).pow(power).mean(dim=1).pow(1 / power)
         return tokens[:, 0] if self.config.pooling == "first" else tokens.mean(dim=1)
-
-
-class TransformerDecoder(nn.Module):
-    """Decoder layers with self-attention between learned queries, one query a class."""
-
-    def __init__(self, config: TransformerDecoderConfig) -> None:
-        super().__init__()
-        self.config = config
-        width, num_classes = config.decoder_width, config.num_classes
-        self.embed = nn.Linear(config.encoder_width, width)
-        self.queries = nn.Parameter(torch.randn(num_classes, width))
-        self.decoder = nn.ModuleList(
-            QueryLayer(config, self_attention=True, pre_norm=False)
-            for _ in range(config.num_layers)
-        )
-        self.pool = GroupLinear(num_classes, width, 1, num_classes)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Maps tokens [B, S, C] or features [B, C, H, W] to logits [B, N]."""
-        tokens = functional.relu(self.embed(to_tokens(features)))  # [B, S, D]
-        return self.pool(decode(self.decoder, self.queries, tokens, tokens))

@@ -1,11 +1,7 @@
 """Maps: how much each image token contributes to a label's logit.
 
-To first order, token s by attention head h adds a_lhs * (v_hs . u_lh) to label l: the attention to
-the token, times the worth of its value for the label. u carries the logit's weights back to the
-values along the residual path of the decoder layer: pooling, gains of both norms, output
-projection. It leaves out the feed-forward layer and the norms' centring and division. Related:
-arXiv 2004.10102, 2103.15679. Attention without values misleads: a label that the image does not
-show attends to empty background; see `docs/explain.md`.
+`docs/explain.md` has the formula. Related: arXiv 2004.10102, 2103.15679. Attention without values
+misleads: a label that the image does not show attends to empty background.
 """
 
 import math
@@ -23,8 +19,7 @@ class _Maps(nn.Module):
     """Positive contributions, smoothed, as shares of the maximum.
 
     A token sees far beyond its cell, so a single one often lies next to the object; tokens whose
-    neighbours agree do so less often. Each cell takes a quarter of each neighbour, along rows and
-    columns; a cell at the edge is its own neighbour.
+    neighbours agree do so less often.
     """
 
     rows: Tensor
@@ -160,7 +155,7 @@ def _carry_back(layer: DecoderLayer, weights: Tensor) -> Tensor:
 
 
 def _smoothing(size: int) -> Tensor:
-    """Returns [size, size]: half of a cell plus a quarter of each neighbour."""
+    """Returns [size, size]: half of a cell, a quarter of each neighbour; an edge is its own."""
     cells = torch.arange(size)
     matrix = 0.5 * torch.eye(size)
     for neighbours in ((cells - 1).clamp_min(0), (cells + 1).clamp_max(size - 1)):

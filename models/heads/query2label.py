@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from models.config import DecoderConfig, Query2LabelConfig
+from models.config import Query2LabelConfig
 from models.heads.attention import Attention, to_tokens
 from models.heads.ml_decoder import GroupLinear
 
@@ -19,10 +19,10 @@ from models.heads.ml_decoder import GroupLinear
 class _Layer(nn.Module):
     """The parts of every layer: residual steps, with norms before or after each."""
 
-    def __init__(self, config: DecoderConfig, pre_norm: bool) -> None:
+    def __init__(self, config: Query2LabelConfig) -> None:
         super().__init__()
         width, inner = config.decoder_width, config.feedforward_width
-        self.pre_norm = pre_norm
+        self.pre_norm = config.pre_norm
         self.attention = Attention(width, config.num_heads, config.dropout)
         self.feedforward = nn.Sequential(
             OrderedDict(
@@ -45,7 +45,7 @@ class EncoderLayer(_Layer):
     """Self-attention between the tokens, then a feed-forward layer."""
 
     def __init__(self, config: Query2LabelConfig) -> None:
-        super().__init__(config, config.pre_norm)
+        super().__init__(config)
         self.norm1 = nn.LayerNorm(config.decoder_width)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -59,8 +59,8 @@ class EncoderLayer(_Layer):
 class QueryLayer(_Layer):
     """A decoder layer: queries attend to each other (optional), then to the tokens."""
 
-    def __init__(self, config: DecoderConfig, self_attention: bool, pre_norm: bool) -> None:
-        super().__init__(config, pre_norm)
+    def __init__(self, config: Query2LabelConfig, self_attention: bool) -> None:
+        super().__init__(config)
         width, heads, rate = config.decoder_width, config.num_heads, config.dropout
         self.self_attention = Attention(width, heads, rate) if self_attention else None
         self.norm1 = nn.LayerNorm(width) if self_attention else None
@@ -96,7 +96,7 @@ class Query2Label(nn.Module):
         self.encoder_norm = nn.LayerNorm(width) if has_norm else nn.Identity()
         self.queries = nn.Parameter(torch.randn(config.num_classes, width))
         self.decoder = nn.ModuleList(
-            QueryLayer(config, attends, config.pre_norm) for attends in config.self_attention
+            QueryLayer(config, attends) for attends in config.self_attention
         )
         self.norm = nn.LayerNorm(width)
         self.pool = GroupLinear(config.num_classes, width, 1, config.num_classes)
@@ -107,17 +107,11 @@ class Query2Label(nn.Module):
         for layer in self.encoder:
             tokens = layer(tokens, self.positions)
         tokens = self.encoder_norm(tokens)
-        decoded = decode(self.decoder, self.queries, tokens + self.positions, tokens)
-        return self.pool(self.norm(decoded))
-
-
-def decode(layers: nn.ModuleList, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Decodes queries [N, D] over keys and values [B, S, D] to [B, N, D], from targets of zero."""
-    queries = queries.unsqueeze(0)  # [1, N, D]
-    target = torch.zeros_like(queries)
-    for layer in layers:
-        target = layer(target, queries, keys, values)
-    return target
+        queries = self.queries.unsqueeze(0)  # [1, N, D]
+        target, keys = torch.zeros_like(queries), tokens + self.positions
+        for layer in self.decoder:
+            target = layer(target, queries, keys, tokens)
+        return self.pool(self.norm(target))
 
 
 def sine_positions(width: int, grid: tuple[int, int]) -> Tensor:

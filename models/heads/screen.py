@@ -1,8 +1,7 @@
 """The screen of an open head: it estimates the logits of all labels, to score the best ones only.
 
-Not in the paper. A decoder layer spends nine tenths of a label's cost on the steps after the
-attention. Their first-order expansion at a reference value takes their place: a product of the
-attended value with the label's readout. There are no weights to train.
+Not in the paper. A product of the attended value with the label's readout, the first-order
+expansion at a reference value, takes the place of the steps after the attention.
 """
 
 from typing import NamedTuple

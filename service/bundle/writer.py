@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from service.bundle.card import Label, ModelCard, Precision
@@ -57,11 +57,11 @@ def write_bundle(path: Path, draft: BundleDraft) -> Bundle:
     try:
         staging.chmod(0o755)
         _write_files(staging, draft)
-        load_bundle(staging)
+        bundle = load_bundle(staging)
         _swap(staging, path)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return load_bundle(path)
+    return replace(bundle, path=path)
 
 
 def _write_files(folder: Path, draft: BundleDraft) -> None:

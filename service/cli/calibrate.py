@@ -18,11 +18,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from service.bundle.card import Calibration, format_first_error
+from service.bundle.card import Calibration, MeasuredThreshold, format_first_error
 from service.calibration import (
     MIN_POSITIVES,
     Fit,
-    OperatingPoint,
     find_thresholds,
     fit_calibration,
     move_threshold,
@@ -57,7 +56,7 @@ class CalibrationReport:
 
     fit: Fit | None  # None: the set keeps the calibration that it had
     # By label with enough photos; None: it misses the wanted precision.
-    points: Mapping[str, OperatingPoint | None]
+    points: Mapping[str, MeasuredThreshold | None]
     left_out: tuple[PhotoResult, ...]  # photos that have no prediction
 
 
@@ -109,10 +108,13 @@ async def calibrate_set(
             )
         scores = np.array([[row[label] for label in common] for row in answers.values()])
         fit, points = _fit(labels, common, scores, targets, precision_target)
-        thresholds = {} if fit is None else _move_thresholds(labels, fit.pair)
+        pair = None
+        thresholds: dict[str, float] = {}
+        if fit is not None:
+            pair = Calibration(scale=fit.shared.scale, shift=fit.shared.shift)
+            thresholds = _move_thresholds(labels, pair)
         thresholds |= {label: point.threshold for label, point in points.items() if point}
         # Only this version: the labels of another may be encoded from other texts.
-        pair = None if fit is None else fit.pair
         sets = pipeline.catalogue.writable(name)
         await sets.calibrate(name, thresholds, pair, int(labels.version))
         return CalibrationReport(fit, points, tuple(left_out))
@@ -124,7 +126,7 @@ def _fit(
     scores: NDArray[np.float64],
     targets: NDArray[np.int64],
     precision_target: float | None,
-) -> tuple[Fit | None, dict[str, OperatingPoint | None]]:
+) -> tuple[Fit | None, dict[str, MeasuredThreshold | None]]:
     """Fits scores [n, L] of labels of a set, as they are served, to targets [n, L]."""
     smallest = np.finfo(np.float64).eps  # a score of 1 has no log odds
     clipped = scores.clip(smallest, 1 - smallest)
@@ -138,12 +140,14 @@ def _fit(
 
 
 def _move_thresholds(labels: LabelSet, after: Calibration) -> dict[str, float]:
-    scales, shifts = _list_pairs(labels)
-    moved = {}
-    for i in np.flatnonzero(labels.calibrated):
-        before = Calibration(scale=scales[i], shift=shifts[i])
-        moved[labels.names[i]] = move_threshold(float(labels.thresholds[i]), before, after)
-    return moved
+    columns = zip(
+        labels.names, labels.calibrated, labels.thresholds, *_list_pairs(labels), strict=True
+    )
+    return {
+        name: move_threshold(float(threshold), Calibration(scale=scale, shift=shift), after)
+        for name, calibrated, threshold, scale, shift in columns
+        if calibrated
+    }
 
 
 def _list_pairs(labels: LabelSet) -> NDArray[np.float64]:
@@ -195,9 +199,9 @@ def describe_calibration(report: CalibrationReport) -> dict[str, Any]:
     """Returns the results of a calibration as JSON values."""
     points = report.points
     calibration = None
-    if (fit := report.fit) is not None:
-        errors = {"error_before": fit.error_before, "error_after": fit.error_after}
-        calibration = fit.pair.model_dump() | errors
+    if report.fit is not None:
+        figures = {"scale", "shift", "error_before", "error_after"}
+        calibration = report.fit.shared.model_dump(include=figures)
     return {
         "calibration": calibration,
         "thresholds": {label: point.threshold for label, point in points.items() if point},

@@ -103,9 +103,9 @@ def _draw(
 def test_fit_finds_the_pair_that_made_the_targets() -> None:
     logits, targets = _draw(np.full(4, 0.5), -2.0)
     fit = fit_calibration(logits, targets)
-    assert (fit.pair.scale, fit.pair.shift) == pytest.approx((0.5, -2.0), abs=0.06)
-    assert fit.error_after < 0.01 < 0.1 < fit.error_before
-    assert sum(entry.scores for entry in fit.bins) == logits.size
+    assert (fit.shared.scale, fit.shared.shift) == pytest.approx((0.5, -2.0), abs=0.06)
+    assert fit.shared.error_after < 0.01 < 0.1 < fit.shared.error_before
+    assert sum(entry.scores for entry in fit.shared.bins) == logits.size
 
 
 def test_labels_that_differ_get_their_own_pairs() -> None:
@@ -148,7 +148,7 @@ def test_perfectly_separated_photos_fit_a_finite_pair(size: float) -> None:
     logits = np.repeat([[-size], [size]], 40, axis=0)
     fit = fit_calibration(logits, (logits > 0).astype(np.int64))
     # An enormous logit is as sure as it can be: there is nothing to improve.
-    assert (fit is None) if size == 1e3 else (fit is not None and fit.pair.scale > 0)
+    assert (fit is None) if size == 1e3 else (fit is not None and fit.shared.scale > 0)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 1)), min_size=1, max_size=60))

@@ -23,7 +23,6 @@ from models.config import (
     Query2LabelConfig,
     RamConfig,
     TimmHeadConfig,
-    TransformerDecoderConfig,
     ZeroShotMLDecoderConfig,
 )
 from models.network import Network, build_head
@@ -40,7 +39,6 @@ TRAINED: dict[str, HeadConfig] = {
     "query2label-pre-norm": Query2LabelConfig(
         num_classes=5, grid=(2, 3), pre_norm=True, self_attention=(True, True), **WIDTHS
     ),
-    "transformer-decoder": TransformerDecoderConfig(num_classes=5, **WIDTHS),
 }
 RAM_PLUS = RamConfig(num_classes=5, text_width=7, num_descriptions=3, **WIDTHS)
 OPEN = ZeroShotMLDecoderConfig(

@@ -51,13 +51,6 @@ def test_pixels_are_those_of_the_service_in_order(folder: Path) -> None:
     assert np.array_equal(np.concatenate(batches), np.stack(expected))
 
 
-def test_sample_is_the_same_each_time_and_has_no_photo_twice(folder: Path) -> None:
-    photos = read_splits(folder, LABELS, PhotoReader(CONTRACT)).val
-    assert photos.sample(9).paths == photos.sample(9).paths
-    assert len(set(photos.sample(9).paths)) == 9
-    assert set(photos.sample(10**6).paths) == set(photos.paths)
-
-
 def test_photo_that_cannot_be_used_is_left_out_of_its_split(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.config import Query2LabelConfig, TransformerDecoderConfig
-from models.heads.baselines import TransformerDecoder
+from models.config import Query2LabelConfig
 from models.heads.query2label import EncoderLayer, Query2Label, QueryLayer, sine_positions
 from tests.goldens import FOLDER
 from tests.models.heads import WIDTHS
@@ -71,20 +70,6 @@ def stir(head: torch.nn.Module) -> None:
         parameter.data = torch.randn_like(parameter) * 0.5
 
 
-def decode_all(
-    head: Query2Label | TransformerDecoder, tokens: Tensor, positions: Tensor | float
-) -> Tensor:
-    queries = head.queries.expand(len(tokens), -1, -1)
-    target = torch.zeros_like(queries)
-    for layer in head.decoder:
-        target = decode_as_detr(layer, target, queries, tokens + positions, tokens)
-    return target
-
-
-def pool(head: Query2Label | TransformerDecoder, decoded: Tensor) -> Tensor:
-    return (decoded * head.pool.weight.squeeze(-1)).sum(dim=-1) + head.pool.bias
-
-
 @pytest.mark.parametrize("pre_norm", [False, True])
 @pytest.mark.parametrize("encoders", [0, 2])
 @pytest.mark.parametrize("attends", [(False, False), (True, True), (False, True)])
@@ -103,20 +88,11 @@ def test_layers_take_the_steps_of_detr(
         tokens = encode_as_detr(layer, tokens, head.positions)
     if pre_norm and encoders:
         tokens = head.encoder_norm(tokens)
-    expected = pool(head, head.norm(decode_all(head, tokens, head.positions)))
-    torch.testing.assert_close(head(features), expected, rtol=1e-4, atol=1e-4)
-
-
-@torch.inference_mode()
-def test_the_plain_decoder_has_torchs_layers_after_a_relu() -> None:
-    torch.manual_seed(0)
-    config = TransformerDecoderConfig(num_classes=5, num_layers=2, **WIDTHS)
-    head = TransformerDecoder(config).eval()
-    stir(head)
-    layers = [(layer.pre_norm, layer.self_attention is None) for layer in head.decoder]
-    assert layers == [(False, False)] * 2
-    features = torch.randn(3, 6, 12)
-    expected = pool(head, decode_all(head, head.embed(features).relu(), 0.0))
+    queries = head.queries.expand(3, -1, -1)
+    target = torch.zeros_like(queries)
+    for layer in head.decoder:
+        target = decode_as_detr(layer, target, queries, tokens + head.positions, tokens)
+    expected = (head.norm(target) * head.pool.weight.squeeze(-1)).sum(dim=-1) + head.pool.bias
     torch.testing.assert_close(head(features), expected, rtol=1e-4, atol=1e-4)
 
 

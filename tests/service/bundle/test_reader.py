@@ -90,14 +90,6 @@ def test_bundle_that_is_replaced_while_it_is_read_is_read_again(
     assert load_bundle(path).precisions() == ("fp32",)
 
 
-def test_file_that_changes_after_loading_is_refused(tiny_bundle: Bundle, tmp_path: Path) -> None:
-    bundle = load_bundle(copy_bundle(tiny_bundle, tmp_path))
-    file = bundle.path / "encoder.fp32.onnx"
-    file.write_bytes(bytes(len(file.read_bytes())))
-    with pytest.raises(BundleError, match="sha256"):
-        bundle.read_graph("encoder", "fp32")
-
-
 def test_label_named_twice_is_refused(tmp_path: Path) -> None:
     twice = (*TINY_LABELS[:4], TINY_LABELS[0])
     with pytest.raises(BundleError, match="twice"):
