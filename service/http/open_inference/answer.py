@@ -76,13 +76,8 @@ class ModelAnswer(BaseModel):
     name: str
     versions: list[str]
     platform: str
-    inputs: list[TensorAnswer] = Field(
-        description=f"A request has one of them: `{IMAGE}` is files (base64 in JSON), `{PIXELS}` "
-        "is upright RGB of the model's size."
-    )
-    outputs: list[TensorAnswer] = Field(
-        description=f"`{SCORES}` of each photo, one column a label; `{LABELS}` names the columns."
-    )
+    inputs: list[TensorAnswer] = Field(description="Files, or upright RGB of the model's size.")
+    outputs: list[TensorAnswer] = Field(description=f"`{LABELS}` names the columns of `{SCORES}`.")
 
 
 def describe_model(card: ModelCard, name: str) -> ModelAnswer:

@@ -64,11 +64,7 @@ class RequestParameters(_Parameters):
     label_set: Text | None = Field(default=None, description="Names, separated by commas.")
     min_version: int | None = Field(default=None, description="As in `/predict`.")
     timeout: int | None = Field(
-        default=None,
-        ge=0,
-        le=_MAX_TIMEOUT,
-        description="Microseconds until the request is dropped; 0, and more than the deadline of "
-        "the service, mean that deadline.",
+        None, ge=0, le=_MAX_TIMEOUT, description="Microseconds, below the service's deadline."
     )
     binary_data_output: bool | None = Field(default=None, description="Default of `binary_data`.")
 
@@ -83,9 +79,7 @@ class OutputParameters(_Parameters):
     """Parameters of an output; unknown ones are ignored."""
 
     binary_data: bool | None = Field(default=None, description="Send bytes behind the JSON.")
-    classification: int | None = Field(
-        default=None, ge=1, description="Send so many best labels instead of all scores."
-    )
+    classification: int | None = Field(None, ge=1, description="So many best labels instead.")
 
 
 class InputTensor(BaseModel):
@@ -95,9 +89,7 @@ class InputTensor(BaseModel):
     shape: Annotated[list[Dimension], Field(min_length=1, max_length=8)]
     datatype: str
     parameters: InputParameters = InputParameters()
-    data: Any = Field(
-        default=None, description="Values in row-major order, flat or nested; none if binary."
-    )
+    data: Any = Field(None, description="Values in row-major order, flat or nested.")
 
 
 class OutputTensor(BaseModel):

@@ -165,7 +165,8 @@ class _Form:
                 raise errors.TooManyImages(self._max_images)
             return
         if name not in self._text_fields:
-            raise errors.UnknownField(name, (*self.images, *self._text_fields))
+            known = (*self.images, *self._text_fields)
+            raise errors.UnknownField(name, errors.describe_unknown(name, known))
         self._num_texts += 1
         if self._num_texts > MAX_TEXT_PARTS:
             raise MalformedBody(f"The form has more than {MAX_TEXT_PARTS} text fields")
@@ -173,7 +174,7 @@ class _Form:
     def _add(self, piece: bytes | bytearray) -> None:
         self._length += len(piece)
         if self._length > MAX_TEXT_BYTES and self._name not in self.images:
-            raise errors.BodyTooLarge(MAX_TEXT_BYTES, "A text field")
+            raise errors.BodyTooLarge("A text field", MAX_TEXT_BYTES)
         self._pieces.append(piece)
 
     def _end_part(self) -> None:
@@ -213,7 +214,7 @@ def _read_json(fields: dict[str, Any], shape: UploadShape) -> Upload:
         known.append(_URL_FIELD)
     for name in fields:
         if name not in known:
-            raise errors.UnknownField(name, known)
+            raise errors.UnknownField(name, errors.describe_unknown(name, known))
     if _URL_FIELD in fields:
         if shape.image_field in fields:
             raise MalformedBody(f"Give '{shape.image_field}' or '{_URL_FIELD}', not both")

@@ -15,9 +15,7 @@ class OperatingPointAnswer(BaseModel):
     """Precision and recall of a threshold on the photos."""
 
     threshold: float = Field(ge=0, le=1, examples=[0.61])
-    precision: float | None = Field(
-        ge=0, le=1, description="Null if no photo reaches the threshold.", examples=[0.9]
-    )
+    precision: float | None = Field(ge=0, le=1, description="Null if no photo reaches it.")
     recall: float = Field(ge=0, le=1, examples=[0.75])
 
 
@@ -26,12 +24,9 @@ class CalibrationAnswer(BaseModel):
 
     label_set: NameAndVersion
     label: str = Field(examples=["red panda"])
-    current: OperatingPointAnswer | None = Field(
-        description="At the label's present threshold. Null if no positive photo can be used."
-    )
+    current: OperatingPointAnswer | None = Field(description="At the label's present threshold.")
     best: OperatingPointAnswer | None = Field(
-        description="At the threshold of best F1, or the lowest that reaches `precision_target`. "
-        "Null if none does, or no positive photo can be used."
+        description="At the one of best F1, or the lowest that reaches `precision_target`."
     )
     positive: list[PhotoScore | ImageFailure] = Field(description="In the order of the photos.")
     negative: list[PhotoScore | ImageFailure] = Field(description="In the order of the photos.")

@@ -44,11 +44,7 @@ class NameAndVersion(_Answer):
 
 _Ranked = Annotated[
     bool,
-    Field(
-        description="Scores are ranked, not probabilities; without `top_k` and `threshold` the 5 "
-        "best labels answer. Absent if false.",
-        exclude_if=operator.not_,
-    ),
+    Field(description="Scores only rank. Absent if false.", exclude_if=operator.not_),
 ]
 
 
@@ -56,12 +52,8 @@ class SetInAnswer(NameAndVersion):
     """A label set that answers."""
 
     ranked: _Ranked = False
-    num_hidden: int | None = Field(
-        default=None,
-        description="Labels of a registered set that a set named before it answers, with that "
-        "set's thresholds. Absent if none.",
-    )
-    hidden: list[str] | None = Field(default=None, description=f"The first {MAX_HIDDEN} of these.")
+    num_hidden: int | None = Field(None, description="Labels that an earlier set answers instead.")
+    hidden: list[str] | None = Field(None, description=f"The first {MAX_HIDDEN} of these.")
 
 
 class ImageSize(_Answer):
@@ -73,10 +65,7 @@ class ImageSize(_Answer):
 
 _Category = Annotated[
     str | None,
-    Field(
-        description="Category of a trained label, such as `character`. Absent if it has none.",
-        exclude_if=operator.not_,
-    ),
+    Field(description="Of a trained label; absent if it has none.", exclude_if=operator.not_),
 ]
 
 
@@ -86,21 +75,14 @@ class ScoredLabelAnswer(_Answer):
     label: str = Field(examples=["dog"])
     score: Share = Field(description="Rounded to six decimals, as `threshold`.", examples=[0.93])
     threshold: Share = Field(description="Lowest score of a present label.", examples=[0.61])
-    found: bool = Field(
-        description="Whether the label would answer the same request without `top_k` and "
-        "`min_labels`: without `threshold`, of a set with `ranked` the 5 best, of ratings the best."
-    )
+    found: bool = Field(description="Whether it would answer without `top_k` and `min_labels`.")
     source: Source = Field(description="How the model knows the label.")
     calibrated: bool = Field(description="Whether `threshold` is the label's own.")
     category: _Category = None
     map: list[list[float]] | None = Field(
-        default=None,
-        description="With `explain`: rows from the top, 0 to 1. The largest value is 1; all are 0 "
-        "if no part of the image shows the label.",
+        None, description="With `explain`: rows from the top, 0 to 1; all 0 if it is nowhere."
     )
-    overlay: str | None = Field(
-        default=None, description="With `explain=overlay`: the map as a data URL of a PNG."
-    )
+    overlay: str | None = Field(None, description="The map as a data URL of a PNG.")
 
 
 class ImageAnswer(_Answer):
@@ -143,12 +125,8 @@ class LabelSetSummary(_Answer):
     origin: Origin = Field(description="Source of the set.", examples=["store"])
     read_only: bool = Field(description="Whether it cannot be replaced or deleted.")
     num_labels: int
-    category_counts: dict[str, int] | None = Field(
-        default=None, description="Absent without categories.", exclude_if=operator.not_
-    )
-    num_learnt: int = Field(
-        default=0, description="Labels with examples; absent if 0.", exclude_if=operator.not_
-    )
+    category_counts: dict[str, int] | None = Field(None, exclude_if=operator.not_)
+    num_learnt: int = Field(0, description="Labels with examples.", exclude_if=operator.not_)
     ranked: _Ranked = False
 
 
@@ -175,9 +153,7 @@ class RegisteredLabel(_Answer):
     prompt: str | None = Field(description="Text encoded instead of the name.")
     threshold: Share
     calibrated: bool = Field(description="Whether `threshold` is the label's own.")
-    own_embedding: bool = Field(
-        description="Whether it came with an embedding instead of a text; embeddings are not shown."
-    )
+    own_embedding: bool = Field(description="Whether it came with an embedding, not a text.")
     category: _Category = None
     examples: LabelExamples | None = Field(default=None, exclude_if=operator.not_)
 
@@ -185,9 +161,7 @@ class RegisteredLabel(_Answer):
 class LabelSetAnswer(LabelSetSummary):
     """A label set with its labels."""
 
-    calibration: Calibration | None = Field(
-        description="Of the set's scores, from `labels calibrate`. Null: the open head's."
-    )
+    calibration: Calibration | None = Field(description="Null: the open head's.")
     labels: list[RegisteredLabel]
 
 

@@ -125,12 +125,7 @@ async def calibrate_label(
     label: Label,
     precision_target: Annotated[
         float | None,
-        Query(
-            gt=0,
-            le=1,
-            description="Find the lowest threshold with at least this precision, with 95 % "
-            "confidence, instead of that of best F1.",
-        ),
+        Query(gt=0, le=1, description="Precision to reach, with 95 % confidence, not best F1."),
     ] = None,
 ) -> CalibrationAnswer:
     """Scores up to 200 photos, with and without a label; returns precision and recall.

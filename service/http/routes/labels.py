@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel
 
 from service import errors
-from service.errors import InvalidParameters, InvalidValue, LabelSetChanged, quote
+from service.errors import InvalidParameters, LabelSetChanged, ProblemValue, quote
 from service.fields import LabelSetName, validate
 from service.http.requests.body import JSON, cancel_on_disconnect
 from service.http.requests.json import read_json_object
@@ -56,16 +56,10 @@ _SET_PROBLEMS = (
     errors.InferenceFailed,
 )
 
-_ON_READING = document_conditions(
-    if_none_match="The `ETag` that the client has; if it is still valid, the answer is 304."
-)
-_IF_MATCH = (
-    "The `ETag` of the version to replace, or `*` for any; if the set has another one or does not "
-    "exist, the answer is 412."
-)
-_ON_REPLACING = document_conditions(
-    if_match=_IF_MATCH, if_none_match="`*`: write only if there is no set of this name, else 412."
-)
+_IF_MATCH = "The `ETag` of the version to replace, or `*` for any; else the answer is 412."
+_IF_NONE_MATCH = "`*`: write only if there is no set of this name, else 412."
+_ON_READING = document_conditions(if_none_match="The client's `ETag`: 304 if it is still valid.")
+_ON_REPLACING = document_conditions(if_match=_IF_MATCH, if_none_match=_IF_NONE_MATCH)
 ON_CHANGING = document_conditions(if_match=_IF_MATCH)
 
 _EXAMPLE = {
@@ -266,7 +260,7 @@ def _define(body: dict[str, Any], max_labels: int, name: str | None = None) -> D
         check_size(len(labels), max_labels)  # before each of them is checked
     if name is not None and body.setdefault("name", name) != name:
         raise InvalidParameters(
-            [InvalidValue("body", "name", f"Should be the name in the path, {quote(name)}")]
+            [ProblemValue("body", "name", f"Should be the name in the path, {quote(name)}")]
         )
     return define_label_set(validate(LabelSetRecord, body, "body"))
 

@@ -122,7 +122,7 @@ def _check_overlays(question: Question, images: int) -> None:
             f"A request may have {MAX_EXPLAINED} overlays: for {images} images send a top_k of at "
             f"most {MAX_EXPLAINED // images}, or fewer images"
         )
-        raise errors.InvalidParameters([errors.InvalidValue("body", "explain", reason)])
+        raise errors.InvalidParameters([errors.ProblemValue("body", "explain", reason)])
 
 
 async def _label_one(
@@ -180,18 +180,14 @@ async def write_batch(
 
 def _describe_model(pipeline: Pipeline, selection: Selection) -> dict[str, Any]:
     card = pipeline.bundle.card
-    sets: list[dict[str, Any]] = [
-        {
-            "name": labels.name,
-            "version": labels.version,
-            **({"ranked": True} if labels.ranked else {}),
-        }
-        for labels in selection.sets
-    ]
-    if selection.hidden:
-        for described in sets:
-            if lost := selection.hidden.get(described["name"]):
-                described |= {"num_hidden": len(lost), "hidden": lost[:MAX_HIDDEN]}
+    sets = []
+    for labels in selection.sets:
+        described: dict[str, Any] = {"name": labels.name, "version": labels.version}
+        if labels.ranked:
+            described["ranked"] = True
+        if lost := selection.hidden.get(labels.name):
+            described |= {"num_hidden": len(lost), "hidden": lost[:MAX_HIDDEN]}
+        sets.append(described)
     return {
         "model": {"name": card.name, "version": card.version},
         "label_set": {"name": selection.name, "version": selection.version},

@@ -83,7 +83,7 @@ class KeyRing:
         needs_key = not self.is_empty if right == "administrate" else self._needs_predict
         if right is not None and needs_key:
             if identity is None:
-                raise Unauthorized(sent=sent)
+                raise Unauthorized(detail="The key is unknown." if sent else None)
             if right == "administrate" and not identity.may_administrate:
                 raise Forbidden
         return needs_key
