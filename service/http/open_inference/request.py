@@ -171,8 +171,7 @@ def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
 def _read_photos(
     inputs: list[InputTensor], raw: memoryview, contract: InputContract, max_photos: int
 ) -> tuple[bytes | DecodedImage, ...]:
-    tensor = _take_input(inputs)
-    binary = _take_binary(tensor, raw)
+    tensor, binary = _take_input(inputs, raw)
     size = list(contract.shape)
     datatype, tails, shape = (
         ("BYTES", ([], [1]), "[B] or [B, 1]")
@@ -193,17 +192,16 @@ def _read_photos(
     return tuple(DecodedImage(photo, contract.width, contract.height) for photo in pixels)
 
 
-def _take_input(inputs: list[InputTensor]) -> InputTensor:
+def _take_input(
+    inputs: list[InputTensor], raw: memoryview
+) -> tuple[InputTensor, memoryview | None]:
     for tensor in inputs:
         if tensor.name not in (IMAGE, PIXELS):
             name = quote(tensor.name)
             raise InvalidTensors(f"Input {name} is unknown: use '{IMAGE}' or '{PIXELS}'")
     if len(inputs) != 1:
         raise InvalidTensors(f"Give exactly one input, '{IMAGE}' or '{PIXELS}'")
-    return inputs[0]
-
-
-def _take_binary(tensor: InputTensor, raw: memoryview) -> memoryview | None:
+    (tensor,) = inputs
     size = tensor.parameters.binary_data_size
     if (size or 0) != len(raw):
         raise InvalidTensors(
@@ -211,7 +209,7 @@ def _take_binary(tensor: InputTensor, raw: memoryview) -> memoryview | None:
         )
     if size is not None and tensor.data is not None:
         raise InvalidTensors("An input must have 'data' or binary data, not both")
-    return None if size is None else raw
+    return tensor, None if size is None else raw
 
 
 def _read_images(tensor: InputTensor, raw: memoryview | None) -> tuple[bytes, ...]:
