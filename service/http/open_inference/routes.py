@@ -90,14 +90,10 @@ async def model_ready(served: Served, name: ModelName) -> ModelReadyAnswer:
 
 
 async def infer(request: Request, served: Served, pipeline: Model, name: ModelName) -> Response:
-    """Scores photos or pixels, JSON or binary tensors; `label_set` is a parameter.
+    """Scores photos or pixels, JSON or binary tensors.
 
-    `label_set` takes several names with commas between; without it and the setting
-    `default_label_set`: the trained labels, or the first set if there are none.
-    `min_version` is that of `/predict`.
-    `timeout` (microseconds) shortens the deadline; unknown parameters are ignored.
-    The output parameter `classification` asks for the best labels instead of all scores.
-    A photo that cannot be used fails the whole request; the error names the photo.
+    Without `label_set` and the setting `default_label_set`, the trained labels answer, or those of
+    the first set. A photo that cannot be used fails the whole request; the error names it.
     """
     body = await Body(request, served.settings).read()
     asked = await asyncio.to_thread(

@@ -97,11 +97,7 @@ async def list_label_sets(served: Served) -> LabelSetsAnswer:
     openapi_extra=document_json(LabelSetRecord, example={"name": "zoo", **_EXAMPLE}),
 )
 async def register_label_set(request: Request, served: Served) -> Response:
-    """Registers a label set; the same set again is 200, another set with its name 409.
-
-    A label is a bare name, or an object with a `name` and optionally a `threshold`, and a `prompt`
-    that is encoded instead of the name, or an `embedding`.
-    """
+    """Registers a label set; the same set again is 200, another set with its name 409."""
     return await _register(request, served)
 
 
@@ -140,9 +136,8 @@ async def read_label_set(request: Request, served: Served, name: Name) -> Respon
 async def replace_label_set(request: Request, served: Served, name: Name) -> Response:
     """Registers a label set or replaces it; with `If-Match`, only the version named there.
 
-    You can change the answer of `GET` and send it back. A `threshold` with `calibrated: false` is
-    dropped; `version`, `origin`, `read_only`, `num_labels` and categories are ignored. A label with
-    `own_embedding: true` needs its `embedding` again.
+    You can change the answer of `GET` and send it back; a label with `own_embedding: true` needs
+    its `embedding` again.
     """
     return await _register(request, served, name)
 
@@ -172,8 +167,7 @@ async def replace_label_set(request: Request, served: Served, name: Name) -> Res
 async def change_thresholds(request: Request, served: Served, name: Name) -> Response:
     """Changes the thresholds of the listed labels, and nothing else of the set.
 
-    A `threshold` of null is the open head's. With `If-Match`, only the version named there is
-    changed; without it, a write at the same time can cause 412.
+    A `threshold` of null is the open head's. A write at the same time can cause 412.
     """
     pipeline = served.pipeline
     body = await read_json_object(request, served.settings)

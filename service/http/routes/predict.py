@@ -64,10 +64,7 @@ router = APIRouter(tags=["predict"], dependencies=[*PREDICT, LIMITED])
     openapi_extra=document_predict(_ONE_IMAGE),
 )
 async def predict(request: Request) -> Response:
-    """Labels one image: a form field, the bare body, or base64 in JSON.
-
-    With the setting `url_input`, JSON may have a `url` instead of the `image`.
-    """
+    """Labels one image: a form field, the bare body, or base64 in JSON."""
     pipeline, upload, question = await _read(request, _ONE_IMAGE)
     work = _label_one(request, pipeline, upload, question)
     selection, prediction = await cancel_on_disconnect(request, work)
@@ -89,8 +86,7 @@ async def predict(request: Request) -> Response:
 async def predict_batch(request: Request) -> Response:
     """Labels up to 16 images with the same parameters: form fields, or base64 in JSON.
 
-    If an image cannot be used, its entry has the problem, and the others are labelled. A problem of
-    the whole request, such as a full queue, fails the whole request.
+    If an image cannot be used, its entry has the problem, and the others are labelled.
     """
     shape = UploadShape(limit_images(request.app.state.served.settings), batch=True)
     pipeline, upload, question = await _read(request, shape)
