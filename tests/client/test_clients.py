@@ -2,7 +2,6 @@
 
 import inspect
 import os
-import pydoc
 import re
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ml_decoder_client
 from ml_decoder_client import (
     Answer,
     AsyncClient,
@@ -254,9 +252,3 @@ def test_methods_of_both_clients_have_the_signatures_and_docstrings_of_their_cal
         assert [*bound.parameters] == [*inspect.signature(call).parameters]
         assert inspect.signature(blocking) == inspect.signature(awaited)
         assert inspect.iscoroutinefunction(awaited)
-
-
-def test_help_shows_the_classes() -> None:
-    shown = pydoc.plain(pydoc.render_doc(ml_decoder_client))
-    assert "class Client(" in shown
-    assert "class Answer(" in shown
