@@ -42,12 +42,7 @@ SERVER_NAME = "ml-decoder-serve"
 _ANSWERS = document_answer(
     "The outputs; the bytes of binary ones follow the JSON.",
     *(JSON, BYTES),
-    headers={
-        HEADER_LENGTH: {
-            "description": "How many bytes are JSON, if others follow.",
-            "schema": {"type": "integer"},
-        }
-    },
+    headers={HEADER_LENGTH: {"description": "Bytes of JSON.", "schema": {"type": "integer"}}},
 )
 _MODEL_ERRORS = document_v2_errors(*ROUTE_PROBLEMS, errors.UnknownModel)
 _INFER_ERRORS = document_v2_errors(

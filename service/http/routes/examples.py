@@ -13,14 +13,16 @@ from service.fields import LabelText
 from service.http.requests.body import cancel_on_disconnect
 from service.http.requests.parameters import KNOWN_NAMES, Served
 from service.http.requests.uploads import read_examples
-from service.http.responses.examples import (
+from service.http.responses.openapi import TAG, document_examples, document_problems, document_write
+from service.http.responses.schemas import (
     CalibrationAnswer,
+    ImageFailure,
+    LabelSetAnswer,
     LearntAnswer,
+    NameAndVersion,
     OperatingPointAnswer,
     PhotoScore,
 )
-from service.http.responses.openapi import TAG, document_examples, document_problems, document_write
-from service.http.responses.schemas import ImageFailure, LabelSetAnswer, NameAndVersion
 from service.http.routes.labels import (
     NAME_PROBLEMS,
     ON_CHANGING,
@@ -160,7 +162,7 @@ async def calibrate_label(
         label_set=NameAndVersion.model_validate(labels),
         label=label,
         current=current,
-        best=best and OperatingPointAnswer.model_validate(best, from_attributes=True),
+        best=best and OperatingPointAnswer.model_validate(best),
         positive=scored[: len(positive)],
         negative=scored[len(positive) :],
     )
