@@ -75,13 +75,16 @@ def list_coded(*bases: type[ServiceError]) -> Iterator[type[ServiceError]]:
 
 
 class _DetailedError(ServiceError):
-    """Its message is `detail`: `values` replace each `{}`, names in quotes, and each `{!s}`."""
+    """Its message is `detail`: `values` replace each `{}`, names in quotes, and each `{!s}`.
+
+    Without a detail, the only value is the message, for logs.
+    """
 
     def __init__(self, *values: object, detail: str | None = None) -> None:
         self.detail = detail or self.detail
         if values and self.detail:
             self.detail = self.detail.format(*map(_quote_names, values))
-        super().__init__(self.detail)
+        super().__init__(*([self.detail] if self.detail else values))
 
 
 class _Quoted(str):
@@ -250,7 +253,7 @@ class UnknownModel(RequestError):
     detail = "{!s} {} is not served: use {!s}."
 
 
-class ImageError(ServiceError):
+class ImageError(_DetailedError):
     """The image cannot be used."""
 
 
@@ -258,10 +261,6 @@ class InvalidImage(ImageError):
     """The message of a decoder is for logs only; `detail` is fixed wording."""
 
     status, code, title = 400, "invalid_image", "The file is damaged or is not an image"
-
-    def __init__(self, message: str | None = None, *, detail: str | None = None) -> None:
-        self.detail = detail or self.detail
-        super().__init__(message or self.detail)
 
 
 class EmptyImage(InvalidImage):
@@ -271,12 +270,11 @@ class EmptyImage(InvalidImage):
 
 class UnsupportedImage(ImageError):
     status, code, title = 415, "unsupported_image", "The image type is not supported"
+    detail = "The file's type is {!s}: save the image in another format. Supported types: {!s}."
 
     def __init__(self, kind: str, supported: Sequence[str]) -> None:
         more = "" if "HEIF" in supported else "; HEIC and AVIF need the extra heif"
-        types = f"Supported types: {', '.join(supported)}{more}."
-        self.detail = f"The file's type is {kind}: save the image in another format. {types}"
-        super().__init__(self.detail)
+        super().__init__(kind, f"{', '.join(supported)}{more}")
 
 
 class TooManyPixels(ImageError):
