@@ -35,16 +35,6 @@ def assert_problem(
     assert (caught.value.status, caught.value.code) == (status, code)
 
 
-def test_predict_takes_bytes_or_a_file(client: Any, tmp_path: Path) -> None:
-    path = tmp_path / "photo.png"
-    path.write_bytes(PHOTO)
-    from_bytes, from_file = client.predict(PHOTO, top_k=3), client.predict(path, top_k=3)
-    assert isinstance(from_bytes, Answer)
-    assert from_bytes.labels == from_file.labels
-    assert len(from_bytes.labels) == 3
-    assert (from_bytes.image.width, from_bytes.image.height) == (48, 32)
-
-
 def test_predict_sends_every_parameter(client: Any) -> None:
     def names(**question: Any) -> list[str]:
         return [label.label for label in client.predict(PHOTO, **question).labels]
