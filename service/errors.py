@@ -75,18 +75,27 @@ def list_coded(*bases: type[ServiceError]) -> Iterator[type[ServiceError]]:
 
 
 class _DetailedError(ServiceError):
-    """Its message is `detail`: `values` replace each `{}`, texts in quotes, and each `{!s}`."""
+    """Its message is `detail`: `values` replace each `{}`, names in quotes, and each `{!s}`.
 
-    def __init__(self, *values: object) -> None:
+    Without a detail, the only value is the message, for logs.
+    """
+
+    def __init__(self, *values: object, detail: str | None = None) -> None:
+        self.detail = detail or self.detail
         if values and self.detail:
-            quoted = (_Quoted(value) if isinstance(value, str) else value for value in values)
-            self.detail = self.detail.format(*quoted)
-        super().__init__(self.detail)
+            self.detail = self.detail.format(*map(_quote_names, values))
+        super().__init__(*([self.detail] if self.detail else values))
 
 
 class _Quoted(str):
     def __format__(self, spec: str) -> str:
         return quote(self)
+
+
+def _quote_names(value: object) -> object:
+    if isinstance(value, tuple):
+        return _list_names(value)
+    return _Quoted(value) if isinstance(value, str) else value
 
 
 class RequestError(_DetailedError):
@@ -106,11 +115,6 @@ class MethodNotAllowed(RequestError):
 class Unauthorized(RequestError):
     status, code, title = 401, "unauthorized", "A valid key is needed"
     detail = "Send a key: `Authorization: Bearer KEY`, or `X-API-Key: KEY`."
-
-    def __init__(self, *, sent: bool) -> None:
-        if sent:
-            self.detail = "The key is unknown."
-        super().__init__()
 
 
 class Forbidden(RequestError):
@@ -161,10 +165,7 @@ class BodyTimeout(BodyError):
 
 class BodyTooLarge(BodyError):
     status, code, title = 413, "body_too_large", "The request body is too large"
-
-    def __init__(self, limit_bytes: int, what: str = "The request body") -> None:
-        self.detail = f"{what} is larger than {limit_bytes} bytes."
-        super().__init__()
+    detail = "{!s} is larger than {} bytes."
 
 
 class UnsupportedMediaType(BodyError):
@@ -189,10 +190,7 @@ class MissingField(FieldError):
 
 class UnknownField(FieldError):
     status, code, title = 422, "unknown_field", "A field is unknown"
-
-    def __init__(self, name: str, known: Sequence[str]) -> None:
-        self.detail = f"Field {quote(name)} is {describe_unknown(name, known)}."
-        super().__init__()
+    detail = "Field {} is {!s}."
 
 
 class RepeatedField(FieldError):
@@ -227,19 +225,19 @@ class OriginTimeout(UrlError):
 
 
 @dataclass(frozen=True)
-class InvalidValue:
-    """An invalid value of a request, and the reason why it is invalid."""
+class ProblemValue:
+    """One value that is not valid, of `query`, `path` or `body`."""
 
-    where: str  # `query`, `path` or `body`
-    name: str  # of the parameter; in a list with its place: `labels.0.threshold`
+    where: str
+    name: str  # of the parameter; in a list with its position: `labels.0.threshold`
     reason: str
 
 
 class InvalidParameters(RequestError):
     status, code, title = 422, "invalid_parameters", "A parameter is not valid"
 
-    def __init__(self, values: Sequence[InvalidValue]) -> None:
-        self.values = tuple(values)
+    def __init__(self, values: Sequence[ProblemValue]) -> None:
+        self.values = list(values)
         names = ", ".join(dict.fromkeys(f"'{value.name}'" for value in values))
         self.detail = f"Invalid: {names}."
         super().__init__()
@@ -255,7 +253,7 @@ class UnknownModel(RequestError):
     detail = "{!s} {} is not served: use {!s}."
 
 
-class ImageError(ServiceError):
+class ImageError(_DetailedError):
     """The image cannot be used."""
 
 
@@ -263,10 +261,6 @@ class InvalidImage(ImageError):
     """The message of a decoder is for logs only; `detail` is fixed wording."""
 
     status, code, title = 400, "invalid_image", "The file is damaged or is not an image"
-
-    def __init__(self, message: str | None = None, *, detail: str | None = None) -> None:
-        self.detail = detail or self.detail
-        super().__init__(message or self.detail)
 
 
 class EmptyImage(InvalidImage):
@@ -276,12 +270,11 @@ class EmptyImage(InvalidImage):
 
 class UnsupportedImage(ImageError):
     status, code, title = 415, "unsupported_image", "The image type is not supported"
+    detail = "The file's type is {!s}: save the image in another format. Supported types: {!s}."
 
     def __init__(self, kind: str, supported: Sequence[str]) -> None:
         more = "" if "HEIF" in supported else "; HEIC and AVIF need the extra heif"
-        types = f"Supported types: {', '.join(supported)}{more}."
-        self.detail = f"The file's type is {kind}: save the image in another format. {types}"
-        super().__init__(self.detail)
+        super().__init__(kind, f"{', '.join(supported)}{more}")
 
 
 class TooManyPixels(ImageError):
@@ -315,27 +308,21 @@ class PhotoSuspected(ImageError):
     retry_after_seconds = 10
 
 
-class QuestionError(ServiceError):
-    """The question does not fit the labels; `names` are the invalid names in their given order."""
-
-    hint = ""  # follows the names in the detail
-
-    def __init__(self, names: tuple[str, ...], hint: str | None = None) -> None:
-        self.names = names
-        self.detail = f"{_list_names(names)}{hint or self.hint}"
-        super().__init__(self.detail)
+class QuestionError(_DetailedError):
+    """The question does not fit the labels; the detail begins with the invalid names."""
 
 
 class UnknownLabel(QuestionError):
     status, code, title = 422, "unknown_label", "A label is unknown"
+    detail = "{}{!s} Searched label sets: {}."
 
     def __init__(self, names: tuple[str, ...], sets: Sequence[str], known: Sequence[str]) -> None:
-        close = _suggest(names[0], known)
-        super().__init__(names, f"{close} Searched label sets: {_list_names(sets)}.")
+        super().__init__(names, _suggest(names[0], known), tuple(sets))
 
 
 class UnknownCategory(QuestionError):
     status, code, title = 422, "unknown_category", "A category is unknown"
+    detail = "{}{!s}"
 
     def __init__(self, names: tuple[str, ...], sets: Sequence[str], known: Sequence[str]) -> None:
         hint = f". The labels of {_list_names(sets)} have no categories."
@@ -346,11 +333,12 @@ class UnknownCategory(QuestionError):
 
 class ConflictingLabels(QuestionError):
     status, code, title = 422, "conflicting_labels", "A label is both included and excluded"
-    hint = ": leave them out of `include` or of `exclude`."
+    detail = "{}: leave them out of `include` or of `exclude`."
 
 
 class UnknownLabelSet(QuestionError):
     status, code, title = 422, "unknown_label_set", "A label set is unknown"
+    detail = "{}{!s} {!s}"
 
     def __init__(
         self, names: tuple[str, ...], known: Sequence[str], *, by_default: bool = False
@@ -360,21 +348,22 @@ class UnknownLabelSet(QuestionError):
             hint = f"{default}{_suggest(names[0], known)}"
         else:
             hint = "There is no default: send `candidate_labels=cat,dog` or a `label_set`."
-        super().__init__(names, f"{hint} {_describe_sets(known)}")
+        super().__init__(names, hint, _describe_sets(known))
 
 
 class NoMaps(QuestionError):
     status, code, title = 409, "no_maps", "This model has no maps of these labels"
-    hint = ": ask for these label sets without `explain`."
+    detail = "{}: ask for these label sets without `explain`."
 
 
 class NotMeasured(QuestionError):
     status, code, title = 422, "not_measured", "The bundle has no thresholds for this purpose"
+    detail = "{}: {!s}send a number or `calibrated`."
 
     def __init__(self, names: tuple[str, ...], purpose: str, photos: str) -> None:
         command = f"ml-decoder export --bundle BUNDLE {photos} --out BUNDLE"
         step = f"measure `{purpose}` with `{command}`, then start the service again; or "
-        super().__init__(names, f": {step * bool(photos)}send a number or `calibrated`.")
+        super().__init__(names, step * bool(photos))
 
 
 class LabelSetError(_DetailedError):

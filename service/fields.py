@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from service.errors import MAX_NAMES, InvalidParameters, InvalidValue, describe_unknown
+from service.errors import MAX_NAMES, InvalidParameters, ProblemValue, describe_unknown
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -126,7 +126,7 @@ def validate(model: type[ModelT], values: dict[str, Any], where: str) -> ModelT:
 
 def list_values(
     pydantic_errors: Iterable[Any], where: str | None = None, model: type[BaseModel] | None = None
-) -> list[InvalidValue]:
+) -> list[ProblemValue]:
     """Returns pydantic's first ten errors for clients; without `where`, `loc` begins with it."""
     errors = list(pydantic_errors)
     # An invalid item also makes its list invalid: only the item's error is useful.
@@ -136,7 +136,7 @@ def list_values(
     for error in islice(innermost, MAX_NAMES):
         source, *names = error["loc"] if where is None else (where, *error["loc"])
         name = ".".join(map(str, names)) or str(source)
-        values.append(InvalidValue(str(source), name, explain_error(error, model)))
+        values.append(ProblemValue(str(source), name, explain_error(error, model)))
     return values
 
 

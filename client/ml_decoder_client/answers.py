@@ -267,7 +267,13 @@ class ServiceProblem(ClientError):
         self.code = read("code") or ""
         self.title = read("title") or f"HTTP {status}"
         self.detail = read("detail")
-        self.errors = _read_errors(body.get("errors"))
+        errors = body.get("errors")
+        self.errors: list[dict[str, str]] = [
+            value
+            for value in (errors if isinstance(errors, list) else ())
+            if isinstance(value, dict)
+            and all(isinstance(value.get(name), str) for name in ("where", "name", "reason"))
+        ]
         self.request_id = read("request_id")
         values = "; ".join(f"{value['name']}: {value['reason']}" for value in self.errors)
         super().__init__(": ".join(filter(None, (self.title, values or self.detail))))
@@ -275,12 +281,3 @@ class ServiceProblem(ClientError):
     def __reduce__(self) -> tuple[Any, ...]:
         """Makes it picklable: otherwise a pool of processes hangs."""
         return type(self), (self.status, self._body)
-
-
-def _read_errors(errors: object) -> list[dict[str, str]]:
-    return [
-        error
-        for error in (errors if isinstance(errors, list) else ())
-        if isinstance(error, dict)
-        and all(isinstance(error.get(name), str) for name in ("where", "name", "reason"))
-    ]

@@ -100,14 +100,8 @@ def get(
 
 
 def _show_models() -> None:
-    table = Table(
-        Column("name", no_wrap=True),
-        Column("on the hub", overflow="fold"),
-        "licence",
-        "download MB",
-        "bundle MB",
-        "speed",
-    )
+    names = Column("name", no_wrap=True), Column("on the hub", overflow="fold")
+    table = Table(*names, "licence", "download MB", "bundle MB", "speed")
     for name, model in MODELS.items():
         sizes = (f"{model.download_mb:,}", f"{model.bundle_mb:,}")
         table.add_row(name, model.hub, model.license, *sizes, model.speed)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from service.bundle.card import InputContract
@@ -97,17 +97,12 @@ def _show_table(photo: PhotoResult) -> None:
     if not labels:
         console.print("no label reaches the threshold", style="dim")
         return
-    table = Table()
-    table.add_column("label")
     has_categories = any(label.category for label in labels)
-    if has_categories:
-        table.add_column("category")
-    table.add_column("score", justify="right")
-    table.add_column("threshold", justify="right")
-    table.add_column("found")
+    numbers = (Column(name, justify="right") for name in ("score", "threshold"))
+    table = Table("label", *["category"] * has_categories, *numbers, "found")
     for label in labels:
         mark = "" if label.calibrated else " *"
-        category = [Text(label.category or "")] if has_categories else []
+        category = [Text(label.category or "")] * has_categories
         score, threshold = f"{label.score:.3f}", f"{label.threshold:.3f}{mark}"
         table.add_row(
             Text(label.label), *category, score, threshold, "yes" if label.found else "no"

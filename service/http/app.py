@@ -39,11 +39,7 @@ DISTRIBUTION = "ml-decoder-serve"
 # Of one address. A key has at least 16 characters, so this slows clients rather than guesses.
 _WRONG_KEYS = "60/minute"
 _NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, auto_configure=False)
-_DESCRIPTION = """Multi-label tags for photos, by ML-Decoder.
-
-Errors are RFC 9457 `application/problem+json` with a stable `code`. Images are JPEG, PNG,
-WebP, GIF or BMP, recognised by content; the first frame counts; transparency lies on
-white; the EXIF orientation is applied."""
+_DESCRIPTION = "Multi-label tags for photos. Errors are RFC 9457 problems with a stable `code`."
 # In the order of `/docs`.
 _TAGS = [
     {"name": "predict", "description": "Labels and embeddings of images."},

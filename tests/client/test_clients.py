@@ -2,7 +2,6 @@
 
 import inspect
 import os
-import pydoc
 import re
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ml_decoder_client
 from ml_decoder_client import (
     Answer,
     AsyncClient,
@@ -35,16 +33,6 @@ def assert_problem(
     with pytest.raises(ServiceProblem) as caught:
         call(*arguments, **options)
     assert (caught.value.status, caught.value.code) == (status, code)
-
-
-def test_predict_takes_bytes_or_a_file(client: Any, tmp_path: Path) -> None:
-    path = tmp_path / "photo.png"
-    path.write_bytes(PHOTO)
-    from_bytes, from_file = client.predict(PHOTO, top_k=3), client.predict(path, top_k=3)
-    assert isinstance(from_bytes, Answer)
-    assert from_bytes.labels == from_file.labels
-    assert len(from_bytes.labels) == 3
-    assert (from_bytes.image.width, from_bytes.image.height) == (48, 32)
 
 
 def test_predict_sends_every_parameter(client: Any) -> None:
@@ -254,9 +242,3 @@ def test_methods_of_both_clients_have_the_signatures_and_docstrings_of_their_cal
         assert [*bound.parameters] == [*inspect.signature(call).parameters]
         assert inspect.signature(blocking) == inspect.signature(awaited)
         assert inspect.iscoroutinefunction(awaited)
-
-
-def test_help_shows_the_classes() -> None:
-    shown = pydoc.plain(pydoc.render_doc(ml_decoder_client))
-    assert "class Client(" in shown
-    assert "class Answer(" in shown

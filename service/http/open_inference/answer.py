@@ -28,12 +28,7 @@ from service.http.requests.body import BYTES, JSON
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
 
-PLATFORM = "onnxruntime_onnx"
 EXTENSIONS = ("binary_tensor_data", "classification")
-
-ScoreArray = NDArray[np.float32]
-WrittenTensor = tuple[dict[str, Any], bytes]
-"""A tensor's JSON, and its bytes if it is binary."""
 
 
 class ServerAnswer(BaseModel):
@@ -76,13 +71,8 @@ class ModelAnswer(BaseModel):
     name: str
     versions: list[str]
     platform: str
-    inputs: list[TensorAnswer] = Field(
-        description=f"A request has one of them: `{IMAGE}` is files (base64 in JSON), `{PIXELS}` "
-        "is upright RGB of the model's size."
-    )
-    outputs: list[TensorAnswer] = Field(
-        description=f"`{SCORES}` of each photo, one column a label; `{LABELS}` names the columns."
-    )
+    inputs: list[TensorAnswer] = Field(description="Files, or upright RGB of the model's size.")
+    outputs: list[TensorAnswer] = Field(description=f"`{LABELS}` names the columns of `{SCORES}`.")
 
 
 def describe_model(card: ModelCard, name: str) -> ModelAnswer:
@@ -91,7 +81,7 @@ def describe_model(card: ModelCard, name: str) -> ModelAnswer:
     return ModelAnswer(
         name=name,
         versions=[card.version],
-        platform=PLATFORM,
+        platform="onnxruntime_onnx",
         inputs=[
             TensorAnswer(name=IMAGE, datatype="BYTES", shape=[-1]),
             TensorAnswer(name=PIXELS, datatype="UINT8", shape=pixels),
@@ -139,7 +129,10 @@ def write_infer_answer(
     )
 
 
-def _write_output(output: OutputTensor, names: Sequence[str], scores: ScoreArray) -> WrittenTensor:
+def _write_output(
+    output: OutputTensor, names: Sequence[str], scores: NDArray[np.float32]
+) -> tuple[dict[str, Any], bytes]:
+    """Returns a tensor's JSON, and its bytes if it is binary."""
     datatype, shape, values = "BYTES", [len(names)], list[Any](names)
     classes = output.parameters.classification
     if output.name == SCORES and classes is None:
@@ -155,9 +148,8 @@ def _write_output(output: OutputTensor, names: Sequence[str], scores: ScoreArray
     tensor: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": shape}
     if not output.parameters.binary_data:
         return {**tensor, "data": values}, b""
-    raw = scores.astype("<f4").tobytes() if datatype == "FP32" else _pack_texts(values)
+    if datatype == "FP32":
+        raw = scores.astype("<f4").tobytes()
+    else:
+        raw = b"".join(struct.pack("<I", len(text)) + text for text in map(str.encode, values))
     return {**tensor, "parameters": {"binary_data_size": len(raw)}}, raw
-
-
-def _pack_texts(texts: Sequence[str]) -> bytes:
-    return b"".join(struct.pack("<I", len(text)) + text for text in map(str.encode, texts))

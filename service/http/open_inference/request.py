@@ -64,11 +64,7 @@ class RequestParameters(_Parameters):
     label_set: Text | None = Field(default=None, description="Names, separated by commas.")
     min_version: int | None = Field(default=None, description="As in `/predict`.")
     timeout: int | None = Field(
-        default=None,
-        ge=0,
-        le=_MAX_TIMEOUT,
-        description="Microseconds until the request is dropped; 0, and more than the deadline of "
-        "the service, mean that deadline.",
+        None, ge=0, le=_MAX_TIMEOUT, description="Microseconds, below the service's deadline."
     )
     binary_data_output: bool | None = Field(default=None, description="Default of `binary_data`.")
 
@@ -83,9 +79,7 @@ class OutputParameters(_Parameters):
     """Parameters of an output; unknown ones are ignored."""
 
     binary_data: bool | None = Field(default=None, description="Send bytes behind the JSON.")
-    classification: int | None = Field(
-        default=None, ge=1, description="Send so many best labels instead of all scores."
-    )
+    classification: int | None = Field(None, ge=1, description="So many best labels instead.")
 
 
 class InputTensor(BaseModel):
@@ -95,9 +89,7 @@ class InputTensor(BaseModel):
     shape: Annotated[list[Dimension], Field(min_length=1, max_length=8)]
     datatype: str
     parameters: InputParameters = InputParameters()
-    data: Any = Field(
-        default=None, description="Values in row-major order, flat or nested; none if binary."
-    )
+    data: Any = Field(None, description="Values in row-major order, flat or nested.")
 
 
 class OutputTensor(BaseModel):
@@ -179,8 +171,7 @@ def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
 def _read_photos(
     inputs: list[InputTensor], raw: memoryview, contract: InputContract, max_photos: int
 ) -> tuple[bytes | DecodedImage, ...]:
-    tensor = _take_input(inputs)
-    binary = _take_binary(tensor, raw)
+    tensor, binary = _take_input(inputs, raw)
     size = list(contract.shape)
     datatype, tails, shape = (
         ("BYTES", ([], [1]), "[B] or [B, 1]")
@@ -201,17 +192,16 @@ def _read_photos(
     return tuple(DecodedImage(photo, contract.width, contract.height) for photo in pixels)
 
 
-def _take_input(inputs: list[InputTensor]) -> InputTensor:
+def _take_input(
+    inputs: list[InputTensor], raw: memoryview
+) -> tuple[InputTensor, memoryview | None]:
     for tensor in inputs:
         if tensor.name not in (IMAGE, PIXELS):
             name = quote(tensor.name)
             raise InvalidTensors(f"Input {name} is unknown: use '{IMAGE}' or '{PIXELS}'")
     if len(inputs) != 1:
         raise InvalidTensors(f"Give exactly one input, '{IMAGE}' or '{PIXELS}'")
-    return inputs[0]
-
-
-def _take_binary(tensor: InputTensor, raw: memoryview) -> memoryview | None:
+    (tensor,) = inputs
     size = tensor.parameters.binary_data_size
     if (size or 0) != len(raw):
         raise InvalidTensors(
@@ -219,7 +209,7 @@ def _take_binary(tensor: InputTensor, raw: memoryview) -> memoryview | None:
         )
     if size is not None and tensor.data is not None:
         raise InvalidTensors("An input must have 'data' or binary data, not both")
-    return None if size is None else raw
+    return tensor, None if size is None else raw
 
 
 def _read_images(tensor: InputTensor, raw: memoryview | None) -> tuple[bytes, ...]:

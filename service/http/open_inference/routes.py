@@ -42,12 +42,7 @@ SERVER_NAME = "ml-decoder-serve"
 _ANSWERS = document_answer(
     "The outputs; the bytes of binary ones follow the JSON.",
     *(JSON, BYTES),
-    headers={
-        HEADER_LENGTH: {
-            "description": "How many bytes are JSON, if others follow.",
-            "schema": {"type": "integer"},
-        }
-    },
+    headers={HEADER_LENGTH: {"description": "Bytes of JSON.", "schema": {"type": "integer"}}},
 )
 _MODEL_ERRORS = document_v2_errors(*ROUTE_PROBLEMS, errors.UnknownModel)
 _INFER_ERRORS = document_v2_errors(
@@ -90,14 +85,10 @@ async def model_ready(served: Served, name: ModelName) -> ModelReadyAnswer:
 
 
 async def infer(request: Request, served: Served, pipeline: Model, name: ModelName) -> Response:
-    """Scores photos or pixels, JSON or binary tensors; `label_set` is a parameter.
+    """Scores photos or pixels, JSON or binary tensors.
 
-    `label_set` takes several names with commas between; without it and the setting
-    `default_label_set`: the trained labels, or the first set if there are none.
-    `min_version` is that of `/predict`.
-    `timeout` (microseconds) shortens the deadline; unknown parameters are ignored.
-    The output parameter `classification` asks for the best labels instead of all scores.
-    A photo that cannot be used fails the whole request; the error names the photo.
+    Without `label_set` and the setting `default_label_set`, the trained labels answer, or those of
+    the first set. A photo that cannot be used fails the whole request; the error names it.
     """
     body = await Body(request, served.settings).read()
     asked = await asyncio.to_thread(

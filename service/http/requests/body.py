@@ -136,7 +136,7 @@ class Body:
         # `int` refuses thousands of digits, even zeros.
         digits = request.headers.get("content-length", "").lstrip("0")
         if digits.isdecimal() and (len(digits) > _MAX_DIGITS or int(digits) > self._limit):
-            raise BodyTooLarge(self._limit)
+            raise BodyTooLarge("The request body", self._limit)
         self._receive = request.receive
         self._reservation: Reservation = request.state.reservation
         self._timeout_seconds = settings.body_timeout_seconds
@@ -161,7 +161,7 @@ class Body:
                 self._received += len(chunk)
                 # The bytes count, whatever Content-Length says.
                 if self._received > self._limit:
-                    raise BodyTooLarge(self._limit)
+                    raise BodyTooLarge("The request body", self._limit)
                 self._reservation.grow(len(chunk))
                 return bytes(chunk)
         raise StopAsyncIteration

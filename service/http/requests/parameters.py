@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 from fastapi import Depends
 from starlette.requests import Request
 
-from service.errors import InvalidParameters, InvalidValue, RepeatedField, describe_unknown
+from service.errors import InvalidParameters, ProblemValue, RepeatedField, describe_unknown
 from service.fields import is_utf8, validate
 from service.labels.definition import check_candidates
 from service.pipeline.served import ServedPipeline
@@ -44,7 +44,7 @@ async def refuse_unknown_names(request: Request) -> None:
             reason = f"This name is {describe_unknown(name, known)}"
         elif len(request.query_params.getlist(name)) == 1:
             continue
-        raise InvalidParameters([InvalidValue("query", name, reason)])
+        raise InvalidParameters([ProblemValue("query", name, reason)])
 
 
 KNOWN_NAMES = Depends(refuse_unknown_names)
@@ -77,7 +77,7 @@ def read_texts(given: Mapping[str, list[str]], where: str) -> dict[str, Any]:
     for name, texts in given.items():
         if not is_utf8("".join([name, *texts])):
             shown = name.encode(errors="replace").decode()
-            raise InvalidParameters([InvalidValue(where, shown, "Text should be UTF-8")])
+            raise InvalidParameters([ProblemValue(where, shown, "Text should be UTF-8")])
         sent = [text for text in texts if text]
         if name in LIST_PARAMETERS:
             if sent:
@@ -126,5 +126,5 @@ def _merge(query: Question, fields: dict[str, Any]) -> Question:
             raise RepeatedField(name)
     merged = body.model_copy(update=given)
     if merged.top_k is not None and merged.min_labels is not None:
-        raise InvalidParameters([InvalidValue("body", "min_labels", TWO_LIMITS)])
+        raise InvalidParameters([ProblemValue("body", "min_labels", TWO_LIMITS)])
     return merged

@@ -4,7 +4,7 @@ import base64
 import binascii
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,7 +118,6 @@ class _Form:
         self.texts: dict[str, list[str]] = defaultdict(list)
         self._text_fields = text_fields
         self._max_images = max_images
-        self._num_texts = 0
         self._name = ""
         self._encoding = ""
         # Most images come in one piece, which is not copied.
@@ -134,12 +133,9 @@ class _Form:
             await self._parse(chunks, boundary)
         except MultipartError as error:
             raise MalformedBody("The multipart body is malformed, or its end is missing") from error
-        if not self._count_images() and _TEXTS_FIELD not in self._text_fields:
+        if not _count(self.images) and _TEXTS_FIELD not in self._text_fields:
             raise errors.MissingField(next(iter(self.images)))
-        CALLER.get().count_photos(self._count_images())
-
-    def _count_images(self) -> int:
-        return sum(map(len, self.images.values()))
+        CALLER.get().count_photos(_count(self.images))
 
     async def _parse(self, chunks: AsyncIterator[bytes], boundary: str) -> None:
         # Latin-1 decodes any byte: a filename, which is ignored, may be in any encoding.
@@ -161,19 +157,19 @@ class _Form:
         if part.header("Content-Encoding", "identity").strip().lower() != "identity":
             raise errors.UnsupportedContentEncoding
         if name in self.images:
-            if self._count_images() == self._max_images:
+            if _count(self.images) == self._max_images:
                 raise errors.TooManyImages(self._max_images)
             return
         if name not in self._text_fields:
-            raise errors.UnknownField(name, (*self.images, *self._text_fields))
-        self._num_texts += 1
-        if self._num_texts > MAX_TEXT_PARTS:
+            known = (*self.images, *self._text_fields)
+            raise errors.UnknownField(name, errors.describe_unknown(name, known))
+        if _count(self.texts) == MAX_TEXT_PARTS:
             raise MalformedBody(f"The form has more than {MAX_TEXT_PARTS} text fields")
 
     def _add(self, piece: bytes | bytearray) -> None:
         self._length += len(piece)
         if self._length > MAX_TEXT_BYTES and self._name not in self.images:
-            raise errors.BodyTooLarge(MAX_TEXT_BYTES, "A text field")
+            raise errors.BodyTooLarge("A text field", MAX_TEXT_BYTES)
         self._pieces.append(piece)
 
     def _end_part(self) -> None:
@@ -182,6 +178,10 @@ class _Form:
             self.images[self._name].append(content)
         else:
             self.texts[self._name].append(content.decode("utf-8", NOT_UTF8))
+
+
+def _count(parts: Mapping[str, Sequence[bytes | str]]) -> int:
+    return sum(map(len, parts.values()))
 
 
 def _take_encoding(header: str | None, part: str | None = None) -> str:
@@ -213,7 +213,7 @@ def _read_json(fields: dict[str, Any], shape: UploadShape) -> Upload:
         known.append(_URL_FIELD)
     for name in fields:
         if name not in known:
-            raise errors.UnknownField(name, known)
+            raise errors.UnknownField(name, errors.describe_unknown(name, known))
     if _URL_FIELD in fields:
         if shape.image_field in fields:
             raise MalformedBody(f"Give '{shape.image_field}' or '{_URL_FIELD}', not both")

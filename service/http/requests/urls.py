@@ -108,7 +108,7 @@ class Fetcher:
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
-            raise BodyTooLarge(self._max_bytes, "The image behind the URL")
+            raise BodyTooLarge("The image behind the URL", self._max_bytes)
 
 
 class _PublicNetwork(httpcore.AsyncNetworkBackend):

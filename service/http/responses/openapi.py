@@ -114,12 +114,9 @@ def document_predict(shape: UploadShape, model: type[BaseModel] = Question) -> d
     if not shape.batch:
         content[RAW_IMAGE] = {"schema": binary}
         json = content[JSON]["schema"]
-        json["properties"]["url"] = {
-            "type": "string",
-            "format": "uri",
-            "maxLength": 2000,
-            "description": "Instead of the image, if the service is set to fetch images.",
-        }
+        meaning = "Instead of the image, if the service is set to fetch images."
+        url = {**_TEXT, "format": "uri", "maxLength": 2000, "description": meaning}
+        json["properties"]["url"] = url
         json["oneOf"] = [{"required": json.pop("required")}, {"required": ["url"]}]
     parameters = [
         _document_parameter(name, "query", schema, schema["description"])

@@ -2,7 +2,6 @@
 
 import logging
 import math
-from dataclasses import asdict
 from http import HTTPStatus
 
 from fastapi import FastAPI
@@ -13,7 +12,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Match
 
-from service.errors import InvalidParameters, MethodNotAllowed, RouteNotFound, ServiceError
+from service.errors import (
+    InvalidParameters,
+    MethodNotAllowed,
+    ProblemValue,
+    RouteNotFound,
+    ServiceError,
+)
 from service.fields import list_values
 
 PROBLEM_JSON = "application/problem+json"
@@ -30,32 +35,16 @@ _BAD_REQUESTS = frozenset(
 logger = logging.getLogger(__name__)
 
 
-class ProblemValue(BaseModel):
-    """One value that is not valid."""
-
-    where: str = Field(description="`query`, `path` or `body`.", examples=["query"])
-    name: str = Field(
-        description="Name of the parameter; in a list with its place: `labels.0.threshold`.",
-        examples=["top_k"],
-    )
-    reason: str = Field(examples=["Input should be greater than or equal to 1"])
-
-
 class Problem(BaseModel):
     """An error as RFC 9457 problem details."""
 
-    type: str = Field(
-        description="Identifies the kind of problem; ends with `code`.",
-        examples=["urn:ml-decoder:problem:invalid_image"],
-    )
+    type: str = Field(examples=["urn:ml-decoder:problem:invalid_image"])
     title: str = Field(description="What this kind of problem is, in words that may change.")
     status: int = Field(description="The HTTP status.", examples=[400])
     code: str = Field(description="Stable name of the kind.", examples=["invalid_image"])
-    detail: str | None = Field(default=None, description="What is wrong in this one request.")
-    errors: list[ProblemValue] | None = Field(
-        default=None, description="Each wrong value, for `invalid_parameters`."
-    )
-    request_id: str | None = Field(default=None, description="As in `X-Request-ID`.")
+    detail: str | None = Field(None, description="What is wrong in this one request.")
+    errors: list[ProblemValue] | None = Field(None, description="For `invalid_parameters`.")
+    request_id: str | None = Field(None, description="As in `X-Request-ID`.")
 
 
 class ErrorAnswer(BaseModel):
@@ -75,7 +64,7 @@ def describe_problem(error: ServiceError | ErrorType, request_id: str | None = N
         request_id=request_id,
     )
     if isinstance(error, InvalidParameters):
-        problem.errors = [ProblemValue(**asdict(value)) for value in error.values]
+        problem.errors = error.values
     return problem
 
 

@@ -44,11 +44,7 @@ class NameAndVersion(_Answer):
 
 _Ranked = Annotated[
     bool,
-    Field(
-        description="Scores are ranked, not probabilities; without `top_k` and `threshold` the 5 "
-        "best labels answer. Absent if false.",
-        exclude_if=operator.not_,
-    ),
+    Field(description="Scores only rank. Absent if false.", exclude_if=operator.not_),
 ]
 
 
@@ -56,12 +52,8 @@ class SetInAnswer(NameAndVersion):
     """A label set that answers."""
 
     ranked: _Ranked = False
-    num_hidden: int | None = Field(
-        default=None,
-        description="Labels of a registered set that a set named before it answers, with that "
-        "set's thresholds. Absent if none.",
-    )
-    hidden: list[str] | None = Field(default=None, description=f"The first {MAX_HIDDEN} of these.")
+    num_hidden: int | None = Field(None, description="Labels that an earlier set answers instead.")
+    hidden: list[str] | None = Field(None, description=f"The first {MAX_HIDDEN} of these.")
 
 
 class ImageSize(_Answer):
@@ -73,10 +65,7 @@ class ImageSize(_Answer):
 
 _Category = Annotated[
     str | None,
-    Field(
-        description="Category of a trained label, such as `character`. Absent if it has none.",
-        exclude_if=operator.not_,
-    ),
+    Field(description="Of a trained label; absent if it has none.", exclude_if=operator.not_),
 ]
 
 
@@ -86,21 +75,14 @@ class ScoredLabelAnswer(_Answer):
     label: str = Field(examples=["dog"])
     score: Share = Field(description="Rounded to six decimals, as `threshold`.", examples=[0.93])
     threshold: Share = Field(description="Lowest score of a present label.", examples=[0.61])
-    found: bool = Field(
-        description="Whether the label would answer the same request without `top_k` and "
-        "`min_labels`: without `threshold`, of a set with `ranked` the 5 best, of ratings the best."
-    )
+    found: bool = Field(description="Whether it would answer without `top_k` and `min_labels`.")
     source: Source = Field(description="How the model knows the label.")
     calibrated: bool = Field(description="Whether `threshold` is the label's own.")
     category: _Category = None
     map: list[list[float]] | None = Field(
-        default=None,
-        description="With `explain`: rows from the top, 0 to 1. The largest value is 1; all are 0 "
-        "if no part of the image shows the label.",
+        None, description="With `explain`: rows from the top, 0 to 1; all 0 if it is nowhere."
     )
-    overlay: str | None = Field(
-        default=None, description="With `explain=overlay`: the map as a data URL of a PNG."
-    )
+    overlay: str | None = Field(None, description="The map as a data URL of a PNG.")
 
 
 class ImageAnswer(_Answer):
@@ -143,12 +125,8 @@ class LabelSetSummary(_Answer):
     origin: Origin = Field(description="Source of the set.", examples=["store"])
     read_only: bool = Field(description="Whether it cannot be replaced or deleted.")
     num_labels: int
-    category_counts: dict[str, int] | None = Field(
-        default=None, description="Absent without categories.", exclude_if=operator.not_
-    )
-    num_learnt: int = Field(
-        default=0, description="Labels with examples; absent if 0.", exclude_if=operator.not_
-    )
+    category_counts: dict[str, int] | None = Field(None, exclude_if=operator.not_)
+    num_learnt: int = Field(0, description="Labels with examples.", exclude_if=operator.not_)
     ranked: _Ranked = False
 
 
@@ -175,9 +153,7 @@ class RegisteredLabel(_Answer):
     prompt: str | None = Field(description="Text encoded instead of the name.")
     threshold: Share
     calibrated: bool = Field(description="Whether `threshold` is the label's own.")
-    own_embedding: bool = Field(
-        description="Whether it came with an embedding instead of a text; embeddings are not shown."
-    )
+    own_embedding: bool = Field(description="Whether it came with an embedding, not a text.")
     category: _Category = None
     examples: LabelExamples | None = Field(default=None, exclude_if=operator.not_)
 
@@ -185,9 +161,7 @@ class RegisteredLabel(_Answer):
 class LabelSetAnswer(LabelSetSummary):
     """A label set with its labels."""
 
-    calibration: Calibration | None = Field(
-        description="Of the set's scores, from `labels calibrate`. Null: the open head's."
-    )
+    calibration: Calibration | None = Field(description="Null: the open head's.")
     labels: list[RegisteredLabel]
 
 
@@ -195,6 +169,56 @@ class LabelSetsAnswer(_Answer):
     """Answer of `GET /labels`."""
 
     label_sets: list[LabelSetSummary]
+
+
+class PhotoScore(_Answer):
+    """The score of the label on one photo."""
+
+    score: float = Field(ge=0, le=1, examples=[0.93])
+
+
+class OperatingPointAnswer(_Answer):
+    """Precision and recall of a threshold on the photos."""
+
+    threshold: float = Field(ge=0, le=1, examples=[0.61])
+    precision: float | None = Field(ge=0, le=1, description="Null if no photo reaches it.")
+    recall: float = Field(ge=0, le=1, examples=[0.75])
+
+
+class CalibrationAnswer(_Answer):
+    """Answer of `/labels/{name}/calibrate`."""
+
+    label_set: NameAndVersion
+    label: str = Field(examples=["red panda"])
+    current: OperatingPointAnswer | None = Field(description="At the label's present threshold.")
+    best: OperatingPointAnswer | None = Field(
+        description="At the one of best F1, or the lowest that reaches `precision_target`."
+    )
+    positive: list[PhotoScore | ImageFailure] = Field(description="In the order of the photos.")
+    negative: list[PhotoScore | ImageFailure] = Field(description="In the order of the photos.")
+
+
+class ExampleCounts(_Answer):
+    """The different photos that a label has learnt from, and those of this request."""
+
+    positive: int
+    negative: int
+    added: int
+    repeated: int = Field(description="The same photo as another, or nearly the same.")
+
+
+class LearntAnswer(_Answer):
+    """Answer of `POST /labels/{name}/examples`: the label now, and how the photos score now."""
+
+    label_set: NameAndVersion
+    label: str = Field(examples=["our mug"])
+    examples: ExampleCounts
+    separation: Separation
+    threshold: float
+    calibrated: bool = Field(description="Whether `threshold` is the label's own.")
+    positive: list[PhotoScore]
+    negative: list[PhotoScore]
+    advice: str | None = Field(description="Which photos a threshold needs.", examples=[None])
 
 
 class HealthAnswer(_Answer):

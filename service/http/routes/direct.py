@@ -18,24 +18,13 @@ class DirectRouter:
     def __init__(self, app: ASGIApp, served: ServedPipeline, routes: Iterable[APIRoute]) -> None:
         self._app = app
         self._served = served
-        self._routes = {
-            # Security classes only document.
-            route.path: (
-                route,
-                [
-                    depends.dependency
-                    for depends in route.dependencies
-                    if depends.dependency is not None and not isinstance(depends, Security)
-                ],
-            )
-            for route in routes
-        }
+        self._routes = {route.path: route for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
-        direct = None
+        route = None
         if scope["type"] == "http" and scope["method"] == "POST":
-            direct = self._routes.get(scope["path"].removeprefix(scope["root_path"]))
-        if direct is None:
+            route = self._routes.get(scope["path"].removeprefix(scope["root_path"]))
+        if route is None:
             # HEAD is answered as GET; the server leaves out the body.
             asked = {**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope
             try:
@@ -43,14 +32,15 @@ class DirectRouter:
             finally:
                 scope["route"] = asked.get("route")  # for the metrics
             return
-        route, guards = direct
         scope["route"] = route  # for the metrics
         request = Request(scope, receive, send)
         try:
             if self._served.ready:
                 self._served.pipeline.queue.check_room()
-            for guard in guards:
-                await guard(request)
+            for depends in route.dependencies:
+                # Security classes only document.
+                if depends.dependency is not None and not isinstance(depends, Security):
+                    await depends.dependency(request)
             response = await route.endpoint(request)
             await response(scope, receive, send)
         except ServiceError as error:

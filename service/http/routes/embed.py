@@ -70,9 +70,7 @@ _Embedded: TypeAlias = NDArray[np.float32] | ServiceError  # an embedding, or an
 class EmbedFields(BaseModel):
     """The fields of `/embed` besides its images."""
 
-    texts: Annotated[list[_Text], _AtMost, _AsList] = Field(
-        default=[], description="Encoded as they are; for CLIP and SigLIP only."
-    )
+    texts: Annotated[list[_Text], _AtMost, _AsList] = Field([], description="Not of all models.")
 
 
 class OpenAIRequest(BaseModel):
@@ -125,9 +123,7 @@ router = APIRouter(tags=["predict"], dependencies=[*PREDICT, LIMITED, KNOWN_NAME
 async def embed(
     request: Request,
     served: Served,
-    encoding: Annotated[
-        _Encoding, Query(description="`base64` packs each as little-endian float32.")
-    ] = "float",
+    encoding: Annotated[_Encoding, Query(description="Of each embedding.")] = "float",
 ) -> Response:
     """Returns embeddings of length 1, whose dot product is the cosine.
 

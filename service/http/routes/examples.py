@@ -13,14 +13,16 @@ from service.fields import LabelText
 from service.http.requests.body import cancel_on_disconnect
 from service.http.requests.parameters import KNOWN_NAMES, Served
 from service.http.requests.uploads import read_examples
-from service.http.responses.examples import (
+from service.http.responses.openapi import TAG, document_examples, document_problems, document_write
+from service.http.responses.schemas import (
     CalibrationAnswer,
+    ImageFailure,
+    LabelSetAnswer,
     LearntAnswer,
+    NameAndVersion,
     OperatingPointAnswer,
     PhotoScore,
 )
-from service.http.responses.openapi import TAG, document_examples, document_problems, document_write
-from service.http.responses.schemas import ImageFailure, LabelSetAnswer, NameAndVersion
 from service.http.routes.labels import (
     NAME_PROBLEMS,
     ON_CHANGING,
@@ -125,12 +127,7 @@ async def calibrate_label(
     label: Label,
     precision_target: Annotated[
         float | None,
-        Query(
-            gt=0,
-            le=1,
-            description="Find the lowest threshold with at least this precision, with 95 % "
-            "confidence, instead of that of best F1.",
-        ),
+        Query(gt=0, le=1, description="Precision to reach, with 95 % confidence, not best F1."),
     ] = None,
 ) -> CalibrationAnswer:
     """Scores up to 200 photos, with and without a label; returns precision and recall.
@@ -165,7 +162,7 @@ async def calibrate_label(
         label_set=NameAndVersion.model_validate(labels),
         label=label,
         current=current,
-        best=best and OperatingPointAnswer.model_validate(best, from_attributes=True),
+        best=best and OperatingPointAnswer.model_validate(best),
         positive=scored[: len(positive)],
         negative=scored[len(positive) :],
     )

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel
 
 from service import errors
-from service.errors import InvalidParameters, InvalidValue, LabelSetChanged, quote
+from service.errors import InvalidParameters, LabelSetChanged, ProblemValue, quote
 from service.fields import LabelSetName, validate
 from service.http.requests.body import JSON, cancel_on_disconnect
 from service.http.requests.json import read_json_object
@@ -56,16 +56,10 @@ _SET_PROBLEMS = (
     errors.InferenceFailed,
 )
 
-_ON_READING = document_conditions(
-    if_none_match="The `ETag` that the client has; if it is still valid, the answer is 304."
-)
-_IF_MATCH = (
-    "The `ETag` of the version to replace, or `*` for any; if the set has another one or does not "
-    "exist, the answer is 412."
-)
-_ON_REPLACING = document_conditions(
-    if_match=_IF_MATCH, if_none_match="`*`: write only if there is no set of this name, else 412."
-)
+_IF_MATCH = "The `ETag` of the version to replace, or `*` for any; else the answer is 412."
+_IF_NONE_MATCH = "`*`: write only if there is no set of this name, else 412."
+_ON_READING = document_conditions(if_none_match="The client's `ETag`: 304 if it is still valid.")
+_ON_REPLACING = document_conditions(if_match=_IF_MATCH, if_none_match=_IF_NONE_MATCH)
 ON_CHANGING = document_conditions(if_match=_IF_MATCH)
 
 _EXAMPLE = {
@@ -103,11 +97,7 @@ async def list_label_sets(served: Served) -> LabelSetsAnswer:
     openapi_extra=document_json(LabelSetRecord, example={"name": "zoo", **_EXAMPLE}),
 )
 async def register_label_set(request: Request, served: Served) -> Response:
-    """Registers a label set; the same set again is 200, another set with its name 409.
-
-    A label is a bare name, or an object with a `name` and optionally a `threshold`, and a `prompt`
-    that is encoded instead of the name, or an `embedding`.
-    """
+    """Registers a label set; the same set again is 200, another set with its name 409."""
     return await _register(request, served)
 
 
@@ -146,9 +136,8 @@ async def read_label_set(request: Request, served: Served, name: Name) -> Respon
 async def replace_label_set(request: Request, served: Served, name: Name) -> Response:
     """Registers a label set or replaces it; with `If-Match`, only the version named there.
 
-    You can change the answer of `GET` and send it back. A `threshold` with `calibrated: false` is
-    dropped; `version`, `origin`, `read_only`, `num_labels` and categories are ignored. A label with
-    `own_embedding: true` needs its `embedding` again.
+    You can change the answer of `GET` and send it back; a label with `own_embedding: true` needs
+    its `embedding` again.
     """
     return await _register(request, served, name)
 
@@ -178,8 +167,7 @@ async def replace_label_set(request: Request, served: Served, name: Name) -> Res
 async def change_thresholds(request: Request, served: Served, name: Name) -> Response:
     """Changes the thresholds of the listed labels, and nothing else of the set.
 
-    A `threshold` of null is the open head's. With `If-Match`, only the version named there is
-    changed; without it, a write at the same time can cause 412.
+    A `threshold` of null is the open head's. A write at the same time can cause 412.
     """
     pipeline = served.pipeline
     body = await read_json_object(request, served.settings)
@@ -266,7 +254,7 @@ def _define(body: dict[str, Any], max_labels: int, name: str | None = None) -> D
         check_size(len(labels), max_labels)  # before each of them is checked
     if name is not None and body.setdefault("name", name) != name:
         raise InvalidParameters(
-            [InvalidValue("body", "name", f"Should be the name in the path, {quote(name)}")]
+            [ProblemValue("body", "name", f"Should be the name in the path, {quote(name)}")]
         )
     return define_label_set(validate(LabelSetRecord, body, "body"))
 

@@ -64,10 +64,7 @@ router = APIRouter(tags=["predict"], dependencies=[*PREDICT, LIMITED])
     openapi_extra=document_predict(_ONE_IMAGE),
 )
 async def predict(request: Request) -> Response:
-    """Labels one image: a form field, the bare body, or base64 in JSON.
-
-    With the setting `url_input`, JSON may have a `url` instead of the `image`.
-    """
+    """Labels one image: a form field, the bare body, or base64 in JSON."""
     pipeline, upload, question = await _read(request, _ONE_IMAGE)
     work = _label_one(request, pipeline, upload, question)
     selection, prediction = await cancel_on_disconnect(request, work)
@@ -89,8 +86,7 @@ async def predict(request: Request) -> Response:
 async def predict_batch(request: Request) -> Response:
     """Labels up to 16 images with the same parameters: form fields, or base64 in JSON.
 
-    If an image cannot be used, its entry has the problem, and the others are labelled. A problem of
-    the whole request, such as a full queue, fails the whole request.
+    If an image cannot be used, its entry has the problem, and the others are labelled.
     """
     shape = UploadShape(limit_images(request.app.state.served.settings), batch=True)
     pipeline, upload, question = await _read(request, shape)
@@ -122,7 +118,7 @@ def _check_overlays(question: Question, images: int) -> None:
             f"A request may have {MAX_EXPLAINED} overlays: for {images} images send a top_k of at "
             f"most {MAX_EXPLAINED // images}, or fewer images"
         )
-        raise errors.InvalidParameters([errors.InvalidValue("body", "explain", reason)])
+        raise errors.InvalidParameters([errors.ProblemValue("body", "explain", reason)])
 
 
 async def _label_one(
@@ -180,18 +176,14 @@ async def write_batch(
 
 def _describe_model(pipeline: Pipeline, selection: Selection) -> dict[str, Any]:
     card = pipeline.bundle.card
-    sets: list[dict[str, Any]] = [
-        {
-            "name": labels.name,
-            "version": labels.version,
-            **({"ranked": True} if labels.ranked else {}),
-        }
-        for labels in selection.sets
-    ]
-    if selection.hidden:
-        for described in sets:
-            if lost := selection.hidden.get(described["name"]):
-                described |= {"num_hidden": len(lost), "hidden": lost[:MAX_HIDDEN]}
+    sets = []
+    for labels in selection.sets:
+        described: dict[str, Any] = {"name": labels.name, "version": labels.version}
+        if labels.ranked:
+            described["ranked"] = True
+        if lost := selection.hidden.get(labels.name):
+            described |= {"num_hidden": len(lost), "hidden": lost[:MAX_HIDDEN]}
+        sets.append(described)
     return {
         "model": {"name": card.name, "version": card.version},
         "label_set": {"name": selection.name, "version": selection.version},

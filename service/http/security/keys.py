@@ -15,15 +15,7 @@ from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
 from pydantic import SecretStr
 
-from service.errors import (
-    Forbidden,
-    HostNotAllowed,
-    InvalidParameters,
-    RateLimited,
-    StartError,
-    Unauthorized,
-    UnavailableError,
-)
+from service import errors
 from service.settings import Settings, expand_home
 
 _MIN_CHARACTERS = 16
@@ -83,9 +75,9 @@ class KeyRing:
         needs_key = not self.is_empty if right == "administrate" else self._needs_predict
         if right is not None and needs_key:
             if identity is None:
-                raise Unauthorized(sent=sent)
+                raise errors.Unauthorized(detail="The key is unknown." if sent else None)
             if right == "administrate" and not identity.may_administrate:
-                raise Forbidden
+                raise errors.Forbidden
         return needs_key
 
     def reread(self, *, forced: bool = False) -> None:
@@ -117,9 +109,9 @@ class _KeySet:
         try:
             if self._seen is None:
                 source = f"{self._setting}: the key file {self._path}"
-                raise StartError(f"{source} is missing or is no regular file")
+                raise errors.StartError(f"{source} is missing or is no regular file")
             self.identities = self._read("")
-        except StartError as error:
+        except errors.StartError as error:
             logger.error("%s; the earlier keys stay valid: correct the file", error)
         else:
             fields = {"setting": self._setting, "keys": len(self.identities)}
@@ -134,13 +126,13 @@ class _KeySet:
                 text = self._path.read_text(encoding="utf-8-sig")
             except (OSError, ValueError) as error:
                 reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-                raise StartError(f"{source} cannot be read: {reason}") from error
+                raise errors.StartError(f"{source} cannot be read: {reason}") from error
         lines = (key.strip() for line in text.splitlines() for key in line.split(","))
         matches = [_KEY.fullmatch(line) for line in lines if line]
         if not matches:
-            raise StartError(f"{source} contains no keys")
+            raise errors.StartError(f"{source} contains no keys")
         if None in matches:
-            raise StartError(
+            raise errors.StartError(
                 f"{source}: a key must be KEY or NAME:KEY: a name of 1 to 64 letters, digits, '.', "
                 f"'_' and '-', a key of at least {_MIN_CHARACTERS} characters without a colon"
             )
@@ -148,7 +140,7 @@ class _KeySet:
         may = self._may_administrate
         identities = {key: Identity(name or f"key {key.hex()[:8]}", may) for key, name in named}
         if len(identities) < len(named):
-            raise StartError(f"{source}: a key has two names: leave one of them")
+            raise errors.StartError(f"{source}: a key has two names: leave one of them")
         return identities
 
 
@@ -168,7 +160,7 @@ class Guard:
             request.state.caller = identity.caller
         try:
             needs_key = ring.check(self._right, identity, sent=bool(key))
-        except Unauthorized:
+        except errors.Unauthorized:
             if key:  # a guess
                 state.wrong_keys.count(name_address(request))
             raise
@@ -182,8 +174,8 @@ PREDICT = (Depends(Guard("predict")), *_DOCUMENTED)
 ADMINISTRATE = (Depends(Guard("administrate")), *_DOCUMENTED)
 
 ROUTE_PROBLEMS = (
-    *(Unauthorized, HostNotAllowed, RateLimited),
-    *(InvalidParameters, UnavailableError),
+    *(errors.Unauthorized, errors.HostNotAllowed, errors.RateLimited),
+    *(errors.InvalidParameters, errors.UnavailableError),
 )
 """Errors of all routes but health and pages; others than GET have `CrossSite` too."""
 

@@ -165,14 +165,11 @@ def _mark_dead_processes() -> None:
         return
     for file in Path(folder).glob("gauge_live*_*.db"):
         process = file.stem.rpartition("_")[2]
-        if process.isdecimal() and not _is_alive(int(process)):
-            with suppress(FileNotFoundError):  # another worker did it first
-                mark_process_dead(process, folder)  # type: ignore[no-untyped-call]
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except OSError as error:
-        return isinstance(error, PermissionError)  # of another user
-    return True
+        if process.isdecimal():
+            try:
+                os.kill(int(process), 0)
+            except PermissionError:  # alive, of another user
+                continue
+            except OSError:
+                with suppress(FileNotFoundError):  # another worker did it first
+                    mark_process_dead(process, folder)  # type: ignore[no-untyped-call]

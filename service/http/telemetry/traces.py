@@ -2,10 +2,9 @@
 
 import logging
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from multiprocessing.util import Finalize
-from typing import Any
 
 from fastapi.telemetry import TelemetryConfig
 from opentelemetry import trace
@@ -38,7 +37,9 @@ class Traces:
             metrics=False,
             logs=False,
             auto_configure=False,
-            exclude=_is_untraced,
+            exclude=lambda scope: (
+                scope["type"] != "http" or scope["path"].removeprefix(scope["root_path"]) in PROBES
+            ),
         )
 
     def watch(self, app: Starlette, served: ServedPipeline) -> None:
@@ -120,7 +121,3 @@ def open_provider() -> TracerProvider:
     for handler in logging.getLogger().handlers:
         handler.addFilter(add_trace_id)
     return provider
-
-
-def _is_untraced(scope: MutableMapping[str, Any]) -> bool:
-    return scope["type"] != "http" or scope["path"].removeprefix(scope["root_path"]) in PROBES

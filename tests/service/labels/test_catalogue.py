@@ -192,11 +192,11 @@ async def test_default_set_may_be_registered_later_and_is_unknown_until_then(
         for names, is_default in (((), True), (("pets",), False)):
             with pytest.raises(errors.UnknownLabelSet) as caught:
                 await catalogue.pin(Question(label_set=names))
-            assert caught.value.names == ("pets",)
+            assert str(caught.value).startswith("'pets'")
             assert ("the default of requests" in str(caught.value.detail)) == is_default
         with pytest.raises(errors.UnknownLabelSet) as caught:
             await catalogue.pin(Question(label_set=("none", "trained", "neither")))
-        assert caught.value.names == ("none", "neither")
+        assert str(caught.value).startswith("'none', 'neither'")
         await register(catalogue, PETS)
         assert await pin_names(catalogue, Question()) == ["pets"]
 

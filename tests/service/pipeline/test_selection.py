@@ -137,11 +137,11 @@ def test_names_are_found_in_any_unicode_form_and_wrong_ones_listed_once() -> Non
     assert part.chosen.tolist() == [0]
     with pytest.raises(UnknownLabel) as unknown:
         select_labels([labels], Question(include=("yak", "x", "y"), exclude=("x", "z")))
-    assert unknown.value.names == ("x", "y", "z")
+    assert str(unknown.value).startswith("'x', 'y', 'z'")
     both = Question(include=("cafe\u0301", "yak", "newt"), exclude=("newt", "caf\u00e9"))
     with pytest.raises(ConflictingLabels) as conflict:
         select_labels([labels], both)
-    assert conflict.value.names == ("caf\u00e9", "newt")
+    assert str(conflict.value).startswith("'caf\u00e9', 'newt':")
 
 
 def test_softmax_is_over_the_whole_set_whatever_is_included(engine: Engine) -> None:

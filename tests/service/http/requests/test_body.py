@@ -137,15 +137,12 @@ async def test_client_that_leaves_ends_the_reading() -> None:
         await read(make_leaving(left))
 
 
-@pytest.fixture(params=[0.0, 30.0], ids=["watched", "unwatched"])
-def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the client is watched from the first turn of the event loop on, or never."""
-    monkeypatch.setattr(body_module, "_WATCH_AFTER_SECONDS", request.param)
-    return request.param == 0
+@pytest.mark.parametrize("watch_after", [0.0, 30.0])
+async def test_error_of_the_work_comes_through(
+    watch_after: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_module, "_WATCH_AFTER_SECONDS", watch_after)
 
-
-@pytest.mark.usefixtures("watched")
-async def test_error_of_the_work_comes_through() -> None:
     async def work() -> int:
         await take_turns()
         raise ValueError("mine")
@@ -174,21 +171,6 @@ async def test_client_or_server_that_gives_up_cancels_the_work(gives_up: str) ->
     with pytest.raises(ClientDisconnect if gives_up == "client" else asyncio.CancelledError):
         await answering
     assert cancelled.is_set()
-
-
-async def test_client_that_left_before_the_work_cancels_it(watched: bool) -> None:
-    left = asyncio.Event()
-    left.set()
-
-    async def work() -> int:
-        await take_turns()
-        return 7
-
-    if not watched:  # it ends before the client is watched
-        assert await cancel_on_disconnect(make_leaving(left), work()) == 7
-        return
-    with pytest.raises(ClientDisconnect):
-        await cancel_on_disconnect(make_leaving(left), work())
 
 
 async def test_other_messages_do_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,5 +19,5 @@ def test_retry_after_is_in_whole_seconds_rounded_up(seconds: float, sent: str) -
 
 def test_invalid_parameters_name_each_value() -> None:
     given = {"where": "query", "name": "top_k", "reason": "too small"}
-    problem = describe_problem(errors.InvalidParameters([errors.InvalidValue(**given)]))
+    problem = describe_problem(errors.InvalidParameters([errors.ProblemValue(**given)]))
     assert problem.model_dump()["errors"] == [given]

@@ -41,15 +41,6 @@ def test_labels_have_their_thresholds_of_the_purpose(
     assert {name: least for name, least in thresholds.items() if name in expected} == wanted
 
 
-def test_registered_and_candidate_labels_take_the_open_heads(client: TestClient) -> None:
-    labels = ["yak", {"name": "newt", "threshold": 0.0}]
-    assert client.put("/labels/pets", json={"labels": labels}).is_success
-    params = {"threshold": "recall", "label_set": "pets", "candidate_labels": "lemur"}
-    thresholds = list_thresholds(send_image(client, params=params))
-    assert {"newt": 0.0}.items() <= thresholds.items()
-    assert thresholds.items() <= {"yak": 0.125, "newt": 0.0, "lemur": 0.125}.items()
-
-
 def test_info_has_the_measured_thresholds(client: TestClient) -> None:
     info = client.get("/info").json()
     measured = [info["head"], info["open_head"], info["labels"][0]]

@@ -54,24 +54,17 @@ def test_metrics_are_text_for_prometheus(client: TestClient) -> None:
     assert "process_resident_memory_bytes" in answer.text
 
 
-def test_prediction_is_counted_in_every_stage(client: TestClient, grown: Read) -> None:
-    send_image(client)
-    route = {"method": "POST", "path": "/predict", "status": "200"}
-    assert grown("request_seconds_count", **route) == 1
-    for stage in ("decode", "queue", "inference"):
-        assert grown(f"{stage}_seconds_count") == 1
-        assert grown(f"{stage}_seconds_sum") > 0
-    assert grown("batch_size_sum") == 1
-
-
 def test_every_photo_of_a_batch_is_counted_and_runs_add_up_to_them(
     client: TestClient, grown: Read
 ) -> None:
     send_images(client, [make_photo(seed) for seed in range(5)])
-    assert grown("decode_seconds_count") == 5
-    assert grown("queue_seconds_count") == 5
+    route = {"method": "POST", "path": "/predict/batch", "status": "200"}
+    assert grown("request_seconds_count", **route) == 1
+    assert grown("decode_seconds_count") == grown("queue_seconds_count") == 5
     assert grown("batch_size_sum") == 5
     assert grown("batch_size_count") == grown("inference_seconds_count")
+    for stage in ("decode", "queue", "inference"):
+        assert grown(f"{stage}_seconds_sum") > 0
 
 
 def test_path_is_the_template_and_unknown_paths_and_methods_share_one_series(

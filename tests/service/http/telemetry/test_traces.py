@@ -80,15 +80,6 @@ def test_trace_of_the_client_is_continued(client: TestClient, exporter: Exporter
     assert "traceresponse" not in answer.headers
 
 
-def test_refused_request_has_its_status_and_no_stages(
-    client: TestClient, exporter: Exporter
-) -> None:
-    send_image(client, b"junk")
-    request, stages = split(exporter)
-    assert request.attributes["http.response.status_code"] == 400
-    assert stages == []
-
-
 @pytest.mark.parametrize("prefix", ["", ROOT_PATH])
 def test_probes_are_not_traced(client: TestClient, exporter: Exporter, prefix: str) -> None:
     for path in ("/livez", "/readyz", "/metrics"):
