@@ -148,10 +148,6 @@ class LabelSet:
         """Queries and keys; None for trained labels and without texts."""
         return None if self.queries is None else LabelVectors(self.queries, self.keys)
 
-    def is_start_of(self, definition: Definition) -> bool:
-        """Whether the set is the first labels of a definition, or all of them."""
-        return definition.cut(len(self.names)).digest == self.digest
-
     def find_members(self, categories: Collection[str]) -> NDArray[np.bool_]:
         """Returns which labels are of one of these categories, bool [L]."""
         are_members = np.zeros(len(self.names), np.bool_)

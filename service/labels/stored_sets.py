@@ -145,10 +145,10 @@ class StoredSets:
                 entry = await self._call(self._store.read, name)
                 if entry is None:
                     return None  # deleted meanwhile; the next poll differs
-                start = None
-                if base is not None and base.is_start_of(entry.definition):
-                    start = base.vectors
-                labels = await self._builder.make(entry.definition, entry.embeddings, start=start)
+                definition, start = entry.definition, None
+                if base is not None and definition.cut(base.num_labels).digest == base.digest:
+                    start = base.vectors  # labels were appended, or nothing of the texts changed
+                labels = await self._builder.make(definition, entry.embeddings, start=start)
             labels = replace_fields(labels, version=str(version.version))
             return await self._add_examples(labels, known)
         except errors.InvalidLabelSet as error:

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from service.bundle.card import InputContract
 from service.engine.engine import Engine
-from service.engine.heads import Head, LogitsArray, ScreenedLogits
+from service.engine.heads import Head, HeadResults
 from service.errors import ImageError, InferenceFailed, OutOfMemory, without_frames
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import Jpeg
@@ -29,14 +28,11 @@ class Item:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """The engine's output for one photo."""
+    """A decoded photo, and the engine's output for it."""
 
     image: DecodedImage
-    logits: tuple[LogitsArray | ScreenedLogits, ...]  # for each head
-    memories: tuple[NDArray[np.float32], ...]  # [S, D] for each head, if the item is explained
+    output: HeadResults
     stages: tuple[Stage, ...]  # of the photo's decoding, if done here, and of its batch
-    embedding: NDArray[np.float32] | None = None  # [C], of length 1, if the item is embedded
-    tokens: NDArray[np.float32] | None = None  # [S, C], if it is embedded and explained
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +90,6 @@ class Inference:
         for observer in self.observers:
             observer.on_batch(len(photos), seconds)
         return [
-            Result(
-                *(image, row.logits, row.memories, (*decoding, *row.stages)),
-                *(row.embedding, row.tokens),
-            )
+            Result(image, row, (*decoding, *row.stages))
             for (_, image, decoding), row in zip(photos, rows, strict=True)
         ]

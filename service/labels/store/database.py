@@ -124,10 +124,9 @@ def open_database(location: str | None, *, timeout_seconds: float = 2.0) -> Data
     The location is a path, which may begin with `~`, `sqlite:///path`, `postgresql://...`, or
     `memory`; None takes `find_default_path()`. `timeout_seconds` is for a lock or a connection.
     """
-    if location == MEMORY:
-        return Database(_open_sqlite(_SQLITE_MEMORY, timeout_seconds))
     if location is None or "://" not in location:
-        return Database(_open_sqlite(location or str(find_default_path()), timeout_seconds))
+        path = _SQLITE_MEMORY if location == MEMORY else location or str(find_default_path())
+        return Database(_open_sqlite(path, timeout_seconds))
     try:
         url = make_url(location)
     except (sa.exc.ArgumentError, ValueError) as error:

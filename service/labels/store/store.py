@@ -199,8 +199,8 @@ class LabelStore:
         """Runs the checks of `write`; returns the version if the same set is there already."""
         with self._connect() as connection:
             self.database.check_writable(connection)
-            known = self._find(connection, definition.name)
-            version = _find_same(definition, known, replace, if_version)
+            known = self._find(connection, definition.name, if_version)
+            version = _find_same(definition, known, replace)
             if version is None:
                 self._check_limits(connection, definition.name, len(definition.names))
             return version
@@ -220,9 +220,8 @@ class LabelStore:
         `LabelSetExists` without `replace`, `InvalidLabelSet` or `TooManyLabelSets`.
         """
         with self._connect(writing=True) as connection:
-            version = self._begin_write(connection)
-            known = self._find(connection, definition.name)
-            if (same := _find_same(definition, known, replace, if_version)) is not None:
+            version, known = self._begin_write(connection, definition.name, if_version)
+            if (same := _find_same(definition, known, replace)) is not None:
                 return WriteResult(same)
             self._put(connection, definition, embeddings, version)
             if definition.examples:
@@ -252,9 +251,7 @@ class LabelStore:
         """
         key, width = (encoder, name, label), len((*positive, *negative)[0].embedding)
         with self._connect(writing=True) as connection:
-            version = self._begin_write(connection)
-            known = self._find(connection, name)
-            check_version(name, known and known.version, if_version)
+            version, known = self._begin_write(connection, name, if_version)
             query = sa.select(_SETS.c.labels).where(self._match(name))
             # To read the whole row takes 0.3 s for 10,000 labels.
             if label not in _read_names(connection.execute(query).scalar_one_or_none()):
@@ -331,10 +328,14 @@ class LabelStore:
         revision: int = connection.execute(sa.select(_STATE.c.revision)).scalar_one()
         return StoreState(revision, self.database.connections)
 
-    def _find(self, connection: sa.Connection, name: str) -> SetVersion | None:
+    def _find(
+        self, connection: sa.Connection, name: str, if_version: int | None
+    ) -> SetVersion | None:
         query = sa.select(self._version, _SETS.c.digest).where(self._match(name))
         row = connection.execute(query).one_or_none()
-        return None if row is None else SetVersion(*row)
+        known = None if row is None else SetVersion(*row)
+        check_version(name, known and known.version, if_version)
+        return known
 
     @property
     def _version(self) -> sa.ColumnElement[int]:
@@ -372,15 +373,15 @@ class LabelStore:
         connection.execute(sa.insert(_SETS).values(space=self._space, version=version, **row))
         connection.execute(sa.update(_STATE).values(revision=version))
 
-    def _begin_write(self, connection: sa.Connection) -> int:
+    def _begin_write(
+        self, connection: sa.Connection, name: str, if_version: int | None
+    ) -> tuple[int, SetVersion | None]:
         # One writer at a time, so that revisions are committed in order.
         query = sa.select(_STATE.c.revision + 1).with_for_update()
-        version: int = connection.execute(query).scalar_one()
-        return version
+        return connection.execute(query).scalar_one(), self._find(connection, name, if_version)
 
     def _begin_change(self, connection: sa.Connection, name: str, if_version: int | None) -> int:
-        version, known = self._begin_write(connection), self._find(connection, name)
-        check_version(name, known and known.version, if_version)
+        version, known = self._begin_write(connection, name, if_version)
         if known is None:
             raise errors.LabelSetNotFound(name)
         return version
@@ -412,10 +413,7 @@ def check_version(name: str, version: int | None, if_version: int | None) -> Non
         raise errors.LabelSetChanged(name, None if version is None else str(version))
 
 
-def _find_same(
-    definition: Definition, known: SetVersion | None, replace: bool, if_version: int | None
-) -> int | None:
-    check_version(definition.name, known and known.version, if_version)
+def _find_same(definition: Definition, known: SetVersion | None, replace: bool) -> int | None:
     if known is None:
         return None
     if known.digest == definition.digest and not definition.examples:

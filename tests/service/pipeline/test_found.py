@@ -16,7 +16,7 @@ from service.labels.label_set import LabelSet, make_trained_set
 from service.pipeline.scoring import ScoredLabel, score_labels
 from service.pipeline.selection import SelectedLabels, select_labels
 from service.question import Question
-from tests.service.pipeline.conftest import teach
+from tests.service.pipeline.conftest import make_learnt
 from tests.support.tiny_bundle import PLAIN_HEAD, WIDTH, make_by_purpose, random_label_set
 
 EMBEDDING = np.full(WIDTH, WIDTH**-0.5, np.float32)
@@ -49,7 +49,7 @@ def make_set(kind: str, names: list[str], seed: int) -> LabelSet:
         opened = replace(opened, ranked=True, thresholds=np.zeros(len(names)))
         return replace(opened, activation=activation)
     if kind in ("learnt", "examples"):
-        opened = teach(opened, *names[::2])
+        opened = make_learnt(opened, *names[::2])
     return replace(opened, queries=None) if kind == "examples" else opened
 
 
@@ -134,7 +134,7 @@ def test_screen_keeps_what_answers_and_their_flags_need(
     names = [f"label {i}" for i in range(700)]
     full = make_set(kind, names, seed)
     if kind == "learnt":
-        full = replace(full, learnt=teach(full, *names[::100]).learnt)
+        full = replace(full, learnt=make_learnt(full, *names[::100]).learnt)
     sets = [replace(full, keys={})]
     asked = {"threshold": threshold, "exclude": names[: seed % 50]}
     assert isinstance(select_labels(sets, Question(**asked)).heads[0], ScreenedQueries)
