@@ -44,12 +44,11 @@ ResultT = TypeVar("ResultT")
 
 
 class TextEncoder:
-    """Encodes texts; thread-safe. `width` is E."""
+    """Encodes texts; thread-safe."""
 
-    def __init__(self, session: ort.InferenceSession, tokenizer: Tokenizer, width: int) -> None:
+    def __init__(self, session: ort.InferenceSession, tokenizer: Tokenizer) -> None:
         self._session = session
         self._tokenizer = tokenizer
-        self._width = width
 
     def check(self, texts: Sequence[str]) -> None:
         """Raises `InvalidLabelSet` for a text that has more tokens than the encoder reads."""
@@ -62,12 +61,12 @@ class TextEncoder:
                 )
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
-        """Returns the embeddings [L, E] of L texts, each of length 1; cuts those that are too long.
+        """Returns embeddings [L, E] of length 1 of L >= 1 texts; cuts those that are too long.
 
         Each text is one run: int8 takes its scale from the largest value of a run, so texts in one
         run would change each other's embeddings.
         """
-        rows = [np.zeros((0, self._width), np.float32)]
+        rows: list[Embeddings] = []
         for tokens in self._tokenizer.encode_batch(list(texts)):
             inputs = {
                 "input_ids": np.array([tokens.ids], np.int64),
@@ -110,8 +109,9 @@ class LabelEncoder:
 class LabelEncoders:
     """Text encoder and label encoder of one bundle; use it from one event loop.
 
-    With `encodes_text`, labels may come without an embedding. If an encoder fails, the methods
-    raise `InferenceFailed`.
+    With `encodes_text`, labels may come without an embedding. `cache_size` counts candidate labels,
+    `queue_size` callers that wait for the text encoder. If an encoder fails, the methods raise
+    `InferenceFailed`.
     """
 
     def __init__(  # noqa: PLR0913 - names and sizes are keywords
@@ -239,27 +239,6 @@ def _find_overflow(vectors: LabelVectors) -> int | None:
     return min(rows, default=None)
 
 
-def open_label_encoders(
-    bundle: Bundle, *, threads: int, cache_size: int, queue_size: int, screen: bool = True
-) -> LabelEncoders | None:
-    """Opens the encoders of a bundle; returns None without an open head.
-
-    `cache_size` counts candidate labels, `queue_size` callers that wait for the text encoder.
-    Without `screen`, sets have no keys. Raises `BundleError` if a graph does not run.
-    """
-    head, labels = bundle.card.open_head, open_label_encoder(bundle, threads, screen=screen)
-    if head is None or labels is None:
-        return None
-    return LabelEncoders(
-        head,
-        labels,
-        open_text_encoder(bundle, threads),
-        trained_names=[label.name for label in bundle.labels],
-        cache_size=cache_size,
-        queue_size=queue_size,
-    )
-
-
 def open_text_encoder(bundle: Bundle, threads: int) -> TextEncoder | None:
     """Opens a bundle's text encoder; returns None if absent.
 
@@ -276,7 +255,7 @@ def open_text_encoder(bundle: Bundle, threads: int) -> TextEncoder | None:
         inputs=dict.fromkeys(("input_ids", "attention_mask"), ("int64", (None,))),
         outputs={"embeddings": ("float", (width,))},
     )
-    encoder = TextEncoder(session, _open_tokenizer(bundle), width)
+    encoder = TextEncoder(session, _open_tokenizer(bundle))
     with _refusing("text_encoder"):
         embeddings = encoder.encode(["a", "two words"])
     if embeddings.shape != (2, width):

@@ -87,7 +87,11 @@ class RegisteredSets(StoredSets):
         self, definition: Definition, *, replace: bool = False, if_version: int | None = None
     ) -> tuple[LabelSet, bool]:
         """Encodes and writes a set as `LabelStore.write`; returns it, and whether it is new."""
-        definition = await self._check(definition)
+        learnt = {*definition.examples}
+        if not self._builder.encodes_text:
+            rows = await self._call(self._store.read_examples, definition.name, "")
+            learnt |= {row.label for row in rows}
+        definition = self._builder.check(definition, learnt)
         # Before encoding, which may take long.
         same = await self._call(
             self._store.check, definition, replace=replace, if_version=if_version
@@ -202,13 +206,6 @@ class RegisteredSets(StoredSets):
             raise errors.LabelSetNotFound(name, known) from error
         if labels is None:
             self.by_name = MappingProxyType({n: s for n, s in self.by_name.items() if n != name})
-
-    async def _check(self, definition: Definition) -> Definition:
-        learnt: set[str] = {*definition.examples}
-        if not self._builder.encodes_text:
-            rows = await self._call(self._store.read_examples, definition.name, "")
-            learnt |= {row.label for row in rows}
-        return self._builder.check(definition, learnt)
 
     async def _adopt_others(self) -> None:
         # Replicas of the other bundle keep their rows.

@@ -150,25 +150,21 @@ class StoredSets:
                     start = base.vectors  # labels were appended, or nothing of the texts changed
                 labels = await self._builder.make(definition, entry.embeddings, start=start)
             labels = replace_fields(labels, version=str(version.version))
-            return await self._add_examples(labels, known)
+            old: dict[str, Examples] = {}
+            after = None
+            if known is not None and (known.queries is None) == (labels.queries is None):
+                unused = known.unused_examples
+                labels = replace_fields(labels, learnt=known.learnt, unused_examples=unused)
+                old, after = known.examples, int(known.version)
+            encoder = self._builder.photos.encoder
+            rows = await self._call(self._store.read_examples, name, encoder, after)
+            if any(r.encoder == encoder and r.content is None and r.label not in old for r in rows):
+                rows = await self._call(self._store.read_examples, name, encoder)
+            examples = _parse_examples(name, encoder, rows, old)
+            return await self._builder.add_examples(labels, examples, {row.label for row in rows})
         except errors.InvalidLabelSet as error:
             logger.error("label set %s of the store is invalid: %s", name, error.reason)
             return None
-
-    async def _add_examples(self, labels: LabelSet, known: LabelSet | None) -> LabelSet:
-        """Adds the store's examples to a snapshot, without reading those that `known` has."""
-        old: dict[str, Examples] = {}
-        after = None
-        if known is not None and (known.queries is None) == (labels.queries is None):
-            unused = known.unused_examples
-            labels = replace_fields(labels, learnt=known.learnt, unused_examples=unused)
-            old, after = known.examples, int(known.version)
-        encoder = self._builder.photos.encoder
-        rows = await self._call(self._store.read_examples, labels.name, encoder, after)
-        if any(r.encoder == encoder and r.content is None and r.label not in old for r in rows):
-            rows = await self._call(self._store.read_examples, labels.name, encoder)
-        examples = _parse_examples(labels.name, encoder, rows, old)
-        return await self._builder.add_examples(labels, examples, {row.label for row in rows})
 
     def _has_reached(self, version: int, names: Sequence[str]) -> bool:
         if self.revision >= version:

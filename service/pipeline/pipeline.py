@@ -6,7 +6,7 @@ bytes -> decode -> queue -> batch on the engine -> scores -> labels, maps -> pre
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Literal
 
@@ -27,7 +27,6 @@ from service.errors import (
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import START_OF_IMAGE, Jpeg, parse_jpeg
 from service.labels.catalogue import open_catalogue
-from service.labels.label_set import LabelSet
 from service.labels.whitening import Vector
 from service.pipeline.explanation import Explainer, Explanation
 from service.pipeline.loading import Graphs, open_graphs
@@ -169,7 +168,15 @@ class Pipeline:
         """
         with self.admit():
             deadline = deadline or self.make_deadline()
-            sets = await self._pin(question, deadline)
+            pinning = self.catalogue.pin(question)
+            if question.min_version or question.candidate_labels:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        sets = await pinning
+                except TimeoutError as error:
+                    raise DeadlineExceeded("deadline exceeded while pinning labels") from error
+            else:
+                sets = await pinning  # never waits; a timeout would cost 6 us
             names = (*(question.include or ()), *(question.exclude or ()))
             num_labels = sum(labels.num_labels for labels in sets)
             if sum(map(len, names)) <= _MAX_INLINE_CHARACTERS and num_labels <= _MAX_INLINE_LABELS:
@@ -180,16 +187,6 @@ class Pipeline:
         if question.explain and not self.explainer.covers(selection):
             raise NoMaps(tuple(part.labels.name for part in selection.parts))
         return selection
-
-    async def _pin(self, question: Question, deadline: float) -> Sequence[LabelSet]:
-        pinning = self.catalogue.pin(question)
-        if not (question.min_version or question.candidate_labels):
-            return await pinning  # never waits; a timeout would cost 6 us
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await pinning
-        except TimeoutError as error:
-            raise DeadlineExceeded("deadline exceeded while pinning labels") from error
 
     async def predict(
         self,

@@ -50,28 +50,10 @@ class Inference:
         Raises InferenceFailed for the batch, or ServiceBroken if the engine fails on every one.
         """
         decoded = [self._decode(item) for item in items]
-        good = [(item, *image) for item, image in zip(items, decoded, strict=True)
-                if not isinstance(image, Exception)]  # fmt: skip
-        results = iter(self._infer(good, uses_all_threads)) if good else iter(())
-        return [image if isinstance(image, Exception) else next(results) for image in decoded]
-
-    def _decode(
-        self, item: Item
-    ) -> tuple[DecodedImage, tuple[Stage, ...]] | ImageError | OutOfMemory:
-        if isinstance(item.photo, DecodedImage):
-            return item.photo, ()
-        started = time.perf_counter()
-        try:
-            image = decode_image(item.photo, self.contract, self.max_pixels)
-        except (ImageError, OutOfMemory) as error:
-            return without_frames(error)
-        return image, (Stage("decode", started, time.perf_counter()),)
-
-    def _infer(
-        self,
-        photos: Sequence[tuple[Item, DecodedImage, tuple[Stage, ...]]],
-        uses_all_threads: IsOnlyRun,
-    ) -> list[Result]:
+        photos = [(item, *image) for item, image in zip(items, decoded, strict=True)
+                  if not isinstance(image, Exception)]  # fmt: skip
+        if not photos:
+            return [error for error in decoded if isinstance(error, Exception)]
         images = [image.pixels for _, image, _ in photos]
         pixels = np.stack(images) if len(images) > 1 else images[0][np.newaxis]  # not copied
         heads = [item.heads for item, _, _ in photos]
@@ -89,7 +71,22 @@ class Inference:
         seconds = time.perf_counter() - started
         for observer in self.observers:
             observer.on_batch(len(photos), seconds)
+        outputs = iter(rows)
         return [
-            Result(image, row, (*decoding, *row.stages))
-            for (_, image, decoding), row in zip(photos, rows, strict=True)
+            photo
+            if isinstance(photo, Exception)
+            else Result(photo[0], output := next(outputs), (*photo[1], *output.stages))
+            for photo in decoded
         ]
+
+    def _decode(
+        self, item: Item
+    ) -> tuple[DecodedImage, tuple[Stage, ...]] | ImageError | OutOfMemory:
+        if isinstance(item.photo, DecodedImage):
+            return item.photo, ()
+        started = time.perf_counter()
+        try:
+            image = decode_image(item.photo, self.contract, self.max_pixels)
+        except (ImageError, OutOfMemory) as error:
+            return without_frames(error)
+        return image, (Stage("decode", started, time.perf_counter()),)
