@@ -168,16 +168,11 @@ def _select(
         head = SomeQueries(queries, chosen)
     else:
         head = queries
-        threshold, needed = find_needed(question, rule, labels, chosen)
-        wanted = max(_MIN_WANTED, needed) + labels.num_learnt  # the screen keeps them all
-        if (
-            labels.keys is not None
-            and labels.activation != "softmax"
-            and len(chosen) >= max(_MIN_SCREENED, _MOST_WANTED * wanted)
-            and not question.include
-            and threshold != 0
-        ):
-            head = labels.screen(threshold, wanted, chosen)
+        if labels.keys is not None and labels.activation != "softmax" and not question.include:
+            threshold, needed = find_needed(question, rule, labels, chosen)
+            wanted = max(_MIN_WANTED, needed) + labels.num_learnt  # the screen keeps them all
+            if len(chosen) >= max(_MIN_SCREENED, _MOST_WANTED * wanted) and threshold != 0:
+                head = labels.screen(threshold, wanted, chosen)
     return SelectedLabels(labels, chosen, head, rule)
 
 
