@@ -369,8 +369,24 @@ class LabelStore:
             for label in removed:
                 connection.execute(sa.delete(_EXAMPLES).where(_match_examples(None, name, label)))
         connection.execute(sa.delete(_SETS).where(self._match(name)))
-        row = _encode_row(definition, embeddings)
-        connection.execute(sa.insert(_SETS).values(space=self._space, version=version, **row))
+        columns: dict[str, Sequence[object]] = {
+            "names": definition.names,
+            "prompts": definition.prompts,
+            "thresholds": definition.thresholds,
+            "given": definition.given,
+        }
+        if (calibration := definition.calibration) is not None:
+            columns["calibration"] = (calibration.scale, calibration.shift)
+        row = sa.insert(_SETS).values(
+            space=self._space,
+            name=name,
+            version=version,
+            num_labels=len(definition.names),
+            digest=definition.digest,
+            labels=json.dumps(columns),
+            embeddings=np.ascontiguousarray(embeddings, "<f4").ravel().view(np.uint8).data,
+        )
+        connection.execute(row)
         connection.execute(sa.update(_STATE).values(revision=version))
 
     def _begin_write(
@@ -486,24 +502,6 @@ def _make_tables(connection: sa.Connection, database: Database) -> bool:
             f"service has {SCHEMA_VERSION}"
         )
     return sa.inspect(connection).has_table(_EXAMPLES.name)
-
-
-def _encode_row(definition: Definition, embeddings: Embeddings) -> dict[str, object]:
-    columns: dict[str, Sequence[object]] = {
-        "names": definition.names,
-        "prompts": definition.prompts,
-        "thresholds": definition.thresholds,
-        "given": definition.given,
-    }
-    if (calibration := definition.calibration) is not None:
-        columns["calibration"] = (calibration.scale, calibration.shift)
-    return {
-        "name": definition.name,
-        "num_labels": len(definition.names),
-        "digest": definition.digest,
-        "labels": json.dumps(columns),
-        "embeddings": np.ascontiguousarray(embeddings, "<f4").ravel().view(np.uint8).data,
-    }
 
 
 def _decode_row(row: sa.Row[Any]) -> StoreEntry:
