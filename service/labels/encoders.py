@@ -44,11 +44,12 @@ ResultT = TypeVar("ResultT")
 
 
 class TextEncoder:
-    """Encodes texts; thread-safe."""
+    """Encodes texts; thread-safe. `width` is E."""
 
-    def __init__(self, session: ort.InferenceSession, tokenizer: Tokenizer) -> None:
+    def __init__(self, session: ort.InferenceSession, tokenizer: Tokenizer, width: int) -> None:
         self._session = session
         self._tokenizer = tokenizer
+        self._width = width
 
     def check(self, texts: Sequence[str]) -> None:
         """Raises `InvalidLabelSet` for a text that has more tokens than the encoder reads."""
@@ -61,12 +62,12 @@ class TextEncoder:
                 )
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
-        """Returns embeddings [L, E] of length 1 of L >= 1 texts; cuts those that are too long.
+        """Returns the embeddings [L, E] of L texts, each of length 1; cuts those that are too long.
 
         Each text is one run: int8 takes its scale from the largest value of a run, so texts in one
         run would change each other's embeddings.
         """
-        rows: list[Embeddings] = []
+        rows = [np.zeros((0, self._width), np.float32)]
         for tokens in self._tokenizer.encode_batch(list(texts)):
             inputs = {
                 "input_ids": np.array([tokens.ids], np.int64),
@@ -255,7 +256,7 @@ def open_text_encoder(bundle: Bundle, threads: int) -> TextEncoder | None:
         inputs=dict.fromkeys(("input_ids", "attention_mask"), ("int64", (None,))),
         outputs={"embeddings": ("float", (width,))},
     )
-    encoder = TextEncoder(session, _open_tokenizer(bundle))
+    encoder = TextEncoder(session, _open_tokenizer(bundle), width)
     with _refusing("text_encoder"):
         embeddings = encoder.encode(["a", "two words"])
     if embeddings.shape != (2, width):

@@ -218,7 +218,7 @@ def text_encoder(open_bundle: Bundle) -> TextEncoder:
 
 
 @settings(max_examples=25)
-@given(st.lists(st.text("abc \u00e9", min_size=1, max_size=40), min_size=1, max_size=8))
+@given(st.lists(st.text("abc \u00e9", min_size=1, max_size=40), max_size=8))
 def test_embedding_does_not_depend_on_other_texts_in_the_batch(
     text_encoder: TextEncoder, texts: list[str]
 ) -> None:
