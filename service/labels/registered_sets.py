@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace as replace_fields
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from service import errors
 from service.bundle.card import Calibration
@@ -17,12 +17,10 @@ from service.labels.definition import Definition
 from service.labels.examples import Example
 from service.labels.label_set import LabelSet
 from service.labels.store.database import MEMORY
-from service.labels.store.store import PRESENT, LabelStore, check_version
+from service.labels.store.store import PRESENT, LabelStore, WriteResult, check_version
 from service.labels.stored_sets import StoredSets
 
 logger = logging.getLogger(__name__)
-
-ResultT = TypeVar("ResultT")
 
 
 class PreparedLabel(NamedTuple):
@@ -264,14 +262,14 @@ class RegisteredSets(StoredSets):
         return labels, written.created
 
     async def _write(
-        self, name: str, write: Callable[[], ResultT], made: LabelSet | None = None
-    ) -> tuple[ResultT, LabelSet | None]:
+        self, name: str, write: Callable[[], WriteResult], made: LabelSet | None = None
+    ) -> tuple[WriteResult, LabelSet | None]:
         """Calls the store and loads the set; returns the set too, None if it cannot be loaded."""
         labels = None
         async with self._changing:
             result = await self._call(write)
             try:
-                await self._load_sets(name, made)
+                await self._load_sets(name, made, result.entry)
                 labels = self.by_name.get(name)
             except errors.StoreError as error:  # the write is durable, and a poll will load it
                 self._note_failure(error)

@@ -20,7 +20,13 @@ from service.labels.builder import LabelSetBuilder
 from service.labels.definition import Definition
 from service.labels.examples import Examples
 from service.labels.label_set import LabelSet
-from service.labels.store.store import ExamplesRow, LabelStore, SetVersion, StoreState
+from service.labels.store.store import (
+    ExamplesRow,
+    LabelStore,
+    SetVersion,
+    StoreEntry,
+    StoreState,
+)
 
 # The largest set takes seconds to write, so a call that takes longer hangs.
 _TIMEOUT_SECONDS = 30.0
@@ -116,8 +122,13 @@ class StoredSets:
         definition = replace_fields(entry.definition, examples=examples, encoder=used)
         return definition, entry.embeddings, others
 
-    async def _load_sets(self, name: str | None = None, made: LabelSet | None = None) -> None:
-        """Loads the sets that have changed, or one, whose queries `made` may have."""
+    async def _load_sets(
+        self,
+        name: str | None = None,
+        made: LabelSet | None = None,
+        entry: StoreEntry | None = None,
+    ) -> None:
+        """Loads the sets that have changed, or one, which may be `made` or read already."""
         state, versions = await self._call(self._store.read_versions, name)
         is_restored = state.connections != self._state.connections
         loaded = {} if name is None else {n: s for n, s in self.by_name.items() if n != name}
@@ -126,7 +137,8 @@ class StoredSets:
             wanted = (str(version.version), version.digest)
             if is_restored or known is None or (known.version, known.digest) != wanted:
                 base = made if made and made.digest == version.digest else known
-                known = await self._load(set_name, version, base, None if is_restored else known)
+                old = None if is_restored else known
+                known = await self._load(set_name, version, base, old, entry)
             if known is not None:
                 loaded[set_name] = known
         for hidden in sorted((loaded.keys() - self.by_name.keys()) & {*self._fixed}):
@@ -136,18 +148,24 @@ class StoredSets:
             self._state = state
 
     async def _load(
-        self, name: str, version: SetVersion, base: LabelSet | None, known: LabelSet | None
+        self,
+        name: str,
+        version: SetVersion,
+        base: LabelSet | None,
+        known: LabelSet | None,
+        entry: StoreEntry | None,
     ) -> LabelSet | None:
         """Returns a set with the queries that `base` has and the examples that `known` has."""
         try:
             labels = base
             if labels is None or labels.digest != version.digest:
-                entry = await self._call(self._store.read, name)
+                if entry is None or entry.definition.digest != version.digest:
+                    entry = await self._call(self._store.read, name)
                 if entry is None:
                     return None  # deleted meanwhile; the next poll differs
                 definition, start = entry.definition, None
                 if base is not None and definition.cut(base.num_labels).digest == base.digest:
-                    start = base.vectors  # labels were appended, or nothing of the texts changed
+                    start = base.vectors  # of its first labels
                 labels = await self._builder.make(definition, entry.embeddings, start=start)
             labels = replace_fields(labels, version=str(version.version))
             old: dict[str, Examples] = {}
