@@ -17,7 +17,7 @@ from service.fields import LabelText, validate
 from service.images.folders import describe_left_out, explain_none, list_photos
 from service.labels.examples import Example
 from service.labels.registered_sets import LearntLabel
-from service.pipeline.learning import describe_learnt, embed_photo, make_example
+from service.pipeline.learning import describe_learnt, make_example
 from service.pipeline.pipeline import Pipeline
 from service.question import Question
 from service.scheduling.tasks import collect_in_order
@@ -74,11 +74,10 @@ async def _learn(
     pipeline: Pipeline, name: str, label: str, paths: Sequence[Path], *, replace: bool
 ) -> tuple[LearntLabel | None, list[PhotoResult]]:
     """Returns what a label learnt, None without a usable photo, and the unusable photos."""
-    sets, whitening = pipeline.catalogue.for_learning(name), pipeline.catalogue.whitening
-    assert whitening is not None, "`for_learning` has checked it"
+    sets, whitening = pipeline.catalogue.for_learning(name)
 
     async def embed(photo: bytes) -> Example:
-        embedding = await embed_photo(pipeline, photo, pipeline.make_deadline())
+        embedding, _ = await pipeline.embed(photo, pipeline.make_deadline())
         return await make_example(photo, embedding, whitening)
 
     works = (try_photo(path, embed) for path in paths)

@@ -143,7 +143,11 @@ def _decode_by_pillow(
 ) -> DecodedImage:
     file, orientation = _open(data, exif, max_pixels)
     size = _turn(file.size, orientation)
-    width, height = _turn(_find_frame(contract, size), orientation)
+    frame = contract.width, contract.height  # the least to resize from
+    if contract.resize_mode != "squash":
+        is_padded = contract.resize_mode == "pad"
+        frame = _find_inner(size, contract) if is_padded else _crop_frame(contract)
+    width, height = _turn(frame, orientation)
     file.draft(None, (_DRAFT_OVERSAMPLING * width, _DRAFT_OVERSAMPLING * height))
     if file.format == "PNG":
         make_transparent(file, data)
@@ -240,13 +244,6 @@ def _flatten(image: Image.Image) -> Image.Image:
             image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _find_frame(contract: InputContract, size: tuple[int, int]) -> tuple[int, int]:
-    """Returns the least width and height of an upright picture of `size` to resize from."""
-    if contract.resize_mode == "squash":
-        return contract.width, contract.height
-    return _find_inner(size, contract) if contract.resize_mode == "pad" else _crop_frame(contract)
 
 
 def _crop_frame(contract: InputContract) -> tuple[int, int]:

@@ -29,19 +29,19 @@ LeftOut = Counter[str]
 
 def find_photos(paths: Sequence[Path], exclude: Sequence[str] = ()) -> tuple[list[Path], LeftOut]:
     """Returns photos of files and folders, and counts of others; StartError if there are none."""
-    found: list[Path] = []
+    photos: list[Path] = []
     left_out = LeftOut()
     for path in paths:
         try:
             inside, others = list_photos(str(path), exclude)
         except OSError:  # a file, or missing or unreadable, which is reported when it is read
-            found.append(path)
+            photos.append(path)
             continue
         if not inside:
             raise StartError(f"{path} contains no photos{explain_none(others)}")
-        found.extend(path / name for name in inside)
+        photos.extend(path / name for name in inside)
         left_out.update(others)
-    return found, left_out
+    return photos, left_out
 
 
 def list_photos(folder: str, exclude: Sequence[str] = ()) -> tuple[list[str], LeftOut]:
@@ -93,11 +93,11 @@ def split_photos(
         else:
             left_out[describe_kind(file)] += 1
 
-    found = _find_by_content(undecided, read_start)
-    others = (os.path.basename(name) for name in undecided if name not in found)
+    by_content = _find_by_content(undecided, read_start)
+    others = (os.path.basename(name) for name in undecided if name not in by_content)
     left_out.update(map(describe_kind, others))
     left_out.update(f"{os.path.basename(name)}/" for name in folders)
-    return sorted([*photos, *found]), left_out
+    return sorted([*photos, *by_content]), left_out
 
 
 def _find_by_content(names: Sequence[str], read_start: Callable[[str], bytes]) -> set[str]:
@@ -140,12 +140,12 @@ def read_photo(path: str | Path, max_bytes: int = -1) -> bytes:
 def _walk(folder: str, onerror: Callable[[OSError], None], exclude: Sequence[str]) -> Iterator[str]:
     """Yields the names of files; of a folder to skip only the folder, with `/` at its end."""
     seen = {os.path.realpath(folder)}
-    for place, folders, files in os.walk(folder, onerror=onerror, followlinks=True):
-        base = "" if place == folder else f"{os.path.relpath(place, folder)}/"
+    for parent, folders, files in os.walk(folder, onerror=onerror, followlinks=True):
+        base = "" if parent == folder else f"{os.path.relpath(parent, folder)}/"
         yield from (base + name for name in files)
         inside, folders[:] = sorted(folders), []
         for name in inside:
-            below, real = f"{base}{name}/", os.path.realpath(os.path.join(place, name))
+            below, real = f"{base}{name}/", os.path.realpath(os.path.join(parent, name))
             if _find_skipped_folder(below, exclude):
                 yield below
             elif real not in seen:

@@ -16,8 +16,8 @@ _SIZE = re.compile(rb"ispe\0{4}(.{8})", re.DOTALL)
 
 def find_sizes(data: bytes) -> Iterator[tuple[int, int]]:
     """Yields width and height of each picture: what is shown may be a part of a larger one."""
-    for found in _SIZE.finditer(data):
-        yield struct.unpack(">II", found[1])
+    for size in _SIZE.finditer(data):
+        yield struct.unpack(">II", size[1])
 
 
 def count_pixels(data: bytes) -> float:
@@ -84,8 +84,8 @@ def _read_areas(data: bytes, start: int, end: int, areas: dict[int, int]) -> Non
             indices = struct.unpack_from(f">{count}{'H' if flags & 1 else 'B'}", box, position)
             position += count * (2 if flags & 1 else 1)
             for index in indices:
-                place = (index & (0x7FFF if flags & 1 else 0x7F)) - 1
-                area = properties[place] if 0 <= place < len(properties) else None
+                number = (index & (0x7FFF if flags & 1 else 0x7F)) - 1
+                area = properties[number] if 0 <= number < len(properties) else None
                 if area is not None:
                     areas[item] = max(area, areas.get(item, 0))
 

@@ -270,13 +270,13 @@ def _walk_scans(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yields marker, start and end of each segment, up to the end marker."""
     position = 2
     for _ in range(_MAX_SEGMENTS):
-        found = _MARKER.search(data, position)
-        marker = data[found.end() - 1] if found is not None else _END_OF_IMAGE
-        if found is None or marker == _END_OF_IMAGE or len(data) < found.end() + 2:
+        match = _MARKER.search(data, position)
+        marker = data[match.end() - 1] if match is not None else _END_OF_IMAGE
+        if match is None or marker == _END_OF_IMAGE or len(data) < match.end() + 2:
             return
-        (length,) = struct.unpack_from(">H", data, found.end())
-        position = found.end() + length
-        yield marker, found.start(), position
+        (length,) = struct.unpack_from(">H", data, match.end())
+        position = match.end() + length
+        yield marker, match.start(), position
     raise InvalidImage(detail="The JPEG has too many segments.")
 
 
@@ -300,8 +300,8 @@ def _find_end(data: bytes) -> int | None:
                 for component in content[1:-3:2]:
                     missing.get(component, set()).difference_update(range(first, last + 1))
             if not any(missing.values()):
-                found = scan_end.search(data, end)
-                return len(data) if found is None else found.start()
+                match = scan_end.search(data, end)
+                return len(data) if match is None else match.start()
     return None
 
 

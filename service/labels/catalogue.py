@@ -241,8 +241,8 @@ class Catalogue:
             raise errors.StoreReadOnly("no label store is available: set label_store")
         return self.registered
 
-    def for_learning(self, name: str) -> RegisteredSets:
-        """Returns the sets as `writable`.
+    def for_learning(self, name: str) -> tuple[RegisteredSets, Whitening]:
+        """Returns the sets as `writable`, and the whitening of photos.
 
         Raises `NoBackground` or `ScoresCompete` if labels of `name` cannot learn.
         """
@@ -254,7 +254,7 @@ class Catalogue:
             activation = texts.head.activation
         if activation == "softmax":
             raise errors.ScoresCompete
-        return sets
+        return sets, self.whitening
 
     async def refresh(self) -> None:
         """Loads the writes of other processes. Raises `StoreUnavailable` if it cannot."""

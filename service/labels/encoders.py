@@ -110,8 +110,9 @@ class LabelEncoder:
 class LabelEncoders:
     """Text encoder and label encoder of one bundle; use it from one event loop.
 
-    With `encodes_text`, labels may come without an embedding. If an encoder fails, the methods
-    raise `InferenceFailed`.
+    With `encodes_text`, labels may come without an embedding. `cache_size` counts candidate labels,
+    `queue_size` callers that wait for the text encoder. If an encoder fails, the methods raise
+    `InferenceFailed`.
     """
 
     def __init__(  # noqa: PLR0913 - names and sizes are keywords
@@ -237,27 +238,6 @@ def _find_overflow(vectors: LabelVectors) -> int | None:
         if not np.isfinite(values).all()
     ]
     return min(rows, default=None)
-
-
-def open_label_encoders(
-    bundle: Bundle, *, threads: int, cache_size: int, queue_size: int, screen: bool = True
-) -> LabelEncoders | None:
-    """Opens the encoders of a bundle; returns None without an open head.
-
-    `cache_size` counts candidate labels, `queue_size` callers that wait for the text encoder.
-    Without `screen`, sets have no keys. Raises `BundleError` if a graph does not run.
-    """
-    head, labels = bundle.card.open_head, open_label_encoder(bundle, threads, screen=screen)
-    if head is None or labels is None:
-        return None
-    return LabelEncoders(
-        head,
-        labels,
-        open_text_encoder(bundle, threads),
-        trained_names=[label.name for label in bundle.labels],
-        cache_size=cache_size,
-        queue_size=queue_size,
-    )
 
 
 def open_text_encoder(bundle: Bundle, threads: int) -> TextEncoder | None:

@@ -88,14 +88,13 @@ def read_bundle_sets(bundle: Bundle) -> tuple[Definition, ...]:
     """Reads a bundle's label sets, by name. Raises `BundleError` if one cannot be used."""
     definitions = []
     head, encodes_text = bundle.card.open_head, "text_encoder" in bundle.manifest.graphs
+    space = None if head is None else head.embedding_space
     for file, content in bundle.read_label_sets().items():
         try:
             definition = parse_label_set(content, Path(file).suffix, Path(file).stem)
-            space = None if head is None else head.embedding_space
             learnt = definition.examples
-            definitions.append(
-                check_fit(definition, space, encodes_text=encodes_text, learnt=learnt)
-            )
+            definition = check_fit(definition, space, encodes_text=encodes_text, learnt=learnt)
+            definitions.append(definition)
         except LabelSetError as error:
             reason = error.reason if isinstance(error, InvalidLabelSet) else error.describe()
             raise BundleError(f"label set {file}: {reason}") from error

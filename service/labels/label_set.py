@@ -148,10 +148,6 @@ class LabelSet:
         """Queries and keys; None for trained labels and without texts."""
         return None if self.queries is None else LabelVectors(self.queries, self.keys)
 
-    def is_start_of(self, definition: Definition) -> bool:
-        """Whether the set is the first labels of a definition, or all of them."""
-        return definition.cut(len(self.names)).digest == self.digest
-
     def find_members(self, categories: Collection[str]) -> NDArray[np.bool_]:
         """Returns which labels are of one of these categories, bool [L]."""
         are_members = np.zeros(len(self.names), np.bool_)
@@ -201,19 +197,9 @@ class LabelSet:
         Equal questions share it, and so share a run.
         """
         key = (threshold, wanted, b"" if chosen is self.all_positions else chosen.tobytes())
-        head = self._screened.pop(key, None) or self._make_screened(threshold, wanted, chosen)
-        self._screened[key] = head
-        if len(self._screened) > _MAX_SCREENED:
-            self._screened.pop(next(iter(self._screened)), None)
-        return head
-
-    @cached_property
-    def _screened(self) -> dict[tuple[Threshold | None, int, bytes], ScreenedQueries]:
-        return {}  # least recently used first
-
-    def _make_screened(
-        self, threshold: Threshold | None, wanted: int, chosen: NDArray[np.intp]
-    ) -> ScreenedQueries:
+        if (known := self._screened.pop(key, None)) is not None:
+            self._screened[key] = known
+            return known
         assert self.queries is not None
         assert self.keys is not None
         count = len(self.names)
@@ -229,7 +215,15 @@ class LabelSet:
             shift[self.learnt.positions] = _FAR
         shifts = np.full(count, -_FAR, np.float32)
         shifts[chosen] = shift[chosen].clip(-_FAR, _FAR)
-        return ScreenedQueries(self.queries, self.keys, scale.astype(np.float32), shifts, wanted)
+        head = ScreenedQueries(self.queries, self.keys, scale.astype(np.float32), shifts, wanted)
+        self._screened[key] = head
+        if len(self._screened) > _MAX_SCREENED:
+            self._screened.pop(next(iter(self._screened)), None)
+        return head
+
+    @cached_property
+    def _screened(self) -> dict[tuple[Threshold | None, int, bytes], ScreenedQueries]:
+        return {}  # least recently used first
 
 
 def make_trained_set(labels: Sequence[Label], head: TrainedHead, *, version: str = "1") -> LabelSet:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace as replace_fields
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from service import errors
 from service.bundle.card import Calibration
@@ -17,12 +17,10 @@ from service.labels.definition import Definition
 from service.labels.examples import Example
 from service.labels.label_set import LabelSet
 from service.labels.store.database import MEMORY
-from service.labels.store.store import PRESENT, LabelStore, check_version
+from service.labels.store.store import PRESENT, LabelStore, WriteResult, check_version
 from service.labels.stored_sets import StoredSets
 
 logger = logging.getLogger(__name__)
-
-ResultT = TypeVar("ResultT")
 
 
 class PreparedLabel(NamedTuple):
@@ -87,7 +85,11 @@ class RegisteredSets(StoredSets):
         self, definition: Definition, *, replace: bool = False, if_version: int | None = None
     ) -> tuple[LabelSet, bool]:
         """Encodes and writes a set as `LabelStore.write`; returns it, and whether it is new."""
-        definition = await self._check(definition)
+        learnt = {*definition.examples}
+        if not self._builder.encodes_text:
+            rows = await self._call(self._store.read_examples, definition.name, "")
+            learnt |= {row.label for row in rows}
+        definition = self._builder.check(definition, learnt)
         # Before encoding, which may take long.
         same = await self._call(
             self._store.check, definition, replace=replace, if_version=if_version
@@ -203,13 +205,6 @@ class RegisteredSets(StoredSets):
         if labels is None:
             self.by_name = MappingProxyType({n: s for n, s in self.by_name.items() if n != name})
 
-    async def _check(self, definition: Definition) -> Definition:
-        learnt: set[str] = {*definition.examples}
-        if not self._builder.encodes_text:
-            rows = await self._call(self._store.read_examples, definition.name, "")
-            learnt |= {row.label for row in rows}
-        return self._builder.check(definition, learnt)
-
     async def _adopt_others(self) -> None:
         # Replicas of the other bundle keep their rows.
         others = await self._call(self._store.list_others)
@@ -267,14 +262,14 @@ class RegisteredSets(StoredSets):
         return labels, written.created
 
     async def _write(
-        self, name: str, write: Callable[[], ResultT], made: LabelSet | None = None
-    ) -> tuple[ResultT, LabelSet | None]:
+        self, name: str, write: Callable[[], WriteResult], made: LabelSet | None = None
+    ) -> tuple[WriteResult, LabelSet | None]:
         """Calls the store and loads the set; returns the set too, None if it cannot be loaded."""
         labels = None
         async with self._changing:
             result = await self._call(write)
             try:
-                await self._load_sets(name, made)
+                await self._load_sets(name, made, result.entry)
                 labels = self.by_name.get(name)
             except errors.StoreError as error:  # the write is durable, and a poll will load it
                 self._note_failure(error)

@@ -20,7 +20,13 @@ from service.labels.builder import LabelSetBuilder
 from service.labels.definition import Definition
 from service.labels.examples import Examples
 from service.labels.label_set import LabelSet
-from service.labels.store.store import ExamplesRow, LabelStore, SetVersion, StoreState
+from service.labels.store.store import (
+    ExamplesRow,
+    LabelStore,
+    SetVersion,
+    StoreEntry,
+    StoreState,
+)
 
 # The largest set takes seconds to write, so a call that takes longer hangs.
 _TIMEOUT_SECONDS = 30.0
@@ -116,8 +122,13 @@ class StoredSets:
         definition = replace_fields(entry.definition, examples=examples, encoder=used)
         return definition, entry.embeddings, others
 
-    async def _load_sets(self, name: str | None = None, made: LabelSet | None = None) -> None:
-        """Loads the sets that have changed, or one, whose queries `made` may have."""
+    async def _load_sets(
+        self,
+        name: str | None = None,
+        made: LabelSet | None = None,
+        entry: StoreEntry | None = None,
+    ) -> None:
+        """Loads the sets that have changed, or one, which may be `made` or read already."""
         state, versions = await self._call(self._store.read_versions, name)
         is_restored = state.connections != self._state.connections
         loaded = {} if name is None else {n: s for n, s in self.by_name.items() if n != name}
@@ -126,7 +137,8 @@ class StoredSets:
             wanted = (str(version.version), version.digest)
             if is_restored or known is None or (known.version, known.digest) != wanted:
                 base = made if made and made.digest == version.digest else known
-                known = await self._load(set_name, version, base, None if is_restored else known)
+                old = None if is_restored else known
+                known = await self._load(set_name, version, base, old, entry)
             if known is not None:
                 loaded[set_name] = known
         for hidden in sorted((loaded.keys() - self.by_name.keys()) & {*self._fixed}):
@@ -136,39 +148,41 @@ class StoredSets:
             self._state = state
 
     async def _load(
-        self, name: str, version: SetVersion, base: LabelSet | None, known: LabelSet | None
+        self,
+        name: str,
+        version: SetVersion,
+        base: LabelSet | None,
+        known: LabelSet | None,
+        entry: StoreEntry | None,
     ) -> LabelSet | None:
         """Returns a set with the queries that `base` has and the examples that `known` has."""
         try:
             labels = base
             if labels is None or labels.digest != version.digest:
-                entry = await self._call(self._store.read, name)
+                if entry is None or entry.definition.digest != version.digest:
+                    entry = await self._call(self._store.read, name)
                 if entry is None:
                     return None  # deleted meanwhile; the next poll differs
-                start = None
-                if base is not None and base.is_start_of(entry.definition):
-                    start = base.vectors
-                labels = await self._builder.make(entry.definition, entry.embeddings, start=start)
+                definition, start = entry.definition, None
+                if base is not None and definition.cut(base.num_labels).digest == base.digest:
+                    start = base.vectors  # of its first labels
+                labels = await self._builder.make(definition, entry.embeddings, start=start)
             labels = replace_fields(labels, version=str(version.version))
-            return await self._add_examples(labels, known)
+            old: dict[str, Examples] = {}
+            after = None
+            if known is not None and (known.queries is None) == (labels.queries is None):
+                unused = known.unused_examples
+                labels = replace_fields(labels, learnt=known.learnt, unused_examples=unused)
+                old, after = known.examples, int(known.version)
+            encoder = self._builder.photos.encoder
+            rows = await self._call(self._store.read_examples, name, encoder, after)
+            if any(r.encoder == encoder and r.content is None and r.label not in old for r in rows):
+                rows = await self._call(self._store.read_examples, name, encoder)
+            examples = _parse_examples(name, encoder, rows, old)
+            return await self._builder.add_examples(labels, examples, {row.label for row in rows})
         except errors.InvalidLabelSet as error:
             logger.error("label set %s of the store is invalid: %s", name, error.reason)
             return None
-
-    async def _add_examples(self, labels: LabelSet, known: LabelSet | None) -> LabelSet:
-        """Adds the store's examples to a snapshot, without reading those that `known` has."""
-        old: dict[str, Examples] = {}
-        after = None
-        if known is not None and (known.queries is None) == (labels.queries is None):
-            unused = known.unused_examples
-            labels = replace_fields(labels, learnt=known.learnt, unused_examples=unused)
-            old, after = known.examples, int(known.version)
-        encoder = self._builder.photos.encoder
-        rows = await self._call(self._store.read_examples, labels.name, encoder, after)
-        if any(r.encoder == encoder and r.content is None and r.label not in old for r in rows):
-            rows = await self._call(self._store.read_examples, labels.name, encoder)
-        examples = _parse_examples(labels.name, encoder, rows, old)
-        return await self._builder.add_examples(labels, examples, {row.label for row in rows})
 
     def _has_reached(self, version: int, names: Sequence[str]) -> bool:
         if self.revision >= version:

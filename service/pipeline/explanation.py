@@ -18,7 +18,6 @@ from PIL import Image
 from service.bundle.card import InputContract
 from service.bundle.reader import Bundle
 from service.engine.session_set import MapGraphs
-from service.labels.label_set import LabelSet
 from service.pipeline.scoring import ScoredLabel
 from service.pipeline.selection import Selection
 from service.question import MAX_EXPLAINED
@@ -82,30 +81,20 @@ class Explainer:
                 rows = np.asarray([positions[name] for name in answered], np.int64)
                 drawn = self._graphs.draw(memory, rows if queries is None else queries[rows])
                 maps |= zip(answered, drawn, strict=True)
-            if tokens is not None:
-                self._add_learnt(maps, part.labels, answered, tokens)
+            if tokens is None:
+                continue
+            learnt, examples = part.labels.learnt, part.labels.examples
+            vectors = {} if learnt is None else dict(zip(examples, learnt.vectors, strict=True))
+            grid = find_grid(len(tokens), self._contract.height, self._contract.width)
+            patches = tokens[len(tokens) - math.prod(grid) :]
+            for name in answered:
+                if name not in maps or (name in examples and examples[name].positive.count):
+                    parts = (patches @ vectors.get(name, np.zeros_like(patches[0]))).clip(0)
+                    maps[name] = _share(_share(parts).reshape(grid) + maps.get(name, 0))
         cells = [maps[name] for name in names]
         if selection.question.explain != "overlay":
             return tuple(map(Explanation, cells))
         return tuple(Explanation(c, draw_overlay(c, photo, self._contract)) for c in cells)
-
-    def _add_learnt(
-        self,
-        maps: dict[str, MapArray],
-        labels: LabelSet,
-        names: Sequence[str],
-        tokens: NDArray[np.float32],
-    ) -> None:
-        """Adds the tokens' parts of v . f to the maps of labels with examples or without a text."""
-        learnt, examples = labels.learnt, labels.examples
-        vectors = {} if learnt is None else dict(zip(examples, learnt.vectors, strict=True))
-        grid = find_grid(len(tokens), self._contract.height, self._contract.width)
-        cells = tokens[len(tokens) - math.prod(grid) :]
-        for name in names:
-            if name not in maps or (name in examples and examples[name].positive.count):
-                parts = (cells @ vectors.get(name, np.zeros_like(cells[0]))).clip(0)
-                learnt_part = _share(parts).reshape(grid)
-                maps[name] = _share(learnt_part + maps[name]) if name in maps else learnt_part
 
 
 def _share(values: MapArray) -> MapArray:

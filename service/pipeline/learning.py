@@ -42,8 +42,7 @@ async def learn_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
     missing is made. Raises as `Catalogue.for_learning`, `RegisteredSets.learn` and
     `Pipeline.predict`; one unusable photo fails all, and nothing is written. The caller admits it.
     """
-    sets, whitening = pipeline.catalogue.for_learning(name), pipeline.catalogue.whitening
-    assert whitening is not None, "`for_learning` has checked it"
+    sets, whitening = pipeline.catalogue.for_learning(name)
     prepared = await sets.prepare_label(name, label)
     queries = prepared.queries
     head = ZeroHead(1) if queries is None else SomeQueries(queries, np.zeros(1, np.intp))
@@ -53,12 +52,10 @@ async def learn_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
         photo: bytes, about: str
     ) -> tuple[LogitsArray | ScreenedLogits, Vector, Example]:
         try:
-            result = await pipeline.embed(photo, (head,), deadline)
+            embedding, (logits,) = await pipeline.embed(photo, deadline, head)
         except ImageError as error:
             error.detail = ": ".join(filter(None, (about, error.detail)))
             raise
-        logits, embedding = result.logits[0], result.embedding  # the pixels are not kept
-        assert embedding is not None
         return logits, embedding, await make_example(photo, embedding, whitening)
 
     works = (
@@ -83,13 +80,6 @@ async def make_example(photo: bytes, embedding: Vector, whitening: Whitening) ->
     """Returns what a label learns of a photo with this embedding [D]."""
     digest = await asyncio.to_thread(lambda: hashlib.sha256(photo).digest())
     return Example(digest, whitening.whiten(embedding[np.newaxis])[0])
-
-
-async def embed_photo(pipeline: Pipeline, photo: bytes, deadline: float) -> Vector:
-    """Returns a photo's embedding [D], of length 1; no head runs. Raises as `Pipeline.predict`."""
-    embedding = (await pipeline.embed(photo, (), deadline)).embedding
-    assert embedding is not None
-    return embedding
 
 
 def describe_learnt(result: LearntLabel, label: str) -> dict[str, Any]:

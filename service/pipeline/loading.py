@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from service.bundle.reader import Bundle, load_bundle
 from service.engine.engine import Engine, open_engine
 from service.engine.shared_arrays import SharedArrays
-from service.labels.encoders import LabelEncoders, open_label_encoders
+from service.labels.encoders import LabelEncoders, open_label_encoder, open_text_encoder
 from service.scheduling.cpu import count_cores
 from service.settings import Settings
 
@@ -61,13 +61,21 @@ def open_graphs(settings: Settings) -> Graphs:
 
 
 def open_encoders(settings: Settings, bundle: Bundle) -> LabelEncoders | None:
-    """Opens the encoders of labels; None if the bundle has no open head."""
-    return open_label_encoders(
-        bundle,
-        threads=min(settings.intra_op_threads or count_cores(), _MAX_ENCODING_THREADS),
+    """Opens the encoders of labels; returns None if the bundle has no open head.
+
+    Raises `BundleError` if a graph does not run.
+    """
+    threads = min(settings.intra_op_threads or count_cores(), _MAX_ENCODING_THREADS)
+    labels = open_label_encoder(bundle, threads, screen=settings.screen)
+    if (head := bundle.card.open_head) is None or labels is None:
+        return None
+    return LabelEncoders(
+        head,
+        labels,
+        open_text_encoder(bundle, threads),
+        trained_names=[label.name for label in bundle.labels],
         cache_size=settings.candidate_cache_size,
         queue_size=settings.queue_size,
-        screen=settings.screen,
     )
 
 

@@ -6,14 +6,14 @@ bytes -> decode -> queue -> batch on the engine -> scores -> labels, maps -> pre
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Literal
 
 from service.bundle.card import CPU_DEVICES
 from service.caller import CALLER
 from service.engine.engine import Engine
-from service.engine.heads import Head
+from service.engine.heads import Head, LogitsArray, ScreenedLogits
 from service.errors import (
     BundleError,
     DeadlineExceeded,
@@ -27,7 +27,7 @@ from service.errors import (
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import START_OF_IMAGE, Jpeg, parse_jpeg
 from service.labels.catalogue import open_catalogue
-from service.labels.label_set import LabelSet
+from service.labels.whitening import Vector
 from service.pipeline.explanation import Explainer, Explanation
 from service.pipeline.loading import Graphs, open_graphs
 from service.pipeline.prediction import Prediction, add_up_timings
@@ -168,7 +168,15 @@ class Pipeline:
         """
         with self.admit():
             deadline = deadline or self.make_deadline()
-            sets = await self._pin(question, deadline)
+            pinning = self.catalogue.pin(question)
+            if question.min_version or question.candidate_labels:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        sets = await pinning
+                except TimeoutError as error:
+                    raise DeadlineExceeded("deadline exceeded while pinning labels") from error
+            else:
+                sets = await pinning  # never waits; a timeout would cost 6 us
             names = (*(question.include or ()), *(question.exclude or ()))
             num_labels = sum(labels.num_labels for labels in sets)
             if sum(map(len, names)) <= _MAX_INLINE_CHARACTERS and num_labels <= _MAX_INLINE_LABELS:
@@ -179,16 +187,6 @@ class Pipeline:
         if question.explain and not self.explainer.covers(selection):
             raise NoMaps(tuple(part.labels.name for part in selection.parts))
         return selection
-
-    async def _pin(self, question: Question, deadline: float) -> Sequence[LabelSet]:
-        pinning = self.catalogue.pin(question)
-        if not (question.min_version or question.candidate_labels):
-            return await pinning  # never waits; a timeout would cost 6 us
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await pinning
-        except TimeoutError as error:
-            raise DeadlineExceeded("deadline exceeded while pinning labels") from error
 
     async def predict(
         self,
@@ -206,8 +204,9 @@ class Pipeline:
         with self.admit(), self.note(photo):
             deadline = deadline or self.make_deadline()
             done, stages = await self._run(photo, selection.heads, deadline, explained, embedded)
-            result, run_in_side_thread = done.result, self._side_threads.run
-            image, scored = result.image, (result.logits, selection, result.embedding)
+            image, output = done.result.image, done.result.output
+            scored = output.logits, selection, output.embedding
+            run_in_side_thread = self._side_threads.run
             if selection.num_labels <= _MAX_INLINE_LABELS:
                 labels = score_labels(*scored)
             else:
@@ -215,26 +214,30 @@ class Pipeline:
             explanations: tuple[Explanation, ...] = ()
             if explained:
                 size = image.width, image.height
-                explained_by = (labels, selection, result.memories, size, result.tokens)
+                explained_by = (labels, selection, output.memories, size, output.tokens)
                 explain = self.explainer.explain_labels
                 explanations = await run_in_side_thread(deadline, explain, *explained_by)
             return Prediction(
                 *(image.width, image.height, labels),
                 add_up_timings(stages, done.run_seconds),
                 explanations,
-                result.embedding if question.embedding else None,
+                output.embedding if question.embedding else None,
                 packed=question.embedding == "base64",
             )
 
-    async def embed(self, photo: bytes, heads: tuple[Head, ...], deadline: float) -> Result:
-        """Runs the encoder and these heads for one photo; the result has its embedding.
+    async def embed(
+        self, photo: bytes, deadline: float, *heads: Head
+    ) -> tuple[Vector, tuple[LogitsArray | ScreenedLogits, ...]]:
+        """Returns a photo's embedding [D], of length 1, and the logits of each head.
 
         Raises as `predict`. `admit` is up to the caller: draining waits for all photos of a request
         of several.
         """
         with self.note(photo):
             done, _ = await self._run(photo, heads, deadline, explained=False, embedded=True)
-            return done.result
+        output = done.result.output
+        assert output.embedding is not None
+        return output.embedding, output.logits  # the pixels are not kept
 
     async def _run(
         self,

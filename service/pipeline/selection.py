@@ -158,32 +158,22 @@ def _find_members(
 def _select(
     labels: LabelSet, chosen: NDArray[np.intp], question: Question, *, is_alone: bool
 ) -> SelectedLabels:
-    rule = make_rule(question, labels, is_alone=is_alone)
-    return SelectedLabels(labels, chosen, _choose_head(labels, chosen, question, rule), rule)
-
-
-def _choose_head(
-    labels: LabelSet, chosen: NDArray[np.intp], question: Question, rule: FoundRule
-) -> Head:
-    queries = labels.queries
+    rule, queries = make_rule(question, labels, is_alone=is_alone), labels.queries
+    head: Head
     if queries is None:
-        return TRAINED_HEAD if labels.source == "trained" else ZeroHead(len(labels.names))
+        head = TRAINED_HEAD if labels.source == "trained" else ZeroHead(len(labels.names))
     # A request for less than half of a set copies its rows; other requests share the matrix, and
     # with it a run. A softmax needs all logits.
-    if labels.activation == "softmax":
-        return queries
-    if 2 * len(chosen) < len(queries):
-        return SomeQueries(queries, chosen)
-    threshold, needed = find_needed(question, rule, labels, chosen)
-    wanted = max(_MIN_WANTED, needed) + labels.num_learnt  # the screen keeps them all
-    if (
-        labels.keys is None
-        or len(chosen) < max(_MIN_SCREENED, _MOST_WANTED * wanted)
-        or question.include
-        or threshold == 0
-    ):
-        return queries
-    return labels.screen(threshold, wanted, chosen)
+    elif labels.activation != "softmax" and 2 * len(chosen) < len(queries):
+        head = SomeQueries(queries, chosen)
+    else:
+        head = queries
+        if labels.keys is not None and labels.activation != "softmax" and not question.include:
+            threshold, needed = find_needed(question, rule, labels, chosen)
+            wanted = max(_MIN_WANTED, needed) + labels.num_learnt  # the screen keeps them all
+            if len(chosen) >= max(_MIN_SCREENED, _MOST_WANTED * wanted) and threshold != 0:
+                head = labels.screen(threshold, wanted, chosen)
+    return SelectedLabels(labels, chosen, head, rule)
 
 
 def _resolve_names(sets: Sequence[LabelSet], names: Sequence[str]) -> tuple[str, ...]:

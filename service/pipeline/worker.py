@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from service.bundle.card import InputContract
 from service.engine.engine import Engine
-from service.engine.heads import Head, LogitsArray, ScreenedLogits
+from service.engine.heads import Head, HeadResults
 from service.errors import ImageError, InferenceFailed, OutOfMemory, without_frames
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import Jpeg
@@ -29,14 +28,11 @@ class Item:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """The engine's output for one photo."""
+    """A decoded photo, and the engine's output for it."""
 
     image: DecodedImage
-    logits: tuple[LogitsArray | ScreenedLogits, ...]  # for each head
-    memories: tuple[NDArray[np.float32], ...]  # [S, D] for each head, if the item is explained
+    output: HeadResults
     stages: tuple[Stage, ...]  # of the photo's decoding, if done here, and of its batch
-    embedding: NDArray[np.float32] | None = None  # [C], of length 1, if the item is embedded
-    tokens: NDArray[np.float32] | None = None  # [S, C], if it is embedded and explained
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,28 +50,10 @@ class Inference:
         Raises InferenceFailed for the batch, or ServiceBroken if the engine fails on every one.
         """
         decoded = [self._decode(item) for item in items]
-        good = [(item, *image) for item, image in zip(items, decoded, strict=True)
-                if not isinstance(image, Exception)]  # fmt: skip
-        results = iter(self._infer(good, uses_all_threads)) if good else iter(())
-        return [image if isinstance(image, Exception) else next(results) for image in decoded]
-
-    def _decode(
-        self, item: Item
-    ) -> tuple[DecodedImage, tuple[Stage, ...]] | ImageError | OutOfMemory:
-        if isinstance(item.photo, DecodedImage):
-            return item.photo, ()
-        started = time.perf_counter()
-        try:
-            image = decode_image(item.photo, self.contract, self.max_pixels)
-        except (ImageError, OutOfMemory) as error:
-            return without_frames(error)
-        return image, (Stage("decode", started, time.perf_counter()),)
-
-    def _infer(
-        self,
-        photos: Sequence[tuple[Item, DecodedImage, tuple[Stage, ...]]],
-        uses_all_threads: IsOnlyRun,
-    ) -> list[Result]:
+        photos = [(item, *image) for item, image in zip(items, decoded, strict=True)
+                  if not isinstance(image, Exception)]  # fmt: skip
+        if not photos:
+            return [error for error in decoded if isinstance(error, Exception)]
         images = [image.pixels for _, image, _ in photos]
         pixels = np.stack(images) if len(images) > 1 else images[0][np.newaxis]  # not copied
         heads = [item.heads for item, _, _ in photos]
@@ -93,10 +71,22 @@ class Inference:
         seconds = time.perf_counter() - started
         for observer in self.observers:
             observer.on_batch(len(photos), seconds)
+        outputs = iter(rows)
         return [
-            Result(
-                *(image, row.logits, row.memories, (*decoding, *row.stages)),
-                *(row.embedding, row.tokens),
-            )
-            for (_, image, decoding), row in zip(photos, rows, strict=True)
+            photo
+            if isinstance(photo, Exception)
+            else Result(photo[0], output := next(outputs), (*photo[1], *output.stages))
+            for photo in decoded
         ]
+
+    def _decode(
+        self, item: Item
+    ) -> tuple[DecodedImage, tuple[Stage, ...]] | ImageError | OutOfMemory:
+        if isinstance(item.photo, DecodedImage):
+            return item.photo, ()
+        started = time.perf_counter()
+        try:
+            image = decode_image(item.photo, self.contract, self.max_pixels)
+        except (ImageError, OutOfMemory) as error:
+            return without_frames(error)
+        return image, (Stage("decode", started, time.perf_counter()),)

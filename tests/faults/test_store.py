@@ -95,27 +95,6 @@ def test_locked_store_refuses_what_needs_it_until_it_is_free(
         assert "Traceback" not in server.stderr
         server.send_signal(15)
         assert server.wait() == 0
-    # Sets are not unknown if the store has been locked since the start.
-    with (
-        closing(sqlite3.connect(tmp_path / "labels.db", isolation_level=None)) as locker,
-        start(open_bundle, tmp_path, "--label-poll-seconds", "60") as server,
-    ):
-        locker.execute("BEGIN IMMEDIATE")
-        with server.open_client() as client:
-            for refused in (
-                send_image(client, params={"label_set": "pets"}),
-                send_image(client, params={"label_set": "trained", "min_version": 1}),
-            ):
-                assert_problem(refused, 503, "store_unavailable")
-                assert int(refused.headers["retry-after"]) > 0
-            assert_still_serving(client)
-            locker.execute("ROLLBACK")
-            # A write asks the store itself, before the next poll.
-            assert client.put("/labels/zoo", json={"labels": ["ape"]}).status_code == 200
-            version = client.get("/labels/zoo").json()["version"]
-            asked = {"label_set": "pets", "min_version": version}
-            assert send_image(client, params=asked).status_code == 200
-            assert_predictions_go_on(client)
 
 
 def test_full_disk_refuses_registrations_until_there_is_room(

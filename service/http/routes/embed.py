@@ -38,7 +38,6 @@ from service.http.responses.schemas import ImageFailure, NameAndVersion
 from service.http.routes.predict import MAX_BATCH_IMAGES, PHOTO_PROBLEMS, limit_images
 from service.http.security.keys import PREDICT
 from service.http.security.rates import LIMITED
-from service.pipeline.learning import embed_photo
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import write_embedding
 from service.scheduling.tasks import run_together
@@ -203,9 +202,10 @@ async def _embed(
 
     async def embed_or_fail(image: bytes | str) -> _Embedded:
         try:
-            return await embed_photo(pipeline, decode_base64(image), deadline)
+            embedding, _ = await pipeline.embed(decode_base64(image), deadline)
         except (errors.ImageError, errors.MalformedBody) as error:
             return errors.without_frames(error)
+        return embedding
 
     return await run_together(embed_or_fail(image) for image in images), rows
 

@@ -124,10 +124,9 @@ def open_database(location: str | None, *, timeout_seconds: float = 2.0) -> Data
     The location is a path, which may begin with `~`, `sqlite:///path`, `postgresql://...`, or
     `memory`; None takes `find_default_path()`. `timeout_seconds` is for a lock or a connection.
     """
-    if location == MEMORY:
-        return Database(_open_sqlite(_SQLITE_MEMORY, timeout_seconds))
     if location is None or "://" not in location:
-        return Database(_open_sqlite(location or str(find_default_path()), timeout_seconds))
+        path = _SQLITE_MEMORY if location == MEMORY else location or str(find_default_path())
+        return Database(_open_sqlite(path, timeout_seconds))
     try:
         url = make_url(location)
     except (sa.exc.ArgumentError, ValueError) as error:
@@ -201,8 +200,6 @@ def _open_sqlite(path: str, timeout_seconds: float) -> sa.Engine:
     )
 
     def prepare(_dialect: object, _record: object, arguments: Any, options: Any) -> None:  # noqa: ANN401
-        if path == _SQLITE_MEMORY:
-            return
         if mode := _find_read_only_mode(Path(path)):
             arguments[0] = f"{Path(path).absolute().as_uri()}?{mode}"
             options["uri"] = True
@@ -221,7 +218,8 @@ def _open_sqlite(path: str, timeout_seconds: float) -> sa.Engine:
         # In KiB. With 2 MiB, half of a set of 10,000 labels is written twice (0.04 s).
         connection.execute("PRAGMA cache_size = -32768")
 
-    sa.event.listen(engine, "do_connect", prepare)
+    if path != _SQLITE_MEMORY:
+        sa.event.listen(engine, "do_connect", prepare)
     sa.event.listen(engine, "connect", set_up)
     sa.event.listen(engine, "begin", _begin_sqlite)
     return engine

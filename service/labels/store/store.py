@@ -101,11 +101,12 @@ class StoreEntry(NamedTuple):
 
 
 class WriteResult(NamedTuple):
-    """The set's version, whether this call made a set of a new name, and how many new examples."""
+    """What a write has done."""
 
-    version: int
-    created: bool = False
-    added: int = 0
+    version: int  # of the set
+    created: bool = False  # whether the set's name is new
+    added: int = 0  # new examples
+    entry: StoreEntry | None = None  # the set that a new label was appended to, with the label
 
 
 class ExamplesRow(NamedTuple):
@@ -199,8 +200,8 @@ class LabelStore:
         """Runs the checks of `write`; returns the version if the same set is there already."""
         with self._connect() as connection:
             self.database.check_writable(connection)
-            known = self._find(connection, definition.name)
-            version = _find_same(definition, known, replace, if_version)
+            known = self._find(connection, definition.name, if_version)
+            version = _find_same(definition, known, replace)
             if version is None:
                 self._check_limits(connection, definition.name, len(definition.names))
             return version
@@ -220,9 +221,8 @@ class LabelStore:
         `LabelSetExists` without `replace`, `InvalidLabelSet` or `TooManyLabelSets`.
         """
         with self._connect(writing=True) as connection:
-            version = self._begin_write(connection)
-            known = self._find(connection, definition.name)
-            if (same := _find_same(definition, known, replace, if_version)) is not None:
+            version, known = self._begin_write(connection, definition.name, if_version)
+            if (same := _find_same(definition, known, replace)) is not None:
                 return WriteResult(same)
             self._put(connection, definition, embeddings, version)
             if definition.examples:
@@ -252,15 +252,15 @@ class LabelStore:
         """
         key, width = (encoder, name, label), len((*positive, *negative)[0].embedding)
         with self._connect(writing=True) as connection:
-            version = self._begin_write(connection)
-            known = self._find(connection, name)
-            check_version(name, known and known.version, if_version)
+            version, known = self._begin_write(connection, name, if_version)
             query = sa.select(_SETS.c.labels).where(self._match(name))
+            entry = None
             # To read the whole row takes 0.3 s for 10,000 labels.
             if label not in _read_names(connection.execute(query).scalar_one_or_none()):
                 old = self._read(connection, name)
                 definition, embeddings = _append(old, name, label, embedding)
                 self._put(connection, definition, embeddings, version)
+                entry = StoreEntry(definition, embeddings, version)
             query = sa.select(_EXAMPLES.c.lesson).where(_match_examples(*key))
             content = None if replace else connection.execute(query).scalar_one_or_none()
             earlier = Examples.from_bytes(content) if content else Examples.empty(width)
@@ -269,9 +269,9 @@ class LabelStore:
             if added:
                 _put_examples(connection, key, version, examples)
                 connection.execute(sa.update(_STATE).values(revision=version))
-            return WriteResult(version, created=known is None, added=added)
+            return WriteResult(version, known is None, added, entry)
 
-    def delete_examples(self, name: str, label: str, if_version: int | None = None) -> None:
+    def delete_examples(self, name: str, label: str, if_version: int | None = None) -> WriteResult:
         """Deletes a label's examples of all encoders. Raises `NoExamples`, and as `delete`."""
         with self._connect(writing=True) as connection:
             self._demand_examples()
@@ -281,8 +281,9 @@ class LabelStore:
             if not connection.execute(change).rowcount:
                 raise errors.NoExamples(label, name)
             connection.execute(sa.update(_STATE).values(revision=version))
+            return WriteResult(version)
 
-    def delete(self, name: str, if_version: int | None = None) -> None:
+    def delete(self, name: str, if_version: int | None = None) -> WriteResult:
         """Deletes a set durably, in all spaces: else the next bundle would encode it again.
 
         Raises `LabelSetNotFound` or `LabelSetChanged`.
@@ -293,6 +294,7 @@ class LabelStore:
             if self._has_examples:
                 connection.execute(sa.delete(_EXAMPLES).where(_match_examples(None, name)))
             connection.execute(sa.update(_STATE).values(revision=version))
+            return WriteResult(version)
 
     def move_to(self, database: Database) -> None:
         """Uses another database from now on."""
@@ -331,10 +333,14 @@ class LabelStore:
         revision: int = connection.execute(sa.select(_STATE.c.revision)).scalar_one()
         return StoreState(revision, self.database.connections)
 
-    def _find(self, connection: sa.Connection, name: str) -> SetVersion | None:
+    def _find(
+        self, connection: sa.Connection, name: str, if_version: int | None
+    ) -> SetVersion | None:
         query = sa.select(self._version, _SETS.c.digest).where(self._match(name))
         row = connection.execute(query).one_or_none()
-        return None if row is None else SetVersion(*row)
+        known = None if row is None else SetVersion(*row)
+        check_version(name, known and known.version, if_version)
+        return known
 
     @property
     def _version(self) -> sa.ColumnElement[int]:
@@ -368,19 +374,35 @@ class LabelStore:
             for label in removed:
                 connection.execute(sa.delete(_EXAMPLES).where(_match_examples(None, name, label)))
         connection.execute(sa.delete(_SETS).where(self._match(name)))
-        row = _encode_row(definition, embeddings)
-        connection.execute(sa.insert(_SETS).values(space=self._space, version=version, **row))
+        columns: dict[str, Sequence[object]] = {
+            "names": definition.names,
+            "prompts": definition.prompts,
+            "thresholds": definition.thresholds,
+            "given": definition.given,
+        }
+        if (calibration := definition.calibration) is not None:
+            columns["calibration"] = (calibration.scale, calibration.shift)
+        row = sa.insert(_SETS).values(
+            space=self._space,
+            name=name,
+            version=version,
+            num_labels=len(definition.names),
+            digest=definition.digest,
+            labels=json.dumps(columns),
+            embeddings=np.ascontiguousarray(embeddings, "<f4").ravel().view(np.uint8).data,
+        )
+        connection.execute(row)
         connection.execute(sa.update(_STATE).values(revision=version))
 
-    def _begin_write(self, connection: sa.Connection) -> int:
+    def _begin_write(
+        self, connection: sa.Connection, name: str, if_version: int | None
+    ) -> tuple[int, SetVersion | None]:
         # One writer at a time, so that revisions are committed in order.
         query = sa.select(_STATE.c.revision + 1).with_for_update()
-        version: int = connection.execute(query).scalar_one()
-        return version
+        return connection.execute(query).scalar_one(), self._find(connection, name, if_version)
 
     def _begin_change(self, connection: sa.Connection, name: str, if_version: int | None) -> int:
-        version, known = self._begin_write(connection), self._find(connection, name)
-        check_version(name, known and known.version, if_version)
+        version, known = self._begin_write(connection, name, if_version)
         if known is None:
             raise errors.LabelSetNotFound(name)
         return version
@@ -412,10 +434,7 @@ def check_version(name: str, version: int | None, if_version: int | None) -> Non
         raise errors.LabelSetChanged(name, None if version is None else str(version))
 
 
-def _find_same(
-    definition: Definition, known: SetVersion | None, replace: bool, if_version: int | None
-) -> int | None:
-    check_version(definition.name, known and known.version, if_version)
+def _find_same(definition: Definition, known: SetVersion | None, replace: bool) -> int | None:
     if known is None:
         return None
     if known.digest == definition.digest and not definition.examples:
@@ -488,24 +507,6 @@ def _make_tables(connection: sa.Connection, database: Database) -> bool:
             f"service has {SCHEMA_VERSION}"
         )
     return sa.inspect(connection).has_table(_EXAMPLES.name)
-
-
-def _encode_row(definition: Definition, embeddings: Embeddings) -> dict[str, object]:
-    columns: dict[str, Sequence[object]] = {
-        "names": definition.names,
-        "prompts": definition.prompts,
-        "thresholds": definition.thresholds,
-        "given": definition.given,
-    }
-    if (calibration := definition.calibration) is not None:
-        columns["calibration"] = (calibration.scale, calibration.shift)
-    return {
-        "name": definition.name,
-        "num_labels": len(definition.names),
-        "digest": definition.digest,
-        "labels": json.dumps(columns),
-        "embeddings": np.ascontiguousarray(embeddings, "<f4").ravel().view(np.uint8).data,
-    }
 
 
 def _decode_row(row: sa.Row[Any]) -> StoreEntry:

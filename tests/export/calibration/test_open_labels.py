@@ -33,10 +33,12 @@ from service.engine.heads import Embeddings, ScreenedLogits, ScreenedQueries
 from service.engine.session_set import open_session_set
 from service.engine.sessions import SessionConfig
 from service.labels.definition import LabelSetRecord, define_label_set
-from service.labels.encoders import open_label_encoder, open_label_encoders
+from service.labels.encoders import open_label_encoder
 from service.labels.examples import Examples
 from service.labels.files import pack_label_set, parse_label_set, read_bundle_sets
+from service.pipeline.loading import open_encoders
 from service.pipeline.scoring import compute_scores
+from service.settings import Settings
 from tests.export.conftest import NOUNS
 from tests.export.graphs.test_heads import OPEN
 from tests.export.tiny_network import CONTRACT, LABELS, assert_close, write_folder
@@ -180,7 +182,7 @@ def embed(bundle: Bundle, labels: list[object]) -> Embeddings:
     record = LabelSetRecord.model_validate({"name": "some", "labels": labels})
 
     async def encode() -> Embeddings:
-        encoders = open_label_encoders(bundle, threads=1, cache_size=0, queue_size=8)
+        encoders = open_encoders(Settings(bundle=bundle.path), bundle)
         return await encoders.embed(define_label_set(record))
 
     return asyncio.run(encode())

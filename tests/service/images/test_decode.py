@@ -390,13 +390,6 @@ def test_crop_takes_the_centre_of_the_resized_picture() -> None:
     np.testing.assert_array_equal(decode(encode_picture(picture), contract), expected)
 
 
-@given(st.integers(1, 300), st.integers(1, 300), st.sampled_from([0.5, 0.875, 0.95, 1.0]))
-@settings(max_examples=50)
-def test_crop_fits_pictures_of_any_shape(width: int, height: int, crop_pct: float) -> None:
-    contract = change(height=12, width=18, crop_pct=crop_pct)
-    assert resize_image(Image.new("RGB", (width, height)), contract).shape == (12, 18, 3)
-
-
 @pytest.mark.skipif(
     not (SHARED / "goldens/visible/preprocess.npz").exists(), reason="needs the golden figures"
 )

@@ -15,7 +15,6 @@ from service.bundle.reader import Bundle
 from service.labels.builder import LabelSetBuilder, PhotoSpace
 from service.labels.catalogue import Catalogue, FixedSet, _make_version, open_catalogue
 from service.labels.definition import Definition
-from service.labels.encoders import open_label_encoders
 from service.labels.examples import Examples
 from service.labels.label_set import LabelSet, Origin, make_trained_set
 from service.labels.store.store import LabelStore
@@ -64,7 +63,7 @@ def make(
     return Catalogue(
         trained,
         fixed,
-        LabelSetBuilder(open_label_encoders(bundle, threads=1, cache_size=9, queue_size=9), photos),
+        LabelSetBuilder(open_encoders(Settings(bundle=bundle.path), bundle), photos),
         store or FlakyStore("memory"),
         default_sets=default,
         max_candidates=3,
@@ -138,23 +137,6 @@ async def test_default_is_the_trained_labels_and_the_sets_of_the_bundle_unless_c
             assert catalogue.find(last.name).names == last.names
 
 
-async def test_pinned_set_stays_after_it_is_replaced_and_deleted(catalogue: Catalogue) -> None:
-    question = Question(label_set=("pets",))
-    await register(catalogue, PETS)
-    (first,) = await catalogue.pin(question)
-    await register(catalogue, define("pets", "dog"), replace=True)
-    (second,) = await catalogue.pin(question)
-    await catalogue.writable("pets").delete("pets")
-    with pytest.raises(errors.UnknownLabelSet):
-        await catalogue.pin(question)
-    with pytest.raises(errors.LabelSetNotFound):
-        catalogue.find("pets")
-    with pytest.raises(errors.LabelSetNotFound, match="'trained', 'everyday'"):
-        await catalogue.writable("pets").delete("pets")
-    assert (first.names, second.names) == (("cat",), ("dog",))
-    assert first.version < second.version
-
-
 async def test_candidates_with_other_names_have_another_version(catalogue: Catalogue) -> None:
     versions = []
     for names in (("yak",), ("yak",), ("newt",), ("a", "b", "c")):
@@ -175,12 +157,6 @@ async def test_stopped_catalogue_has_closed_store_and_encoders(open_bundle: Bund
     with pytest.raises(errors.Draining):
         await catalogue.pin(Question(candidate_labels=("yak",)))
     assert await pin_names(catalogue, Question()) == ["trained", "everyday"]
-
-
-@pytest.mark.parametrize("name", ["trained", "everyday", "candidate_labels"])
-async def test_read_only_set_cannot_be_changed(catalogue: Catalogue, name: str) -> None:
-    with pytest.raises(errors.LabelSetReadOnly):
-        catalogue.writable(name)
 
 
 async def test_default_set_may_be_registered_later_and_is_unknown_until_then(
@@ -269,15 +245,6 @@ async def test_catalogue_has_the_sets_of_model_bundle_folder_and_store(
         assert await pin_names(catalogue, Question()) == ["zoo", "everyday"]
         fixed = {"trained": "model", "everyday": "bundle", "zoo": "folder"}
         assert list_origins(catalogue) == {**fixed, "pets": "store"}
-
-
-async def test_folder_stops_the_start_without_an_open_head(
-    tiny_bundle: Bundle, tmp_path: Path
-) -> None:
-    (tmp_path / "zoo.json").write_text('{"labels": ["yak"]}')
-    with pytest.raises(errors.StartError, match=r"zoo: .* a bundle with an open head"):
-        async with run(open_configured(tiny_bundle, label_sets=tmp_path)):
-            pass
 
 
 async def test_unusable_store_refuses_registrations_or_stops_the_start_if_it_was_asked_for(

@@ -17,13 +17,15 @@ from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
 from service.labels.builder import LabelSetBuilder
 from service.labels.definition import Definition
-from service.labels.encoders import LabelEncoders, open_label_encoders
+from service.labels.encoders import LabelEncoders
 from service.labels.examples import Example, Examples
 from service.labels.files import pack_label_set, parse_label_set
 from service.labels.label_set import LabelSet
 from service.labels.registered_sets import LearntLabel, RegisteredSets
 from service.labels.store.database import open_database
 from service.labels.store.store import ABSENT, LabelStore
+from service.pipeline.loading import open_encoders
+from service.settings import Settings
 from tests.support.label_store import (
     LIMITS,
     FlakyStore,
@@ -46,8 +48,7 @@ Start = Callable[..., AbstractAsyncContextManager[RegisteredSets]]
 
 @pytest.fixture(scope="module")
 def encoders(open_bundle: Bundle) -> Iterator[LabelEncoders]:
-    made = open_label_encoders(open_bundle, threads=1, cache_size=9, queue_size=9)
-    with closing(made) as encoders:
+    with closing(open_encoders(Settings(bundle=open_bundle.path), open_bundle)) as encoders:
         yield encoders
 
 
@@ -422,13 +423,6 @@ async def test_sets_that_are_written_at_the_same_time_are_not_encoded_again(
     made, failures = await gather_writes(sets, *[define(n, "cat") for n in "abcd"], replace=False)
     assert not failures
     assert [labels for labels, _ in made] == [sets.by_name[name] for name in "abcd"]
-
-
-async def test_same_set_at_the_same_time_is_made_once(sets: RegisteredSets) -> None:
-    made, failures = await gather_writes(sets, *[define("pets", "cat")] * 8, replace=False)
-    assert not failures
-    assert sorted(created for _, created in made) == [False] * 7 + [True]
-    assert len({labels.version for labels, _ in made}) == 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from service.bundle.reader import Bundle
 from service.errors import BundleError
 from service.labels.registered_sets import LearntLabel
-from service.pipeline.learning import embed_photo, learn_label
+from service.pipeline.learning import learn_label
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.question import Question
 from tests.service.pipeline.conftest import make_settings, running
@@ -61,7 +61,7 @@ async def test_learnt_label_has_the_scores_that_were_answered(
         found = await pipeline.predict(photo, selection)
         assert (found.labels[0].label, found.labels[0].source) == ("mug", "examples")
         assert found.labels[0].score == pytest.approx(score, abs=1e-5)
-        embedding = await embed_photo(pipeline, photo, pipeline.make_deadline())
+        embedding, _ = await pipeline.embed(photo, pipeline.make_deadline())
         np.testing.assert_allclose(embedding, found.embedding, atol=1e-5)  # type: ignore[arg-type]
 
 

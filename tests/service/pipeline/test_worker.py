@@ -51,7 +51,7 @@ def test_file_and_its_pixels_get_the_same_logits(
     from_file, from_pixels = run(inference, make_photo(1), decoded)
     assert isinstance(from_file, Result)
     assert isinstance(from_pixels, Result)
-    np.testing.assert_array_equal(from_file.logits[0], from_pixels.logits[0])
+    np.testing.assert_array_equal(from_file.output.logits[0], from_pixels.output.logits[0])
     assert (from_file.image.width, from_file.image.height) == (48, 32)
     assert [stage.name for stage in from_file.stages] == ["decode", "encode", "head"]
     assert [stage.name for stage in from_pixels.stages] == ["encode", "head"]

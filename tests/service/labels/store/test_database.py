@@ -174,31 +174,18 @@ def test_second_connection_keeps_the_locks_of_the_first(path: Path, database: Da
         assert path.with_name("t.db-wal").exists()
 
 
-def test_options_of_a_url_are_added_to_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postgres_limits_statements_and_locks_and_keeps_the_options_of_its_url(
+    postgres: Postgres,
+) -> None:
     """A schema of its own, for one, separates the stores of two services."""
-    asked: list[dict[str, Any]] = []
-    create = sa.create_engine
-
-    def remember(url: sa.URL, **how: Any) -> sa.Engine:
-        asked.append(how["connect_args"])
-        return create(url, **how)
-
-    monkeypatch.setattr(sa, "create_engine", remember)
-    url = "postgresql://me@host/labels"
-    open_database(url).close()
-    open_database(f"{url}?options=-csearch_path%3Dml&connect_timeout=9").close()
-
-    usual, given = asked
-    assert given["options"] == f"{usual['options']} -csearch_path=ml"
-    assert usual["connect_timeout"] > 0
-    assert "connect_timeout" not in given
-    assert given["keepalives_idle"] == usual["keepalives_idle"]
-
-
-def test_postgres_limits_statements_and_locks(postgres: Postgres) -> None:
-    with closing(open_database(postgres.url)) as database:
+    url = f"{postgres.url}&options=-csearch_path%3Dml&keepalives_idle=9"
+    with closing(open_database(url)) as database:
         assert read(database, "SHOW statement_timeout") == "25s"
         assert read(database, "SHOW lock_timeout") == "2s"
+        assert read(database, "SHOW search_path") == "ml"
+        with database.connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            assert driver.info.get_parameters()["keepalives_idle"] == "9"
 
 
 def test_new_file_is_waited_for_while_another_process_writes_it(
