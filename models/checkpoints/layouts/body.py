@@ -18,7 +18,9 @@ from models.checkpoints.layouts.state import (
     log_left_out,
     refuse_others,
     take,
+    try_to_fill,
 )
+from models.checkpoints.preparation import PREPROCESS
 from models.config import Features, InputConfig
 from models.timm_model import classifier_names
 
@@ -150,15 +152,24 @@ def prepare(
         size = (hints.image_size, hints.image_size)
     elif known.keys() & {"input_size", "img_size"}:
         size = None
-    return input_config(name, size, known, crop=hints.crop)
+    spec, photos = input_config(name, size, known, crop=hints.crop), described.photos
+    if photos is None:
+        return spec
+    sides = {"height": spec.height, "width": spec.width}
+    if hints.image_size is None and sides != photos.model_dump(include=set(sides)):
+        raise CheckpointError(
+            f"{PREPROCESS} has photos of {photos.height} x {photos.width} pixels, {name} takes "
+            f"{spec.height} x {spec.width}: give --image-size"
+        )
+    return photos.model_copy(update=sides)
 
 
 def _fit(state: State, backbone: Backbone, spec: InputConfig) -> State:
     """Returns exactly the backbone's tensors, perhaps without the counters of batch norms.
 
     The backbone's own classifier is left out, and tensors that its tokens do not depend on are
-    zeros: the authors' `add_ml_decoder_head` replaces `head` with all that is in it. Spoils the
-    backbone's weights. Raises CheckpointError if tensors are missing or left over.
+    zeros: the authors' `add_ml_decoder_head` replaces `head` with all that is in it. Fills the
+    backbone. Raises CheckpointError if tensors are missing or left over.
     """
     model = backbone.body.state_dict()
     classifiers = tuple(f"{name}." for name in classifier_names(backbone.name))
@@ -166,28 +177,19 @@ def _fit(state: State, backbone: Backbone, spec: InputConfig) -> State:
     missing, extra = _compare(model, body)
     if not extra and not _reads(backbone, missing, spec):
         body |= {key: torch.zeros_like(model[key]) for key in missing}
-    check_tensors(backbone.name, model, body, spec)
+    fill_model(backbone.name, backbone.body, body, spec)
     return body
 
 
-def check_tensors(
-    name: str, model: Mapping[str, Tensor], file: Mapping[str, Tensor], spec: InputConfig
-) -> None:
-    """Raises CheckpointError unless names and shapes are a model's; counters do not matter."""
-    missing, extra = _compare(model, file)
-    _refuse_fused(name, missing, file)
-    wrong = [f"no {key}" for key in missing[:1]] + [f"a {key}" for key in extra[:1]]
-    if wrong:
+def fill_model(name: str, model: nn.Module, state: State, spec: InputConfig) -> None:
+    """Fills a timm model; raises CheckpointError unless names and shapes are its own."""
+    missing, _ = _compare(model.state_dict(), state)
+    _refuse_fused(name, missing, state)
+    if reason := try_to_fill(model, state):
         raise CheckpointError(
-            f"the file's tensors are not those of {name}: there is {' and '.join(wrong)}"
+            f"the file's tensors are not those of {name} for {spec.height} x {spec.width} pixels: "
+            f"{reason}"
         )
-    for key in sorted(file.keys() & model.keys()):
-        shapes = tuple(file[key].shape), tuple(model[key].shape)
-        if shapes[0] != shapes[1]:
-            raise CheckpointError(
-                f"the file's tensors are not those of {name} for {spec.height} x {spec.width} "
-                f"pixels: {key} has shape {shapes[0]}, not {shapes[1]}"
-            )
 
 
 def _compare(
