@@ -1,12 +1,12 @@
 """A backbone beneath an ML-Decoder head or a classifier: TResNet, or a named timm model."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from models.backbones.backbone import Backbone, input_config
 from models.backbones.tresnet import TRESNET_D, TRESNET_V2_XL
@@ -174,8 +174,8 @@ def _fit(state: State, backbone: Backbone, spec: InputConfig) -> State:
     model = backbone.body.state_dict()
     classifiers = tuple(f"{name}." for name in classifier_names(backbone.name))
     body = {k: v for k, v in state.items() if k in model or not k.startswith(classifiers)}
-    missing, extra = _compare(model, body)
-    if not extra and not _reads(backbone, missing, spec):
+    missing = [key for key in list_names(backbone.body) if key not in body]
+    if body.keys() <= model.keys() and not _reads(backbone, missing, spec):
         body |= {key: torch.zeros_like(model[key]) for key in missing}
     fill_model(backbone.name, backbone.body, body, spec)
     return body
@@ -183,24 +183,12 @@ def _fit(state: State, backbone: Backbone, spec: InputConfig) -> State:
 
 def fill_model(name: str, model: nn.Module, state: State, spec: InputConfig) -> None:
     """Fills a timm model; raises CheckpointError unless names and shapes are its own."""
-    missing, _ = _compare(model.state_dict(), state)
-    _refuse_fused(name, missing, state)
+    _refuse_fused(name, model.state_dict(), state)
     if reason := try_to_fill(model, state):
         raise CheckpointError(
             f"the file's tensors are not those of {name} for {spec.height} x {spec.width} pixels: "
             f"{reason}"
         )
-
-
-def _compare(
-    model: Mapping[str, Tensor], file: Mapping[str, Tensor]
-) -> tuple[list[str], list[str]]:
-    """Returns the names that only the model has, and those that only the file has."""
-    pairs = ((model, file), (file, model))
-    missing, extra = (
-        sorted(k for k in a.keys() - b.keys() if not k.endswith(COUNTERS)) for a, b in pairs
-    )
-    return missing, extra
 
 
 @torch.inference_mode()
@@ -246,9 +234,9 @@ def _reads(backbone: Backbone, keys: Collection[str], spec: InputConfig) -> bool
     return not bool(tokens.isfinite().all())
 
 
-def _refuse_fused(name: str, missing: Collection[str], state: Mapping[str, Tensor]) -> None:
-    statistics = [key for key in missing if key.endswith(_STATISTICS)]
-    if statistics and not any(key.endswith(_STATISTICS) for key in state):
+def _refuse_fused(name: str, model: Collection[str], file: Collection[str]) -> None:
+    of_model, of_file = (any(k.endswith(_STATISTICS) for k in keys) for keys in (model, file))
+    if of_model and not of_file:
         raise CheckpointError(
             f"the file's batch norms are fused into the convolutions of its {name}, which cannot "
             "be read: give the weights before fuse_bn_recursively"

@@ -15,7 +15,6 @@ from models.checkpoints.layouts.unsupported import refuse_unsupported
     ("keys", "what"),
     [
         (["fc._packed_params.dtype"], "quantised weights"),
-        (["fc.SCB"], "quantised weights"),
         (["fc.weight_scale"], "quantised weights"),
         (["base.a.lora_A.default.weight"], "adapters"),
         (["pixel_mean", "pixel_std"], "mean and std .* without them, and give --mean and --std"),
@@ -26,7 +25,6 @@ from models.checkpoints.layouts.unsupported import refuse_unsupported
         (["vit.embeddings.patch_embeddings.projection.weight"], "network of transformers"),
         (["model.convnext.encoder.stages.0.layers.1.dwconv.weight"], "transformers"),
         (["backbone.layers.0.ln1.weight"], "mmpretrain"),
-        (["backbone.stages.0.blocks.0.attn.w_msa.qkv.weight"], "mmpretrain"),
         (["encoder.layers.encoder_layer_0.ln_1.weight"], "torchvision"),
         (["model.features.1.0.block.0.weight"], "torchvision"),
         (["_blocks.0._depthwise_conv.weight"], "efficientnet_pytorch"),
