@@ -31,8 +31,9 @@ def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
     state = backbones.rename_densenet(take_body(state, [query2label.MARK]))
     if (given.model_args or given.preparation) and (query2label.MARK in state or ram.is_ram(state)):
         raise CheckpointError(
-            "the file is Query2Label or RAM, which is not prepared as the config.json beside it "
-            "says: move that file away, and give --mean, --std and --interpolation if they differ"
+            "the file is Query2Label or RAM, which is not prepared as the config.json or "
+            f"{PREPROCESS} beside it says: move them away, and give --mean, --std and "
+            "--interpolation if they differ"
         )
     if query2label.MARK in state:
         return query2label.read_query2label(state, hints, described.label_names)
