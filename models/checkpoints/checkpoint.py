@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from models.checkpoints.description import (
@@ -16,14 +17,15 @@ from models.checkpoints.description import (
     Hints,
     State,
     Weights,
+    first_reason,
 )
 from models.checkpoints.files import CheckpointFile, read_file, write_file
-from models.checkpoints.layouts.backbones import add_counters
+from models.checkpoints.layouts.state import try_to_fill
 from models.checkpoints.layouts.translate import read_bare_backbone, read_foreign
-from models.checkpoints.preparation import PREPROCESS, TAGS, take_rgb
+from models.checkpoints.preparation import take_rgb
+from models.commands import RequestError
 from models.config import NetworkConfig
 from models.network import Network, build_head
-from models.timm_model import BackboneError
 
 _EXAMPLE_TOLERANCE = 1e-3  # of the largest logit
 _CONFIG_KEY, _LABELS_KEY, _NOTES_KEY = "config", "label_names", "notes"
@@ -69,40 +71,23 @@ def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) 
     if is_ours and hints.channels == "bgr":
         raise CheckpointError(f"{file.name} was made for RGB: leave out --channels")
     try:
-        weights = _read_own(file) if is_ours else _read_foreign(file, hints)
+        if is_ours:
+            weights = _read_own(file)
+        else:
+            weights = read_foreign(file.content, hints, file.description)
         network = _build(file.name, weights, hints)
         if hints.channels == "bgr" and isinstance(network, Network):
             take_rgb(network.backbone, network.config.input)
-    except CheckpointError:
-        raise
-    except Exception as error:  # of torch and timm, for odd shapes, types and widths
-        raise CheckpointError(f"{file.name} has no network that can be built: {error}") from error
-    return Checkpoint(network, weights.label_names, weights.notes, file.sha256)
-
-
-def _read_foreign(file: CheckpointFile, hints: Hints) -> Weights:
-    described = file.description
-    if described.is_tagger and not described.photos and None in (hints.channels, hints.pad):
-        raise CheckpointError(
-            f"{file.name} is in a folder with {TAGS}, and no {PREPROCESS} shows how photos were "
-            "prepared: give --channels rgb or bgr, and --pad COLOUR or none (WD taggers v3: "
-            "--channels bgr --pad white)"
-        )
-    try:
-        weights = read_foreign(file.content, hints, described)
-    except BackboneError as error:
+    except RequestError as error:  # of checkpoints and of backbones
         raise CheckpointError(str(error)) from error
-    photos = described.photos
-    if photos is None or not isinstance(weights.config, NetworkConfig):
-        return weights
-    height, width = weights.config.input.height, weights.config.input.width
-    if hints.image_size is None and (photos.height, photos.width) != (height, width):
+    except KeyError as error:  # layouts look their tensors up
+        raise CheckpointError(f"{file.name} lacks {error.args[0]}") from error
+    except Exception as error:  # of torch and timm, for odd shapes, types and widths
+        reason = first_reason(error) if isinstance(error, ValidationError) else str(error)
         raise CheckpointError(
-            f"{PREPROCESS} has photos of {photos.height} x {photos.width} pixels, {file.name} "
-            f"takes {height} x {width}: give --image-size"
-        )
-    photos = photos.model_copy(update={"height": height, "width": width})
-    return replace(weights, config=weights.config.model_copy(update={"input": photos}))
+            f"{file.name} has no network that can be built: {' '.join(reason.split()):.500}"
+        ) from error
+    return Checkpoint(network, weights.label_names, weights.notes, file.sha256)
 
 
 def _build(name: str, weights: Weights, hints: Hints) -> nn.Module:
@@ -111,7 +96,7 @@ def _build(name: str, weights: Weights, hints: Hints) -> nn.Module:
         fill(head, weights.state)
         return head.eval()
     network = Network(hints.complete(name, weights.config))
-    fill(network, add_counters(weights.state, network.state_dict()))
+    fill(network, weights.state)
     network.eval()
     if weights.example is not None:
         images, expected = weights.example
@@ -142,21 +127,13 @@ def write_checkpoint(
 
 
 def fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Fills a module; raises CheckpointError unless keys and shapes are exactly its own."""
-    wanted_tensors = module.state_dict()
-    for key, tensor in wanted_tensors.items():
-        if key not in state:
-            raise CheckpointError(f"the checkpoint lacks {key}")
-        if state[key].shape != tensor.shape:
-            stored, shape = tuple(state[key].shape), tuple(tensor.shape)
-            raise CheckpointError(f"{key} has shape {stored}, the network wants {shape}")
-        if tensor.is_floating_point() and not state[key].is_floating_point():
+    """Fills a module as `try_to_fill` does; raises CheckpointError if the state is not its own."""
+    for key, tensor in module.state_dict().items():
+        if tensor.is_floating_point() and key in state and not state[key].is_floating_point():
             kind = str(state[key].dtype).removeprefix("torch.")
             raise CheckpointError(f"{key} has numbers of type {kind}: store float32")
-    extra = sorted(set(state) - set(wanted_tensors))
-    if extra:
-        raise CheckpointError(f"the checkpoint has {extra[0]}, which the network does not have")
-    module.load_state_dict(dict(state))
+    if reason := try_to_fill(module, state):
+        raise CheckpointError(f"the checkpoint is not of this network: {reason}")
 
 
 def _read_own(file: CheckpointFile) -> Weights:

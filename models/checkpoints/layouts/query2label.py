@@ -3,36 +3,44 @@
 import re
 from collections.abc import Mapping
 
-from pydantic import ValidationError
 from torch import Tensor
 
 from models.backbones.cvt import CVTS
 from models.backbones.cvt import STRIDE as CVT_STRIDE
-from models.checkpoints.description import CheckpointError, Hints, State, Weights
+from models.checkpoints.description import Hints, State, Weights
 from models.checkpoints.layouts import backbones
-from models.checkpoints.layouts.state import refuse_others, rename, require, take, unpack_attention
+from models.checkpoints.layouts.state import refuse_others, rename, take, unpack_attentions
 from models.config import Query2LabelConfig
 
 MARK = "fc.W"  # in every Query2Label head
+_BODY = "backbone.0."
 _POSITIONS = "backbone.1.pe"  # the position table, which the authors store next to the backbone
 _DEFAULT_HEADS = 4
 _STRIDE = 32  # pixels a token, in all backbones except CvT
-_WANTED = (_POSITIONS, "query_embed.weight", "fc.W", "fc.b")
-_STACKS = ("transformer.encoder.", "transformer.decoder.")
-_KNOWN = (
-    *("backbone.0.", "input_proj.", *_WANTED),
-    *(f"{stack}{part}." for stack in _STACKS for part in ("layers", "norm")),
+_PARTS = ("backbone.", "input_proj.", "transformer.", "query_embed.", "fc.")
+# The authors' names -> ours; the order matters.
+_NAMES = (
+    (r"^transformer\.(encoder|decoder)\.layers\.", r"\1."),
+    (r"^(encoder\.\d+)\.self_attn\.", r"\1.attention."),
+    (r"^(decoder\.\d+)\.self_attn\.", r"\1.self_attention."),
+    (r"\.multihead_attn\.", ".attention."),
+    (r"\.(linear[12])\.", r".feedforward.\1."),
+    (r"^transformer\.encoder\.norm\.", "encoder_norm."),
+    (r"^transformer\.decoder\.norm\.", "norm."),
+    (r"^input_proj\.", "embed."),
+    (r"^query_embed\.weight$", "queries"),
+    (r"^fc\.W$", "pool.weight"),
+    (r"^fc\.b$", "pool.bias"),
+    (rf"^{re.escape(_POSITIONS)}$", "positions"),
 )
-_PART = re.compile(r"(\d+)\.(self_attn|multihead_attn|linear[12]|norm[123])\.(.*)")
-_OUR_PARTS = {"linear1": "feedforward.linear1", "linear2": "feedforward.linear2"}
 
 
 def read_query2label(state: State, hints: Hints, label_names: tuple[str, ...] | None) -> Weights:
     """Translates a whole network, or a head with its position table."""
-    refuse_others(key for key in state if not key.startswith(_KNOWN))
+    refuse_others(key for key in state if not key.startswith(_PARTS))
     config, head_state = _read_head(state, hints)
     head = Weights(head_state, config, label_names)
-    body = take(state, "backbone.0.")
+    body = take(state, _BODY)
     if not body:
         return head
     body, name = _read_backbone(body)
@@ -56,32 +64,15 @@ def _read_backbone(state: State) -> tuple[State, str]:
 
 
 def _read_head(keys: Mapping[str, Tensor], hints: Hints) -> tuple[Query2LabelConfig, State]:
-    require(keys, _WANTED, "Query2Label")
     table = keys[_POSITIONS]
-    if table.dim() != 4:
-        raise CheckpointError(f"the checkpoint's position table has shape {tuple(table.shape)}")
-    attentions = {"self_attn": "self_attention", "multihead_attn": "attention"}
-    state = {
-        "positions": table.flatten(2).transpose(1, 2).contiguous(),  # [1, D, h, w] -> [1, S, D]
-        "queries": keys["query_embed.weight"],
-        "pool.weight": keys["fc.W"].squeeze(0).unsqueeze(-1),  # [1, N, D] -> [N, D, 1]
-        "pool.bias": keys["fc.b"].squeeze(0),
-        **_read_layers(keys, "encoder", {"self_attn": "attention"}),
-        **_read_layers(keys, "decoder", attentions),
-    }
-    for theirs, ours in (
-        ("transformer.encoder.norm.", "encoder_norm."),
-        ("transformer.decoder.norm.", "norm."),
-        ("input_proj.", "embed."),
-    ):
-        state |= {f"{ours}{leaf}": tensor for leaf, tensor in take(keys, theirs).items()}
+    head = {key: tensor for key, tensor in keys.items() if not key.startswith(_BODY)}
+    state = rename(unpack_attentions(head), _NAMES)
+    state["positions"] = table.flatten(2).transpose(1, 2).contiguous()  # [1, D, h, w] -> [1, S, D]
+    state["pool.weight"] = keys["fc.W"].squeeze(0).unsqueeze(-1)  # [1, N, D] -> [N, D, 1]
+    state["pool.bias"] = keys["fc.b"].squeeze(0)
     if "embed.weight" in state:
         state["embed.weight"] = state["embed.weight"].flatten(1)  # [D, C, 1, 1] -> [D, C]
-    try:
-        config = _to_config(state, (table.shape[2], table.shape[3]), hints)
-    except (ValidationError, KeyError, ValueError) as error:
-        raise CheckpointError("the checkpoint's Query2Label head is impossible") from error
-    return config, state
+    return _to_config(state, (table.shape[2], table.shape[3]), hints), state
 
 
 def _to_config(state: State, grid: tuple[int, int], hints: Hints) -> Query2LabelConfig:
@@ -109,20 +100,3 @@ def _to_config(state: State, grid: tuple[int, int], hints: Hints) -> Query2Label
         input_projection="embed.weight" in state,
         pre_norm=pre_norm,
     )
-
-
-def _read_layers(keys: Mapping[str, Tensor], stack: str, attentions: Mapping[str, str]) -> State:
-    parts: dict[tuple[str, str], State] = {}  # (layer, part): {leaf: tensor}
-    for key, tensor in take(keys, f"transformer.{stack}.layers.").items():
-        match = _PART.fullmatch(key)
-        if match is None:
-            raise CheckpointError(
-                f"the checkpoint has transformer.{stack}.layers.{key}, which no Query2Label has"
-            )
-        parts.setdefault((match[1], match[2]), {})[match[3]] = tensor
-    state: State = {}
-    for (layer, part), tensors in parts.items():
-        ours = attentions.get(part, _OUR_PARTS.get(part, part))
-        leaves = unpack_attention(tensors) if part in attentions else tensors
-        state |= {f"{stack}.{layer}.{ours}.{leaf}": tensor for leaf, tensor in leaves.items()}
-    return state

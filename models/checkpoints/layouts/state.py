@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.checkpoints.description import CheckpointError, Description, State, read_names
 from models.checkpoints.layouts.unsupported import refuse_unsupported
@@ -30,6 +30,7 @@ _PREFIXES = re.compile(  # of data-parallel, compiled and sharded networks
 # Options of timm's training script -> arguments of its models.
 _OPTIONS = {"gp": "global_pool", "bn_eps": "bn_eps"}
 LEAVES = ("weight", "bias")
+_PACKED = re.compile(r"(?<![^.])in_proj_(weight|container\.q_proj\.weight)$")
 COUNTERS = "num_batches_tracked"  # of batch norms; not used by the network
 # Averages of torch and ema_pytorch count in tensors of their own.
 _STEPS = {"n_averaged", "initted", "step"}
@@ -225,34 +226,36 @@ def rename(state: Mapping[str, Tensor], names: Iterable[tuple[str, str]]) -> Sta
     return renamed
 
 
-def require(state: Mapping[str, Tensor], names: Iterable[str], head: str) -> None:
-    """Raises CheckpointError if a head lacks one of these tensors."""
-    missing = sorted(set(names) - set(state))
-    if missing:
-        raise CheckpointError(f"the checkpoint's {head} head is incomplete: no {missing[0]}")
+def try_to_fill(module: nn.Module, state: Mapping[str, Tensor]) -> str | None:
+    """Fills a module; returns a reason if names or shapes are not exactly its own.
 
-
-def unpack_attention(packed: Mapping[str, Tensor]) -> State:
-    """Renames the tensors of torch's `MultiheadAttention` or xFormers' `MultiHeadDispatch`.
-
-    Torch packs the projections of query, key and value in one. Raises CheckpointError for missing
-    tensors, and for others, such as `bias_k`, which change the result.
+    Counters of batch norms may be missing: frozen ones store none, and torch adds them.
     """
-    apart = any(key.startswith("in_proj_container.") for key in packed)
-    left, state = dict(packed), dict[str, Tensor]()
-    for leaf in LEAVES:
-        packs = [f"in_proj_container.{part}_proj.{leaf}" for part in "qkv"]
-        packs, out = (packs, f"proj.{leaf}") if apart else ([f"in_proj_{leaf}"], f"out_proj.{leaf}")
-        try:
-            projections = [left.pop(theirs) for theirs in packs]
-            state[f"out.{leaf}"] = left.pop(out)
-        except KeyError as error:
-            raise CheckpointError(
-                f"the checkpoint lacks the attention's {error.args[0]}"
-            ) from error
-        thirds = projections if apart else projections[0].chunk(3)
-        names = (f"{part}.{leaf}" for part in ("query", "key", "value"))
-        state |= {name: third.clone() for name, third in zip(names, thirds, strict=True)}
-    if left:
-        raise CheckpointError(f"the checkpoint's attention has {min(left)}, which is not supported")
-    return state
+    try:
+        module.load_state_dict(dict(state))
+    except RuntimeError as error:
+        return str(error).splitlines()[1].strip()[:200]  # after a line with the module's class
+    return None
+
+
+def unpack_attentions(state: Mapping[str, Tensor]) -> State:
+    """Renames the tensors of torch's `MultiheadAttention` and of xFormers' `MultiHeadDispatch`.
+
+    Torch packs the projections of query, key and value in one. Raises KeyError for missing tensors,
+    and CheckpointError for others, such as `bias_k`, which change the result.
+    """
+    unpacked, prefixes = dict(state), {k[: m.start()] for k in state if (m := _PACKED.search(k))}
+    for prefix in prefixes:
+        packed = {key: unpacked.pop(key) for key in state if key.startswith(prefix)}
+        apart = f"{prefix}in_proj_weight" not in packed
+        for leaf in LEAVES:
+            packs = [f"in_proj_container.{part}_proj.{leaf}" for part in "qkv"]
+            packs, out = (packs, "proj") if apart else ([f"in_proj_{leaf}"], "out_proj")
+            projections = [packed.pop(f"{prefix}{theirs}") for theirs in packs]
+            unpacked[f"{prefix}out.{leaf}"] = packed.pop(f"{prefix}{out}.{leaf}")
+            thirds = projections if apart else projections[0].chunk(3)
+            for part, third in zip(("query", "key", "value"), thirds, strict=True):
+                unpacked[f"{prefix}{part}.{leaf}"] = third.clone()
+        if packed:
+            raise CheckpointError(f"the checkpoint has {min(packed)}, which is not supported")
+    return unpacked

@@ -4,36 +4,36 @@ import re
 
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
 from models.checkpoints.layouts import backbones, ml_decoder, query2label, ram
-from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, read_body
+from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, read_body, take_body
 from models.checkpoints.layouts.classifier import read_classifier
 from models.checkpoints.layouts.state import (
+    find_prefix,
     leave_out_training,
     refuse_others,
-    refuse_several,
-    take,
     unwrap,
 )
 from models.checkpoints.layouts.unsupported import refuse_unsupported
-
-# The network's prefix in the module that trained it, then a tensor of every head.
-_HEAD = re.compile(
-    r"((?:(?:model|net|network|module|_orig_mod)\.)*)(?:.*\.)?"
-    rf"(?:{re.escape(ml_decoder.MARK)}|{re.escape(query2label.MARK)})"
-)
+from models.checkpoints.preparation import PREPROCESS, TAGS
 
 
 def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
     """Translates a file's content; facts `given` with the file override its own."""
+    if given.is_tagger and not given.photos and None in (hints.channels, hints.pad):
+        raise CheckpointError(
+            f"the file is in a folder with {TAGS}, and no {PREPROCESS} shows how photos were "
+            "prepared: give --channels rgb or bgr, and --pad COLOUR or none (WD taggers v3: "
+            "--channels bgr --pad white)"
+        )
     state, described = unwrap(content)
     described = given.complete(described)
     state = leave_out_training(state)
     refuse_unsupported(state)
-    state = backbones.rename_densenet(_take_network(state))
-    ignored = given.model_args or (given.preparation and not given.photos)
-    if ignored and (query2label.MARK in state or ram.is_ram(state)):
+    state = backbones.rename_densenet(take_body(state, [query2label.MARK]))
+    if (given.model_args or given.preparation) and (query2label.MARK in state or ram.is_ram(state)):
         raise CheckpointError(
-            "the file is Query2Label or RAM, which is not prepared as the config.json beside it "
-            "says: move that file away, and give --mean, --std and --interpolation if they differ"
+            "the file is Query2Label or RAM, which is not prepared as the config.json or "
+            f"{PREPROCESS} beside it says: move them away, and give --mean, --std and "
+            "--interpolation if they differ"
         )
     if query2label.MARK in state:
         return query2label.read_query2label(state, hints, described.label_names)
@@ -55,25 +55,11 @@ def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
 def read_bare_backbone(content: object, given: Description) -> tuple[State, Description] | None:
     """Reads a backbone and its own classifier under timm's names; None if there is a known head."""
     state, described = unwrap(content)
-    if any(_HEAD.fullmatch(key) for key in state):
+    if any(find_prefix(state, [mark]) is not None for mark in (ml_decoder.MARK, query2label.MARK)):
         return None
     refuse_unsupported(state)
     state = backbones.rename_tresnet(state) if OFFICIAL_TRESNET_MARK in state else state
     return state, given.complete(described)
-
-
-def _take_network(state: State) -> State:
-    """Takes a network out of the module that trained it, such as Lightning's.
-
-    Raises CheckpointError if that has other tensors, which may be of a step before the network.
-    """
-    heads = [match for key in state if (match := _HEAD.fullmatch(key))]
-    if len(heads) > 1:
-        refuse_several(f"with {heads[0][0]} and {heads[1][0]}")
-    if not heads:
-        return state
-    refuse_others(key for key in state if not key.startswith(heads[0][1]))
-    return take(state, heads[0][1])
 
 
 def _read_ml_decoder(

@@ -5,8 +5,6 @@ from collections.abc import Iterable
 
 from models.checkpoints.description import CheckpointError
 
-_IN_TIMM = "a classifier must be in the layout of timm, as timm.create_model builds it"
-
 # (patterns, description, remedy); all patterns must match a tensor's name or a pickled class.
 _UNSUPPORTED = (
     (r"\._packed_params\b|\.(SCB|absmax|quant_(map|state\.\w+)|qweight|qzeros|g_idx)$"
@@ -21,18 +19,15 @@ _UNSUPPORTED = (
     (r"(^|\.)(vision_model\.(embeddings|encoder)|visual\.(transformer|trunk|conv1))\.",
      "a CLIP or SigLIP", "give the folder of a model with both towers"),
     (r"\bembeddings\.patch_embeddings\.projection\."
-     r"|\bencoder\.stages\.\d+\.layers\.\d+\.(dwconv|layer\.\d+\.convolution)\.",
-     "a ViT, Swin, DINOv2, ConvNeXt or ResNet of transformers (such as ViTForImageClassification)",
-     _IN_TIMM),
-    (r"\bbackbone\.layers\.\d+\.(ln1|ffn)\.|\bbackbone\.stages\.\d+\.\d+\.depthwise_conv\."
-     r"|\bbackbone\.stages\.\d+\.blocks\.\d+\.attn\.w_msa\.",
-     "a ViT, ConvNeXt or Swin of mmpretrain", f"{_IN_TIMM}; of mmpretrain, ResNets are"),
-    (r"(^|\.)encoder\.layers\.encoder_layer_\d+\."
-     r"|(^|\.)features\.\d+\.(\d+\.(block|attn)|(block|conv)\.\d+)\.",
-     "a ViT, Swin, ConvNeXt, EfficientNet or MobileNet of torchvision",
-     f"{_IN_TIMM}; of torchvision, ResNets and DenseNets are"),
-    (r"(^|\.)_blocks\.\d+\._", "an EfficientNet of efficientnet_pytorch", _IN_TIMM),
-    (r"[/.](kernel|moving_mean)(:\d+)?$", "a network of Keras, TensorFlow or JAX", _IN_TIMM),
+     r"|\bencoder\.stages\.\d+\.layers\.\d+\.(dwconv|layer\.\d+\.convolution)\."  # transformers
+     r"|\bbackbone\.(layers\.\d+\.(ln1|ffn)|stages\.\d+\.\d+\.depthwise_conv)\."  # mmpretrain
+     r"|\bbackbone\.stages\.\d+\.blocks\.\d+\.attn\.w_msa\."
+     r"|(^|\.)encoder\.layers\.encoder_layer_\d+\."  # torchvision
+     r"|(^|\.)features\.\d+\.(\d+\.(block|attn)|(block|conv)\.\d+)\."
+     r"|(^|\.)_blocks\.\d+\._|[/.](kernel|moving_mean)(:\d+)?$",
+     "a network of transformers, mmpretrain, torchvision, efficientnet_pytorch, Keras or JAX",
+     "a classifier must be in the layout of timm, as timm.create_model builds it; of torchvision, "
+     "ResNets and DenseNets are read, of mmpretrain ResNets"),
     (r"(^|\.)blocks\.\d+\.skip_init1\.", "JoyTag, a ViT of its own",
      "give a tagger in the layout of timm, such as WD v3"),
     (r"(^|\.)feats_trans\.\d+\.", "ML-Danbooru's CAFormer, whose decoder reads several stages",

@@ -95,12 +95,3 @@ def test_given_preparation_overrides_the_models_own() -> None:
         input_config("resnet50", None, {"mean": "grey"})
     with pytest.raises(BackboneError, match="no model named"):
         input_config("resnet5000")
-
-
-def test_preparation_comes_from_timm_configuration() -> None:
-    lite = input_config("tf_efficientnet_lite0")
-    assert (lite.height, lite.width, lite.interpolation) == (224, 224, "bicubic")
-    assert (lite.mean, lite.std) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    resnet = input_config("resnet50", (320, 256))
-    assert (resnet.height, resnet.width) == (320, 256)
-    assert resnet.mean == pytest.approx((0.485, 0.456, 0.406))

@@ -87,7 +87,7 @@ def test_punctuation_is_removed_as_the_file_says(tmp_path: Path) -> None:
         ("clip", "text_cfg", {"hf_model_name": "roberta"}, "option hf_model_name of text_cfg"),
         ("clip", "vision_cfg", {"layers": [3, 4, 6, 3]}, "neither CLIP nor SigLIP"),
         ("clip", "text_cfg", {"pool_type": "last"}, "neither CLIP nor SigLIP"),
-        ("clip", "vision_cfg", {"layers": 3}, "lacks vision_model.encoder.layers.2"),
+        ("clip", "vision_cfg", {"layers": 3}, "Missing.*vision_model.encoder.layers.2"),
         ("siglip", "vision_cfg", {"timm_pool": "avg"}, "neither CLIP nor SigLIP"),
         ("siglip", "vision_cfg", {"timm_model_name": "none"}, "neither CLIP nor SigLIP"),
         ("siglip", "vision_cfg", {"timm_model_name": "hf-hub:a/b"}, "neither CLIP nor SigLIP"),

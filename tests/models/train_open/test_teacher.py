@@ -46,6 +46,6 @@ def test_network_with_more_than_a_mean_before_its_classifier_is_refused(
     monkeypatch.setattr(teacher, "read_pretrained", random_weights(0))
     with pytest.raises(PretrainedError, match=f"{name} classifies by more than the mean"):
         load_teacher(name, (160, 160))
-    with pytest.raises(PretrainedError, match="weights for test_vit do not fit at pos_embed"):
+    with pytest.raises(PretrainedError, match=r"weights for test_vit do not fit: .*pos_embed"):
         load_teacher("test_vit", (96, 96))
     assert load_teacher("test_resnet", (64, 64)).names

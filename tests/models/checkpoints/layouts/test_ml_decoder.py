@@ -44,8 +44,8 @@ def test_attention_of_xformers_and_32_groups_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("remove", "add", "reason"),
     [
-        ("in_proj_container.q_proj.bias", None, r"lacks the attention's in_proj_container\.q_proj"),
-        (None, "bias_k", "has bias_k, which is not supported"),
+        ("in_proj_container.q_proj.bias", None, r"lacks .*in_proj_container\.q_proj\.bias"),
+        (None, "bias_k", "has .*bias_k, which is not supported"),
     ],
 )
 def test_attention_with_other_tensors_is_refused(
@@ -61,7 +61,7 @@ def test_attention_with_other_tensors_is_refused(
 
 def test_second_layer_is_refused_by_its_name(tmp_path: Path) -> None:
     state = make_head().state_dict() | {"decoder.layers.1.norm1.bias": torch.ones(64)}
-    with pytest.raises(CheckpointError, match="which no ML-Decoder head has"):
+    with pytest.raises(CheckpointError, match=r"Unexpected.*decoder\.layers\.1\.norm1"):
         load_checkpoint(save(state, tmp_path))
 
 
