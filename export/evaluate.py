@@ -15,7 +15,7 @@ from export.sources.labelled_photos import PhotoReader, select_photos
 from models.data.records import LabelledFolder
 from models.metrics import report_multi_label, report_single_label
 from service.bundle.card import Precision
-from service.bundle.reader import Bundle, load_bundle
+from service.bundle.reader import load_bundle
 from service.errors import BundleError
 from service.labels.label_set import make_trained_set
 from service.pipeline.scoring import compute_scores
