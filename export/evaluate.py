@@ -37,7 +37,7 @@ def report_bundle(
         raise ExportError(f"bundle {bundle.card.name} has no {precision} variant")
     head = bundle.card.trained_head
     if head is None:
-        raise BundleError(f"bundle {bundle.card.name} has no trained labels")
+        raise ExportError(f"bundle {bundle.card.name} has no trained labels")
     names = [label.name for label in bundle.labels]
     photos = select_photos(folder, split, names, PhotoReader(bundle.card.input))
     graphs = read_graphs(bundle, PIXELS_TO_LOGITS, precision)
