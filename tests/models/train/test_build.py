@@ -112,8 +112,8 @@ def test_start_loads_the_backbone_of_a_vit_with_its_own_pooling(tmp_path: Path, 
     ("change", "reason"),
     [
         ({"conv_stem.weight": None}, "Missing.*conv_stem.weight"),
-        ({"conv_stem.weight": torch.zeros(1, 3, 3, 3)}, "conv_stem.weight has shape"),
-        ({"stage.weight": torch.zeros(1)}, "has stage.weight, which the network does not"),
+        ({"conv_stem.weight": torch.zeros(1, 3, 3, 3)}, "size mismatch for conv_stem.weight"),
+        ({"stage.weight": torch.zeros(1)}, "Unexpected.*stage.weight"),
     ],
 )
 def test_start_names_the_weight_that_does_not_fit(
