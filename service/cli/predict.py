@@ -99,14 +99,14 @@ def _show_table(photo: PhotoResult) -> None:
         return
     has_categories = any(label.category for label in labels)
     numbers = (Column(name, justify="right") for name in ("score", "threshold"))
-    table = Table("label", *["category"] * has_categories, *numbers, "found")
+    has_others = not all(label.found for label in labels)
+    table = Table("label", *["category"] * has_categories, *numbers, *["found"] * has_others)
     for label in labels:
         mark = "" if label.calibrated else " *"
         category = [Text(label.category or "")] * has_categories
         score, threshold = f"{label.score:.3f}", f"{label.threshold:.3f}{mark}"
-        table.add_row(
-            Text(label.label), *category, score, threshold, "yes" if label.found else "no"
-        )
+        found = ["yes" if label.found else "no"] * has_others
+        table.add_row(Text(label.label), *category, score, threshold, *found)
     console.print(table)
     if not all(label.calibrated for label in labels):
         console.print(Text("* not the label's own threshold", "dim"), soft_wrap=True)
