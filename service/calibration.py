@@ -146,9 +146,9 @@ def find_threshold(
     interval of 95 % confidence has to reach it, so that a few predictions do not reach it by luck.
     """
     order = np.argsort(-scores, kind="stable")
-    ranked = scores[order]
+    descending = scores[order]
     # Equal scores are predicted together or not at all.
-    cuts = np.flatnonzero(np.append(ranked[:-1] > ranked[1:], True))
+    cuts = np.flatnonzero(np.append(descending[:-1] > descending[1:], True))
     hits = np.cumsum(targets[order], dtype=np.float64)[cuts]
     count = cuts + 1.0
     if precision_target is None:
@@ -164,7 +164,10 @@ def find_threshold(
             return None
         cut = int(sure[-1])
     # Halfway to the next lower score, which deviations of another device seldom cross.
-    score, lower = float(ranked[cuts[cut]]), float(ranked[min(cuts[cut] + 1, len(ranked) - 1)])
+    score, lower = (
+        float(descending[cuts[cut]]),
+        float(descending[min(cuts[cut] + 1, len(descending) - 1)]),
+    )
     between = (score + lower) / 2
     return MeasuredThreshold(
         threshold=between if between > lower else score,  # none between neighbouring floats

@@ -59,12 +59,12 @@ def find_int8(
     """
     with tempfile.TemporaryDirectory() as folder:
         quantisers = _open_quantisers(graphs, samples, Path(folder), embeddings)
-        ranked: tuple[Layer, ...] = ()
+        noisiest: tuple[Layer, ...] = ()
         tried: list[Int8Graphs] = []
         for count in KEPT_FLOAT_STEPS:
             if count == 1:
-                ranked = rank_layers(quantisers, samples[:RANKING_PHOTOS], graphs, embeddings)
-            kept = ranked[:count]
+                noisiest = rank_layers(quantisers, samples[:RANKING_PHOTOS], graphs, embeddings)
+            kept = noisiest[:count]
             int8 = {
                 name: quantiser.quantise([layer for graph, layer in kept if graph == name])
                 for name, quantiser in quantisers.items()
