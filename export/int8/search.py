@@ -1,4 +1,4 @@
-"""Which layers int8 leaves in float: as few as keep its logits close to float32's.
+"""Which further layers int8 leaves in float: as few as keep its logits close to float32's.
 
 Layers are ranked by the noise on the logits if only one is in 8 bits: ONNX Runtime's own measures
 do not find these layers (ARCHITECTURE.md has the figures).

@@ -1,1 +1,1 @@
-"""Backbones: timm models and CvT."""
+"""Backbones: timm models, TResNet and CvT."""
