@@ -47,7 +47,7 @@ _GONE = frozenset({"label_set_not_found", "no_examples"})
 _LISTS = frozenset({"include", "exclude", "category", "label_set", "candidate_labels"})
 # The service encodes the texts of a label set before it answers: 4 ms each on two cores.
 _SECONDS_PER_LABEL = 0.02
-# Calibration, teaching and `embed` run the model on all photos before they answer.
+# Calibration, learning and `embed` run the model on all photos before they answer.
 _SECONDS_PER_PHOTO = 0.5
 
 

@@ -43,7 +43,7 @@ _DESCRIPTION = "Multi-label tags for photos. Errors are RFC 9457 problems with a
 # In the order of `/docs`.
 _TAGS = [
     {"name": "predict", "description": "Labels and embeddings of images."},
-    {"name": "labels", "description": "Label sets of your own: register, teach, change, delete."},
+    {"name": "labels", "description": "Label sets of your own: register, learn, change, delete."},
     {"name": "model", "description": "The model card."},
     {"name": "health", "description": "Liveness, readiness and metrics."},
     {"name": "open inference protocol", "description": "The same model for clients of KServe."},

@@ -144,7 +144,10 @@ class StoredSets:
         for hidden in sorted((loaded.keys() - self.by_name.keys()) & {*self._fixed}):
             logger.warning("label set %s of the store is hidden by a read-only one", hidden)
         self.by_name = MappingProxyType(loaded)
-        if name is None or state == self._state._replace(revision=self.revision + 1):
+        # After one set alone, others may be missing, unless the only write since is its own.
+        is_next = state == self._state._replace(revision=self.revision + 1)
+        is_own = is_next and any(state.revision == version.version for version in versions.values())
+        if name is None or is_own:
             self._state = state
 
     async def _load(

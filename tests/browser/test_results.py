@@ -364,13 +364,17 @@ def test_copied_curl_returns_the_answer_that_is_shown_as_json(
     assert answers[0]["labels"]
 
 
-@pytest.mark.parametrize("mode", ["calibrated", "best", "filled"])
-def test_copied_python_prints_the_shown_labels(visit: Visit, tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "most"), [("calibrated", 1), ("calibrated", 99), ("best", 4), ("filled", 4)]
+)
+def test_copied_python_prints_the_shown_labels(
+    visit: Visit, tmp_path: Path, mode: str, most: int
+) -> None:
     page = open_with_photo(visit, tmp_path / "own.png")
     settle(page, visit, 2)
     show_from(page, 0.45)
     page.check(f"[value={mode}]")
-    page.fill("#top-k", "4")
+    page.fill("#top-k", str(most))
     shown = rows(page, part=FOUND if mode == "calibrated" else "")
     assert shown
     page.get_by_role("tab", name="API").click()

@@ -17,7 +17,7 @@ export function showRequest(column, controls) {
   byId("request-none").hidden = column !== null;
   if (column === null) return;
   const { photo, choice, answer } = column;
-  const query = { ...choice, ...showParameters(controls) };
+  const query = { ...choice, ...showParameters(answer.labels, controls) };
   const url = new URL(".", document.baseURI).href;
   const hasKey = readKey() !== "";
   byId("curl").textContent = makeCurl(url, photo.name, query, hasKey);

@@ -45,7 +45,7 @@ export function groupLabels(labels, controls, { typed, kept }) {
   };
 }
 
-/** Labels with which the service answers `showParameters`. */
+/** The labels that are shown, with which the service answers `showParameters`. */
 export function chooseLabels(labels, controls) {
   const { mode, topK } = controls;
   const found = labels.filter((label) => isFound(label, controls));
@@ -86,8 +86,9 @@ export function describeThreshold(threshold, isCalibrated) {
   return `${value}: right at least ${Math.round(100 * threshold)} times in 100`;
 }
 
-/** Parameters of the request that answers with the found labels alone. */
-export function showParameters({ mode, threshold, topK }) {
+/** Parameters of the request that answers with the shown ones of `labels` alone. */
+export function showParameters(labels, { mode, threshold, topK }) {
+  if (mode === "calibrated" && labels.filter((label) => label.found).length <= topK) return {};
   if (mode === "filled") return { min_labels: [String(topK)] };
   const limit = { top_k: [String(topK)] };
   if (mode === "best") return limit;

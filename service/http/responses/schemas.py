@@ -52,7 +52,11 @@ class SetInAnswer(NameAndVersion):
     """A label set that answers."""
 
     ranked: _Ranked = False
-    num_hidden: int | None = Field(None, description="Labels that an earlier set answers instead.")
+    num_hidden: int | None = Field(
+        None,
+        description="Labels that an earlier set answers instead. To change this, name your set "
+        "first.",
+    )
     hidden: list[str] | None = Field(None, description=f"The first {MAX_HIDDEN} of these.")
 
 

@@ -1,4 +1,4 @@
-"""Lingering close: our side ends, and input is dropped for a limited time."""
+"""A connection's answers: head and body in one write; at its close, input is dropped for a time."""
 
 import asyncio
 import fcntl

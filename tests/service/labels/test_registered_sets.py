@@ -227,6 +227,16 @@ async def test_restored_store_is_followed_if_its_revision_is_the_same(
     assert polled.by_name["cars"].queries is known["cars"].queries
 
 
+async def test_unchanged_write_does_not_hide_another_processs_write(
+    other: FlakyStore, sets: RegisteredSets
+) -> None:
+    pets, _ = await sets.register(define("pets", "cat"))
+    put(other, "cars", "van")
+    await sets.register(define("pets", "cat"))
+    await sets.reach(int(pets.version) + 1, ["cars"])
+    assert "cars" in sets.by_name
+
+
 async def test_reach_loads_the_version_or_raises(
     sets: RegisteredSets, store: FlakyStore, other: FlakyStore
 ) -> None:
