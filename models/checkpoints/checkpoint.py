@@ -142,5 +142,8 @@ def _read_own(file: CheckpointFile) -> Weights:
         label_names = tuple(json.loads(file.metadata.get(_LABELS_KEY, "[]"))) or None
         notes = json.loads(file.metadata.get(_NOTES_KEY, "{}"))
     except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{file.name} has a damaged network configuration") from error
+        reason = f": {first_reason(error)}" if isinstance(error, ValidationError) else ""
+        raise CheckpointError(
+            f"{file.name} has a damaged network configuration, or one that is not supported{reason}"
+        ) from error
     return Weights(file.content, config, label_names, notes)

@@ -71,7 +71,9 @@ def _read_device(text: str) -> torch.device:
     try:
         return torch.empty(0, device=text).device
     except (AssertionError, RuntimeError) as error:  # torch's, for an unknown or absent device
-        raise argparse.ArgumentTypeError(f"torch finds no device {text!r} here") from error
+        raise argparse.ArgumentTypeError(
+            f"torch finds no device {text!r} here; leave it out for the GPU, if there is one"
+        ) from error
 
 
 def _read_workers(text: str) -> int:

@@ -86,6 +86,8 @@ class RunFolder:
             begun, *_ = dict(state["identity"]), state["network"], state["rows"]
         except Exception as error:  # torch.load raises many types for damaged bytes
             raise RecipeError(f"{path} is damaged or too old: give another --out") from error
+        if removed := sorted(begun.keys() - self.identity.keys()):
+            raise RecipeError(f"{path} is too old, it has {removed[0]}: give another --out")
         for field, wanted in self.identity.items():
             if begun.get(field) != wanted:
                 raise RecipeError(

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import timm
@@ -166,13 +167,17 @@ def _read_timm(name: str, state: State, hints: Hints, described: Description) ->
     weight = state.get(f"{classifier_names(name)[0]}.weight")
     classes = 1 if weight is None else len(weight)  # `fill_model` names a missing one
 
-    options = {"num_classes": classes}
-    model: Any = create_timm(name, (spec.height, spec.width), options, described.model_args).eval()
-    tensors = model.state_dict()
-    computed = {key for key, _ in model.named_buffers()} - tensors.keys()  # older timm stored them
-    state = {key: tensor for key, tensor in state.items() if key not in computed}
-    fill_model(name, model, state, spec)
-    state = tensors | state  # perhaps without counters
+    create = partial(
+        create_timm, name, (spec.height, spec.width), {"num_classes": classes}, described.model_args
+    )
+    with torch.device("meta"):  # a forged file is refused before memory is allocated
+        model: Any = create()
+        computed = {key for key, _ in model.named_buffers()} - model.state_dict().keys()
+        state = {key: tensor for key, tensor in state.items() if key not in computed}
+        fill_model(name, model, {key: tensor.to("meta") for key, tensor in state.items()}, spec)
+    model = create().eval()
+    state = model.state_dict() | state  # perhaps without counters
+    model.load_state_dict(state)
     images = torch.rand(1, 3, spec.height, spec.width, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         example, features = (images, model(images)), model.forward_features(images)

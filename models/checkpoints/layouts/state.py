@@ -234,7 +234,8 @@ def try_to_fill(module: nn.Module, state: Mapping[str, Tensor]) -> str | None:
     try:
         module.load_state_dict(dict(state))
     except RuntimeError as error:
-        return str(error).splitlines()[1].strip()[:200]  # after a line with the module's class
+        # After a line with the module's class.
+        return " ".join(str(error).splitlines()[1:2]).strip()[:300]
     return None
 
 

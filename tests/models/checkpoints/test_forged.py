@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from timm.layers.ml_decoder import MLDecoder
 
-from models.checkpoints.checkpoint import load_checkpoint
-from models.checkpoints.description import CheckpointError
+from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
+from models.checkpoints.description import CheckpointError, Hints
+from models.checkpoints.layouts import classifier
 
 scalar: Any = np.float64().__reduce__()[0]  # rebuilds numpy's numbers
 
@@ -161,3 +163,20 @@ def test_types_that_torch_lacks_are_refused(tmp_path: Path) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     with pytest.raises(CheckpointError, match="has tensors of F4: store float32"):
         load_checkpoint(path)
+
+
+def test_forged_number_of_classes_is_refused_before_a_network_takes_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices, create = [], classifier.create_timm
+
+    def create_on_known_device(*arguments: Any) -> Any:
+        devices.append(torch.get_default_device().type)
+        return create(*arguments)
+
+    monkeypatch.setattr(classifier, "create_timm", create_on_known_device)
+    path = tmp_path / "forged.safetensors"
+    save_file({"fc.weight": torch.zeros(10**6, 0)}, path)
+    with pytest.raises(CheckpointError, match="resnet18"):
+        read_checkpoint(path, Hints(backbone="resnet18"))
+    assert set(devices) == {"meta"}
