@@ -64,7 +64,7 @@ class RequestParameters(_Parameters):
     label_set: Text | None = Field(default=None, description="Names, separated by commas.")
     min_version: int | None = Field(default=None, description="As in `/predict`.")
     timeout: int | None = Field(
-        None, ge=0, le=_MAX_TIMEOUT, description="Microseconds, below the service's deadline."
+        None, ge=0, le=_MAX_TIMEOUT, description="Microseconds; 0 is the service's deadline."
     )
     binary_data_output: bool | None = Field(default=None, description="Default of `binary_data`.")
 
