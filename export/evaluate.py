@@ -31,16 +31,16 @@ def report_bundle(
     """
     try:
         bundle = load_bundle(path)
+        if precision not in bundle.precisions():
+            raise BundleError(f"bundle {bundle.card.name} has no {precision} variant")
+        head = bundle.card.trained_head
+        if head is None:
+            raise BundleError(f"bundle {bundle.card.name} has no trained labels")
+        graphs = read_graphs(bundle, PIXELS_TO_LOGITS, precision)
     except BundleError as error:
         raise ExportError(" ".join(str(error).split())) from error
-    if precision not in bundle.precisions():
-        raise ExportError(f"bundle {bundle.card.name} has no {precision} variant")
-    head = bundle.card.trained_head
-    if head is None:
-        raise ExportError(f"bundle {bundle.card.name} has no trained labels")
     names = [label.name for label in bundle.labels]
     photos = select_photos(folder, split, names, PhotoReader(bundle.card.input))
-    graphs = read_graphs(bundle, PIXELS_TO_LOGITS, precision)
     logits = predict_logits(graphs, photos)
     targets = torch.from_numpy(photos.targets)
     if head.activation == "softmax":

@@ -164,10 +164,8 @@ def find_threshold(
             return None
         cut = int(sure[-1])
     # Halfway to the next lower score, which deviations of another device seldom cross.
-    score, lower = (
-        float(descending[cuts[cut]]),
-        float(descending[min(cuts[cut] + 1, len(descending) - 1)]),
-    )
+    last = cuts[cut]
+    score, lower = float(descending[last]), float(descending[min(last + 1, len(scores) - 1)])
     between = (score + lower) / 2
     return MeasuredThreshold(
         threshold=between if between > lower else score,  # none between neighbouring floats

@@ -96,10 +96,8 @@ def _score_part(
         chosen, logits = logits.positions[counts], logits.logits[counts]
     scores = _score_logits(logits, labels, chosen, embedding)
     best, found = choose_best(question, part.rule, labels, chosen, scores)
-    if len(scores) != len(chosen):
-        scores = scores[chosen]
-    scores = scores[best]
     positions = chosen[best]
+    scores = scores[best if len(scores) == len(chosen) else positions]
     if isinstance(threshold := part.rule.threshold, float | int):
         thresholds, known = [float(threshold)] * len(best), [False] * len(best)
     else:

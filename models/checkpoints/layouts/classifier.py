@@ -172,6 +172,7 @@ def _read_timm(name: str, state: State, hints: Hints, described: Description) ->
     )
     with torch.device("meta"):  # a forged file is refused before memory is allocated
         model: Any = create()
+        # Older versions of timm stored these too.
         computed = {key for key, _ in model.named_buffers()} - model.state_dict().keys()
         state = {key: tensor for key, tensor in state.items() if key not in computed}
         fill_model(name, model, {key: tensor.to("meta") for key, tensor in state.items()}, spec)

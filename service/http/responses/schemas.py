@@ -178,15 +178,15 @@ class LabelSetsAnswer(_Answer):
 class PhotoScore(_Answer):
     """The score of the label on one photo."""
 
-    score: float = Field(ge=0, le=1, examples=[0.93])
+    score: Share = Field(examples=[0.93])
 
 
 class OperatingPointAnswer(_Answer):
     """Precision and recall of a threshold on the photos."""
 
-    threshold: float = Field(ge=0, le=1, examples=[0.61])
-    precision: float | None = Field(ge=0, le=1, description="Null if no photo reaches it.")
-    recall: float = Field(ge=0, le=1, examples=[0.75])
+    threshold: Share = Field(examples=[0.61])
+    precision: Share | None = Field(description="Null if no photo reaches it.")
+    recall: Share = Field(examples=[0.75])
 
 
 class CalibrationAnswer(_Answer):
