@@ -21,6 +21,7 @@ from service.cli.bulk.command import BULK_SETTINGS, bulk
 from service.cli.console import EXIT_SOME_FAILED, write_json
 from service.cli.get import can_export, get
 from service.cli.options import ExcludedPaths, OneObject, add_flags, path_argument, path_option
+from service.cli.sidecars import sidecars
 from service.errors import (
     BundleError,
     InvalidParameters,
@@ -247,6 +248,7 @@ _PASS_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": 
 app.command()(add_flags(serve))
 app.command()(add_flags(predict, _PREDICT_SETTINGS))
 app.command()(add_flags(bulk, BULK_SETTINGS))
+app.command()(sidecars)
 app.add_typer(labels.app, name="labels")
 app.command()(info)
 app.command(context_settings=_PASS_ON, add_help_option=False)(export)

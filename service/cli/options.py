@@ -1,6 +1,7 @@
 """Flags that commands share: one for each setting and one for each field of a question."""
 
 import functools
+import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -102,6 +103,12 @@ def refuse_empty(text: str) -> str:
     if not text:
         raise typer.BadParameter("it is empty")
     return text
+
+
+def require_package(package: str, extra: str, *, needed: bool = True) -> None:
+    """Raises StartError if a package that an extra brings is missing."""
+    if needed and importlib.util.find_spec(package) is None:
+        raise StartError(f"{package} is missing: pip install -e '.[{extra}]' in the checkout")
 
 
 OneObject = Annotated[bool, typer.Option("--json", help="One JSON object.")]

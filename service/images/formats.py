@@ -38,6 +38,14 @@ _ENDINGS = {
     "HEIF": (".heic", ".heif", ".hif"),
     "AVIF": (".avif",),
 }
+RAW_ENDINGS = frozenset(
+    (
+        *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".mrw", ".nef", ".nrw", ".orf", ".pef"),
+        *(".raf", ".rw2", ".rwl", ".srw", ".x3f"),
+    )
+)
+"""Of RAW files, whose embedded previews the extra `raw` reads."""
+
 _ALL_ENDINGS = frozenset(chain.from_iterable(_ENDINGS.values()))
 # Anything else is not an ending, as in `2024.05 at the sea`.
 _SHORT_ENDING = re.compile(r"\.[a-z0-9]{1,10}")

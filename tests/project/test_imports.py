@@ -27,9 +27,10 @@ SERVICE_PACKAGES = set(_PACKAGES.split())
 ORDER = {
     "ml_decoder_client": "answers reading calls connection clients",
     "service": """
-        errors  logs  fields  question  bundle  calibration  stages  caller  scheduling  settings
-        engine  images  labels  pipeline  http.requests  http.responses  http.security
-        http.telemetry  http.routes  http.open_inference  http.app  process  ray_app  cli
+        errors  logs  fields  files  question  bundle  calibration  stages  caller  scheduling
+        settings  engine  images  archive  labels  pipeline
+        http.requests  http.responses  http.security  http.telemetry  http.routes
+        http.open_inference  http.app  process  ray_app  cli
     """,
     "models": """
         commands  config  text  timm_model  metrics  data  heads  towers  backbones  network

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.cli.console import EXIT_SOME_FAILED, show_progress, write_json
-from service.cli.options import ExcludedPaths, refuse_empty
+from service.cli.options import ExcludedPaths, refuse_empty, require_package
+from service.cli.sidecars import describe_change, format_change
 from service.errors import StartError
 from service.logs import configure_logs
 from service.settings import Settings
 
+_CHANGES_SHOWN = 10
+
 if TYPE_CHECKING:
-    from service.cli.bulk.run import Totals
+    from service.archive.sidecars import Change
+    from service.cli.bulk.run import BulkJob, Totals
     from service.question import Question
 
 BULK_SETTINGS = (
@@ -59,6 +65,13 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     xmp: Annotated[
         bool, typer.Option("--xmp", help="Write the labels to XMP sidecars beside the photos.")
     ] = False,
+    xmp_root: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="With --xmp: the tag above the labels; '' for none."),
+    ] = "ml-decoder",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --xmp: write nothing, show what would change.")
+    ] = False,
     part_size: Annotated[int, typer.Option(min=1, help="Photos per Parquet file.")] = 1000,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Retry photos that could not be used.")
@@ -77,37 +90,51 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     """
     if from_results and (embeddings or exclude_path or ray):
         raise StartError("--from takes no --embeddings, --exclude-path or --ray")
+    if dry_run and (ray or not xmp):
+        raise StartError("--dry-run needs --xmp, and does not go with --ray")
     question = question.model_copy(update={"embedding": embeddings or None})
-    _require("pyarrow", "bulk")
-    _require("ray", "ray", ray)
-    _require("lxml", "bulk", xmp)
-    from service.cli.bulk.run import BulkJob, Totals, run_bulk
+    require_package("pyarrow", "bulk")
+    require_package("ray", "ray", needed=ray)
+    require_package("lxml", "bulk", needed=xmp)
+    from service.cli.bulk.parts import copy_results, open_results
+    from service.cli.bulk.run import BulkJob, Totals
 
     if add_new:
         question = _read_question(question, out)
-    if xmp:
-        from service.cli.bulk.sidecars import find_folder, write_sidecars
-
-        folder = find_folder(photos, from_results=from_results)
+    folder = _find_folder(photos, from_results=from_results) if xmp else None
+    root = _read_root(xmp_root)
     configure_logs("warning")  # a fallback to the CPU may cost hours
-    exclude = tuple(exclude_path or ())
-    job = BulkJob(photos, out, question, settings, part_size, retry_failed, exclude, from_results)
+    changes: list[Change] = []
+    with copy_results(out) if dry_run else nullcontext(out) as results:
+        job = BulkJob(
+            *(photos, results, question, settings, part_size, retry_failed),
+            *(tuple(exclude_path or ()), from_results),
+        )
+        totals = _run(job, workers if ray else None)
+        if folder is not None:
+            from service.archive.sidecars import write_sidecars
+
+            found = open_results(results).read_found()
+            counts = write_sidecars(folder, found, root, dry_run=dry_run, show=changes.append)
+            totals.add(Totals(**counts))
+    _show(totals, changes[:_CHANGES_SHOWN] if dry_run else [], as_json)
+    if totals.failed or totals.unread or totals.failed_before or totals.unwritten:
+        raise typer.Exit(EXIT_SOME_FAILED)
+
+
+def _run(job: BulkJob, ray_workers: int | None) -> Totals:
+    from service.cli.bulk.run import run_bulk
+
     with show_progress(results_on_stdout=False) as show:
 
         def report(totals: Totals, to_do: int) -> None:
             show(totals.seen, to_do)
 
-        if ray:
-            from service.cli.bulk.ray_run import run_bulk_on_ray
+        if ray_workers is None:
+            return asyncio.run(run_bulk(job, report))
+        from service.cli.bulk.ray_run import run_bulk_on_ray
 
-            totals = run_bulk_on_ray(job, workers, report)
-        else:
-            totals = asyncio.run(run_bulk(job, report))
-    if xmp:
-        totals.add(Totals(**write_sidecars(out, folder)))
-    _show(totals, as_json)
-    if totals.failed or totals.unread or totals.failed_before or totals.unwritten:
-        raise typer.Exit(EXIT_SOME_FAILED)
+        return run_bulk_on_ray(job, ray_workers, report)
 
 
 def _read_question(question: Question, out: str) -> Question:
@@ -118,21 +145,39 @@ def _read_question(question: Question, out: str) -> Question:
     return question.model_validate(open_results(out).question["question"])
 
 
-def _show(totals: Totals, as_json: bool) -> None:
+def _find_folder(location: str, *, from_results: bool) -> Path:
+    """Returns the real path of the photos of a run or of results."""
+    from service.cli.bulk.parts import open_results
+
+    if from_results:
+        location = str(open_results(location).question["photos"])
+    if "://" in location or not Path(location).is_dir():
+        raise StartError(f"--xmp needs a local folder of photos; {location} is none")
+    return Path(location).resolve()
+
+
+def _read_root(name: str) -> tuple[str, ...]:
+    levels = tuple(level.strip() for level in name.split("/")) if name else ()
+    if "|" in name or not name.isprintable() or not all(levels):
+        raise StartError(f"--xmp-root {name!r} must be a tag, as archive or archive/tags, or ''")
+    return levels
+
+
+def _show(totals: Totals, changes: Sequence[Change], as_json: bool) -> None:
     if as_json:
-        write_json(asdict(totals))
+        shown = {"changes": [describe_change(change) for change in changes]} if changes else {}
+        write_json(asdict(totals) | shown)
         return
+    for change in changes:
+        sys.stdout.write(f"{format_change(change)}\n")
     others = [
         (totals.failed_before, " ({} of them failed)"),
         (totals.unread, ", {} not read: run it again for them"),
         (totals.gone, ", {} gone"),
         (totals.sidecars, ", {} sidecars written"),
+        (totals.rejected, ", {} deleted tags not written again"),
+        (totals.left_alone, ", {} sidecars left alone"),
         (totals.unwritten, ", {} sidecars not written"),
     ]
     done = f"{totals.tagged} tagged, {totals.failed} failed, {totals.skipped} done before"
     sys.stdout.write("".join([done, *(text.format(n) for n, text in others if n), "\n"]))
-
-
-def _require(package: str, extra: str, needed: bool = True) -> None:
-    if needed and importlib.util.find_spec(package) is None:
-        raise StartError(f"bulk needs {package}: pip install -e '.[{extra}]' in the checkout")

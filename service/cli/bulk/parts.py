@@ -11,7 +11,7 @@ import io
 import json
 import os
 import posixpath
-import stat
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -25,6 +25,7 @@ from pyarrow import fs
 
 from service.cli.bulk.photo_store import open_filesystem, read_file
 from service.errors import StartError
+from service.files import replace_file
 from service.pipeline.prediction import Prediction
 from service.question import Question
 
@@ -179,24 +180,6 @@ class PartFolder:
         replace_file(Path(path), content, Path(folder) / f".{name}.{os.getpid()}.tmp")
 
 
-def replace_file(
-    path: Path, content: bytes, staging: Path, old: os.stat_result | None = None
-) -> None:
-    """Writes a file durably, with owner and mode of the old one; readers see all or nothing."""
-    staging.unlink(missing_ok=True)  # of a run that was killed; a link is not followed
-    try:
-        with staging.open("xb") as file:
-            if old is not None:
-                os.fchown(file.fileno(), old.st_uid, old.st_gid)
-                os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        staging.replace(path)
-    finally:
-        staging.unlink(missing_ok=True)
-
-
 @contextmanager
 def open_parts(location: str, question: dict[str, Any]) -> Iterator[PartFolder]:
     """Opens the results of a question; raises StartError if another run or question uses them."""
@@ -221,6 +204,18 @@ def open_results(location: str) -> PartFolder:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = "has no results: run bulk without --add-new and --from first"
         raise StartError(f"{location} {reason}") from error
+
+
+@contextmanager
+def copy_results(location: str) -> Iterator[str]:
+    """Yields a temporary copy of results, or a new folder if there are none."""
+    filesystem, folder = open_filesystem(location)
+    with tempfile.TemporaryDirectory(prefix="ml-decoder-") as parent:
+        copy = f"{parent}/{posixpath.basename(folder)}"
+        os.mkdir(copy)
+        if filesystem.get_file_info(folder).type == fs.FileType.Directory:
+            fs.copy_files(folder, copy, source_filesystem=filesystem)
+        yield copy
 
 
 @contextmanager

@@ -69,7 +69,9 @@ class Totals:
     failed_before: int = 0  # have an error, among the skipped
     left_out: int = 0  # other files and folders
     gone: int = 0  # have a row of an earlier run, and are not among the photos
-    sidecars: int = 0  # written or changed
+    sidecars: int = 0  # written, changed or removed
+    rejected: int = 0  # labels that the user has deleted as tags
+    left_alone: int = 0  # sidecars of several photos, or read-only
     unwritten: int = 0  # sidecars that could not be written
 
     @property

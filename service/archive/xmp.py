@@ -1,0 +1,154 @@
+"""XMP packets: the lists of the fields that hold tags; everything else stays as it is."""
+
+import re
+from collections.abc import Collection
+from typing import NamedTuple
+
+from lxml import etree
+
+Tag = tuple[str, ...]
+"""A tag as its levels: `("animals", "cat")`; in a flat field one level."""
+
+
+class Field(NamedTuple):
+    """A property of XMP that is a list of tags."""
+
+    name: str
+    separator: str  # of levels; of a flat field a character that XML forbids
+    kind: str = "Bag"  # of a new list
+
+
+TAGS_LIST = Field("digiKam:TagsList", "/", "Seq")
+HIERARCHY = Field("lr:hierarchicalSubject", "|")
+SUBJECT = Field("dc:subject", "\0")
+FIELDS = (TAGS_LIST, HIERARCHY, SUBJECT)
+"""The fields that are written; immich and digiKam read the first one that has tags."""
+READ_ONLY = (Field("MicrosoftPhoto:LastKeywordXMP", "/"), Field("mediapro:CatalogSets", "|"))
+"""Fields of tags that digiKam reads too."""
+
+_SPACES = {
+    "rdf": "http://www.w3.org/1999/02/22-rdf-syntax-ns#",
+    "dc": "http://purl.org/dc/elements/1.1/",
+    "digiKam": "http://www.digikam.org/ns/1.0/",
+    "lr": "http://ns.adobe.com/lightroom/1.0/",
+    "mediapro": "http://ns.iview-multimedia.com/mediapro/1.0/",
+    "MicrosoftPhoto": "http://ns.microsoft.com/photo/1.0/",
+    "mld": "http://ml-decoder-serve/tags/1.0/",
+}
+_RDF = f"{{{_SPACES['rdf']}}}"
+_ITEM = f"{_RDF}li"
+_LISTS = {f"{_RDF}Bag", f"{_RDF}Seq", f"{_RDF}Alt"}
+_EMPTY = (
+    b'<?xml version="1.0" encoding="UTF-8"?>\n<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF '
+    b'xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"/></x:xmpmeta>'
+)
+_OTHER_ENCODING = re.compile(
+    rb"(?:\xef\xbb\xbf)?<\?xml\s[^>]*\sencoding\s*=\s*.(?!utf-8\W)", re.IGNORECASE
+)
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
+
+
+class Packet:
+    """A parsed packet; of no bytes an empty one."""
+
+    def __init__(self, content: bytes = b"") -> None:
+        """Parses a packet; raises ValueError with the reason and the next step."""
+        _check(content)
+        self._is_new = not content
+        self._declared = self._is_new or content.startswith(b"<?xml ")
+        # `encoding` overrides the file's own, in which a DOCTYPE could hide.
+        parser = etree.XMLParser(encoding="utf-8", resolve_entities=False, strip_cdata=False)
+        try:
+            self._root = etree.fromstring(content or _EMPTY, parser)
+        except etree.LxmlError as error:
+            raise ValueError("it is not XML: restore it from a copy, or delete it") from error
+        is_bare = self._root.tag == f"{_RDF}RDF"
+        rdf = self._root if is_bare else self._root.find("rdf:RDF", _SPACES)
+        if rdf is None:
+            raise ValueError("it is not XMP: restore it from a copy, or delete it")
+        self._rdf = rdf
+
+    def read(self, field: Field) -> tuple[Tag, ...] | None:
+        """Returns the tags of a field, None if the packet has no such field.
+
+        Raises ValueError if its value is no list.
+        """
+        element = self._find(field)
+        if element is None:
+            return None
+        return tuple(_split(item, field) for item in element.iterfind(f"*/{_ITEM}"))
+
+    def replace(self, field: Field, tags: Collection[Tag] | None) -> None:
+        """Writes the tags of a field, None to remove it; items that stay are not touched."""
+        element = self._find(field)
+        if tags is None and element is not None:
+            element.getparent().remove(element)
+        elif tags is not None:
+            self._write(self._add(field) if element is None else element, field, tags)
+
+    def is_empty(self) -> bool:
+        """Returns whether the packet has no property."""
+        about = {f"{_RDF}about"}
+        return all(not len(child) and {*child.attrib} <= about for child in self._rdf)
+
+    def render(self) -> bytes:
+        """Returns the packet as UTF-8, with what surrounds its root, as `<?xpacket ...?>`."""
+        if self._is_new:
+            etree.indent(self._root)
+        tree = self._root.getroottree()
+        content: bytes = etree.tostring(tree, encoding="UTF-8", xml_declaration=self._declared)
+        return content
+
+    @staticmethod
+    def _write(element: etree._Element, field: Field, tags: Collection[Tag]) -> None:
+        if not len(element):
+            etree.SubElement(element, f"{_RDF}{field.kind}")
+        old = {item: _split(item, field) for item in element[0].iterfind(_ITEM)}
+        for item, tag in old.items():
+            if tag not in tags:
+                element[0].remove(item)
+        for tag in tags:
+            if tag not in old.values():
+                etree.SubElement(element[0], _ITEM).text = field.separator.join(tag)
+
+    def _find(self, field: Field) -> etree._Element | None:
+        prefix, name = field.name.split(":")
+        attribute = f"{{{_SPACES[prefix]}}}{name}"
+        elements = self._rdf.findall(f"rdf:Description/{field.name}", _SPACES)
+        lists = [child for element in elements for child in element]
+        is_text = any((element.text or "").strip() for element in elements)
+        in_attribute = any(child.get(attribute) for child in self._rdf)
+        if in_attribute or is_text or max(len(elements), len(lists)) > 1:
+            raise ValueError(_NOT_A_LIST.format(field.name))
+        if lists and lists[0].tag not in _LISTS:
+            raise ValueError(_NOT_A_LIST.format(field.name))
+        return elements[0] if elements else None
+
+    def _add(self, field: Field) -> etree._Element:
+        prefix, name = field.name.split(":")
+        description = self._rdf.find("rdf:Description", _SPACES)
+        if description is None:
+            about = {f"{_RDF}about": ""}
+            description = etree.SubElement(self._rdf, f"{_RDF}Description", about)
+        space = _SPACES[prefix]
+        return etree.SubElement(description, f"{{{space}}}{name}", nsmap={prefix: space})
+
+
+_NOT_A_LIST = "its {} is not one list: open it in the program that wrote it, and save it"
+
+
+def _split(item: etree._Element, field: Field) -> Tag:
+    return tuple((item.text or "").strip().split(field.separator))
+
+
+def _check(content: bytes) -> None:
+    if content.startswith(_UTF_16):
+        raise ValueError("its encoding is UTF-16: convert it (iconv -f UTF-16 -t UTF-8)")
+    if content.endswith(b"\0"):
+        size = len(content.rstrip(b"\0"))
+        step = "delete it" if size == 0 else f"it is damaged; restore it, or keep {size} bytes"
+        raise ValueError(f"it ends in zeros, as after a crash: {step} (truncate -s {size} FILE)")
+    if b"<!DOCTYPE" in content:
+        raise ValueError("it has a DOCTYPE: save it without")
+    if _OTHER_ENCODING.match(content):
+        raise ValueError("its encoding is not UTF-8: convert it (iconv -t UTF-8)")
