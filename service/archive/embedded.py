@@ -31,7 +31,8 @@ def read_embedded(photo: Path) -> UserTags:
         try:
             found = read_user_tags(Packet(xmp.strip(b"\0 \r\n\t")))
         except ValueError as error:
-            raise ValueError(f"the XMP in the photo cannot be read: {error}") from error
+            reason = "the XMP in the photo is damaged: look at it with exiftool -XMP:all"
+            raise ValueError(reason) from error
     return found._replace(flat=(*found.flat, *((word,) for word in keywords if word)))
 
 

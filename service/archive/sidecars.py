@@ -106,14 +106,14 @@ def write_sidecars(
     counts = Counter[str]()
     finder = SidecarFinder()
     for name, labels in found:
-        photo = folder / name
+        location = f"{folder}/{name}"
         own = [(*root, label.translate(_SEPARATORS)) for label in labels]
         try:
-            if str(photo) != os.path.realpath(photo):
+            if location != os.path.realpath(location):
                 raise ValueError("the photo is a link, or in a linked folder")
-            if not photo.exists():
+            if not os.path.exists(location):
                 continue
-            path = finder.find(photo)
+            path = finder.find(photo := Path(location))
             change = retag(path, photo, partial(_replace, own), dry_run=dry_run)
         except LeftAlone as reason:
             logger.warning("%s: no sidecar was written: %s", name, reason)

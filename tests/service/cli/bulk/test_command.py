@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from service.bundle.reader import Bundle
-from service.cli.bulk import command
+from service.cli import options
 from tests.service.cli.conftest import Run, assert_refused
 from tests.support.photos import make_photo, write_photos
 
 KEYS = ("tagged", "failed", "skipped", "unread", "failed_before", "left_out", "gone")
-KEYS += ("sidecars", "unwritten")
+KEYS += ("sidecars", "rejected", "left_alone", "unwritten")
 TOTALS = dict.fromkeys(KEYS, 0)
 
 
@@ -66,8 +66,8 @@ def test_bulk_names_the_extra_of_a_missing_package(
     run: Run, monkeypatch: pytest.MonkeyPatch, missing: str, extra: str, flags: tuple[str, ...]
 ) -> None:
     found = dict.fromkeys(("pyarrow", "lxml", "ray"), object()) | {missing: None}
-    monkeypatch.setattr(command.importlib.util, "find_spec", found.__getitem__)
-    reason = f"bulk needs {missing}: pip install -e '.[{extra}]' in the checkout\n"
+    monkeypatch.setattr(options.importlib.util, "find_spec", found.__getitem__)
+    reason = f"{missing} is missing: pip install -e '.[{extra}]' in the checkout\n"
     assert run("photos", "out", *flags) == (2, "", f"ml-decoder: {reason}")
 
 

@@ -4,17 +4,16 @@ import json
 import os
 import shutil
 import subprocess
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import canonicalize
 
 import pytest
+from PIL import Image
 
-from service.cli.bulk.parts import open_parts
-from service.cli.bulk.sidecars import find_folder, write_sidecars
-from service.errors import StartError
-from tests.service.cli.bulk.test_parts import FLAGS, LABEL, QUESTION, record
+from service.archive.sidecars import Change, list_sidecars, write_sidecars
 
 FOREIGN = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 <x:xmpmeta xmlns:x="adobe:ns:meta/" x:xmptk="XMP Core 4.4.0-Exiv2">
@@ -44,16 +43,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tag(folder: Path, tmp_path: Path) -> Tag:
-    """Writes the sidecars of results that have these labels for one photo."""
+def tag(folder: Path) -> Tag:
+    """Writes the sidecar of a photo with these labels; returns the counts that are not 0."""
 
     def tag_one(*labels: str, name: str = "a.jpg") -> dict[str, int]:
-        shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        rows = [LABEL | {"label": label, "score": 0.1, "found": True} for label in labels]
-        rows.append(LABEL | {"label": "other", "found": False})
-        with open_parts(str(tmp_path / "out"), FLAGS) as parts:
-            parts.write([record("bad.jpg", "broken"), record(name) | {"labels": rows}])
-        return dict(write_sidecars(str(tmp_path / "out"), folder))
+        changes: list[Change] = []
+        found = [(name, labels)]
+        counts = write_sidecars(folder, found, ("ml-decoder",), dry_run=False, show=changes.append)
+        assert len(changes) == counts["sidecars"]
+        return dict(+counts)
 
     return tag_one
 
@@ -79,32 +77,32 @@ def expect(*labels: str) -> dict[str, list[str]]:
 
 def test_found_labels_are_tags_until_a_later_run_lacks_them(tag: Tag, folder: Path) -> None:
     sidecar = folder / "a.jpg.xmp"
-    assert tag() == {"sidecars": 0}
+    assert tag() == {}
     assert not sidecar.exists()
     assert tag("cat", "cup & saucer", "one/two|three") == {"sidecars": 1}
     assert read_tags(sidecar) == expect("cat", "cup & saucer", "one-two-three")
     before = stamp(sidecar)
-    assert tag("cup & saucer", "cat", "one/two|three") == {"sidecars": 0}
+    assert tag("cup & saucer", "cat", "one/two|three") == {}
     assert stamp(sidecar) == before
     assert tag("cat", "dog") == {"sidecars": 1}
     assert read_tags(sidecar) == expect("cat", "dog")
     assert tag() == {"sidecars": 1}
-    assert read_tags(sidecar) == expect()
+    assert not sidecar.exists()
     assert (folder / "a.jpg").read_bytes() == b"photo"
     (folder / "a.jpg").unlink()
-    assert tag("cat") == {"sidecars": 0}
+    assert tag("cat") == {}
 
 
 def test_fields_and_tags_of_other_programs_stay(tag: Tag, folder: Path) -> None:
     sidecar = folder / "a.jpg.xmp"
     sidecar.write_bytes(PLAIN)
     sidecar.chmod(0o640)
-    assert tag("cat", "holiday") == {"sidecars": 0}
+    assert tag("cat", "holiday") == {}
     assert tag("cat", "dog") == {"sidecars": 1}
     assert sidecar.stat().st_mode & 0o777 == 0o640
     assert read_tags(sidecar) == {
         "Subject": ["holiday", "cat", "dog"],
-        "TagsList": ["ml-decoder/dog"],
+        "TagsList": ["trips/holiday", "cat", "ml-decoder/dog"],
         "HierarchicalSubject": ["trips|holiday", "ml-decoder|dog"],
     }
     assert tag("trips") == {"sidecars": 1}
@@ -115,15 +113,20 @@ def test_fields_and_tags_of_other_programs_stay(tag: Tag, folder: Path) -> None:
     assert tag("cat") == {"sidecars": 1}
     trees = {"HierarchicalSubject": ["animals|cat", "trips|holiday"]}
     assert read_tags(sidecar) == {"Subject": ["holiday", "cat"], "TagsList": [], **trees}
-    assert tag("cat") == {"sidecars": 0}
+    assert tag("cat") == {}
 
 
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (b"", "it is not XML"),
         (b"\xff\xd8\xff\xe0JFIF", "it is not XML"),
-        (FOREIGN.encode("utf-16"), "it is not XML"),
+        (FOREIGN.encode("utf-16"), "its encoding is UTF-16: convert it (iconv -f UTF-16 -t UTF-8)"),
+        (FOREIGN.encode("utf-16-le"), "its encoding is UTF-16"),
+        (
+            PLAIN + bytes(99),
+            f"it ends in zeros, as after a crash: it is damaged; restore it, or keep {len(PLAIN)}",
+        ),
+        (bytes(4096), "it ends in zeros, as after a crash: delete it"),
         (b"<a>" * 100_000, "it is not XML"),
         # Its bytes are valid in UTF-8, with another meaning.
         (b'<?xml version="1.0" encoding="ISO-8859-1"?>\xc3\xa9', "its encoding is not UTF-8"),
@@ -131,6 +134,10 @@ def test_fields_and_tags_of_other_programs_stay(tag: Tag, folder: Path) -> None:
         (b'<!DOCTYPE a [<!ENTITY e SYSTEM "/etc/passwd">]><a>&e;</a>', "it has a DOCTYPE"),
         (PLAIN.replace(b"elements/1.1/'", b"elements/1.1/' dc:subject='a'"), "its dc:subject is"),
         (PLAIN.replace(b"<dc:subject>", b"<dc:subject/><dc:subject>"), "its dc:subject is not one"),
+        (
+            PLAIN.replace(b"t><rdf:Bag>", b"t>a<rdf:Bag>", 1),
+            "its dc:subject is not one list: open it",
+        ),
         (b"<a>" + bytes(8_000_000), "it is larger than 8000000 bytes"),
         (lambda sidecar: sidecar.symlink_to("b.xmp"), "it is not a regular file"),
         (Path.mkdir, "it is not a regular file"),
@@ -145,9 +152,11 @@ def test_sidecar_of_another_form_is_left_as_it_is(
     sidecar.write_bytes(made) if isinstance(made, bytes) else made(sidecar)
     before = stamp(sidecar)
     assert tag("cat") == {"unwritten": 1}
-    assert f"a.jpg.xmp was not written: {reason}" in caplog.text
+    assert f"a.jpg: its sidecar was not written: {reason}" in caplog.text
     assert stamp(sidecar) == before
     assert (folder / "b.xmp").read_bytes() == PLAIN
+    (folder / "c.jpg").touch()
+    assert tag("cat", name="c.jpg") == {"sidecars": 1}
 
 
 @pytest.mark.parametrize("name", ["link.jpg", "linked/a.jpg", "../a.jpg", "/etc/hostname"])
@@ -165,7 +174,7 @@ def test_nothing_is_written_outside_of_the_folder(
 def test_interrupted_write_leaves_the_old_sidecar(
     tag: Tag, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sidecar, staging = folder / "a.jpg.xmp", folder / ".a.jpg.xmp.tmp"
+    sidecar, staging = folder / "a.jpg.xmp", folder / ".ml-decoder.xmp.tmp"
     sidecar.write_bytes(PLAIN)
 
     def fail(file: int) -> None:
@@ -173,7 +182,7 @@ def test_interrupted_write_leaves_the_old_sidecar(
             raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("service.cli.bulk.parts.os.fsync", fail)
+        patch.setattr("service.files.os.fsync", fail)
         assert tag("dog") == {"unwritten": 1}
     assert sidecar.read_bytes() == PLAIN
     assert not staging.exists()
@@ -185,10 +194,111 @@ def test_interrupted_write_leaves_the_old_sidecar(
     assert not (tmp_path / "elsewhere").stat().st_size
 
 
-def test_sidecars_need_a_local_folder(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "list.txt").write_text("photos/a.jpg\n")
-    for location in ("s3://bucket/photos", str(tmp_path / "list.txt"), str(tmp_path / "none")):
-        with pytest.raises(StartError, match="--xmp needs a local folder of photos"):
-            find_folder(location, from_results=False)
-    with open_parts(str(tmp_path / "out"), QUESTION | {"photos": str(folder)}):
-        assert find_folder(str(tmp_path / "out"), from_results=True) == folder
+@pytest.mark.parametrize(
+    ("others", "sidecar"),
+    [
+        ((), "a.jpg.xmp"),
+        (("a.jpg.XMP",), "a.jpg.XMP"),
+        (("a.jpg.XMP", "a.jpg.xmp"), "a.jpg.xmp"),
+        (("a.xmp",), "a.xmp"),
+        (("a.XMP", "a.txt", "b.jpg", "b.CR2"), "a.XMP"),
+        (("a.xmp", "a.jpg.xmp", "a.CR2"), "a.jpg.xmp"),
+        (("a.xmp", "a.CR2"), None),
+        (("a.xmp", "A.png"), None),
+        (("a.xmp", "a.tif"), None),
+    ],
+)
+def test_the_sidecar_that_is_there_is_extended_if_it_is_of_this_photo_alone(
+    tag: Tag, folder: Path, others: tuple[str, ...], sidecar: str | None, caplog: Any
+) -> None:
+    for name in others:
+        (folder / name).write_bytes(PLAIN if name.lower().endswith("xmp") else b"")
+    untouched = {name: stamp(folder / name) for name in others if name != sidecar}
+    assert tag("dog") == ({"left_alone": 1} if sidecar is None else {"sidecars": 1})
+    assert {path.name for path in folder.iterdir()} == {"a.jpg", *others, sidecar or "a.jpg"}
+    assert {name: stamp(folder / name) for name in untouched} == untouched
+    if sidecar is not None:
+        assert "dog" in read_tags(folder / sidecar)["Subject"]
+        assert next(list_sidecars(folder)) == (folder / sidecar, folder / "a.jpg")
+    else:
+        assert "a.jpg: no sidecar was written: it would hide a.xmp, which is of" in caplog.text
+        (folder / "c.jpg").touch()
+        assert tag("dog", name="c.jpg") == {"sidecars": 1}
+
+
+def test_sidecar_of_a_raw_file_is_beside_it_unless_another_is_there(tag: Tag, folder: Path) -> None:
+    for name in ("m.CR2", "n.CR2"):
+        (folder / name).touch()
+    (folder / "m.xmp").write_bytes(PLAIN)
+    assert tag("dog", name="m.CR2") == {"left_alone": 1}
+    assert (folder / "m.xmp").read_bytes() == PLAIN
+    assert tag("dog", name="n.CR2") == {"sidecars": 1}
+    assert read_tags(folder / "n.CR2.xmp") == expect("dog")
+
+
+def test_write_keeps_the_file_and_read_only_files_are_left_alone(
+    tag: Tag, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sidecar = folder / "a.jpg.xmp"
+    sidecar.write_bytes(b"")
+    sidecar.chmod(0o640)
+    os.setxattr(sidecar, "user.note", b"mine")
+    os.utime(sidecar, (0, 0))
+    assert tag("cat") == {"sidecars": 1}
+    assert (sidecar.stat().st_mode & 0o777, os.getxattr(sidecar, "user.note")) == (0o640, b"mine")
+    assert sidecar.stat().st_mtime > 0
+    sidecar.chmod(0o444)
+    before = stamp(sidecar)
+    assert tag("dog") == {"left_alone": 1}
+    assert "a.jpg.xmp is read-only" in caplog.text
+    assert (stamp(sidecar), tag("cat")) == (before, {})
+    long = folder / f"{'é' * 123}a.jpg"  # 251 bytes
+    long.touch()
+    assert tag("cat", name=long.name) == {"sidecars": 1}
+    assert read_tags(Path(f"{long}.xmp")) == expect("cat")
+
+
+def test_tags_of_earlier_versions_are_own_and_no_longer_hide_others(tag: Tag, folder: Path) -> None:
+    sidecar = folder / "a.jpg.xmp"
+    tags = "<digiKam:TagsList><rdf:Seq><rdf:li>ml-decoder/dog</rdf:li></rdf:Seq></digiKam:TagsList>"
+    space = "xmlns:digiKam='http://www.digikam.org/ns/1.0/'"
+    old = (FOREIGN % "<rdf:li>ml-decoder|dog</rdf:li>").replace(">cat<", ">dog<")
+    sidecar.write_text(
+        old.replace("<dc:sub", f"{tags}<dc:sub", 1).replace("xmlns:lr", f"{space} xmlns:lr")
+    )
+    assert tag("cat") == {"sidecars": 1}
+    assert read_tags(sidecar) == {
+        "Subject": ["holiday", "cat"],
+        "TagsList": ["trips/holiday", "ml-decoder/cat"],
+        "HierarchicalSubject": ["trips|holiday", "ml-decoder|cat"],
+    }
+
+
+def test_names_of_any_case_and_form_are_one(tag: Tag, folder: Path) -> None:
+    sidecar = folder / "a.jpg.xmp"
+    decomposed = unicodedata.normalize("NFD", "CAFÉ")
+    sidecar.write_text((FOREIGN % "").replace(">cat<", f">{decomposed}<"))
+    assert tag("café", "HOLIDAY") == {}
+    assert tag("café", "dog") == {"sidecars": 1}
+    assert read_tags(sidecar)["TagsList"] == ["trips/holiday", decomposed, "ml-decoder/dog"]
+
+
+def test_tags_in_the_photo_are_the_users(tag: Tag, folder: Path) -> None:
+    if shutil.which("exiftool") is None:
+        pytest.skip("no exiftool")
+    Image.new("RGB", (8, 8)).save(folder / "a.jpg")
+    given = (
+        "-IPTC:Keywords=Cat",
+        "-IPTC:Keywords=café",
+        "-XMP-lr:HierarchicalSubject=trips|holiday",
+    )
+    subprocess.run(["exiftool", "-q", "-overwrite_original", *given, folder / "a.jpg"], check=True)
+    assert tag("cat", "dog") == {"sidecars": 1}
+    assert read_tags(folder / "a.jpg.xmp") == {
+        "Subject": ["holiday", "Cat", "café", "dog"],
+        "TagsList": ["trips/holiday", "Cat", "café", "ml-decoder/dog"],
+        "HierarchicalSubject": ["trips|holiday", "Cat", "café", "ml-decoder|dog"],
+    }
+    Image.new("RGB", (8, 8)).save(folder / "b.jpg", xmp=b"<x dc:subject")
+    assert tag("cat", name="b.jpg") == {"unwritten": 1}
+    assert tag("cow") == {"sidecars": 1}

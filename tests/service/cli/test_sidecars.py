@@ -1,0 +1,116 @@
+"""`ml-decoder bulk --xmp` and `ml-decoder sidecars` as an owner of photos uses them."""
+
+import json
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.bundle.reader import Bundle
+from tests.service.archive.test_sidecars import PLAIN, read_tags
+from tests.service.cli.conftest import Run, assert_refused
+from tests.support.photos import write_photos
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    write_photos(tmp_path / "photos", 2)
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def tag(run: Run, photos: Path, tmp_path: Path, monkeypatch: Any, tiny_bundle: Bundle) -> Run:
+    """Tags the photos with cat and dog, into the results that are named."""
+    monkeypatch.setenv("ML_DECODER_BUNDLE", str(tiny_bundle.path))
+    question = ("--threshold", "0", "--include", "cat", "--include", "dog", "--xmp")
+    return lambda out, *flags: run("bulk", photos, tmp_path / out, *question, *flags)
+
+
+def read_trees(sidecar: Path) -> list[str]:
+    return read_tags(sidecar)["TagsList"]
+
+
+def test_deleted_tag_stays_deleted_in_new_results(tag: Run, run: Run, photos: Path) -> None:
+    assert tag("a") == (0, "2 tagged, 0 failed, 0 done before, 2 sidecars written\n", "")
+    sidecar = photos / "00.png.xmp"
+    delete = ["exiftool", "-q", "-overwrite_original", "-XMP-dc:Subject-=cat", sidecar]
+    read_tags(sidecar)  # skips without exiftool
+    subprocess.run(delete, check=True)
+    told = (
+        "2 tagged, 0 failed, 0 done before, 1 sidecars written, 1 deleted tags not written again\n"
+    )
+    assert tag("b") == (0, told, "")
+    told = "2 tagged, 0 failed, 0 done before, 1 deleted tags not written again\n"
+    assert tag("c") == (0, told, "")
+    assert [path for path in (photos / "01.png.xmp", sidecar) if "cat" in str(read_tags(path))] == [
+        photos / "01.png.xmp"
+    ]
+    lines = f"{sidecar}: dog; deleted: cat\n{photos}/01.png.xmp: cat, dog\n"
+    total = "2 sidecars with 3 tags, 1 deleted by you\n"
+    assert run("sidecars", photos) == (
+        0,
+        lines.replace("cat, dog", ", ".join(order(photos))) + total,
+        "",
+    )
+
+
+def order(photos: Path) -> list[str]:
+    return [tag.partition("/")[2] for tag in read_trees(photos / "01.png.xmp")]
+
+
+def test_dry_run_writes_nothing_and_shows_changes(tag: Run, photos: Path, tmp_path: Path) -> None:
+    code, out, err = tag("a", "--dry-run")
+    lines = out.splitlines()
+    assert (code, err, len(lines)) == (0, "", 3)
+    assert sorted(lines[0].split()) == sorted([f"{photos}/00.png.xmp:", "+cat", "+dog"])
+    assert lines[-1] == "2 tagged, 0 failed, 0 done before, 2 sidecars written"
+    assert not list(photos.glob("*.xmp"))
+    assert not (tmp_path / "a").exists()
+    assert tag("a")[0] == 0
+    before = {path: path.stat().st_mtime_ns for path in photos.parent.rglob("*")}
+    code, out, err = tag("a", "--dry-run", "--xmp-root", "", "--json")
+    assert json.loads(out)["sidecars"] == len(json.loads(out)["changes"]) == 2
+    assert {path: path.stat().st_mtime_ns for path in photos.parent.rglob("*")} == before
+    assert tag("a")[0] == 0
+
+
+def test_root_can_be_named_or_left_out(tag: Run, photos: Path) -> None:
+    sidecar = photos / "00.png.xmp"
+    for root, prefix in (("archive/found", "archive/found/"), ("", ""), ("tags", "tags/")):
+        assert tag("a", "--xmp-root", root)[0] == 0
+        assert {*read_trees(sidecar)} == {f"{prefix}cat", f"{prefix}dog"}
+    for wrong in ("a|b", "a//b", "a\x1b"):
+        assert_refused(partial(tag, "a", "--xmp-root", wrong), "must be a tag, as archive")
+    assert tag("a")[0] == 0
+
+
+def test_remove_leaves_the_sidecars_of_the_user(tag: Run, run: Run, photos: Path) -> None:
+    mine, other = photos / "00.png.xmp", photos / "01.png.xmp"
+    mine.write_bytes(PLAIN.replace(b">cat<", b">cow<"))
+    before = read_tags(mine)
+    assert tag("a")[0] == 0
+    command = partial(run, "sidecars", photos)
+    assert command("CAT", "--remove", "--json")[0] == 0
+    assert "cat" not in str([*read_tags(mine).values(), *read_tags(other).values()])
+    assert tag("a")[0] == 0
+    assert "cat" in str(read_tags(mine))
+    assert command("cat", "--reject")[0] == 0
+    assert "2 deleted tags not written again" in tag("a")[1]
+    assert (
+        command("--allow")[1]
+        == "0 tags removed, 0 sidecars deleted; now 2 sidecars with 2 tags, 0 deleted by you\n"
+    )
+    assert tag("a")[0] == 0
+    told = "4 tags removed, 1 sidecars deleted; now 0 sidecars with 0 tags, 0 deleted by you\n"
+    assert command("--remove") == (0, told, "")
+    assert not other.exists()
+    assert read_tags(mine) == before
+    assert b"mld" not in mine.read_bytes().replace(b"ml-decoder", b"mld")
+    assert_refused(command, "give one of --remove, --reject and --allow", "--remove", "--allow")
+    assert_refused(run, "none is not a folder", "sidecars", "none")
+    mine.write_bytes(b"ml-decoder")
+    assert command()[:2] == (1, "0 sidecars with 0 tags, 0 deleted by you\n")
+    mine.unlink()
+    assert tag("a")[0] == 0
