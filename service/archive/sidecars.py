@@ -52,7 +52,7 @@ class LeftAlone(Exception):
 class Change(NamedTuple):
     """A sidecar after a change of its own tags, by their names."""
 
-    path: Path
+    path: str
     tags: tuple[str, ...]
     rejected: tuple[str, ...]  # deleted by the user
     added: tuple[str, ...]
@@ -179,7 +179,7 @@ def retag(path: Path, photo: Path, choose: Choose, *, dry_run: bool = False) -> 
     old, names = ([tag[-1] for tag in s.written] for s in (state, new))
     added = tuple(name for name in names if name not in old)
     removed = tuple(name for name in old if name not in names)
-    return Change(path, tuple(names), new.rejected, added, removed, is_changed, is_deleted)
+    return Change(str(path), tuple(names), new.rejected, added, removed, is_changed, is_deleted)
 
 
 def _load(path: Path, status: os.stat_result) -> bytes:

@@ -14,7 +14,6 @@ import typer
 
 from service.cli.console import EXIT_SOME_FAILED, show_progress, write_json
 from service.cli.options import ExcludedPaths, refuse_empty, require_package
-from service.cli.sidecars import describe_change, format_change
 from service.errors import StartError
 from service.logs import configure_logs
 from service.settings import Settings
@@ -165,11 +164,12 @@ def _read_root(name: str) -> tuple[str, ...]:
 
 def _show(totals: Totals, changes: Sequence[Change], as_json: bool) -> None:
     if as_json:
-        shown = {"changes": [describe_change(change) for change in changes]} if changes else {}
+        shown = {"changes": [change._asdict() for change in changes]} if changes else {}
         write_json(asdict(totals) | shown)
         return
     for change in changes:
-        sys.stdout.write(f"{format_change(change)}\n")
+        names = [*(f"+{name}" for name in change.added), *(f"-{name}" for name in change.removed)]
+        sys.stdout.write(f"{change.path}: {' '.join(names) or 'other fields'}\n")
     others = [
         (totals.failed_before, " ({} of them failed)"),
         (totals.unread, ", {} not read: run it again for them"),

@@ -96,19 +96,17 @@ def test_remove_leaves_the_sidecars_of_the_user(tag: Run, run: Run, photos: Path
     assert "cat" not in str([*read_tags(mine).values(), *read_tags(other).values()])
     assert tag("a")[0] == 0
     assert "cat" in str(read_tags(mine))
-    assert command("cat", "--reject")[0] == 0
+    for path in (mine, other):
+        content = path.read_text()
+        path.write_text(content.replace("<rdf:li>ml-decoder/cat</rdf:li>", "", 1))
     assert "2 deleted tags not written again" in tag("a")[1]
-    assert (
-        command("--allow")[1]
-        == "0 tags removed, 0 sidecars deleted; now 2 sidecars with 2 tags, 0 deleted by you\n"
-    )
+    assert command("--allow")[1] == "0 tags removed, 0 sidecars deleted\n"
     assert tag("a")[0] == 0
-    told = "4 tags removed, 1 sidecars deleted; now 0 sidecars with 0 tags, 0 deleted by you\n"
+    told = "4 tags removed, 1 sidecars deleted\n"
     assert command("--remove") == (0, told, "")
     assert not other.exists()
     assert read_tags(mine) == before
     assert b"mld" not in mine.read_bytes().replace(b"ml-decoder", b"mld")
-    assert_refused(command, "give one of --remove, --reject and --allow", "--remove", "--allow")
     assert_refused(run, "none is not a folder", "sidecars", "none")
     mine.write_bytes(b"ml-decoder")
     assert command()[:2] == (1, "0 sidecars with 0 tags, 0 deleted by you\n")

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -9,13 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from service.bundle.reader import Bundle
-from service.cli import options
+from service.cli.bulk.run import Totals
 from tests.service.cli.conftest import Run, assert_refused
 from tests.support.photos import make_photo, write_photos
 
-KEYS = ("tagged", "failed", "skipped", "unread", "failed_before", "left_out", "gone")
-KEYS += ("sidecars", "rejected", "left_alone", "unwritten")
-TOTALS = dict.fromkeys(KEYS, 0)
+TOTALS = asdict(Totals())
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def test_bulk_names_the_extra_of_a_missing_package(
     run: Run, monkeypatch: pytest.MonkeyPatch, missing: str, extra: str, flags: tuple[str, ...]
 ) -> None:
     found = dict.fromkeys(("pyarrow", "lxml", "ray"), object()) | {missing: None}
-    monkeypatch.setattr(options.importlib.util, "find_spec", found.__getitem__)
+    monkeypatch.setattr("service.cli.options.importlib.util.find_spec", found.__getitem__)
     reason = f"{missing} is missing: pip install -e '.[{extra}]' in the checkout\n"
     assert run("photos", "out", *flags) == (2, "", f"ml-decoder: {reason}")
 
