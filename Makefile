@@ -110,7 +110,7 @@ lock: $(LOCK)/.installed ## Pin the newest versions that fit, in constraints/
 	$(COMPILE) --python-version 3.11.5 --python-platform x86_64-unknown-linux-gnu client/pyproject.toml \
 		--extra dev --extra ray --output-file constraints/dev.txt
 	set -e; for runtime in cpu gpu openvino; do echo setuptools | $(COMPILE) - --constraint constraints/dev.txt \
-		--universal --python-version 3.11 --generate-hashes --extra bulk --extra fast --extra otel \
+		--universal --python-version 3.11 --generate-hashes --extra bulk --extra fast --extra heif --extra otel \
 		--extra postgres --extra "$$runtime" --output-file "constraints/serve-$$runtime.txt"; done
 
 clean: ## Remove the environments and everything that tools leave behind

@@ -20,7 +20,7 @@ from models.checkpoints.description import add_hint_flags
 from models.checkpoints.formats import check_checkpoint
 from models.commands import RequestError, run_command
 from service.bundle.card import Precision
-from service.errors import BundleError
+from service.errors import BundleError, escape
 
 _EXIT_SOME_LEFT_OUT = 1
 _EXIT_NOT_WRITTEN = 2
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _log_to_stderr():
             run_export(given, left_out)
     except (RequestError, BundleError, OSError) as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"error: {escape(' '.join(str(error).split()))}\n")
         return _EXIT_NOT_WRITTEN
     if left_out:
         photos = "photo was" if len(left_out) == 1 else "photos were"

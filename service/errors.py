@@ -1,5 +1,6 @@
 """Every error that the service raises on purpose, with status, code and title of its answer."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -8,6 +9,8 @@ from typing import TypeVar
 # An answer repeats at most 80 characters of a client's name, and 10 names.
 _MAX_CHARACTERS = 80
 MAX_NAMES = 10
+_CONTROLS = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029]")
+_RAW_STEP = "export it as JPEG, or take its embedded preview (exiftool -b -JpgFromRaw)"
 # An unknown name is compared with at most 1,000 known ones, in a few milliseconds. With 50,000
 # labels, this would block the event loop for a second.
 _MAX_COMPARED = 1000
@@ -18,6 +21,11 @@ ErrorT = TypeVar("ErrorT", bound=Exception)
 def quote(name: str) -> str:
     """Returns text from a client in quotes: printable, on one line, at most 80 characters of it."""
     return repr(name[:_MAX_CHARACTERS])
+
+
+def escape(text: str, keep: str = "") -> str:
+    """Returns text with control characters, except those in `keep`, in the notation of `ascii`."""
+    return _CONTROLS.sub(lambda c: c[0] if c[0] in keep else ascii(c[0])[1:-1], text)
 
 
 def find_close(name: str, known: Sequence[str]) -> str | None:
@@ -270,11 +278,12 @@ class EmptyImage(InvalidImage):
 
 class UnsupportedImage(ImageError):
     status, code, title = 415, "unsupported_image", "The image type is not supported"
-    detail = "The file's type is {!s}: save the image in another format. Supported types: {!s}."
+    detail = "The file's type is {!s}: {!s}. Supported types: {!s}."
 
-    def __init__(self, kind: str, supported: Sequence[str]) -> None:
+    def __init__(self, kind: str, supported: Sequence[str], step: str | None = None) -> None:
         more = "" if "HEIF" in supported else "; HEIC and AVIF need the extra heif"
-        super().__init__(kind, f"{', '.join(supported)}{more}")
+        usual = _RAW_STEP if kind.startswith("RAW") else "save the image in another format"
+        super().__init__(kind, step or usual, f"{', '.join(supported)}{more}")
 
 
 class TooManyPixels(ImageError):

@@ -13,6 +13,8 @@ from typing import Generic, Literal, TypeVar
 from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
 
+from service.errors import escape
+
 LogFormat = Literal["text", "json"]
 KeyT = TypeVar("KeyT")
 
@@ -32,7 +34,7 @@ class TextFormatter(logging.Formatter):
         """Returns the line without its traceback."""
         fields = {k: v for k, v in record.__dict__.items() if k not in _NOT_FIELDS}
         words = (f"{name}={_quote(value)}" for name, value in fields.items())
-        return " ".join([super().formatMessage(record), *words])
+        return " ".join([escape(super().formatMessage(record)), *words])
 
 
 def add_request_id(record: logging.LogRecord) -> bool:

@@ -13,9 +13,9 @@ from export import ExportError
 from models.data.labelled_folder import read_labelled_folder
 from models.data.records import LabelledFolder
 from service.bundle.card import InputContract
-from service.errors import ImageError
+from service.errors import ImageError, escape
 from service.images.decode import PixelArray, decode_image
-from service.images.folders import read_photo
+from service.images.raw import load_photo
 
 _MAX_PIXELS = 200_000_000  # width x height; the user's own photos, so only a sanity bound
 _MAX_KEPT_BYTES = 2**29  # of decoded pixels: 3,500 photos of 224 x 224
@@ -48,7 +48,7 @@ class PhotoReader:
         if path in self._kept:
             return self._kept[path]
         try:
-            pixels = decode_image(read_photo(path), self._contract, _MAX_PIXELS).pixels
+            pixels = decode_image(load_photo(path), self._contract, _MAX_PIXELS).pixels
         except OSError as error:
             reason = error.strerror or "unreadable"
             raise UnusablePhotosError(f"photo {path} cannot be read: {reason}") from error
@@ -113,7 +113,7 @@ class LabelledPhotos:
             raise UnusablePhotosError(f"no photo of {self.dataset} can be used: {first}")
         for path, failure in failures.items():
             if path not in self.reader.left_out:
-                logger.warning("left out: %s", failure)
+                logger.warning("left out: %s", escape(failure))
         self.reader.left_out.update(failures)
         return self.take(rows)
 

@@ -28,7 +28,7 @@ from service.archive.xmp import READ_ONLY, Packet, Tag
 from service.bundle.card import fold_name
 from service.files import replace_file
 from service.images.folders import read_photo
-from service.images.formats import RAW_ENDINGS, is_photo_name
+from service.images.formats import RAW_ENDING, is_photo_name
 
 # darktable's history of many drawn masks takes some hundred kB.
 _MAX_BYTES = 8_000_000
@@ -37,7 +37,7 @@ _STAGING = ".ml-decoder.xmp.tmp"
 _SEPARATORS = str.maketrans("/|", "--")
 _MARK = ROOT.encode()  # in the name of the memory's namespace too
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
-_OTHER_PICTURES = RAW_ENDINGS | {".tif", ".tiff", ".psd", ".jxl", ".jp2"}
+_OTHER_PICTURES = frozenset({".tif", ".tiff", ".psd", ".jxl", ".jp2"})
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class SidecarFinder:
                 continue
             if stem == photo.stem:
                 others = [name for name in alike if name != photo.name and _is_picture(name)]
-                if others or photo.suffix.lower() in RAW_ENDINGS:
+                if others or _is_raw(photo.name):
                     of = others[0] if others else "a RAW file"
                     raise LeftAlone(f"it would hide {found[0]}, which is of {of} too")
             return photo.with_name(found[0])
@@ -196,4 +196,9 @@ def _is_sidecar(name: str) -> bool:
 
 
 def _is_picture(name: str) -> bool:
-    return is_photo_name(name) is not False or Path(name).suffix.lower() in _OTHER_PICTURES
+    is_other = Path(name).suffix.lower() in _OTHER_PICTURES
+    return is_photo_name(name) is not False or is_other or _is_raw(name)
+
+
+def _is_raw(name: str) -> bool:
+    return RAW_ENDING.fullmatch(Path(name).suffix.lower()) is not None

@@ -29,6 +29,7 @@ from service.errors import (
     ServiceError,
     StartError,
     StoreError,
+    escape,
 )
 from service.logs import configure_logs
 from service.settings import Settings
@@ -116,7 +117,7 @@ def _fail(reason: str) -> NoReturn:
 
 
 def _write_error(reason: str) -> None:
-    sys.stderr.write(f"ml-decoder: {' '.join(reason.split())}\n")
+    sys.stderr.write(f"ml-decoder: {escape(' '.join(reason.split()))}\n")
 
 
 def serve(settings: Settings) -> None:
@@ -223,10 +224,10 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
     if importlib.util.find_spec("ml_decoder_client") is None:
         raise StartError("bench needs ml-decoder-client: pip install ./client in the checkout")
     from service.cli.bench import SAMPLE, open_client, run_bench, show_load
-    from service.images.folders import read_photo
+    from service.images.raw import load_photo
 
     try:
-        contents = [read_photo(path) for path in _find_photos(photos or [SAMPLE])]
+        contents = [load_photo(path) for path in _find_photos(photos or [SAMPLE])]
     except OSError as error:
         raise StartError(f"{error.filename}: {error.strerror}") from error
     client = open_client(url, api_key, clients)

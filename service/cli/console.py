@@ -13,6 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from service.errors import escape
+
 if TYPE_CHECKING:  # it imports the pipeline, and `--help` needs none
     from service.cli.local_pipeline import PhotoResult
 
@@ -30,13 +32,13 @@ def show_pairs(values: Mapping[str, str], justify: Literal["left", "right"] = "l
     table = Table(show_header=False)
     for name, value in values.items():
         # `Text`, here and elsewhere, because rich reads markup in plain strings.
-        table.add_row(Text(name), Text(value, justify=justify))
+        table.add_row(Text(escape(name)), Text(escape(value), justify=justify))
     Console().print(table)
 
 
 def show_failure(photo: PhotoResult) -> None:
     """Shows on stderr the reason why a photo has no labels."""
-    failure = Text.assemble((str(photo.path), "bold"), f": {photo.failure}")
+    failure = Text.assemble((escape(str(photo.path)), "bold"), f": {photo.failure}")
     Console(stderr=True).print(failure, soft_wrap=True)
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from service.bundle.card import RANKED, Device, HeadCalibration, Label, OpenHead, TrainedHead
 from service.bundle.reader import Bundle
 from service.cli.console import show_pairs
+from service.errors import escape
 
 # The precision that `auto` takes on processors that lack or have certain instructions.
 _OTHER_PROCESSORS = {
@@ -128,13 +129,13 @@ def _show_labels(labels: Sequence[Label]) -> None:
     others = (f"for {word}" for word in purposes)
     table = Table("label", *["category"] * bool(counts), *shares, *others)
     for label in labels[:_MAX_ROWS]:
-        category = [Text(label.category or "-")] * bool(counts)
+        category = [Text(escape(label.category or "-"))] * bool(counts)
         points = [label.by_purpose.get(word) for word in purposes]
         values = [label.threshold, label.precision, label.recall]
         values += [point.threshold if point else None for point in points]
         texts = ["-" if value is None else f"{value:.3f}" for value in values]
         positives = "-" if label.positives is None else str(label.positives)
-        table.add_row(Text(label.name), *category, *texts[:3], positives, *texts[3:])
+        table.add_row(Text(escape(label.name)), *category, *texts[:3], positives, *texts[3:])
     Console().print(table)
     if len(labels) > _MAX_ROWS:
         Console().print(Text(f"{len(labels) - _MAX_ROWS:,} more labels: --json has all", "dim"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from service.errors import BusyError, ImageError, InferenceFailed, OutOfMemory
-from service.images.folders import read_photo
+from service.images.raw import load_photo
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
@@ -57,7 +57,7 @@ async def try_photo(
 ) -> tuple[ResultT | None, str | None]:
     """Returns the result of `use` for the content of a file, or the reason why there is none."""
     try:
-        return await use(await asyncio.to_thread(read_photo, path)), None
+        return await use(await asyncio.to_thread(load_photo, path)), None
     except OSError as error:
         return None, error.strerror or "cannot be read"
     except MemoryError:

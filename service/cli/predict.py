@@ -20,10 +20,10 @@ from rich.text import Text
 from service.bundle.card import InputContract
 from service.cli.console import show_failure, show_progress, write_json
 from service.cli.local_pipeline import PhotoResult, label_photos, run_pipeline
-from service.errors import ImageError, OutOfMemory, StartError
+from service.errors import ImageError, OutOfMemory, StartError, escape
 from service.images.decode import decode_image
-from service.images.folders import read_photo
 from service.images.formats import make_overlay_name
+from service.images.raw import load_photo
 from service.pipeline.prediction import Prediction
 from service.question import Question
 from service.settings import Settings
@@ -71,7 +71,7 @@ async def predict_photos(
                     report(done, len(photos))
                     complete = complete and photo.failure is None
     if written:
-        shown = [str(folder) for folder in sorted(written)[:_FOLDERS_SHOWN]]
+        shown = [escape(str(folder)) for folder in sorted(written)[:_FOLDERS_SHOWN]]
         if others := len(written) - len(shown):
             shown.append(f"{others} more folders")
         maps = "map" if written.total() == 1 else "maps"
@@ -92,7 +92,7 @@ def _show_table(photo: PhotoResult) -> None:
         return
     console = Console()
     # A title would be wrapped to the table's width.
-    console.print(Text(str(photo.path), "bold"), soft_wrap=True)
+    console.print(Text(escape(str(photo.path)), "bold"), soft_wrap=True)
     labels = photo.prediction.labels
     if not labels:
         console.print("no label reaches the threshold", style="dim")
@@ -103,10 +103,10 @@ def _show_table(photo: PhotoResult) -> None:
     table = Table("label", *["category"] * has_categories, *numbers, *["found"] * has_others)
     for label in labels:
         mark = "" if label.calibrated else " *"
-        category = [Text(label.category or "")] * has_categories
+        category = [Text(escape(label.category or ""))] * has_categories
         score, threshold = f"{label.score:.3f}", f"{label.threshold:.3f}{mark}"
         found = ["yes" if label.found else "no"] * has_others
-        table.add_row(Text(label.label), *category, score, threshold, *found)
+        table.add_row(Text(escape(label.label)), *category, score, threshold, *found)
     console.print(table)
     if not all(label.calibrated for label in labels):
         console.print(Text("* not the label's own threshold", "dim"), soft_wrap=True)
@@ -128,7 +128,7 @@ def _write_csv(photo: PhotoResult, *, has_categories: bool = False) -> None:
 
 def _write_row(values: Sequence[str]) -> None:
     """Writes a line of CSV; an apostrophe before a formula keeps spreadsheets from running it."""
-    row = io.StringIO()
+    row, values = io.StringIO(), [escape(value, keep="\t\r\n") for value in values]
     csv.writer(row).writerow(f"'{v}" if v.startswith(_FORMULA_STARTS) else v for v in values)
     # Python 3.11 quotes `\r` in a text only if the line ends with it too.
     sys.stdout.write(row.getvalue().removesuffix("\r\n") + "\n")
@@ -191,7 +191,7 @@ def _draw(path: Path, prediction: Prediction, folder: Path) -> Iterator[Path]:
         interpolation="bicubic",
     )
     max_pixels = prediction.width * prediction.height
-    decoded = decode_image(read_photo(path), contract, max_pixels=max_pixels)
+    decoded = decode_image(load_photo(path), contract, max_pixels=max_pixels)
     upright = Image.fromarray(decoded.pixels).convert("RGBA")
     explained = zip(prediction.labels, prediction.explanations, strict=False)
     for rank, (label, explanation) in enumerate(explained, start=1):

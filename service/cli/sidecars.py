@@ -13,7 +13,7 @@ import typer
 from service.bundle.card import fold_name
 from service.cli.console import EXIT_SOME_FAILED, write_json
 from service.cli.options import path_argument, require_package
-from service.errors import StartError
+from service.errors import StartError, escape
 
 if TYPE_CHECKING:
     from service.archive.sidecars import Change, Choose
@@ -62,7 +62,7 @@ def sidecars(
             write_json(change._replace(tags=tags, rejected=rejected)._asdict())
         elif is_list and (tags or rejected):
             parts = (", ".join(tags), f"deleted: {', '.join(rejected)}" * bool(rejected))
-            sys.stdout.write(f"{change.path}: {'; '.join(filter(None, parts))}\n")
+            sys.stdout.write(escape(f"{change.path}: {'; '.join(filter(None, parts))}") + "\n")
     if not as_json:
         total = _LISTED if is_list else "{removed} tags removed, {emptied} sidecars deleted\n"
         sys.stdout.write(total.format_map(counts))
@@ -83,5 +83,5 @@ def _change_sidecars(
         try:
             yield retag(path, photo, choose, dry_run=dry_run)
         except (LeftAlone, OSError, ValueError) as error:
-            sys.stderr.write(f"{path}: {error}\n")
+            sys.stderr.write(escape(f"{path}: {error}") + "\n")
             counts["failed"] += 1

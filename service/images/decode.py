@@ -16,7 +16,7 @@ from PIL import Image, ImageFile
 
 from service import errors
 from service.bundle.card import InputContract
-from service.images.formats import FORMATS, find_container, find_unsupported_format
+from service.images.formats import FORMATS, describe_other, find_container, find_unsupported_format
 from service.images.heif import count_pixels, find_sizes, hide_exif
 from service.images.jpeg import (
     UPRIGHT,
@@ -101,10 +101,10 @@ def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) 
     except errors.ImageError:
         raise
     except Exception as error:
-        raise _explain(error, max_pixels) from error
+        raise _explain(error, max_pixels, photo) from error
 
 
-def _explain(error: Exception, max_pixels: int) -> errors.ServiceError:
+def _explain(error: Exception, max_pixels: int, photo: bytes | Jpeg) -> errors.ServiceError:
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
         return errors.TooManyPixels(max_pixels, sys.maxsize)
     text, message = str(error).lower(), f"cannot decode: {type(error).__name__}"
@@ -120,7 +120,8 @@ def _explain(error: Exception, max_pixels: int) -> errors.ServiceError:
     except OSError:
         return errors.OutOfMemory(message)
     # Pillow raises errors of nearly every type for damaged files.
-    return errors.InvalidImage(message)
+    other = describe_other(photo) if isinstance(photo, bytes) else None
+    return errors.InvalidImage(message, detail=other)
 
 
 def _decode_jpeg(jpeg: Jpeg, contract: InputContract, max_pixels: int) -> DecodedImage:

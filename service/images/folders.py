@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from itertools import compress
 from pathlib import Path
 
-from service.errors import StartError
+from service.errors import StartError, escape
 from service.images.formats import describe_kind, is_overlay_name, is_photo_name, starts_photo
 
 START_BYTES = 12
@@ -114,7 +114,7 @@ def _find_by_content(names: Sequence[str], read_start: Callable[[str], bytes]) -
 def describe_left_out(left_out: LeftOut) -> str:
     """Returns one line: `3 files left out (2 .heic: needs the extra heif; 1 .tiff)`."""
     most = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))[:_KINDS_SHOWN]
-    kinds = [f"{count} {kind}" for kind, count in most]
+    kinds = [f"{count} {escape(kind)}" for kind, count in most]
     if others := left_out.total() - sum(count for _, count in most):
         kinds.append(f"{others} of other kinds")
     folders = sum(count for kind, count in left_out.items() if kind.endswith("/"))

@@ -1,5 +1,6 @@
 """File formats: decoded (HEIC and AVIF with the extra `heif`), only known; names of photos."""
 
+import importlib.util
 import os
 import re
 from itertools import chain
@@ -7,9 +8,17 @@ from itertools import chain
 from PIL import AvifImagePlugin, features
 
 from service.errors import quote
+from service.images.jpeg import read_tags
 
 _ALWAYS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _MAGIC = {
+    "RAW of Canon (CR2)": (b"II*\0\x10\0\0\0CR",),
+    "RAW of Canon (CRW)": (b"II\x1a\0\0\0HEAPCCDR",),
+    "RAW of Fujifilm (RAF)": (b"FUJIFILMCCD-RAW",),
+    "RAW of Minolta (MRW)": (b"\0MRM",),
+    "RAW of Olympus (ORF)": (b"IIRO", b"IIRS", b"MMOR"),
+    "RAW of Panasonic (RW2)": (b"IIU\0",),
+    "RAW of Sigma (X3F)": (b"FOVb",),
     "PDF": (b"%PDF",),
     "PSD": (b"8BPS",),
     "EPS": (b"%!PS", b"\xc5\xd0\xd3\xc6"),
@@ -23,6 +32,22 @@ _MAGIC = {
     "JNG": (b"\x8bJNG",),
     "QOI": (b"qoif",),
     "OpenEXR": (b"\x76\x2f\x31\x01",),
+}
+_RAW_TIFF = {  # by the tag Make
+    b"NIKON": "RAW of Nikon (NEF)",
+    b"PENTAX": "RAW of Pentax (PEF)",
+    b"RICOH": "RAW of Pentax (PEF)",
+    b"SAMSUNG": "RAW of Samsung (SRW)",
+    b"SONY": "RAW of Sony (ARW)",
+}
+_SUBFILE, _PHOTOMETRIC, _MAKE, _DNG_VERSION = _RAW_TAGS = 0x00FE, 0x0106, 0x010F, 0xC612
+_SENSOR = 32803  # photometric interpretation: a colour a pixel
+_TEXTS = {  # by the first bytes, in lower case
+    rb"version https://git-lfs": "a pointer of Git LFS: run git lfs pull",
+    rb"<!doctype html|<html": "a web page (HTML): download the photo itself",
+    rb"data:image/|/9j/|ivborw0kggo|uklgr|r0lgod": "base64: decode it first",
+    rb"\0+\Z": "zeros, at least at its start: copy it again",
+    rb"[\t-\r -~\x80-\xbf\xc2-\xf4]{20,}\Z": "a text: open it in an editor",
 }
 # Brands of the ISO container, bytes 8 to 12. `mif1` and `msf1` may hold either.
 _HEIC_BRANDS = frozenset(b"heic heix heim heis hevc hevx hevm hevs mif1 msf1".split())
@@ -38,14 +63,8 @@ _ENDINGS = {
     "HEIF": (".heic", ".heif", ".hif"),
     "AVIF": (".avif",),
 }
-RAW_ENDINGS = frozenset(
-    (
-        *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".mrw", ".nef", ".nrw", ".orf", ".pef"),
-        *(".raf", ".rw2", ".rwl", ".srw", ".x3f"),
-    )
-)
-"""Of RAW files, whose embedded previews the extra `raw` reads."""
-
+RAW_ENDING = re.compile(r"\.(3fr|arw|cr[23w]|dng|mrw|nef|nrw|orf|pef|raf|rw[2l]|srw|x3f)")
+HAS_RAW = importlib.util.find_spec("rawpy") is not None
 _ALL_ENDINGS = frozenset(chain.from_iterable(_ENDINGS.values()))
 # Anything else is not an ending, as in `2024.05 at the sea`.
 _SHORT_ENDING = re.compile(r"\.[a-z0-9]{1,10}")
@@ -83,6 +102,8 @@ def is_photo_name(name: str) -> bool | None:
         return False
     if ending in ENDINGS:
         return True
+    if RAW_ENDING.fullmatch(ending):
+        return HAS_RAW
     return None if ending in _ALL_ENDINGS or not _SHORT_ENDING.fullmatch(ending) else False
 
 
@@ -98,6 +119,8 @@ def describe_kind(name: str) -> str:
         return "hidden"
     if not _SHORT_ENDING.fullmatch(ending):
         return "without ending"
+    if RAW_ENDING.fullmatch(ending):
+        return f"{ending}: needs the extra raw"
     return f"{ending}: needs the extra heif" if ending in _ALL_ENDINGS else ending
 
 
@@ -120,16 +143,35 @@ def find_unsupported_format(data: bytes) -> str | None:
     head = data[:_SNIFFED_BYTES]
     for name, starts in _MAGIC.items():
         if head.startswith(starts):
-            return name
+            return _name_tiff(data) if name == "TIFF" else name
     container = find_container(data)
     if container is not None and container not in FORMATS:
         return container
+    if data[4:12] == b"ftypcrx ":
+        return "RAW of Canon (CR3)"
     if container is None and data[4:8] == b"ftyp":  # a film, or a picture with another codec
         return f"ISO media {quote(data[8:12].decode('latin-1'))}"
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith((b"<svg", b"<?xml", b"<!--", b"<!DOCTYPE svg")) and b"<svg" in text:
         return "SVG"
     return None
+
+
+def describe_other(data: bytes) -> str | None:
+    """Returns a sentence about a file that is no image: a text, a web page, zeros; else None."""
+    head = data[:_SNIFFED_BYTES].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    return next((f"It is {kind}." for key, kind in _TEXTS.items() if re.match(key, head)), None)
+
+
+def _name_tiff(data: bytes) -> str:
+    tags = read_tags(data[:65_536], _RAW_TAGS)
+    make = tags.get(_MAKE)
+    if _DNG_VERSION in tags:
+        return "RAW (DNG)"
+    # The first picture of a developed TIFF is whole; that of a RAW file is small, or the sensor's.
+    is_part = tags.get(_SUBFILE) == 1 or tags.get(_PHOTOMETRIC, _SENSOR) == _SENSOR
+    start = make.upper() if is_part and isinstance(make, bytes) else b""
+    return next((name for key, name in _RAW_TIFF.items() if start.startswith(key)), "TIFF")
 
 
 def find_container(data: bytes) -> str | None:

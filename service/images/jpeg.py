@@ -9,7 +9,7 @@ import io
 import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,9 +30,10 @@ else:
     cv2.setNumThreads(1)  # photos are decoded in parallel
 
 UPRIGHT = 1
-_ORIENTATION_TAG = 0x0112
+ORIENTATION_TAG = 0x0112
 # The format of each of TIFF's integer types; most writers use 3, some 4 or 1.
 _INTEGERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}
+_TEXT = 2
 _TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _EXIF_HEADER = b"Exif\0\0"
 
@@ -175,23 +176,35 @@ def _walk_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 def read_orientation(exif: bytes) -> int:
     """Returns EXIF's orientation, 1 to 8; upright if the block is malformed."""
-    tiff = exif.removeprefix(_EXIF_HEADER)
+    value = read_tags(exif.removeprefix(_EXIF_HEADER), {ORIENTATION_TAG}).get(ORIENTATION_TAG)
+    return value if isinstance(value, int) and 1 <= value <= 8 else UPRIGHT
+
+
+def read_tags(tiff: bytes, wanted: Collection[int]) -> dict[int, int | bytes | None]:
+    """Returns the first of each wanted tag: one integer, a text's first 8 bytes, or None.
+
+    Of a file that ends early, it returns the tags before the end.
+    """
+    tags: dict[int, int | bytes | None] = {}
     order = _TIFF_ORDERS.get(tiff[:4])
     if order is None:
-        return UPRIGHT
+        return tags
     try:
         (start,) = struct.unpack_from(f"{order}I", tiff, 4)
         (entries,) = struct.unpack_from(f"{order}H", tiff, start)
         for position in range(start + 2, start + 2 + entries * 12, 12):
             tag, kind, count = struct.unpack_from(f"{order}HHI", tiff, position)
-            if tag == _ORIENTATION_TAG:
-                if kind not in _INTEGERS or count != 1:
-                    return UPRIGHT
-                (value,) = struct.unpack_from(order + _INTEGERS[kind], tiff, position + 8)
-                return int(value) if 1 <= value <= 8 else UPRIGHT
-    except struct.error:  # the block ends early
+            if tag not in wanted or tag in tags:
+                continue
+            tags[tag] = None
+            if kind in _INTEGERS and count == 1:
+                (tags[tag],) = struct.unpack_from(order + _INTEGERS[kind], tiff, position + 8)
+            elif kind == _TEXT:
+                (text,) = struct.unpack_from(f"{order}I", tiff, position + 8)
+                tags[tag] = tiff[text : text + 8]
+    except struct.error:
         pass
-    return UPRIGHT
+    return tags
 
 
 def shrink_jpeg(

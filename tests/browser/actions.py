@@ -116,10 +116,12 @@ def choose(page: Page, *photos: Any) -> None:
 
 
 def download(page: Page, kind: str) -> tuple[str, str]:
-    """Returns the name and the content of a file."""
+    """Returns the name and the content of a file; CSV has a byte order mark."""
     with page.expect_download() as event:
         page.get_by_role("button", name=f"Download {kind}").click()
-    return event.value.suggested_filename, event.value.path().read_text()
+    content = event.value.path().read_bytes()
+    assert content.startswith(b"\xef\xbb\xbf") == (kind == "CSV")
+    return event.value.suggested_filename, content.decode("utf-8-sig")
 
 
 def download_rows(page: Page) -> list[dict[str, str]]:

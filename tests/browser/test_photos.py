@@ -105,9 +105,9 @@ def test_several_photos_are_a_grid_and_two_files(visit: Visit, own: list[Path]) 
     assert [row["error"] for row in table if row["photo"] == "own1.png"] == [DAMAGED]
 
 
-def test_csv_has_typed_labels_valid_quotes_and_no_formula(visit: Visit) -> None:
+def test_csv_has_a_byte_order_mark_typed_labels_valid_quotes_and_no_formula(visit: Visit) -> None:
     page = visit.open()
-    name = '-1, "b"\nc.png'
+    name = '-1, "b"\n\x1b[.png'
     choose(page, make_payload(name, make_photo(1)))
     type_labels(page, "=1+1")
     show_from(page, 0)
@@ -117,7 +117,7 @@ def test_csv_has_typed_labels_valid_quotes_and_no_formula(visit: Visit) -> None:
     expect(page.locator("#tiles .own")).to_have_text("=1+1")
     expect(page.locator("#basis")).to_contain_text("trained, everyday and 1 own word")
     table = download_rows(page)
-    assert {row["photo"] for row in table} == {f"'{name}"}
+    assert {row["photo"] for row in table} == {'\'-1, "b"\n\\x1b[.png'}
     assert "'=1+1" in {row["label"] for row in table}
 
 
@@ -204,11 +204,17 @@ def test_photos_of_a_folder_are_taken_and_other_files_are_counted(
     (folder / "day").mkdir(parents=True)
     (folder / "a.png").write_bytes(make_photo(1))
     (folder / "day" / "b.png").write_bytes(make_photo(2))
-    (folder / "notes.txt").write_text("none")
+    for i in range(5):
+        (folder / f"notes{i}.txt").write_text("none")
+    (folder / "c.CR2").write_bytes(b"II*\0")
+    (folder / "d.heic").write_bytes(b"junk")
     page.locator("#folder").set_input_files(folder)
-    expect(page.locator("#skipped")).to_have_text("1 other file skipped.")
-    expect_tagged(page, "2 of 2 photos tagged")
-    names = ["trip/a.png", "trip/day/b.png"]
+    skipped = page.locator("#skipped")
+    expect(skipped).to_contain_text("6 other files skipped: ")
+    expect(skipped).to_contain_text("RAW, export it as JPEG (trip/c.CR2)")
+    expect(skipped).to_contain_text(re.compile(r"no photo \((trip/notes\d\.txt,? ){3}and 2 more\)"))
+    expect_tagged(page, "2 of 3 photos tagged, 1 failed")
+    names = ["trip/a.png", "trip/d.heic", "trip/day/b.png"]
     shown = page.locator("#tiles .name")
     titles = "all => all.map(name => name.title)"
     assert sorted(shown.evaluate_all(titles)) == names
@@ -217,7 +223,7 @@ def test_photos_of_a_folder_are_taken_and_other_files_are_counted(
     for kind in ("dragEnter", "dragOver", "drop"):
         event = {"type": kind, "x": 600, "y": 600, "data": data}
         devtools.send("Input.dispatchDragEvent", event)
-    expect_tagged(page, "4 of 4 photos tagged")
+    expect_tagged(page, "4 of 6 photos tagged, 2 failed")
     assert sorted(shown.evaluate_all(titles)) == sorted(2 * names)
 
 

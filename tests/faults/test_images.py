@@ -50,6 +50,10 @@ def test_whole_file_of_another_kind_is_415_by_its_name(client: httpx.Client) -> 
     file = b"\0\0\0\x1cftypheic" + bytes(99)
     problem = assert_problem(send_image(client, file), 415, "unsupported_image")
     assert "type is HEIF" in problem["detail"]
+    raw = send_image(client, b"FUJIFILMCCD-RAW 0201" + bytes(99))
+    assert "(RAF): export" in assert_problem(raw, 415, "unsupported_image")["detail"]
+    page = assert_problem(send_image(client, b"<html><p>"), 400, "invalid_image")
+    assert page["detail"].startswith("It is a web page")
     first, second = send_images(client, [file, PNG]).json()["results"]
     assert first["error"]["code"] == "unsupported_image"
     assert second["labels"]

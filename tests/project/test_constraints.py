@@ -12,10 +12,10 @@ PIN = re.compile(
     r"(?P<hashes>( --hash=sha256:[0-9a-f]{64})*)"
 )
 EXTRAS = {
-    "serve-cpu": "bulk cpu fast otel postgres",
-    "serve-gpu": "bulk fast gpu otel postgres",
-    "serve-openvino": "bulk fast openvino otel postgres",
-    "dev": "bulk cpu dev export fast openvino otel postgres ray train",
+    "serve-cpu": "bulk cpu fast heif otel postgres",
+    "serve-gpu": "bulk fast gpu heif otel postgres",
+    "serve-openvino": "bulk fast heif openvino otel postgres",
+    "dev": "bulk cpu dev export fast heif openvino otel postgres raw ray train",
 }
 # These packages belong to training or export.
 HEAVY = {"torch", "torchvision", "timm", "onnx", "onnxscript", "safetensors", "triton"}

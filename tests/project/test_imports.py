@@ -19,8 +19,8 @@ PARTS = ("ml_decoder_client", "service", "export", "models")
 _PACKAGES = """
     PIL cv2 simplejpeg fastapi fastapi_offline httptools httpcore2 lxml numpy onnxruntime
     onnxruntime_ep_openvino opentelemetry pillow_heif prometheus_client pyarrow pydantic
-    pydantic_core pydantic_settings pynvml multipart pythonjsonlogger ray rich sqlalchemy starlette
-    tokenizers typer uvicorn
+    pydantic_core pydantic_settings pynvml multipart pythonjsonlogger ray rawpy rich sqlalchemy
+    starlette tokenizers typer uvicorn
 """
 SERVICE_PACKAGES = set(_PACKAGES.split())
 # Rooms from the lowest to the highest: a module imports its own room and lower ones only.

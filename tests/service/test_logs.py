@@ -37,6 +37,11 @@ def test_value_with_line_ends_is_one_value_on_one_line(log_format: LogFormat, va
     assert json.dumps(value) in line
 
 
+def test_message_with_control_characters_is_one_line_without_them() -> None:
+    line = make_formatter("text").format(make_record("a\x1b[31m\n\x9b\u2028.jpg was not read"))
+    assert line.endswith(r"service.x a\x1b[31m\n\x9b\u2028.jpg was not read")
+
+
 def test_traceback_is_in_the_json_object() -> None:
     try:
         raise ZeroDivisionError("a bug")

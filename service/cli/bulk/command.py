@@ -14,7 +14,7 @@ import typer
 
 from service.cli.console import EXIT_SOME_FAILED, show_progress, write_json
 from service.cli.options import ExcludedPaths, refuse_empty, require_package
-from service.errors import StartError
+from service.errors import StartError, escape
 from service.logs import configure_logs
 from service.settings import Settings
 
@@ -169,7 +169,7 @@ def _show(totals: Totals, changes: Sequence[Change], as_json: bool) -> None:
         return
     for change in changes:
         names = [*(f"+{name}" for name in change.added), *(f"-{name}" for name in change.removed)]
-        sys.stdout.write(f"{change.path}: {' '.join(names) or 'other fields'}\n")
+        sys.stdout.write(escape(f"{change.path}: {' '.join(names) or 'other fields'}") + "\n")
     others = [
         (totals.failed_before, " ({} of them failed)"),
         (totals.unread, ", {} not read: run it again for them"),

@@ -1,6 +1,5 @@
 """Photos of a bulk run: a folder or a list of files, on disk or in an object store."""
 
-import functools
 import logging
 import posixpath
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from service.images.folders import (
     read_photo,
     split_photos,
 )
+from service.images.raw import load_photo
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +32,15 @@ class PhotoStore:
     folder: str
 
     def read(self, name: str, max_bytes: int) -> bytes:
-        """Returns at most `max_bytes` + 1 bytes of a file; raises OSError."""
+        """Returns at most `max_bytes` + 1 bytes, or a RAW file's preview; OSError, ImageError."""
+        return load_photo(name, max_bytes + 1, self.read_start)
+
+    def read_start(self, name: str, max_bytes: int = START_BYTES) -> bytes:
+        """Returns at most `max_bytes` of a file; raises OSError."""
         path = posixpath.join(self.folder, name)
         if isinstance(self.filesystem, fs.LocalFileSystem):
-            return read_photo(path, max_bytes + 1)
-        return read_file(self.filesystem, path, max_bytes + 1)
+            return read_photo(path, max_bytes)
+        return read_file(self.filesystem, path, max_bytes)
 
 
 def open_photos(location: str, exclude: Sequence[str] = ()) -> tuple[PhotoStore, list[str], int]:
@@ -93,7 +97,7 @@ def _search_folder(store: PhotoStore, exclude: Sequence[str]) -> tuple[list[str]
     entries = store.filesystem.get_file_info(fs.FileSelector(store.folder, recursive=True))
     files = (info.path for info in entries if info.type == fs.FileType.File)
     names = (posixpath.relpath(path, store.folder) for path in files)
-    return split_photos(names, functools.partial(store.read, max_bytes=START_BYTES), exclude)
+    return split_photos(names, store.read_start, exclude)
 
 
 def _read_list(filesystem: fs.FileSystem, path: str) -> list[str]:

@@ -2,7 +2,10 @@
 
 const COLUMNS = ["photo", "label", "score", "threshold", "found", "source", "calibrated", "error"];
 
-/** `answers`: `{ photo, answer, problem }`, where `answer` is the service's, with the found labels. */
+/**
+ * Begins with a byte order mark, without which spreadsheets misread `café`. `answers`:
+ * `{ photo, answer, problem }`, where `answer` is the service's, with the found labels.
+ */
 export function writeCsv(answers) {
   const rows = answers.flatMap(({ photo, answer, problem }) => {
     const labels = answer?.labels ?? [];
@@ -11,7 +14,7 @@ export function writeCsv(answers) {
       photo, label.label, label.score.toFixed(6), label.threshold.toFixed(6), label.found, label.source, label.calibrated, "",
     ]);
   });
-  return [COLUMNS, ...rows].map((row) => `${row.map(quote).join(",")}\n`).join("");
+  return `\ufeff${[COLUMNS, ...rows].map((row) => `${row.map(quote).join(",")}\n`).join("")}`;
 }
 
 export function writeJson(answers) {
@@ -32,8 +35,9 @@ export function download(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(link.href)); // the download has begun
 }
 
-/** As RFC 4180 does; an apostrophe before a formula keeps spreadsheets from running it. */
+/** As RFC 4180 does; an apostrophe before a formula keeps spreadsheets from running it, escapes a terminal. */
 function quote(value) {
-  const text = String(value).replace(/^[=+\-@\t\r]/, "'$&");
+  const plain = String(value).replace(/[\0-\x08\v\f\x0e-\x1f\x7f-\x9f]/g, (c) => `\\x${c.charCodeAt(0).toString(16).padStart(2, "0")}`);
+  const text = plain.replace(/^[=+\-@\t\r]/, "'$&");
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }

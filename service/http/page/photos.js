@@ -10,6 +10,10 @@ const SAMPLES = {
   "rocket.jpg": "rocket at night",
 };
 
+const RAW = /\.(3fr|arw|cr[23w]|dng|mrw|nef|nrw|orf|pef|raf|rw[2l]|srw|x3f)$/i;
+const UNTYPED = /\.(hei[cf]|hif|avif)$/i; // photos of which a browser may not know the type
+const MOST_NAMED = 3;
+
 let own = []; // the latest first
 let wanted = null; // the sample that was pressed last: another may load slowly
 
@@ -28,16 +32,15 @@ export function keepPhotos(photos) {
  */
 export function startPhotos({ onAdd, onSample, onProblem }) {
   const add = (files) => {
-    const taken = [...files].filter(isWanted);
+    const taken = [...files].filter((file) => !whySkipped(file));
     const photos = taken.map((file, i) => {
       const name = pathOf(file) || file.name || `pasted-${i + 1}.png`;
       return { name, title: name, file, isOwn: true };
     });
     own = [...photos, ...own];
-    const skipped = files.length - taken.length;
-    const others = skipped > 0 ? `${count(skipped, "other file")} skipped.` : "";
+    const others = describeSkipped([...files].filter(whySkipped));
     if (photos.length > 0) onAdd(photos);
-    else if (skipped > 0) onProblem(new Error(`No photos in this folder: ${others}`));
+    else if (others) onProblem(new Error(`No photos: ${others}`));
     byId("skipped").textContent = others;
   };
   for (const input of document.querySelectorAll("#files, #more-files, #folder")) {
@@ -62,9 +65,19 @@ export function startPhotos({ onAdd, onSample, onProblem }) {
 const paths = new WeakMap(); // file of a dropped folder -> its path
 const pathOf = (file) => file.webkitRelativePath || paths.get(file);
 
-/** Folders have other files too; a file that was chosen itself is left to the service. */
-function isWanted(file) {
-  return !pathOf(file) || file.type.startsWith("image/");
+/** Folders have other files too; a file that was chosen itself is left to the service, unless it is RAW. */
+function whySkipped(file) {
+  if (RAW.test(file.name)) return "RAW, export it as JPEG";
+  return !pathOf(file) || file.type.startsWith("image/") || UNTYPED.test(file.name) ? "" : "no photo";
+}
+
+function describeSkipped(files) {
+  const reasons = [...new Set(files.map(whySkipped))].map((reason) => {
+    const names = files.filter((file) => whySkipped(file) === reason).map((file) => pathOf(file) || file.name);
+    const more = names.length - MOST_NAMED;
+    return `${reason} (${names.slice(0, MOST_NAMED).join(", ")}${more > 0 ? ` and ${more} more` : ""})`;
+  });
+  return files.length > 0 ? `${count(files.length, "other file")} skipped: ${reasons.join("; ")}.` : "";
 }
 
 function makeSample(photo, caption, onSample, onProblem) {

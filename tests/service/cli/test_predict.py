@@ -109,6 +109,25 @@ def test_predict_writes_no_formula_and_valid_quotes_into_csv(
     assert [row[0] for row in rows] == ["photo", f"'{name}" if start else name]
 
 
+def test_no_control_character_of_a_file_name_reaches_a_terminal(
+    predict: Run, explain: Run, tmp_path: Path
+) -> None:
+    good, bad = (tmp_path / "d\x1b[2J\x9b" / name for name in ("a\x1b\n.png", "b\r\x07.png"))
+    (good.parent / ".\x1b").mkdir(parents=True)
+    good.write_bytes(make_photo(1))
+    bad.write_bytes(b"<html>")
+    for command, flags in ((predict, ()), (predict, ("--format", "csv")), (explain, ())):
+        for photos in ((good, bad), (good.parent,), (good.parent / "\x1b" / "none.jpg",)):
+            _, out, err = command(*flags, *photos)
+            assert not {"\x1b", "\x9b", "\x07"} & {*out, *err}
+            assert r"d\x1b[2J\x9b" in out + err or command is explain
+    _, out, err = predict(good, bad)
+    assert r"a\x1b\n.png" in out
+    assert rf"b\r\x07.png: {DAMAGED}. It is a web page" in err
+    assert predict("--exclude-path", "*", good.parent)[2].endswith(r"1 .\x1b/)" + "\n")
+    assert json.loads(predict("--json", good)[1])["photo"] == str(good)
+
+
 @pytest.mark.usefixtures("photos")
 def test_predict_writes_a_csv_row_per_label_and_failure(predict: Run, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")

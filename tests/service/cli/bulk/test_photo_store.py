@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from service.cli.bulk.photo_store import open_photos
+from service.cli.bulk.photo_store import PhotoStore, open_photos
 from service.errors import StartError
-from tests.support.photos import make_photo
+from tests.support.photos import encode_picture, make_photo, make_picture
+from tests.support.raw_files import make_dng
 
 ODD = os.fsdecode(b"caf\xe9.jpg")
 
@@ -92,3 +93,13 @@ def test_open_photos_refuses_a_place_without_photos(
     (tmp_path / "tiff").write_bytes(b"II*\0\x08\0\0\0")
     with pytest.raises(StartError, match=reason):
         open_photos(place.format(tmp=tmp_path))
+
+
+def test_raw_file_of_an_object_store_is_read_whole_for_its_preview(folder: Path) -> None:
+    pytest.importorskip("rawpy", reason="needs the extra raw")
+    preview = encode_picture(make_picture(1, 1000, 10), "JPEG")
+    (folder / "d.CR2").write_bytes(make_dng(preview, (1000, 10), 1, 7))
+    for filesystem in (fs.LocalFileSystem(), fs.SubTreeFileSystem("/", fs.LocalFileSystem())):
+        store = PhotoStore(filesystem, str(folder))
+        assert store.read("d.CR2", 2000).endswith(preview[2:])
+        assert len(store.read("b.PNG", 5)) == 6
