@@ -59,6 +59,10 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     xmp: Annotated[
         bool, typer.Option("--xmp", help="Write the labels to XMP sidecars beside the photos.")
     ] = False,
+    moved: Annotated[
+        str | None,
+        typer.Option("--photos", metavar="FOLDER", help="Where the photos are now, if they moved."),
+    ] = None,
     part_size: Annotated[int, typer.Option(min=1, help="Photos per Parquet file.")] = 1000,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Retry photos that could not be used.")
@@ -81,8 +85,13 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     _require("pyarrow", "bulk")
     _require("ray", "ray", ray)
     _require("lxml", "bulk", xmp)
+    from service.cli.bulk.parts import open_results
     from service.cli.bulk.run import BulkJob, Totals, run_bulk
 
+    if moved:
+        results = open_results(photos if from_results else out)
+        results.move_photos(moved, moved if from_results else photos)
+        photos = photos if from_results else moved
     if add_new:
         question = _read_question(question, out)
     if xmp:
@@ -93,20 +102,16 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     exclude = tuple(exclude_path or ())
     job = BulkJob(photos, out, question, settings, part_size, retry_failed, exclude, from_results)
     with show_progress(results_on_stdout=False) as show:
-
-        def report(totals: Totals, to_do: int) -> None:
-            show(totals.seen, to_do)
-
         if ray:
             from service.cli.bulk.ray_run import run_bulk_on_ray
 
-            totals = run_bulk_on_ray(job, workers, report)
+            totals = run_bulk_on_ray(job, workers, show)
         else:
-            totals = asyncio.run(run_bulk(job, report))
+            totals = asyncio.run(run_bulk(job, show))
     if xmp:
         totals.add(Totals(**write_sidecars(out, folder)))
     _show(totals, as_json)
-    if totals.failed or totals.unread or totals.failed_before or totals.unwritten:
+    if totals.failed or totals.unread or totals.unwritten:
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
