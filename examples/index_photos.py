@@ -3,12 +3,16 @@
 python examples/index_photos.py load tags photos.db           # results of `ml-decoder bulk`
 python examples/index_photos.py index docs/photos photos.db   # or ask a running service
 python examples/index_photos.py search photos.db cat sofa
+python examples/index_photos.py search photos.db --like docs/photos/chelsea.jpg
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
+import os
+import re
 import sqlite3
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,12 +20,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from ml_decoder_client import Answer, Client
+from ml_decoder_client import Answer, Client, ClientError
 
 _ENDINGS = {".jpg", ".jpeg", ".png", ".webp"}
 _TABLES = """
 CREATE TABLE IF NOT EXISTS photos (path TEXT PRIMARY KEY, error TEXT);
 CREATE TABLE IF NOT EXISTS labels (path TEXT, label TEXT, score REAL, found INTEGER);
+CREATE TABLE IF NOT EXISTS embeddings (path TEXT PRIMARY KEY, encoder TEXT, vector BLOB);
 CREATE VIRTUAL TABLE IF NOT EXISTS names
     USING fts5(label, content='labels', content_rowid='rowid', tokenize='porter');
 CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON labels
@@ -52,24 +57,46 @@ def index_photos(client: Client, folder: Path, database: Path) -> tuple[int, int
 def load_results(tags: Path, database: Path) -> tuple[int, int]:
     """Replaces the index by results of `ml-decoder bulk`; returns numbers of added and failed.
 
-    Photos that no longer exist are left out.
+    Photos that no longer exist are left out; if none exists, the index stays as it is.
     """
+    begun = json.loads((tags / "_bulk.json").read_text())
+    folder, encoder = Path(begun["photos"]), begun.get("encoder")
+    if (folder / "_bulk.json").exists():  # of `bulk --from`: the results of an earlier run
+        folder = Path(json.loads((folder / "_bulk.json").read_text())["photos"])
+    if folder.is_file():  # a list of photos
+        folder = folder.parent
+    added = failed = gone = 0
+    with closing(_open(database)) as connection, connection:
+        for table in ("photos", "labels", "embeddings"):
+            connection.execute(f"DELETE FROM {table}")
+        connection.execute("INSERT INTO names (names) VALUES ('delete-all')")
+        for row in _read_rows(tags):
+            path = folder / row["photo"]
+            if not path.exists():
+                gone += 1
+                continue
+            _add(connection, path, row["error"], row["labels"] or ())
+            added += row["error"] is None
+            failed += row["error"] is not None
+            if row["vector"] is not None:
+                values = (str(path), encoder, row["vector"].astype("<f4").tobytes())
+                connection.execute("INSERT INTO embeddings VALUES (?, ?, ?)", values)
+        if gone and not added + failed:
+            sys.exit(f"none of the photos is in {folder}: if they moved, run bulk with --photos")
+    return added, failed
+
+
+def _read_rows(tags: Path) -> Iterator[dict[str, Any]]:
+    """Yields the rows of results; `vector` is the embedding, float32 [D], or None."""
     from pyarrow import parquet
 
-    folder = Path(json.loads((tags / "_bulk.json").read_text())["photos"])
-    table = parquet.read_table(tags, columns=["photo", "error", "labels"])
-    added = failed = 0
-    with closing(_open(database)) as connection, connection:
-        connection.execute("DELETE FROM photos")
-        connection.execute("DELETE FROM labels")
-        connection.execute("INSERT INTO names (names) VALUES ('delete-all')")
-        for batch in table.to_batches(max_chunksize=100):
-            rows = [row for row in batch.to_pylist() if (folder / row["photo"]).exists()]
-            for row in rows:
-                _add(connection, folder / row["photo"], row["error"], row["labels"] or ())
-            failed += sum(row["error"] is not None for row in rows)
-            added += len(rows)
-    return added - failed, failed
+    for file in sorted(tags.glob("part-*.parquet")):
+        for batch in parquet.ParquetFile(file).iter_batches(100):
+            rows = batch.select(["photo", "error", "labels"]).to_pylist()
+            vectors: Iterable[Any] = [None] * len(rows)
+            if "embedding" in batch.schema.names:
+                vectors = batch.column("embedding").to_numpy(zero_copy_only=False)
+            yield from (row | {"vector": v} for row, v in zip(rows, vectors, strict=True))
 
 
 def search(
@@ -85,6 +112,55 @@ def search(
     photos = set.intersection(*map(set, by_word))
     scores = {path: min(photo_scores[path] for photo_scores in by_word) for path in photos}
     yield from sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+
+
+def search_alike(database: Path, like: str, count: int, url: str) -> list[tuple[float, str]]:
+    """Returns the cosines and paths of the photos most like another one or a text, best first.
+
+    An indexed photo needs no service; another photo is sent to it, and so is a text, which only
+    CLIP and SigLIP take.
+    """
+    import numpy as np
+
+    with closing(_open(database)) as connection:
+        indexed = dict(connection.execute("SELECT path, encoder FROM embeddings"))
+        if not indexed:
+            sys.exit("the index has no embeddings: run bulk --embeddings, and load its results")
+        real, name = os.path.realpath(like), os.path.basename(like)
+        same = [path for path in indexed if os.path.basename(path) == name]
+        known = next((path for path in same if os.path.realpath(path) == real), None)
+        if known is None:
+            query = _embed(like, min(indexed.values()), url)
+        else:
+            one = "SELECT vector FROM embeddings WHERE path = ?"
+            (query,) = connection.execute(one, (known,)).fetchone()
+        others = connection.execute(
+            "SELECT path, vector FROM embeddings WHERE path IS NOT ?", (known,)
+        )
+        wanted = np.frombuffer(query, "<f4")
+        cosines = ((float(np.frombuffer(row, "<f4") @ wanted), path) for path, row in others)
+        return heapq.nlargest(count, cosines)
+
+
+def _embed(like: str, encoder: str, url: str) -> bytes:
+    import numpy as np
+
+    is_photo = Path(like).is_file()
+    if not is_photo and re.search(r"\.\w{3,4}$", like):  # rather a typing error than a text
+        sys.exit(f"{like}: no such photo")
+    try:
+        with Client(url) as client:
+            found = client.embed([like] * is_photo, [like] * (not is_photo))
+    except ClientError as error:
+        sys.exit(f"{like}: {error}")
+    (answer,) = found.images + found.texts
+    if answer.embedding is None:
+        sys.exit(f"{like}: {(answer.error or {}).get('title')}")
+    if found.encoder != encoder:
+        sys.exit(
+            f"the service at {url} has another model than the index: start it with that of bulk"
+        )
+    return np.array(answer.embedding, "<f4").tobytes()
 
 
 def _open(database: Path) -> sqlite3.Connection:
@@ -105,6 +181,18 @@ def _add(
     connection.executemany("INSERT INTO labels VALUES (?, ?, ?, ?)", rows)
 
 
+def _print_results(given: argparse.Namespace) -> None:
+    if given.like is None:
+        results = search(given.database, given.words, given.least)
+        lines = [f"{score:.3f} {path}" for path, score in results]
+    else:
+        alike = search_alike(given.database, given.like, given.count, given.url)
+        lines = [f"{cosine:.3f} {path}" for cosine, path in alike]
+    if not lines:
+        sys.exit("no photo has these labels" if given.like is None else "no other photo is indexed")
+    print("\n".join(lines))
+
+
 def main() -> None:
     """Runs a command."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -115,14 +203,17 @@ def main() -> None:
         if name != "search":
             command.add_argument("folder", type=Path)
         command.add_argument("database", type=Path)
-    command.add_argument("words", nargs="+")
+    # With "*", argparse would not take words after an option.
+    liked = any(word.startswith("--like") for word in sys.argv)
+    command.add_argument("words", nargs="*" if liked else "+")
+    command.add_argument("--like", metavar="PHOTO", help="photo, or text with CLIP and SigLIP")
+    command.add_argument("--count", type=int, default=10, help="with --like: most photos")
     command.add_argument("--least", type=float, help="lowest score, instead of found labels")
     given = parser.parse_args()
     if given.command == "search":
-        results = search(given.database, given.words, given.least)
-        if not (lines := [f"{score:.3f} {path}" for path, score in results]):
-            sys.exit("no photo has these labels")
-        print("\n".join(lines))
+        if given.like is not None and given.words:
+            parser.error("search takes words or --like, not both")
+        _print_results(given)
         return
     if given.command == "load":
         added, failed = load_results(given.folder, given.database)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,11 +10,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import load_bundle
-from service.cli.bulk.parts import open_parts
+from service.cli.bulk.parts import ENCODER, open_parts
 from tests.e2e.server_process import ROOT
 from tests.service.cli.bulk.test_parts import LABEL, QUESTION, record
 from tests.support.fake_service import ANSWER, run_fake
 from tests.support.photos import make_photo
+
+NOTHING = "no photo has these labels"
 
 
 def load_example(name: str) -> ModuleType:
@@ -32,12 +33,14 @@ def find_label(label: str, score: float) -> dict[str, Any]:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs an example with arguments; returns what it prints."""
+    """Runs an example with arguments; returns what it prints, or why it exits."""
 
     def run_main(name: str, *arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-        with suppress(SystemExit):  # of a search
+        try:
             load_example(name).main()
+        except SystemExit as stopped:
+            return str(stopped.code)
         return capsys.readouterr().out
 
     return run_main
@@ -58,7 +61,7 @@ def test_photos_are_indexed_once_and_found_by_label(run: Any, tmp_path: Path) ->
         assert run(*index) == "0 photos added, 1 failed\n"
     lines = run("index_photos", "search", database, "cat").splitlines()
     assert lines == [f"0.900 {tmp_path / name}" for name in ("a.jpg", "sea/b.PNG")]
-    assert run("index_photos", "search", database, "dog") == ""
+    assert run("index_photos", "search", database, "dog") == NOTHING
 
 
 def test_results_of_bulk_replace_the_index_and_are_searched_by_words(
@@ -81,7 +84,52 @@ def test_results_of_bulk_replace_the_index_and_are_searched_by_words(
         assert printed == f"{score} {photos / 'a.jpg'}\n"
     assert run("index_photos", "search", database, "cup of coffee").startswith("0.700 ")
     for word in ("red panda", "dog", "gone", 'c" OR "cat'):
-        assert run("index_photos", "search", database, "cat", word) == ""
+        assert run("index_photos", "search", database, "cat", word) == NOTHING
+    photos.rename(tmp_path / "moved")
+    reason = f"none of the photos is in {photos}: if they moved, run bulk with --photos"
+    assert run("index_photos", "load", tags, database) == reason
+    assert run("index_photos", "search", database, "cat") == f"0.900 {photos / 'a.jpg'}\n"
+    moved = {"photos": str(tags)}  # of `bulk --from`
+    with open_parts(str(tmp_path / "answers"), QUESTION | moved) as parts:
+        parts.write([row])
+    (tmp_path / "moved").rename(photos)
+    load = ("load", tmp_path / "answers", database)
+    assert run("index_photos", *load) == "1 photos added, 0 failed\n"
+
+
+def test_photos_like_a_photo_or_text_are_found_by_their_embeddings(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    vectors = {"a.jpg": [1, 0], "b.jpg": [0.8, 0.6], "c.jpg": [0, 1], "bad.jpg": None}
+    rows = [record(name, error=None if vector else "broken") for name, vector in vectors.items()]
+    Path("list.txt").write_text("\n".join(vectors))
+    question = QUESTION | {"photos": str(tmp_path / "list.txt"), ENCODER: "e1"}
+    with open_parts("tags", question) as parts:
+        parts.write([x | {"embedding": vectors[x["photo"]]} for x in rows])
+    for name in (*vectors, "new.jpg"):
+        Path(name).touch()
+    like = ("index_photos", "search", "photos.db", "--like")
+    assert run(*like, "a.jpg").startswith("the index has no embeddings: run bulk --embeddings")
+    assert run("index_photos", "load", "tags", "photos.db") == "3 photos added, 1 failed\n"
+    alike = f"0.800 {tmp_path}/b.jpg\n0.000 {tmp_path}/c.jpg\n"
+    assert run(*like, "./a.jpg") == alike
+    with run_fake() as (service, url):
+        found = {
+            "model": ANSWER["model"],
+            "width": 2,
+            "images": [],
+            "texts": [{"embedding": [0, 1]}],
+        }
+        like = ("index_photos", "--url", url, *like[1:])
+        service.set_answer(found | {"encoder": "e1"})
+        for text in ("a red cup", "new.jpg"):
+            assert run(*like, text, "--count", "1") == f"1.000 {tmp_path}/c.jpg\n"
+        assert b"a red cup" in service.bodies.get()
+        assert run(*like, "missing.jpg") == "missing.jpg: no such photo"
+        service.set_answer(found | {"encoder": "e2"})
+        assert run(*like, "a red cup").startswith(f"the service at {url} has another model")
+        assert run(*like, "c.jpg", "--count", "1").startswith("0.600 ")
 
 
 def test_app_tags_uploads(monkeypatch: pytest.MonkeyPatch) -> None:

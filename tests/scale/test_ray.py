@@ -116,6 +116,9 @@ def test_ray_data_tags_every_photo_once_and_resumes(
     errors = dict(zip(names, table.column("error").to_pylist(), strict=True))
     assert [name for name, error in errors.items() if error] == ["bad.jpg"]
 
+    (tmp_path / "link").symlink_to(photos)
+    named = start_bulk(cluster, open_bundle, tmp_path / "link", out, "--retry-failed").stderr
+    assert "bad.jpg was not tagged: The file is damaged or is not an image" in named
     (photos / "bad.jpg").write_bytes(make_photo(PHOTOS))
     mended = run_bulk(cluster, open_bundle, photos, out, "--retry-failed")
     assert (mended["tagged"], mended["skipped"]) == (1, PHOTOS)

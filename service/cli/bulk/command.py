@@ -71,6 +71,10 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With --xmp: write nothing, show what would change.")
     ] = False,
+    moved: Annotated[
+        str | None,
+        typer.Option("--photos", metavar="FOLDER", help="Where the photos are now, if they moved."),
+    ] = None,
     part_size: Annotated[int, typer.Option(min=1, help="Photos per Parquet file.")] = 1000,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Retry photos that could not be used.")
@@ -98,13 +102,16 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     from service.cli.bulk.parts import copy_results, open_results
     from service.cli.bulk.run import BulkJob, Totals
 
-    if add_new:
-        question = _read_question(question, out)
-    folder = _find_folder(photos, from_results=from_results) if xmp else None
+    folder = _find_folder(photos, moved, from_results=from_results) if xmp else None
     root = _read_root(xmp_root)
     configure_logs("warning")  # a fallback to the CPU may cost hours
     changes: list[Change] = []
     with copy_results(out) if dry_run else nullcontext(out) as results:
+        if moved and not from_results:
+            open_results(results).move_photos(moved, photos)
+            photos = moved
+        if add_new:
+            question = _read_question(question, results)
         job = BulkJob(
             *(photos, results, question, settings, part_size, retry_failed),
             *(tuple(exclude_path or ()), from_results),
@@ -117,7 +124,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
             counts = write_sidecars(folder, found, root, dry_run=dry_run, show=changes.append)
             totals.add(Totals(**counts))
     _show(totals, changes[:_CHANGES_SHOWN] if dry_run else [], as_json)
-    if totals.failed or totals.unread or totals.failed_before or totals.unwritten:
+    if totals.failed or totals.unread or totals.unwritten:
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
@@ -125,15 +132,11 @@ def _run(job: BulkJob, ray_workers: int | None) -> Totals:
     from service.cli.bulk.run import run_bulk
 
     with show_progress(results_on_stdout=False) as show:
-
-        def report(totals: Totals, to_do: int) -> None:
-            show(totals.seen, to_do)
-
         if ray_workers is None:
-            return asyncio.run(run_bulk(job, report))
+            return asyncio.run(run_bulk(job, show))
         from service.cli.bulk.ray_run import run_bulk_on_ray
 
-        return run_bulk_on_ray(job, ray_workers, report)
+        return run_bulk_on_ray(job, ray_workers, show)
 
 
 def _read_question(question: Question, out: str) -> Question:
@@ -144,12 +147,11 @@ def _read_question(question: Question, out: str) -> Question:
     return question.model_validate(open_results(out).question["question"])
 
 
-def _find_folder(location: str, *, from_results: bool) -> Path:
-    """Returns the real path of the photos of a run or of results."""
-    from service.cli.bulk.parts import open_results
-
-    if from_results:
-        location = str(open_results(location).question["photos"])
+def _find_folder(location: str, moved: str | None, *, from_results: bool) -> Path:
+    """Returns the real path of the photos; results of others could name any folder."""
+    if from_results and not moved:
+        raise StartError("--from with --xmp needs --photos, the folder of the photos")
+    location = moved or location
     if "://" in location or not Path(location).is_dir():
         raise StartError(f"--xmp needs a local folder of photos; {location} is none")
     return Path(location).resolve()

@@ -132,7 +132,7 @@ class PartFolder:
     def adopt_question(self, location: str) -> "PartFolder":
         """Stores the question in a new folder; returns the folder with the question that it has.
 
-        Raises StartError if that is another one.
+        The photos may be spelled in another way. Raises StartError if something else differs.
         """
         path = posixpath.join(self.folder, QUESTION_FILE)
         if self.filesystem.get_file_info(path).type == fs.FileType.NotFound:
@@ -140,15 +140,35 @@ class PartFolder:
                 raise StartError(f"{location} has parts but no {QUESTION_FILE}: use another folder")
             self._write_file(path, _dump(self.question))
             return self
-        stored = read_file(self.filesystem, path)
-        without = {key: value for key, value in self.question.items() if key != FLAGGED}
-        for question in (self.question, without):
-            if stored == _dump(question):
-                return replace(self, question=question)
-        raise StartError(
-            f"{location} was begun with another model, label set, question, input or limit "
-            f"(see {QUESTION_FILE}): use another folder"
-        )
+        begun = open_results(location).question
+        question = json.loads(_dump(self.question))
+        if FLAGGED not in begun:  # by version 1.0
+            question.pop(FLAGGED, None)
+        if _find_place(photos := question["photos"]) == _find_place(begun["photos"]):
+            question["photos"] = begun["photos"]
+        if changes := "; ".join(_list_changes(begun, question)):
+            step = "repeat the earlier options, or use another folder"
+            if question["photos"] != begun["photos"] and not Path(photos, QUESTION_FILE).exists():
+                step += f"; if the photos moved, add --photos {photos}"
+            raise StartError(f"{location} was begun otherwise: {changes}: {step}")
+        return replace(self, question=question)
+
+    def move_photos(self, location: str, given: str) -> None:
+        """Records the place that the photos moved to; raises StartError if none is there.
+
+        `given`, the IN of the run, must be this place or the earlier one.
+        """
+        if _find_place(given) not in map(_find_place, (location, self.question["photos"])):
+            raise StartError(f"IN and --photos are two places, {given} and {location}: give one")
+        filesystem, base = open_filesystem(location)
+        if filesystem.get_file_info(base).type == fs.FileType.File:  # a list
+            base = posixpath.dirname(base)
+        paths = [posixpath.join(base, name) for name in self.read_done()]
+        kinds = (filesystem.get_file_info(path).type for path in paths)
+        if paths and all(kind == fs.FileType.NotFound for kind in kinds):
+            raise StartError(f"--photos: {paths[0]} is missing, as all photos of {self.folder} are")
+        moved = _dump(self.question | {"photos": spell_place(location)})
+        self._write_file(posixpath.join(self.folder, QUESTION_FILE), moved)
 
     def _list_parts(self) -> list[str]:
         entries = self.filesystem.get_file_info(fs.FileSelector(self.folder))
@@ -202,8 +222,45 @@ def open_results(location: str) -> PartFolder:
         Question.model_validate(question["question"])
         return PartFolder(filesystem, folder, question)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = "has no results: run bulk without --add-new and --from first"
+        reason = "has no results: run bulk without --add-new, --from and --photos first"
+        if not isinstance(error, FileNotFoundError):
+            reason = f"has a {QUESTION_FILE} that cannot be read: use another folder"
         raise StartError(f"{location} {reason}") from error
+
+
+def spell_place(location: str) -> str:
+    """Returns the path or URL of a folder or list of photos as it is recorded."""
+    return location if "://" in location else str(Path(location).absolute())
+
+
+def _find_place(location: str) -> str:
+    """Returns the same text for all spellings of a folder or list."""
+    if "://" in location:
+        return location.rstrip("/")
+    if os.path.isdir(location):
+        return os.path.realpath(location)
+    # Links to a list are not followed: its names are relative to the folder of the link.
+    return str(Path(location).parent.resolve() / Path(location).name)
+
+
+def _list_changes(begun: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Returns in words what differs; of label sets only if nothing else does."""
+    old, new = (
+        {
+            **(each | each["question"] | {"question": None, ENCODER: None}),
+            "embedding": each.get(ENCODER, "none"),
+            "model": " ".join(each["model"].values()),
+            "label_sets": [labels["name"] for labels in each["label_sets"]],
+        }
+        for each in (begun, now)
+    )
+    changes = [
+        f"{name} was {old.get(name, 'none')}, is {new.get(name, 'none')}"
+        for name in old | new
+        if old.get(name) != new.get(name)
+    ]
+    pairs = zip(begun["label_sets"], now["label_sets"], strict=False)
+    return changes or [f"label set {a['name']} has changed since" for a, b in pairs if a != b]
 
 
 @contextmanager

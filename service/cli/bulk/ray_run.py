@@ -5,9 +5,10 @@ node. If a worker dies, Ray computes its part again, and the part replaces itsel
 """
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -22,7 +23,6 @@ from service.cli.bulk.run import (
     Report,
     Totals,
     begin_run,
-    count,
     describe_question,
     prepare_settings,
     tag_photos,
@@ -52,7 +52,7 @@ def run_bulk_on_ray(job: BulkJob, workers: int, report: Report) -> Totals:
 
 def _tag_on_ray(
     names: list[str], workers: int, arguments: tuple[BulkJob, PhotoStore, PartFolder]
-) -> Iterator[Totals]:
+) -> Iterator[list[Record]]:
     size, settings = arguments[0].part_size, arguments[0].settings
     chunks = [{"names": names[i : i + size]} for i in range(0, len(names), size)]
     logging.getLogger("ray.data").setLevel(logging.ERROR)
@@ -68,7 +68,7 @@ def _tag_on_ray(
             most = min(workers or capacity, len(chunks))
             blocks = min(len(chunks), most * _BLOCKS_PER_WORKER)
             ray.data.DataContext.get_current().enable_progress_bars = False
-            totals = ray.data.from_items(chunks, override_num_blocks=blocks).map_batches(
+            parts = ray.data.from_items(chunks, override_num_blocks=blocks).map_batches(
                 PartTagger,
                 fn_constructor_args=arguments,
                 batch_size=1,
@@ -76,8 +76,8 @@ def _tag_on_ray(
                 num_gpus=gpus,
                 compute=ray.data.ActorPoolStrategy(min_size=1, max_size=most),
             )
-            for row in totals.iter_rows():
-                yield Totals(**{name: int(count) for name, count in row.items()})
+            for row in parts.iter_rows():
+                yield json.loads(row["records"])
     except ConnectionError as error:
         raise StartError("no Ray cluster found at RAY_ADDRESS: correct it, or unset it") from error
     except ray.exceptions.RayError as error:
@@ -101,21 +101,23 @@ class PartTagger:
         self._pipeline = open_pipeline(job.settings)
         self._runner.run(self._pipeline.start())
         self._selection = self._runner.run(self._pipeline.select(job.question))
-        question = describe_question(self._pipeline, self._selection, job.photos)
+        question = describe_question(self._pipeline, self._selection, parts.question["photos"])
         if question != parts.question | {FLAGGED: True}:  # results of 1.0 continue without it
             raise StartError(
                 "a worker must have the bundle, precision and label sets of the driver"
             )
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
-        """Tags and writes the one part of a batch; returns its totals, a column per figure."""
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
+        """Tags and writes the one part of a batch; returns its records without labels, as JSON."""
         (names,) = batch["names"]
         results = self._runner.run(self._tag([str(name) for name in names]))
-        if records := [record for record in results if record is not None]:
+        if records := [record for record in results if "unread" not in record]:
             self._parts.write(records)
-        return {figure: [total] for figure, total in asdict(count(results)).items()}
+        kept = ("photo", "error", "unread")
+        told = [{key: record[key] for key in kept if key in record} for record in results]
+        return {"records": [json.dumps(told)]}
 
-    async def _tag(self, names: list[str]) -> list[Record | None]:
+    async def _tag(self, names: list[str]) -> list[Record]:
         tagging = tag_photos(self._pipeline, self._selection, self._store, names)
         return [record async for record in tagging]
 

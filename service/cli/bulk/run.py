@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from service.cli.bulk.embedded import open_earlier, prepare_answers
@@ -20,6 +19,7 @@ from service.cli.bulk.parts import (
     Record,
     make_record,
     open_parts,
+    spell_place,
 )
 from service.cli.bulk.photo_store import PhotoStore, open_photos
 from service.cli.local_pipeline import run_pipeline
@@ -40,8 +40,8 @@ _DEADLINE_MS = 3_600_000.0
 
 logger = logging.getLogger(__name__)
 
-Report = Callable[["Totals", int], None]
-"""Called after each photo (on Ray, each part) with the totals so far and the photos to do."""
+Report = Callable[[int, int], None]
+"""Called after each photo (on Ray, each part) with the numbers of photos seen and to do."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ class Totals:
             setattr(self, figure.name, total)
 
 
-def count(records: Iterable[Record | None]) -> Totals:
+def count(records: Iterable[Record]) -> Totals:
     """Returns the totals of results of `tag_photos`."""
     kinds = Counter(
-        "unread" if record is None else "failed" if "error" in record else "tagged"
+        "unread" if "unread" in record else "failed" if "error" in record else "tagged"
         for record in records
     )
     return Totals(**kinds)
@@ -114,12 +114,12 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
             remaining, add = begin_run(job, parts, names, totals, report)
             records: list[Record] = []
             async for record in tag(remaining):
-                if record is not None:
+                if "unread" not in record:
                     records.append(record)
                 if len(records) == job.part_size:
                     await asyncio.to_thread(parts.write, records)
                     records = []
-                add(count([record]))
+                add([record])
             if records:
                 await asyncio.to_thread(parts.write, records)
     return totals
@@ -127,12 +127,9 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
 
 def begin_run(
     job: BulkJob, parts: PartFolder, names: Sequence[str], totals: Totals, report: Report
-) -> tuple[list[str], Callable[[Totals], None]]:
-    """Returns the photos to do, and a function that adds a part to `totals` and reports them."""
+) -> tuple[list[str], Callable[[Iterable[Record]], None]]:
+    """Returns the photos to do, and a function that counts, reports and names those done."""
     unread = [name for name in names if not is_utf8(name)]
-    for name in unread:
-        shown = os.fsencode(name).decode("utf-8", "backslashreplace")
-        logger.error("%s was not read: its name is not UTF-8: rename the file", shown)
     names = [name for name in names if is_utf8(name)]
     if job.retry_failed:
         parts.forget_failed(names)
@@ -141,13 +138,19 @@ def begin_run(
     remaining = [name for name in names if name not in done]
     to_do = len(remaining) + len(unread)
 
-    def add(part: Totals) -> None:
-        totals.add(part)
-        report(totals, to_do)
+    def add(records: Iterable[Record]) -> None:
+        for record in records:
+            if "error" in record:
+                what = "read" if "unread" in record else "tagged"
+                logger.error("%s was not %s: %s", record["photo"], what, record["error"])
+        totals.add(count(records))
+        report(totals.seen, to_do)
 
     skipped, gone = len(usable), len(done) - len(usable)
-    failed = usable.count(False)
-    add(Totals(skipped=skipped, failed_before=failed, unread=len(unread), gone=gone))
+    totals.add(Totals(skipped=skipped, failed_before=usable.count(False), gone=gone))
+    shown = (os.fsencode(name).decode("utf-8", "backslashreplace") for name in unread)
+    reason = "its name is not UTF-8: rename the file"
+    add([{"photo": name, "error": reason, "unread": True} for name in shown])
     return remaining, add
 
 
@@ -171,7 +174,7 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
         # Not the versions: each store has its own.
         "label_sets": [_describe_set(labels) for labels in selection.sets],
         "question": question.model_dump(exclude_none=True),
-        "photos": location if "://" in location else str(Path(location).absolute()),
+        "photos": spell_place(location),
     }
 
 
@@ -193,8 +196,8 @@ def _describe_set(labels: LabelSet) -> dict[str, Any]:
 
 def tag_photos(
     pipeline: Pipeline, selection: Selection, store: PhotoStore, names: Iterable[str]
-) -> AsyncGenerator[Record | None]:
-    """Yields the photos' records in order; None, and a line in the log, for one to try again."""
+) -> AsyncGenerator[Record]:
+    """Yields the photos' records in order; one with `unread` is to be tried again."""
     engine = pipeline.engine
     in_batches = _CONCURRENT_BATCHES * engine.workers * engine.max_batch_size
     concurrency = min(max(_MIN_CONCURRENCY, in_batches), pipeline.settings.queue_size)
@@ -204,7 +207,7 @@ def tag_photos(
 
 async def _tag_photo(
     pipeline: Pipeline, selection: Selection, store: PhotoStore, name: str
-) -> Record | None:
+) -> Record:
     limit = pipeline.settings.max_body_bytes
     try:
         data = await asyncio.to_thread(store.read, name, limit)
@@ -212,11 +215,9 @@ async def _tag_photo(
             return {"photo": name, "error": f"The file is larger than {limit} bytes"}
         prediction = await pipeline.predict(data, selection)
     except OSError as error:
-        logger.error("%s was not read: %s", name, error)
-        return None
+        return {"photo": name, "error": str(error), "unread": True}
     except (OutOfMemory, MemoryError):
-        logger.error("%s was not read: too little memory", name)
-        return None
+        return {"photo": name, "error": "too little memory", "unread": True}
     except ImageError as error:
         return {"photo": name, "error": error.describe()}
     return make_record(name, prediction)

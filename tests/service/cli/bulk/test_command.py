@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from service.bundle.reader import Bundle
+from service.cli.bulk.parts import QUESTION_FILE
 from service.cli.bulk.run import Totals
 from tests.service.cli.conftest import Run, assert_refused
 from tests.support.photos import make_photo, write_photos
@@ -40,7 +41,7 @@ def test_bulk_writes_totals_and_exits_with_1_after_failures(
     assert json.loads(out) == TOTALS | {"failed": 1, "skipped": 3, "left_out": 1}
     (photos / "small.jpg").unlink()
     told = "0 tagged, 0 failed, 4 done before (1 of them failed)\n"
-    assert run(photos, tmp_path / "a") == (1, told, "")
+    assert run(photos, tmp_path / "a") == (0, told, "")
     (photos / "bad.jpg").write_bytes(make_photo())
     told = "1 tagged, 0 failed, 3 done before\n"
     assert run(photos, tmp_path / "a", "--retry-failed") == (0, told, "")
@@ -83,7 +84,8 @@ def test_add_new_asks_the_results_question_of_new_photos(
     run: Run, photos: Path, tmp_path: Path
 ) -> None:
     add_new = partial(run, photos, tmp_path / "a", "--add-new")
-    assert_refused(add_new, "a has no results: run bulk without --add-new and --from first")
+    reason = "a has no results: run bulk without --add-new, --from and --photos first"
+    assert_refused(add_new, reason)
     question = ("--min-labels", "4", "--exclude", "cat", "--embeddings")
     assert run(photos, tmp_path / "a", *question)[0] == 0
     (photos / "00.png").rename(photos / "new.png")
@@ -93,6 +95,54 @@ def test_add_new_asks_the_results_question_of_new_photos(
     assert None not in {row["embedding"] and len(row["embedding"]) for row in rows}
     for flags in (question[:2], question[-1:]):
         assert_refused(add_new, "--add-new asks as before: leave out", *flags)
+
+
+def test_run_continues_with_another_spelling_of_its_photos(
+    run: Run, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("photos/00.png\nphotos/01.png\n")
+    (tmp_path / "link").symlink_to(photos)
+    monkeypatch.chdir(photos)
+    for first, others in (
+        (photos, ("../photos/", "../link", ".")),
+        ("../photos", (photos, tmp_path / "link")),
+        (names, ("../names.txt", "../link/../names.txt")),
+    ):
+        out = tmp_path / f"tags-{len(others)}-{Path(first).suffix}"
+        assert run(first, out, "--top-k", "2")[0] == 0
+        begun = (out / QUESTION_FILE).read_text()
+        for again in others:
+            for flags in (("--top-k", "2"), ("--add-new",)):
+                assert run(again, out, *flags)[1].startswith("0 tagged, 0 failed, ")
+        assert (out / QUESTION_FILE).read_text() == begun
+    # The names in a list are relative to its folder, so a link elsewhere is another list.
+    (photos / "names.txt").symlink_to(names)
+    assert_refused(run, f"is {photos}/names.txt: repeat", "names.txt", out, "--add-new")
+
+
+def test_photos_that_moved_are_named_by_a_flag(run: Run, photos: Path, tmp_path: Path) -> None:
+    new, out = tmp_path / "disk/photos", tmp_path / "a"
+    assert run(photos, out, "--embeddings")[0] == 0
+    new.parent.mkdir()
+    photos.rename(new)
+    again = partial(run, new, out, "--add-new")
+    reason = f"photos was {photos}, is {new}: repeat the earlier options, or use another folder; "
+    assert_refused(again, f"{reason}if the photos moved, add --photos {new}")
+    photos.mkdir()
+    (photos / "other.png").write_bytes(make_photo())
+    moved = ("--add-new", "--photos")
+    reason = f"IN and --photos are two places, {tmp_path} and {new}"
+    assert_refused(run, reason, tmp_path, out, *moved, new)
+    reason = f"--photos: {photos}/00.png is missing, as all photos of"
+    assert_refused(run, reason, photos, out, *moved, photos)
+    told = "0 tagged, 0 failed, 3 done before\n"
+    for place in (photos, new):  # IN is the earlier or the new place
+        assert run(place, out, *moved, new) == (0, told, "")
+    assert again() == (0, told, "")
+    # Results of others could name any folder.
+    reason = "--from with --xmp needs --photos, the folder of the photos"
+    assert_refused(run, reason, "--from", out, tmp_path / "b", "--xmp")
 
 
 def test_bulk_counts_sidecars_and_exits_with_1_if_one_is_not_written(

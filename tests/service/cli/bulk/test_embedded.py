@@ -115,7 +115,7 @@ def test_sets_of_examples_alone_need_no_photos(job: BulkJob, tmp_path: Path) -> 
         assert row["labels"][0]["score"] == pytest.approx(other["labels"][0]["score"], abs=1e-5)
     (tmp_path / "photos/more.png").write_bytes(make_photo(9))
     learn()
-    with pytest.raises(StartError, match="was begun with another model, label set"):
+    with pytest.raises(StartError, match="label set mine has changed since: repeat"):
         run(again)
 
 

@@ -9,7 +9,12 @@ import pytest
 from service.cli.bulk.parts import FLAGGED, QUESTION_FILE, Record, open_parts, open_results
 from service.errors import StartError
 
-QUESTION: dict[str, Any] = {"model": "tiny", "label_sets": [], "question": {"top_k": 2}}
+QUESTION: dict[str, Any] = {
+    "model": {"name": "tiny", "version": "1"},
+    "label_sets": [],
+    "question": {"top_k": 2},
+    "photos": "/photos",
+}
 FLAGS = QUESTION | {FLAGGED: True}
 LABEL = {"label": "cat", "score": 0.5, "threshold": 0.4, "source": "trained", "calibrated": True}
 
@@ -72,7 +77,9 @@ def test_open_parts_removes_unfinished_files(tmp_path: Path) -> None:
 def test_open_parts_refuses_another_question_and_parts_without_one(tmp_path: Path) -> None:
     with open_parts(str(tmp_path), QUESTION) as parts:
         parts.write([record("a")])
-    assert_not_opened(tmp_path, QUESTION_FILE, QUESTION | {"model": "large"})
+    assert_not_opened(tmp_path, "precision was none, is int8", QUESTION | {"precision": "int8"})
+    (tmp_path / QUESTION_FILE).write_text("{")
+    assert_not_opened(tmp_path, f"a {QUESTION_FILE} that cannot be read: use another folder")
     (tmp_path / QUESTION_FILE).unlink()
     assert_not_opened(tmp_path, "parts but no")
 
@@ -88,7 +95,7 @@ def test_folder_of_an_earlier_version_continues_without_flags(tmp_path: Path) ->
         assert {"found" in label for row in labels for label in row} == {begun is FLAGS}
         names = dict(open_results(str(folder)).read_found())
         assert names["b"] == (["dog"] if begun is FLAGS else ["cat", "dog"])
-    assert_not_opened(tmp_path / "new", QUESTION_FILE, QUESTION)
+    assert_not_opened(tmp_path / "new", "found was True, is none", QUESTION)
 
 
 def test_open_parts_refuses_a_second_run_at_the_same_time(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ from tests.support.tiny_bundle import SPACE, make_calibration, write_tiny_bundle
 
 # Files hold float32, and a photo's batch may be of any size.
 TOLERANCE = 1e-5
-OTHER_QUESTION = "another model, label set, question, input or limit"
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def job(tiny_bundle: Bundle, photos: Path, out: Path) -> BulkJob:
 def run(job: BulkJob) -> tuple[Totals, list[int]]:
     """Runs the job; returns the totals and how many photos were done at each report."""
     seen: list[int] = []
-    totals = asyncio.run(run_bulk(job, lambda now, _to_do: seen.append(now.seen)))
+    totals = asyncio.run(run_bulk(job, lambda now, _to_do: seen.append(now)))
     return totals, seen
 
 
@@ -72,10 +71,11 @@ def read_rows(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_run_writes_a_row_per_photo_and_an_error_for_a_bad_one(
-    job: BulkJob, photos: Path, out: Path
+    job: BulkJob, photos: Path, out: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     totals, seen = run(job)
     assert totals == Totals(tagged=11, failed=1, skipped=0)
+    assert "broken.jpg was not tagged: The file is damaged or is not an image" in caplog.messages
     assert seen == list(range(13))
     rows = read_rows(out)
     assert set(rows) == {path.name for path in photos.iterdir()}
@@ -193,9 +193,23 @@ def test_run_refuses_a_folder_of_another_question_limit_or_calibration_of_the_sa
     first = calibrate(2.0)
     run(first)
     limited = first.settings.model_copy(update={"max_pixels": 7})
-    others = replace(first, question=Question(top_k=3)), replace(first, settings=limited)
-    for other in (job, calibrate(3.0), *others):
-        with pytest.raises(StartError, match=OTHER_QUESTION):
+    newer = write_tiny_bundle(tmp_path, tiny_bundle.card.model_copy(update={"version": "7"})).path
+    others = {
+        "label set trained has changed since: repeat": calibrate(3.0),
+        "max_pixels was 50000000, is 7: repeat": replace(first, settings=limited),
+        "top_k was 2, is 3: repeat": replace(first, question=Question(top_k=3)),
+        "top_k was 2, is none; min_labels was none, is 2: repeat": replace(
+            first, question=Question(min_labels=2)
+        ),
+        r"embedding was none, is \w+: repeat": replace(
+            first, question=Question(top_k=2, embedding=True)
+        ),
+        "model was tiny 1.0, is tiny 7: repeat": replace(
+            job, settings=job.settings.model_copy(update={"bundle": newer})
+        ),
+    }
+    for difference, other in others.items():
+        with pytest.raises(StartError, match=f"out was begun otherwise: {difference}"):
             run(other)
     assert run(first)[0].skipped == 12
 
@@ -219,7 +233,7 @@ def test_run_compares_label_sets_by_labels_and_not_by_version(
     first = register("first.db", "yak", "newt")
     assert tag("first.db").tagged == 11
     assert register("second.db", "cat", "dog") == first
-    with pytest.raises(StartError, match=OTHER_QUESTION):
+    with pytest.raises(StartError, match="label set zoo has changed since: repeat"):
         tag("second.db")
     assert register("second.db", "yak", "newt") != first
     assert tag("second.db").skipped == 12
