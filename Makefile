@@ -40,7 +40,7 @@ help: ## List the targets
 
 serve: $(SERVE)/.installed ## Serve a bundle (MODEL=NAME, RUNTIME=cpu|openvino|gpu, BUNDLE, HOST, PORT), no torch
 	$(if $(MODEL),$(SERVE)/bin/ml-decoder get "$(MODEL)" --out "$(BUNDLE)" $(if $(FROM),--from "$(FROM)"))
-	ML_DECODER_BUNDLE="$(BUNDLE)" ML_DECODER_DEVICE=$(DEVICE) ML_DECODER_HOST=$(HOST) \
+	exec env ML_DECODER_BUNDLE="$(BUNDLE)" ML_DECODER_DEVICE=$(DEVICE) ML_DECODER_HOST=$(HOST) \
 		ML_DECODER_PORT=$(PORT) $(SERVE)/bin/ml-decoder serve
 
 # A process for each core, each with whole files, the short ones of tests/service last; more than

@@ -46,13 +46,14 @@ def without_frames(error: ErrorT) -> ErrorT:
     return error
 
 
-def _list_names(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
+    """Returns the first ten names in quotes, and the number of the others."""
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return f"{', '.join(map(quote, names[:MAX_NAMES]))}{more}"
 
 
 def _describe_sets(names: Sequence[str]) -> str:
-    return f"Known label sets: {_list_names(names)}." if names else "There are no label sets."
+    return f"Known label sets: {list_names(names)}." if names else "There are no label sets."
 
 
 def _suggest(name: str, known: Sequence[str]) -> str:
@@ -102,7 +103,7 @@ class _Quoted(str):
 
 def _quote_names(value: object) -> object:
     if isinstance(value, tuple):
-        return _list_names(value)
+        return list_names(value)
     return _Quoted(value) if isinstance(value, str) else value
 
 
@@ -334,9 +335,9 @@ class UnknownCategory(QuestionError):
     detail = "{}{!s}"
 
     def __init__(self, names: tuple[str, ...], sets: Sequence[str], known: Sequence[str]) -> None:
-        hint = f". The labels of {_list_names(sets)} have no categories."
+        hint = f". The labels of {list_names(sets)} have no categories."
         if known:
-            hint = f"{_suggest(names[0], known)} Known categories: {_list_names(known)}."
+            hint = f"{_suggest(names[0], known)} Known categories: {list_names(known)}."
         super().__init__(names, hint)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace as replace_fields
@@ -16,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from service.cli.console import EXIT_SOME_FAILED, show_failure, write_json
-from service.cli.options import add_flags, path_argument, path_option
-from service.errors import LabelSetChanged, LabelSetExists, StartError
+from service.cli.options import OneObject, add_flags, path_argument, path_option
+from service.errors import LabelSetChanged, LabelSetExists, StartError, list_names
+from service.fields import validate
 from service.logs import configure_logs
 from service.settings import Settings
 
@@ -46,6 +48,8 @@ def show_help(context: typer.Context) -> None:
 
 Name = Annotated[str, typer.Argument(help="Name of the label set.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per set.")]
+_REPLACE = "Replace a set of this name; says what it loses, and asks on a terminal."
+Replace = Annotated[bool, typer.Option(help=_REPLACE)]
 
 
 def add(  # noqa: PLR0913 - a command has a parameter for each flag
@@ -59,32 +63,50 @@ def add(  # noqa: PLR0913 - a command has a parameter for each flag
             "PATH", "Labels as .txt (a name a line), .csv, .json or .npz, instead of --label."
         ),
     ] = None,
-    replace: Annotated[bool, typer.Option(help="Replace a set of this name.")] = False,
+    replace: Replace = False,
     as_json: AsJson = False,
 ) -> None:
-    """Register a label set; services on the same store load it within label_poll_seconds.
+    """Register a label set, or add labels to it; services load it within label_poll_seconds.
 
     ml-decoder labels add zoo --label 'red panda' --label bamboo
     """
     definition = _define_set(name, label, file)
-    try:
-        added, _ = _run(
-            settings, lambda sets: sets.writable(name).register(definition, replace=replace)
-        )
-    except LabelSetExists as error:
-        raise StartError(f"another label set is called {name}; --replace replaces it") from error
-    _show([added], as_json)
+    if replace:
+        _show([_run(settings, lambda sets: _register(sets, definition, replace=True))], as_json)
+        return
+    labels, added = _run(settings, lambda sets: sets.writable(name).add(definition))
+    _show([labels], as_json, added=added, repeated=len(definition.names) - added)
 
 
 def list_sets(*, settings: Settings, as_json: AsJson = False) -> None:
     """List the label sets of the model, the bundle, the folder and the store."""
+    _show(_run(settings, _load).list_sets(), as_json)
 
-    async def load(catalogue: Catalogue) -> tuple[LabelSet, ...]:
-        await catalogue.start()
-        await catalogue.refresh()  # raises if the store fails; a service starts without it
-        return catalogue.list_sets()
 
-    _show(_run(settings, load), as_json)
+def show(*, settings: Settings, name: Name, as_json: OneObject = False) -> None:
+    """Show the labels of a set; with --json, as `GET /labels/NAME` answers."""
+    _show_labels(_run(settings, _load).find(name), as_json)
+
+
+def threshold(
+    *,
+    settings: Settings,
+    name: Name,
+    label: Annotated[str, typer.Argument(help="A label of the set.", show_default=False)],
+    value: Annotated[str, typer.Argument(help="0 to 1, or the word default.", show_default=False)],
+    as_json: OneObject = False,
+) -> None:
+    """Set the threshold of a label of a registered set.
+
+    ml-decoder labels threshold zoo bamboo 0.4
+    """
+    from service.labels.definition import LabelThreshold
+
+    given = {"name": label, "threshold": None if value == "default" else value}
+    wanted = validate(LabelThreshold, given, "command line")
+    thresholds = {wanted.name: wanted.threshold}
+    labels = _run(settings, lambda sets: sets.writable(name).calibrate(name, thresholds))
+    _show_labels(labels, as_json, wanted.name)
 
 
 def remove(*, settings: Settings, name: Name) -> None:
@@ -163,7 +185,7 @@ def export_set(
 
     async def pack(catalogue: Catalogue) -> bytes:
         sets = catalogue.writable(name)
-        definition, embeddings, others = await sets.read_definition(name)
+        (definition, embeddings, _), others = await sets.read_definition(name)
         for label in others:
             sys.stderr.write(f"left out: the examples of {label} are of another model\n")
         if definition.given and catalogue.encoders is not None:  # texts are encoded again
@@ -184,13 +206,19 @@ def import_set(
     *,
     settings: Settings,
     file: Annotated[Path, path_argument("FILE", "An .npz; its name is that of the set.")],
-    replace: Annotated[bool, typer.Option("--replace", help="Replace a set of this name.")] = False,
+    replace: Replace = False,
     as_json: AsJson = False,
 ) -> None:
     """Register the set of a file that `labels export` wrote, with what it has learnt."""
     if file.suffix != ".npz":
         raise StartError(f"{file}: the name must end in .npz; labels add reads other files")
-    add(settings=settings, name=file.stem, file=file, replace=replace, as_json=as_json)
+    definition = _define_set(file.stem, None, file)
+    try:
+        labels = _run(settings, lambda sets: _register(sets, definition, replace=replace))
+    except LabelSetExists as error:
+        reason = f"another label set is called {file.stem}; --replace replaces it"
+        raise StartError(reason) from error
+    _show([labels], as_json)
 
 
 def _define_set(name: str, names: list[str] | None, file: Path | None) -> Definition:
@@ -206,6 +234,45 @@ def _define_set(name: str, names: list[str] | None, file: Path | None) -> Defini
         return define_label_set(LabelSetRecord.model_validate({"name": name, "labels": names}))
     except ValidationError as error:
         raise StartError(format_first_error(error)) from error
+
+
+async def _register(catalogue: Catalogue, definition: Definition, *, replace: bool) -> LabelSet:
+    """Registers a set; names what another loses to it, and asks first on a terminal."""
+    sets, version = catalogue.writable(definition.name), None
+    await sets.refresh(adopt=True)
+    if replace and definition.name in sets.by_name:  # else there is none, or a damaged one
+        (old, _, version), others = await sets.read_definition(definition.name)
+        if losses := _list_losses(old, others, definition):
+            sys.stderr.write(f"{old.name} loses {'; '.join(losses)}\n")
+            if sys.stdin.isatty() and sys.stderr.isatty():
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's ends no prompt
+                typer.confirm("Replace it?", abort=True, err=True)
+    labels, _ = await sets.register(definition, replace=replace, if_version=version)
+    return labels
+
+
+def _list_losses(old: Definition, others: Sequence[str], new: Definition) -> list[str]:
+    """Returns what a set loses to a new one; labels in `others` have other encoders' examples."""
+    from service.labels.definition import LabelRow
+
+    after = new.examples if new.examples and new.encoder == old.encoder else old.examples
+    kept = {name: after[name].to_bytes() for name in new.names if name in after}
+    lost = {
+        "labels": [name for name in old.names if name not in new.rows],
+        "examples of": [n for n, e in old.examples.items() if e.to_bytes() != kept.get(n)]
+        + [name for name in others if name not in new.rows],
+        "calibration of": [old.name] * (old.calibration not in (None, new.calibration)),
+    }
+    for place, what in enumerate(LabelRow._fields):
+        pairs = ((n, row[place], new.rows.get(n, row)[place]) for n, row in old.rows.items())
+        lost[f"{what} of"] = [name for name, mine, its in pairs if mine not in (None, its)]
+    return [f"{what} {list_names(names)}" for what, names in lost.items() if names]
+
+
+async def _load(catalogue: Catalogue) -> Catalogue:
+    await catalogue.start()
+    await catalogue.refresh()  # raises if the store fails; a service starts without it
+    return catalogue
 
 
 def _run(settings: Settings, work: Callable[[Catalogue], Awaitable[ResultT]]) -> ResultT:
@@ -226,20 +293,44 @@ def _run(settings: Settings, work: Callable[[Catalogue], Awaitable[ResultT]]) ->
     return asyncio.run(run())
 
 
-def _show(sets: Sequence[LabelSet], as_json: bool) -> None:
+def _show_labels(labels: LabelSet, as_json: bool, wanted: str | None = None) -> None:
+    from service.http.responses.schemas import answer_label_set
+
+    answer = answer_label_set(labels)
+    if as_json:
+        write_json(answer.model_dump(mode="json"))
+        return
+    table = Table("label", "threshold", "prompt", "examples", "category")
+    for label in answer.labels:
+        if wanted in (None, label.name):
+            least = f"{label.threshold:.3g}{'' if label.calibrated else ' (default)'}"
+            prompt = "(embedding)" if label.own_embedding else label.prompt or ""
+            photos = ""
+            if known := label.examples:
+                photos = f"{known.positive}, {known.negative} negative; {known.separation.meaning}"
+            table.add_row(*map(Text, (label.name, least, prompt, photos, label.category or "")))
+    Console().print(table)
+
+
+def _show(sets: Sequence[LabelSet], as_json: bool, **counts: int) -> None:
     table = Table("name", "version", "origin", "labels")
     for labels in sets:
         about = {"name": labels.name, "version": labels.version, "origin": labels.origin}
         record = about | {"num_labels": len(labels.names)}
         if as_json:
-            write_json(record)
+            write_json(record | counts)
         table.add_row(*(Text(str(value)) for value in record.values()))
     if not as_json:
         Console().print(table)
+    if counts and not as_json:
+        added, repeated = counts.values()
+        Console().print(f"{added} added, {repeated} {'was' if repeated == 1 else 'were'} there")
 
 
 app.command()(add_flags(add, _STORE_SETTINGS))
 app.command("list")(add_flags(list_sets, _STORE_SETTINGS))
+app.command()(add_flags(show, _STORE_SETTINGS))
+app.command()(add_flags(threshold, _STORE_SETTINGS))
 app.command()(add_flags(remove, _STORE_SETTINGS))
 app.command()(add_flags(calibrate, _CALIBRATE_SETTINGS))
 app.command()(add_flags(learn, _CALIBRATE_SETTINGS))

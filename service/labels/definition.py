@@ -5,7 +5,8 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated
+from itertools import islice
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,6 +114,14 @@ class ThresholdsRecord(Record):
     labels: list[LabelThreshold] = Field(min_length=1)
 
 
+class LabelRow(NamedTuple):
+    """What a label has of its own, besides its name."""
+
+    prompt: str | None = None
+    threshold: float | None = None
+    embedding: bytes | None = None  # float32 [E]
+
+
 @dataclass(frozen=True, eq=False)
 class Definition:
     """A label set as columns of L labels, before anything is encoded."""
@@ -139,17 +148,46 @@ class Definition:
         digest.update(np.ascontiguousarray(self.embeddings, "<f4").tobytes())
         return digest.hexdigest()
 
-    def cut(self, count: int) -> "Definition":
-        """Returns the set with its first `count` labels only, and all examples."""
-        given = tuple(position for position in self.given if position < count)
+    @cached_property
+    def rows(self) -> dict[str, LabelRow]:
+        """Name -> row."""
+        given = dict(zip(self.given, (row.tobytes() for row in self.embeddings), strict=True))
+        vectors = map(given.get, range(len(self.names)))
+        rows = map(LabelRow, self.prompts, self.thresholds, vectors)
+        return dict(zip(self.names, rows, strict=True))
+
+    def with_rows(self, rows: Mapping[str, LabelRow]) -> "Definition":
+        """Returns the set with these labels in place of its own, and all examples."""
+        vectors = [row.embedding for row in rows.values()]
+        given = tuple(position for position, vector in enumerate(vectors) if vector is not None)
+        content = np.frombuffer(b"".join(filter(None, vectors)), np.float32)
         return replace(
             self,
-            names=self.names[:count],
-            prompts=self.prompts[:count],
-            thresholds=self.thresholds[:count],
+            names=tuple(rows),
+            prompts=tuple(row.prompt for row in rows.values()),
+            thresholds=tuple(row.threshold for row in rows.values()),
             given=given,
-            embeddings=self.embeddings[: len(given)],
+            embeddings=content.reshape(len(given), self.embeddings.shape[1]),
         )
+
+    def cut(self, count: int) -> "Definition":
+        """Returns the set with its first `count` labels only, and all examples."""
+        return self.with_rows(dict(islice(self.rows.items(), count)))
+
+    def without(self, known: "Definition") -> "Definition":
+        """Returns the set without labels of `known`. Raises `InvalidLabelSet` if one differs."""
+        for name, row in self.rows.items():
+            values = zip(LabelRow._fields, known.rows.get(name, row), row, strict=True)
+            if differing := [each for each in values if each[1] != each[2]]:
+                what, *both = differing[0]
+                old, new = ("none" if value is None else repr(value)[:80] for value in both)
+                which = "" if what == "embedding" else f" ({old}, not {new})"
+                raise InvalidLabelSet(
+                    f"Label {quote(name)} of {known.name} has another {what}{which}: leave it out, "
+                    f"set thresholds with `ml-decoder labels threshold {known.name} {quote(name)} "
+                    "VALUE`, or replace the set with --replace"
+                )
+        return self.with_rows({n: row for n, row in self.rows.items() if n not in known.rows})
 
     def texts(self, space: EmbeddingSpace) -> tuple[str, ...]:
         """Returns the text to encode for each label: its prompt, or its name in the template."""
@@ -233,9 +271,7 @@ def check_fit(
         definition = replace(definition, embeddings=embeddings)
     check_embeddings(definition.embeddings, space.width)
     if not encodes_text and len(definition.given) < len(definition.names):
-        given = set(definition.given)
-        bare = next(name for i, name in enumerate(definition.names) if i not in given)
-        raise TextNotEncodable(bare)
+        raise TextNotEncodable(next(n for n, r in definition.rows.items() if r.embedding is None))
     return definition
 
 

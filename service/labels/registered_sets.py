@@ -9,6 +9,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
+
 from service import errors
 from service.bundle.card import Calibration
 from service.engine.heads import Embeddings, QueryArray
@@ -17,7 +19,7 @@ from service.labels.definition import Definition
 from service.labels.examples import Example
 from service.labels.label_set import LabelSet
 from service.labels.store.database import MEMORY
-from service.labels.store.store import PRESENT, LabelStore, WriteResult, check_version
+from service.labels.store.store import ABSENT, PRESENT, LabelStore, WriteResult, check_version
 from service.labels.stored_sets import StoredSets
 
 logger = logging.getLogger(__name__)
@@ -102,6 +104,41 @@ class RegisteredSets(StoredSets):
             await self._builder.add_examples(made, definition.examples, ())
         return await self._write_set(made, definition, embeddings, replace, if_version)
 
+    async def add(self, definition: Definition) -> tuple[LabelSet, int]:
+        """Adds the labels that the set lacks, or registers it; returns it, and how many are new.
+
+        Raises `InvalidLabelSet` if a label is there in another way, or the new ones do not fit the
+        set, and `LabelSetChanged` if another client changes it meanwhile.
+        """
+        name, encodes_text = definition.name, self._builder.encodes_text
+        await self.refresh(adopt=True)  # it may be in another embedding space only
+        try:
+            entry, others = await self.read_definition(name)
+        except errors.LabelSetNotFound:
+            labels, _ = await self.register(definition, if_version=ABSENT)
+            return labels, labels.num_labels
+        old, version = entry.definition, entry.version
+        if definition.examples or definition.calibration not in (None, old.calibration):
+            raise errors.InvalidLabelSet(
+                f"A calibration or examples cannot be added to {name}: import the file as another "
+                "set, or replace this one with --replace"
+            )
+        new = self._builder.check(definition, {*old.examples, *others}).without(old)
+        kinds, ours = ({row.embedding is None for row in each.rows.values()} for each in (new, old))
+        if not kinds <= ours or (kinds and encodes_text and not entry.embeddings.shape[1]):
+            raise errors.InvalidLabelSet(
+                f"The labels of {name} are of another kind (texts, embeddings or photos alone): "
+                "register the new ones as another set"
+            )
+        joined = replace_fields(old, examples={}).with_rows(old.rows | new.rows)
+        check = self._store.check
+        if await self._call(check, joined, replace=True, if_version=version) is not None:
+            return await self._load_one(name), 0
+        embeddings = np.concatenate((entry.embeddings, await self._builder.embed(new)))
+        made = await self._builder.make(joined, embeddings)
+        labels, _ = await self._write_set(made, joined, embeddings, True, version)
+        return labels, len(new.names)
+
     async def calibrate(
         self,
         name: str,
@@ -119,8 +156,7 @@ class RegisteredSets(StoredSets):
             raise errors.LabelSetNotFound(name)
         old = entry.definition
         check_version(name, entry.version, if_version)
-        names = frozenset(old.names)
-        if unknown := tuple(label for label in thresholds if label not in names):
+        if unknown := tuple(label for label in thresholds if label not in old.rows):
             raise errors.UnknownLabel(unknown, [name], old.names)
         pairs = zip(old.names, old.thresholds, strict=True)
         new = tuple(thresholds.get(label, threshold) for label, threshold in pairs)

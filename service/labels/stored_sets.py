@@ -14,10 +14,8 @@ from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
 from service import errors
-from service.engine.heads import Embeddings
 from service.errors import quote
 from service.labels.builder import LabelSetBuilder
-from service.labels.definition import Definition
 from service.labels.examples import Examples
 from service.labels.label_set import LabelSet
 from service.labels.store.store import (
@@ -107,8 +105,8 @@ class StoredSets:
         if not self._has_reached(version, names):
             raise errors.VersionNotReached(version, max(0, self.revision))
 
-    async def read_definition(self, name: str) -> tuple[Definition, Embeddings, list[str]]:
-        """Returns a set and all embeddings, and labels that have only other encoders' examples."""
+    async def read_definition(self, name: str) -> tuple[StoreEntry, list[str]]:
+        """Returns a set with its examples, and labels that have only other encoders' examples."""
         entry = await self._call(self._store.read, name)
         if entry is None:
             raise errors.LabelSetNotFound(name)
@@ -120,7 +118,7 @@ class StoredSets:
         used = encoder if examples else None
         others = sorted({row.label for row in rows} - known.keys())
         definition = replace_fields(entry.definition, examples=examples, encoder=used)
-        return definition, entry.embeddings, others
+        return entry._replace(definition=definition), others
 
     async def _load_sets(
         self,

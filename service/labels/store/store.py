@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from dataclasses import replace as replace_fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ import sqlalchemy as sa
 from service import errors
 from service.bundle.card import Calibration
 from service.engine.heads import Embeddings
-from service.labels.definition import Definition, check_size
+from service.labels.definition import Definition, LabelRow, check_size
 from service.labels.examples import Example, Examples
 from service.labels.store.database import Database
 
@@ -462,12 +461,7 @@ def _append(
         if embedding is None:  # the label was deleted meanwhile
             raise errors.LabelSetChanged(name, str(entry.version))
         row = embedding
-    definition = replace_fields(
-        old,
-        names=(*old.names, label),
-        prompts=(*old.prompts, None),
-        thresholds=(*old.thresholds, None),
-    )
+    definition = old.with_rows(old.rows | {label: LabelRow()})
     return definition, np.concatenate((entry.embeddings, row))
 
 

@@ -1,11 +1,21 @@
-"""`ml-decoder labels add`, `list` and `remove` with a bundle and a store."""
+"""`ml-decoder labels add`, `list`, `show`, `threshold` and `remove` with a bundle and a store."""
 
+import contextlib
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.e2e.server_process import ROOT
 from tests.service.cli.conftest import Run, assert_refused
+from tests.support.tiny_bundle import EMBEDDING_WIDTH
 
 ADD = ("labels", "add", "zoo", "--label", "yak")
 
@@ -67,9 +77,146 @@ def test_error_names_the_store_that_cannot_be_opened(
     assert run_open(*predict, "everyday")[0] == 0
 
 
-def test_add_requires_replace_for_another_set_of_the_name(run_open: Run) -> None:
-    other = ("labels", "add", "zoo", "--label", "newt")
-    assert run_open(*ADD)[0] == 0
-    reason = "another label set is called zoo; --replace replaces it"
-    assert_refused(run_open, reason, *other)
-    assert run_open(*other, "--replace")[0] == 0
+def read_labels(run: Run, name: str) -> dict[str, dict[str, Any]]:
+    code, out, err = run("labels", "show", name, "--json")
+    assert (code, err) == (0, "")
+    return {label.pop("name"): label for label in json.loads(out)["labels"]}
+
+
+def test_add_adds_to_a_set_and_leaves_the_labels_that_are_there(
+    run_open: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "a.csv").write_text("name,prompt,threshold\nyak,a big yak,0.4\nYak,,\n")
+    run_open("labels", "add", "zoo", "--file", tmp_path / "a.csv")
+    before = read_labels(run_open, "zoo")
+    code, out, err = run_open("labels", "add", "zoo", "--label", "Yak", "--label", "newt")
+    assert (code, err, out.splitlines()[-1]) == (0, "", "1 added, 1 was there")
+    found = read_labels(run_open, "zoo")
+    assert [*found] == ["yak", "Yak", "newt"]
+    assert {name: found[name] for name in before} == before
+    (tmp_path / "b.json").write_text('{"labels": ["eel", {"name": "newt"}, "Yak"]}')
+    for added, repeated in ((1, 2), (0, 3)):
+        out = run_open("labels", "add", "zoo", "--file", tmp_path / "b.json", "--json")[1]
+        about = {"name": "zoo", "version": "3", "origin": "store", "num_labels": 4}
+        assert json.loads(out) == {**about, "added": added, "repeated": repeated}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("yak,,0.5", "Label 'yak' of zoo has another threshold (0.4, not 0.5): leave it out"),
+        ("yak,,", "another threshold (0.4, not none)"),
+        ("yak,the yak,0.4", "another prompt (none, not 'the yak')"),
+    ],
+)
+def test_add_adds_nothing_if_a_label_is_there_in_another_way(
+    run_open: Run, tmp_path: Path, row: str, reason: str
+) -> None:
+    file = tmp_path / "a.csv"
+    add = ("labels", "add", "zoo", "--file", file)
+    file.write_text("name,prompt,threshold\nyak,,0.4\n")
+    run_open(*add)
+    file.write_text(f"name,prompt,threshold\nnewt,,\n{row}\n")
+    assert_refused(run_open, reason, *add)
+    assert [*read_labels(run_open, "zoo")] == ["yak"]
+    assert "`ml-decoder labels threshold zoo 'yak' VALUE`" in run_open(*add)[2]
+    assert run_open(*add, "--replace")[0] == 0
+    assert [*read_labels(run_open, "zoo")] == ["newt", "yak"]
+
+
+def test_add_refuses_what_the_set_cannot_take(
+    run_open: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(name: str, **fields: object) -> tuple[str, ...]:
+        file = tmp_path / "labels.json"
+        vector = {"name": name, "embedding": [0.5] * EMBEDDING_WIDTH}
+        file.write_text(json.dumps({"labels": [vector]} | fields))
+        return ("--file", str(file))
+
+    run_open(*ADD)
+    run_open("labels", "add", "vectors", *write("a"))
+    other_kind = "of another kind (texts, embeddings or photos alone): register the new ones as"
+    assert_refused(run_open, f"zoo are {other_kind}", "labels", "add", "zoo", *write("b"))
+    assert_refused(run_open, other_kind, "labels", "add", "vectors", "--label", "b")
+    assert_refused(run_open, "'yak' of zoo has another embedding:", *ADD[:3], *write("yak"))
+    calibrated = write("newt", labels=["newt"], calibration={"scale": 2.0, "shift": 0.0})
+    assert_refused(run_open, "A calibration or examples cannot be added", *ADD[:3], *calibrated)
+    assert_refused(run_open, "is read-only", "labels", "add", "everyday", "--label", "newt")
+    monkeypatch.setenv("ML_DECODER_MAX_LABELS_PER_SET", "1")
+    assert_refused(run_open, "takes at most 1 labels; this one has 2", *ADD[:3], "--label", "newt")
+    monkeypatch.delenv("ML_DECODER_MAX_LABELS_PER_SET")
+    assert run_open(*ADD[:3], "--label", "newt")[1].endswith("1 added, 0 were there\n")
+    assert run_open("labels", "add", "vectors", *write("a"))[1].endswith("0 added, 1 was there\n")
+
+
+def test_show_has_the_words_of_the_service_for_sets_of_all_origins(
+    run_open: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sets").mkdir()
+    labels = ["yak", {"name": "newt", "prompt": "a newt", "threshold": 0.25}]
+    (tmp_path / "sets/farm.json").write_text(json.dumps({"labels": labels}))
+    monkeypatch.setenv("ML_DECODER_LABEL_SETS", str(tmp_path / "sets"))
+    assert read_labels(run_open, "farm")["newt"] == {
+        **{"prompt": "a newt", "threshold": 0.25, "calibrated": True, "own_embedding": False}
+    }
+    out = run_open("labels", "show", "farm")[1]
+    assert out.count("(default)") == 1
+    assert "newt  │ 0.25          │ a newt │" in out
+    assert len(read_labels(run_open, "everyday")) == 3
+    assert read_labels(run_open, "trained")
+    assert_refused(run_open, "did you mean 'farm'?", "labels", "show", "fam")
+
+
+def test_threshold_changes_one_label_and_names_a_wrong_one(run_open: Run) -> None:
+    run_open(*ADD, "--label", "red panda")
+    change = ("labels", "threshold", "zoo")
+    assert "red panda │ 0.3 " in run_open(*change, "red panda", 0.3)[1]
+    assert "yak" not in run_open(*change, "red panda", 0.3)[1]
+    for value in ("1.5", "nan", "a lot", ""):
+        assert_refused(run_open, "threshold: Input should be", *change, "yak", value)
+    assert_refused(run_open, "did you mean 'red panda'?", *change, "red pand", 0.5)
+    assert_refused(run_open, "is read-only", "labels", "threshold", "everyday", "dog", 0.5)
+    assert_refused(run_open, "no such label set", "labels", "threshold", "none", "dog", 0.5)
+    labels = read_labels(run_open, "zoo")
+    assert (labels["red panda"]["threshold"], labels["yak"]["calibrated"]) == (0.3, False)
+    run_open(*change, "red panda", "default")
+    assert not read_labels(run_open, "zoo")["red panda"]["calibrated"]
+
+
+def answer_on_a_terminal(answer: str, *arguments: str) -> tuple[int, str]:
+    """Runs a command on a terminal, with Ctrl+C for no answer; returns code and output."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "service.cli", *arguments]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=follower, stdout=follower, stderr=follower
+    ) as run:
+        os.close(follower)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while part := os.read(leader, 1000):
+                shown += part
+                if shown.endswith(b"[y/N]: ") and not answer:
+                    time.sleep(0.5)  # readline misses a signal just before it waits
+                    run.send_signal(signal.SIGINT)
+                elif shown.endswith(b"[y/N]: "):
+                    os.write(leader, answer.encode())
+    os.close(leader)
+    return run.returncode, shown.decode()
+
+
+def test_replace_names_what_is_lost_and_asks_on_a_terminal(run_open: Run) -> None:
+    run_open(*ADD, "--label", "newt")
+    run_open("labels", "threshold", "zoo", "newt", 0.3)
+    other = ("labels", "add", "zoo", "--label", "newt", "--replace")
+    loses = "zoo loses labels 'yak'; threshold of 'newt'"
+    for answer in ("n\n", ""):
+        code, shown = answer_on_a_terminal(answer, *other)
+        assert (code, loses in shown, "ml-decoder: stopped" in shown) == (2, True, True)
+        assert [*read_labels(run_open, "zoo")] == ["yak", "newt"]
+    code, shown = answer_on_a_terminal("y\n", *other)
+    assert (code, loses in shown) == (0, True)
+    assert [*read_labels(run_open, "zoo")] == ["newt"]
+    code, shown = answer_on_a_terminal("", *other, "--label", "eel")  # loses nothing
+    assert (code, "loses" in shown) == (0, False)
+    code, _, err = run_open(*other)
+    assert (code, err) == (0, "zoo loses labels 'eel'\n")

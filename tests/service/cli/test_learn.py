@@ -102,6 +102,14 @@ def test_exported_set_is_imported_with_what_it_has_learnt(
     expected, file = score(run, folder / "yak/d"), tmp_path / "mine.npz"
     assert run("labels", "export", "mine", file) == (0, "", "")
     assert_refused(run, "another label set is called mine", "labels", "import", file)
+    reason = "examples cannot be added to mine: import the file as another set"
+    assert_refused(run, reason, "labels", "add", "mine", "--file", file)
+    (folder / "yak/e.png").write_bytes(make_photo(5))
+    learn(run, folder)
+    run("labels", "add", "mine", "--label", "newt")
+    assert "3, 0 negative; " in run("labels", "show", "mine")[1]
+    replaced = run("labels", "import", file, "--replace")
+    assert (replaced[0], replaced[2]) == (0, "mine loses labels 'newt'; examples of 'yak'\n")
     run("labels", "remove", "mine")
     code, out, err = run("labels", "import", file, "--json")
     assert (code, json.loads(out)["num_labels"], err) == (0, 2, "")

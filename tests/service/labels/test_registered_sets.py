@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from service.bundle.card import Calibration
 from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
 from service.labels.builder import LabelSetBuilder
-from service.labels.definition import Definition
+from service.labels.definition import Definition, LabelRow
 from service.labels.encoders import LabelEncoders
 from service.labels.examples import Example, Examples
 from service.labels.files import pack_label_set, parse_label_set
@@ -617,9 +617,55 @@ async def test_set_without_texts_learns_and_is_written_if_all_labels_have_learnt
     assert (await sets.calibrate("pets", {"cat": 0.7})).thresholds.tolist() == [0.2, 0.7]
     with pytest.raises(errors.NoOpenHead):
         await sets.register(define("pets", "dog", "yak"), replace=True)
+    assert (await sets.add(define("pets", "cat").with_rows({"cat": LabelRow(None, 0.7)})))[1] == 0
+    with pytest.raises(errors.NoOpenHead):
+        await sets.add(define("pets", "yak"))
     bare = await sets.delete_examples("pets", "dog")
     assert (bare.names, [*bare.examples]) == (("dog", "cat"), ["cat"])
     await sets.stop()
+
+
+async def test_added_labels_alone_are_encoded_and_all_else_stays(
+    sets: RegisteredSets, encoders: LabelEncoders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sets.add(define("pets", "cat", "dog"))
+    await learn(sets, "cat")
+    before = await sets.calibrate("pets", {"dog": 0.9}, Calibration(scale=2.0, shift=0.5))
+    encoded: list[str] = []
+    encode = encoders.encode_texts
+
+    async def record(texts: Sequence[str]) -> Embeddings:
+        encoded.extend(texts)
+        return await encode(texts)
+
+    monkeypatch.setattr(encoders, "encode_texts", record)
+    labels, added = await sets.add(define("pets", "yak", "cat"))
+    assert (added, labels.names, len(encoded)) == (1, ("cat", "dog", "yak"), 1)
+    assert labels.own_calibration == before.own_calibration
+    assert labels.thresholds.tolist()[:2] == before.thresholds.tolist()
+    assert count_examples(labels) == {"cat": 2}
+    assert labels.queries is not None
+    assert before.queries is not None
+    np.testing.assert_allclose(labels.queries[:2], before.queries, atol=1e-5)
+    assert int(labels.version) > int(before.version)
+
+
+async def test_labels_that_two_clients_add_at_once_are_not_lost(sets: RegisteredSets) -> None:
+    await sets.register(define("pets", "cat"))
+    adds = [sets.add(define("pets", label)) for label in ("dog", "yak")]
+    results = await asyncio.gather(*adds, return_exceptions=True)
+    refused = [each for each in results if isinstance(each, errors.LabelSetChanged)]
+    assert len(refused) == 1, results
+    labels, _ = await sets.add(define("pets", "dog", "yak"))
+    assert {*labels.names} == {"cat", "dog", "yak"}
+
+
+async def test_labels_are_added_to_a_set_that_only_another_space_has(
+    sets: RegisteredSets, old: FlakyStore
+) -> None:
+    put(old, "pets", "cat", width=3)
+    labels, added = await sets.add(define("pets", "dog"))
+    assert (labels.names, added) == (("cat", "dog"), 1)
 
 
 async def test_exported_set_is_imported_with_its_examples(
@@ -628,7 +674,8 @@ async def test_exported_set_is_imported_with_its_examples(
     await sets.register(define("pets", "cat", "dog"))
     await sets.calibrate("pets", {"dog": 0.9})
     pets = (await learn(sets, "cat")).labels
-    packed = pack_label_set(*(await sets.read_definition("pets"))[:2])
+    entry, _ = await sets.read_definition("pets")
+    packed = pack_label_set(entry.definition, entry.embeddings)
     found = parse_label_set(packed, ".npz", "pets")
     async with start(FlakyStore(str(tmp_path / "other.db"))) as others:
         made, created = await others.register(found)
