@@ -175,10 +175,13 @@ class Definition:
         return self.with_rows(dict(islice(self.rows.items(), count)))
 
     def without(self, known: "Definition") -> "Definition":
-        """Returns the set without labels of `known`. Raises `InvalidLabelSet` if one differs."""
+        """Returns the set without labels of `known`.
+
+        Raises `InvalidLabelSet` if one has another prompt, threshold or embedding than there.
+        """
         for name, row in self.rows.items():
             values = zip(LabelRow._fields, known.rows.get(name, row), row, strict=True)
-            if differing := [each for each in values if each[1] != each[2]]:
+            if differing := [each for each in values if each[2] not in (None, each[1])]:
                 what, *both = differing[0]
                 old, new = ("none" if value is None else repr(value)[:80] for value in both)
                 which = "" if what == "embedding" else f" ({old}, not {new})"
