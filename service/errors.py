@@ -69,6 +69,7 @@ class ServiceError(Exception):
     title = "Internal error"  # a sentence for all errors of a class
     detail: str | None = None  # a sentence about this error, if there is more to say
     retry_after_seconds: float | None = None  # None if a retry does not help
+    field: str | None = None  # of the body that is wrong, as in `ProblemValue.name`
 
     def describe(self) -> str:
         """Returns all that a client may read, as one line."""
@@ -249,7 +250,19 @@ class InvalidParameters(RequestError):
         self.values = list(values)
         names = ", ".join(dict.fromkeys(f"'{value.name}'" for value in values))
         self.detail = f"Invalid: {names}."
+        self.field = self.values[0].name if values else None
         super().__init__()
+
+    def describe(self) -> str:
+        """Returns the reasons too."""
+        reasons = "; ".join(f"'{value.name}': {value.reason}" for value in self.values)
+        return f"{self.title}. {reasons}"
+
+
+class OtherWidth(RequestError):
+    status, code, title = 400, "other_width", "The embeddings of this model have another width"
+    detail = "dimensions is {}: leave it out, or send {}."
+    field = "dimensions"
 
 
 class InvalidTensors(RequestError):
@@ -429,6 +442,7 @@ class NoExamples(LabelSetError):
 
 class NoSharedSpace(ServiceError):
     status, code, title = 409, "no_shared_space", "This model has embeddings of photos only"
+    field = "input"
     detail = (
         "Texts and photos share a space in CLIP and SigLIP; /v1/embeddings takes photos as "
         "data:image/jpeg;base64,..."

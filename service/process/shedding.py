@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from service.errors import BusyError, QueueFull, TooManyConnections
-from service.http.responses.problems import PROBLEM_JSON, describe_problem
+from service.http.responses.problems import RENDERERS, find_prefix
 from service.http.security.browsers import COMMON_HEADERS
 from service.http.security.proxies import read_root_path
 from service.http.telemetry.access import PROBES, RAW_REQUEST_ID, choose_request_id
@@ -24,11 +24,11 @@ from service.logs import EventCounter
 from service.pipeline.served import ServedPipeline
 from service.process.protocol.connection import SURPLUS, Refusal
 
-_BODIES: dict[type[BusyError], bytes] = {
-    error: describe_problem(error, "%b").model_dump_json(exclude_none=True).encode()
+_ANSWERS: dict[tuple[type[BusyError], str], Any] = {
+    (error, prefix): render(error(), "%b")
     for error in (QueueFull, TooManyConnections)
+    for prefix, render in RENDERERS.items()
 }
-_HEADERS = ((b"content-type", PROBLEM_JSON.encode()), *COMMON_HEADERS)
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,8 @@ class Shedder:
     def __init__(self, served: ServedPipeline, metrics: Metrics, paths: Iterable[str]) -> None:
         self._served = served
         self._metrics = metrics
-        prefixes = ("", read_root_path(served.settings.root_path))
+        self._root_path = read_root_path(served.settings.root_path)
+        prefixes = ("", self._root_path)
         self._paths = {prefix + path: path for path in paths for prefix in prefixes}
         self._health = {prefix + path for path in PROBES for prefix in prefixes}
         self._refused = EventCounter[tuple[str, type[BusyError]]](_log)
@@ -66,8 +67,10 @@ class Shedder:
     ) -> Refusal:
         started = time.perf_counter()
         request_id = choose_request_id(scope).encode()
-        headers = [*_HEADERS, (b"retry-after", b"%d" % retry_after), (RAW_REQUEST_ID, request_id)]
-        refusal = Refusal(error.status, headers, _BODIES[error] % request_id)
+        answer = _ANSWERS[error, find_prefix(scope["path"].removeprefix(self._root_path))]
+        headers = [(b"content-type", answer.media_type.encode()), *COMMON_HEADERS]
+        headers += [(b"retry-after", b"%d" % retry_after), (RAW_REQUEST_ID, request_id)]
+        refusal = Refusal(error.status, headers, answer.body.replace(b"%b", request_id))
         seconds = time.perf_counter() - started
         self._metrics.count_request(scope["method"], path, error.status, seconds, error.code)
         self._refused.count((path, error))

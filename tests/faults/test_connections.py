@@ -65,7 +65,7 @@ def test_endless_chunked_body_is_refused_and_fills_no_memory(server: ServerProce
     ("target", "kind", "status"),
     [
         (b"/predict?top_k=0", b"image/png", b"422"),
-        (b"/predict", b"text/plain", b"415"),
+        (b"/predict", b"video/mp4", b"415"),
         (b"/predict", b"image/png", b"413"),
         (b"/nowhere", b"image/png", b"404"),
     ],

@@ -2,6 +2,7 @@
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any
@@ -215,14 +216,13 @@ def _take_input(
 def _read_images(tensor: InputTensor, raw: memoryview | None) -> tuple[bytes, ...]:
     """Returns files of photos: base64 in JSON; binary, each after its length (`_LENGTH`)."""
     if raw is not None:
-        photos = _split_elements(raw)
-        _check_size(tensor, len(photos))
-        return photos
-    texts = _flatten(tensor.data)
-    if not all(isinstance(text, str) for text in texts):
-        raise InvalidTensors(f"The values of input '{IMAGE}' must be base64 texts")
-    _check_size(tensor, len(texts))
-    return tuple(decode_base64(text) for text in texts)
+        photos: Sequence[bytes | str] = _split_elements(raw)
+    else:
+        photos = _flatten(tensor.data)
+        if not all(isinstance(text, str) for text in photos):
+            raise InvalidTensors(f"The values of input '{IMAGE}' must be base64 texts")
+    _check_size(tensor, len(photos))
+    return tuple(map(decode_base64, photos))
 
 
 def _read_numbers(tensor: InputTensor) -> PixelArray:

@@ -20,15 +20,13 @@ _MAX_MEMBERS = 100
 _QUICK_BYTES = 65536
 
 
-async def read_json_object(request: Request, settings: Settings) -> dict[str, Any]:
-    """Reads the body of a label set. Raises the errors of `Body` and `parse_json`."""
+async def read_json_object(request: Request, settings: Settings, labels: int = 0) -> dict[str, Any]:
+    """Reads a body of JSON, with up to `labels` labels. Raises as `Body` and `parse_json`."""
     body = Body(request, settings)
     if read_media_type(request.headers.get("content-type", "")) != JSON:
         raise UnsupportedMediaType(JSON)
     # A label may be an object of three members, one of them a text or a list of numbers.
-    max_parts = MAX_PARTS + 6 * settings.max_labels_per_set
-    max_numbers = MAX_EMBEDDING_VALUES * settings.max_labels_per_set
-    return await read_json(body, max_parts, max_numbers)
+    return await read_json(body, MAX_PARTS + 6 * labels, MAX_EMBEDDING_VALUES * labels)
 
 
 async def read_json(body: Body, max_parts: int = MAX_PARTS, max_numbers: int = 0) -> dict[str, Any]:
@@ -64,6 +62,9 @@ def parse_json(
         raise MalformedBody(f"The JSON must have at most {max_parts} lists, objects and texts")
     if body.count(b",") > max_parts + max_numbers:
         raise MalformedBody(f"The JSON must have at most {max_parts + max_numbers} values")
+    encoding = json.detect_encoding(body).upper()
+    if not encoding.startswith("UTF-8"):
+        raise MalformedBody(f"The JSON must be UTF-8; it is {encoding}")
     try:
         value = json.loads(
             body.decode("utf-8-sig"),
@@ -72,6 +73,9 @@ def parse_json(
             parse_float=_read_float,
             parse_int=read_int,
         )
+    except UnicodeDecodeError as error:
+        sent = f"byte 0x{body[error.start]:02X} at {error.start}"
+        raise MalformedBody(f"The JSON must be UTF-8; {sent} may be Latin-1") from error
     except (ValueError, RecursionError) as error:
         raise MalformedBody("The body is not valid JSON") from error
     if not isinstance(value, dict):

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from service import errors
 from service.caller import CALLER
 from service.errors import MalformedBody, quote
-from service.http.requests.body import JSON, MULTIPART, RAW_IMAGE, Body, read_media_type
+from service.http.requests.body import BYTES, JSON, MULTIPART, RAW_IMAGE, Body, read_media_type
 from service.http.requests.json import read_json
 from service.http.requests.parameters import NOT_UTF8, read_texts
 from service.question import Question
@@ -30,6 +30,14 @@ _TEXTS_FIELD = "texts"
 # Browsers write this before base64. The media type is ignored: formats are recognised by content.
 DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 """Start of a text that is an image."""
+# No image begins like base64: JPEG and PNG have a byte over 127 first, the others soon a zero.
+_ENCODED = re.compile(rb"\s*(data:[^,]{0,200};base64,|[a-z0-9+/\r\n]{32})", re.IGNORECASE)
+_UNNAMED = (
+    "",
+    BYTES,
+    "text/plain",
+)  # types of a body whose client did not set one, JSON and forms too
+_NO_IMAGE = re.compile(rb"\s*(\{|--)")
 
 
 @dataclass(frozen=True)
@@ -56,9 +64,11 @@ class Upload:
 
 
 def decode_base64(image: bytes | str) -> bytes:
-    """Returns an image's bytes. Raises MalformedBody; line breaks and `data:` are allowed."""
+    """Returns an image, decoded if it is base64 or a data URL. Raises MalformedBody."""
     if isinstance(image, bytes):
-        return image
+        if _ENCODED.match(image) is None:
+            return image
+        image = image.decode("latin-1").strip()
     prefix = DATA_URL.match(image)
     text = image if prefix is None else image[prefix.end() :]
     return _decode_base64(text, "The image must be standard base64, padded with '='")
@@ -81,14 +91,15 @@ async def read_upload(request: Request, shape: UploadShape, settings: Settings) 
         return await read_form(body, content_type, shape)
     if media_type == JSON:
         return _read_json(await read_json(body), shape)
-    if media_type.startswith("image/") and not shape.batch:
-        encoding = _take_encoding(request.headers.get("content-transfer-encoding"))
-        return Upload([_decode_content(await body.read(), encoding)])
     length = request.headers.get("content-length", "0")
     if not media_type and length == "0" and "transfer-encoding" not in request.headers:
         raise errors.MissingField(shape.image_field)
-    supported = (MULTIPART, JSON) if shape.batch else (MULTIPART, RAW_IMAGE, JSON)
-    raise errors.UnsupportedMediaType(", ".join(supported))
+    if media_type.startswith("image/") or media_type in _UNNAMED:
+        encoding = _take_encoding(request.headers.get("content-transfer-encoding"))
+        content = await body.read()
+        if _NO_IMAGE.match(content) is None:
+            return Upload([_decode_content(content, encoding)])
+    raise errors.UnsupportedMediaType(f"{MULTIPART}, {RAW_IMAGE}, {JSON}")
 
 
 async def read_form(chunks: AsyncIterator[bytes], content_type: str, shape: UploadShape) -> Upload:

@@ -17,6 +17,7 @@ from service.http.responses.problems import (
     PROBLEM_JSON,
     ErrorAnswer,
     ErrorType,
+    OpenAIErrorAnswer,
     find_v2_status,
     list_headers,
 )
@@ -75,6 +76,11 @@ def document_v2_errors(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
     return _document_errors(errors, {"model": ErrorAnswer}, find_v2_status)
 
 
+def document_openai_errors(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
+    """Returns FastAPI's `responses` for errors of a route below `/v1`."""
+    return _document_errors(errors, {"model": OpenAIErrorAnswer}, int)
+
+
 def _document_errors(
     errors: Iterable[ErrorType], body: dict[str, Any], find_status: Callable[[int], int]
 ) -> dict[int | str, dict[str, Any]]:
@@ -103,16 +109,22 @@ def document_predict(shape: UploadShape, model: type[BaseModel] = Question) -> d
         return _document_object(required, {shape.image_field: image, **fields})
 
     binary = {**_BINARY, "description": "The image's bytes."}
-    base64 = {"type": "string", "contentEncoding": "base64", "description": "The image's bytes."}
+    base64 = {
+        "type": "string",
+        "contentEncoding": "base64",
+        "description": "Base64, or a data URL.",
+    }
     # Without `explode`, `/docs` sends a list as one field, its values joined by commas.
     lists = sorted(LIST_PARAMETERS & fields.keys())
     encoding = {name: {"style": "form", "explode": True} for name in lists}
     content = {
         MULTIPART: {"schema": describe(binary), "encoding": encoding},
         JSON: {"schema": describe(base64)},
+        RAW_IMAGE: {"schema": binary},
+        BYTES: {"schema": binary},
+        "text/plain": {"schema": base64},
     }
     if not shape.batch:
-        content[RAW_IMAGE] = {"schema": binary}
         json = content[JSON]["schema"]
         meaning = "Instead of the image, if the service is set to fetch images."
         url = {**_TEXT, "format": "uri", "maxLength": 2000, "description": meaning}

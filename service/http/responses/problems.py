@@ -1,7 +1,8 @@
-"""Answers errors with RFC 9457 problems; below `/v2`, in the Open Inference Protocol's shape."""
+"""Answers errors with RFC 9457 problems; below `/v1` and `/v2`, in their protocols' shapes."""
 
 import logging
 import math
+from collections.abc import Callable
 from http import HTTPStatus
 
 from fastapi import FastAPI
@@ -23,6 +24,7 @@ from service.fields import list_values
 
 PROBLEM_JSON = "application/problem+json"
 PREFIX = "/v2"
+OPENAI_PREFIX = "/v1"
 
 ErrorType = type[ServiceError]
 
@@ -51,6 +53,12 @@ class ErrorAnswer(BaseModel):
     """Every error of `/v2`."""
 
     error: str
+
+
+class OpenAIErrorAnswer(BaseModel):
+    """Every error below `/v1`."""
+
+    error: dict[str, str | None] = Field(description="`message`, `type`, `code` and `param`.")
 
 
 def describe_problem(error: ServiceError | ErrorType, request_id: str | None = None) -> Problem:
@@ -83,6 +91,44 @@ def list_headers(error: ServiceError | ErrorType) -> dict[str, str]:
 def find_v2_status(status: int) -> int:
     """Returns the status below `/v2` of an error with `status` elsewhere."""
     return HTTPStatus.BAD_REQUEST.value if status in _BAD_REQUESTS else status
+
+
+def _render_problem(error: ServiceError, request_id: str | None) -> JSONResponse:
+    content = describe_problem(error, request_id).model_dump(exclude_none=True)
+    return JSONResponse(content, error.status, list_headers(error), PROBLEM_JSON)
+
+
+def _render_v2_error(error: ServiceError, _request_id: str | None) -> JSONResponse:
+    content = {"error": error.describe()}
+    return JSONResponse(content, find_v2_status(error.status), list_headers(error))
+
+
+def _render_openai_error(error: ServiceError, _request_id: str | None) -> JSONResponse:
+    headers = list_headers(error)
+    # OpenAI's clients repeat 409 and all 5xx twice, a request past its deadline too.
+    headers["X-Should-Retry"] = str("Retry-After" in headers).lower()
+    is_ours = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    described = {
+        "message": error.describe(),
+        "type": "server_error" if is_ours else "invalid_request_error",
+        "code": error.code,
+        "param": error.field,
+    }
+    return JSONResponse({"error": described}, error.status, headers)
+
+
+RENDERERS: dict[str, Callable[[ServiceError, str | None], JSONResponse]] = {
+    "": _render_problem,
+    PREFIX: _render_v2_error,
+    OPENAI_PREFIX: _render_openai_error,
+}
+"""The answer to an error and its request's id, by the first part of the path; "" is the rest."""
+
+
+def find_prefix(path: str) -> str:
+    """Returns the key of `RENDERERS` for a path below the root path."""
+    prefix = f"/{path[1:].partition('/')[0]}"
+    return prefix if prefix in RENDERERS else ""
 
 
 def add_problem_handlers(app: FastAPI) -> None:
@@ -137,10 +183,5 @@ def _list_methods(request: Request) -> list[str]:
 def write_problem(request: Request, error: ServiceError) -> JSONResponse:
     """Returns the answer to an error; logs nothing."""
     request.state.problem = error.code  # for the log and the metrics
-    headers = list_headers(error)
     path = request.scope["path"].removeprefix(request.scope["root_path"])
-    if f"{path}/".startswith(f"{PREFIX}/"):
-        return JSONResponse({"error": error.describe()}, find_v2_status(error.status), headers)
-    request_id: str | None = request.scope.get("state", {}).get("request_id")
-    content = describe_problem(error, request_id).model_dump(exclude_none=True)
-    return JSONResponse(content, error.status, headers, PROBLEM_JSON)
+    return RENDERERS[find_prefix(path)](error, request.scope["state"].get("request_id"))

@@ -1,7 +1,8 @@
 """`/embed` and `/v1/embeddings`: embeddings of photos, and of texts that share their space."""
 
 import asyncio
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from itertools import compress
 from operator import not_
 from typing import Annotated, Any, Literal, TypeAlias
@@ -9,20 +10,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 from numpy.typing import NDArray
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError, to_json
 
 from service import errors
 from service.caller import CALLER
 from service.errors import ServiceError
-from service.fields import MAX_PROMPT_CHARACTERS, validate
+from service.fields import MAX_PROMPT_CHARACTERS, is_utf8, validate
 from service.http.requests.body import JSON, cancel_on_disconnect
 from service.http.requests.json import read_json_object
 from service.http.requests.parameters import KNOWN_NAMES, Served
@@ -30,27 +24,32 @@ from service.http.requests.uploads import DATA_URL, UploadShape, decode_base64, 
 from service.http.responses.openapi import (
     document_answer,
     document_json,
+    document_openai_errors,
     document_predict,
     document_problems,
 )
-from service.http.responses.problems import describe_problem
+from service.http.responses.problems import OPENAI_PREFIX, describe_problem
 from service.http.responses.schemas import ImageFailure, NameAndVersion
 from service.http.routes.predict import MAX_BATCH_IMAGES, PHOTO_PROBLEMS, limit_images
-from service.http.security.keys import PREDICT
+from service.http.security.keys import PREDICT, ROUTE_PROBLEMS
 from service.http.security.rates import LIMITED
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import write_embedding
 from service.scheduling.tasks import run_together
 
-MAX_TEXTS = 64
+MAX_TEXTS = 2048
+_TEXTS_PER_UNIT = 16  # of the rate limit
+_FEWER = "Send fewer texts at once (LangChain: chunk_size, LlamaIndex: embed_batch_size)."
 
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
 
 
-def _check_input(value: str) -> str:
-    if DATA_URL.match(value) or (
-        0 < len(value) <= MAX_PROMPT_CHARACTERS and not value.lower().startswith("data:")
-    ):
+def _check_input(value: object) -> str:
+    if not isinstance(value, str):
+        hint = "Should be a text, not token ids (LangChain: check_embedding_ctx_length=False)"
+        raise PydanticCustomError("tokens", hint)
+    is_text = 0 < len(value) <= MAX_PROMPT_CHARACTERS and not value.lower().startswith("data:")
+    if DATA_URL.match(value) or (is_text and is_utf8(value)):
         return value
     raise PydanticCustomError(
         "input",
@@ -59,7 +58,7 @@ def _check_input(value: str) -> str:
     )
 
 
-_Input = Annotated[str, AfterValidator(_check_input)]
+_Input = Annotated[str, BeforeValidator(_check_input)]
 _AtMost = Field(max_length=MAX_TEXTS, fail_fast=True)
 _AsList = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 _Encoding = Literal["float", "base64"]
@@ -82,6 +81,7 @@ class OpenAIRequest(BaseModel):
     )
     model: str | None = Field(default=None, description="The served model or null.")
     encoding_format: _Encoding = "float"
+    dimensions: int | None = Field(default=None, description="The width of an embedding or null.")
     user: str | None = Field(default=None, description="Ignored.")
 
 
@@ -146,13 +146,21 @@ async def embed(
         "images": _describe(photos, encoding),
         "texts": _describe(rows, encoding),
     }
-    return Response(await asyncio.to_thread(to_json, answer), media_type=JSON)
+    return Response(await asyncio.to_thread(to_json, answer, exclude_none=True), media_type=JSON)
+
+
+@router.get(f"{OPENAI_PREFIX}/models", responses=document_openai_errors(*ROUTE_PROBLEMS))
+async def list_models(served: Served) -> dict[str, Any]:
+    """Lists the served model, in the shape of OpenAI's API."""
+    name = served.pipeline.bundle.card.name
+    model = {"id": name, "object": "model", "created": 0, "owned_by": "ml-decoder"}
+    return {"object": "list", "data": [model]}
 
 
 @router.post(
-    "/v1/embeddings",
+    f"{OPENAI_PREFIX}/embeddings",
     responses=document_answer("In the shape of OpenAI's API.", JSON)
-    | document_problems(*_PROBLEMS, errors.ImageError, errors.UnknownModel),
+    | document_openai_errors(*_PROBLEMS, errors.ImageError, errors.UnknownModel, errors.OtherWidth),
     openapi_extra=document_json(OpenAIRequest, example={"input": ["a photo of a dog"]}),
 )
 async def embed_for_openai(request: Request, served: Served) -> Response:
@@ -161,29 +169,36 @@ async def embed_for_openai(request: Request, served: Served) -> Response:
     If an image cannot be used, the request fails. `usage` is 0: tokens are not counted.
     """
     pipeline, limit = served.pipeline, limit_images(served.settings)
-    asked = validate(OpenAIRequest, await read_json_object(request, served.settings), "body")
-    name = pipeline.bundle.card.name
-    if asked.model not in (None, name):
-        raise errors.UnknownModel("Model", asked.model, name)
+    body = await read_json_object(request, served.settings)
+    asked = validate(OpenAIRequest, {k: v for k, v in body.items() if v is not None}, "body")
+    card, width = pipeline.bundle.card, pipeline.engine.width
+    if asked.model not in (None, card.name):
+        raise errors.UnknownModel("Model", asked.model, card.name)
     is_image = [DATA_URL.match(value) is not None for value in asked.input]
     images = [*compress(asked.input, is_image)]
     if len(images) > limit:
         raise errors.TooManyImages(limit)
     CALLER.get().count_photos(len(images))
     texts = [*compress(asked.input, map(not_, is_image))]
+    if texts and card.has_two_towers and card.open_head is not None:
+        width = card.open_head.embedding_space.width
+    if asked.dimensions not in (None, width):
+        raise errors.OtherWidth(asked.dimensions, width)
     with pipeline.admit():
         work = _embed(pipeline, images, texts)
         photos, rows = map(iter, await cancel_on_disconnect(request, work))
     embedded = [next(photos if image else rows) for image in is_image]
-    for position, item in enumerate(embedded, start=1):
+    for number, item in enumerate(embedded, start=1):
         if isinstance(item, ServiceError):
-            item.detail = f"Input {position} of {len(embedded)}: {item.detail or item.title}"
+            place = f"Input {number} of {len(embedded)}"
+            item.detail = ": ".join(filter(None, (place, item.detail)))
+            item.field = f"input.{number - 1}"
             raise item
     items = enumerate(_describe(embedded, asked.encoding_format))
-    data = [{"object": "embedding", "index": index, **item} for index, item in items]
+    data = ({"object": "embedding", "index": index, **item} for index, item in items)
     usage = {"prompt_tokens": 0, "total_tokens": 0}
-    answer = {"object": "list", "data": data, "model": name, "usage": usage}
-    return Response(await asyncio.to_thread(to_json, answer), media_type=JSON)
+    answer = {"object": "list", "data": data, "model": card.name, "usage": usage}
+    return Response(await asyncio.to_thread(to_json, answer, exclude_none=True), media_type=JSON)
 
 
 async def _embed(
@@ -194,11 +209,15 @@ async def _embed(
     if texts:
         if encoders is None or not pipeline.bundle.card.has_two_towers:
             raise errors.NoSharedSpace
+        # The request, or its first photo, has counted one already.
+        CALLER.get().charge(math.ceil(len(texts) / _TEXTS_PER_UNIT) - (not images))
         try:
             async with asyncio.timeout_at(deadline):
                 rows = [*await encoders.encode_texts(texts)]
         except TimeoutError as error:
-            raise errors.DeadlineExceeded("deadline exceeded while encoding texts") from error
+            late = errors.DeadlineExceeded("deadline exceeded while encoding texts")
+            late.detail = _FEWER
+            raise late from error
 
     async def embed_or_fail(image: bytes | str) -> _Embedded:
         try:
@@ -210,10 +229,11 @@ async def _embed(
     return await run_together(embed_or_fail(image) for image in images), rows
 
 
-def _describe(embedded: Sequence[_Embedded], encoding: _Encoding) -> list[dict[str, Any]]:
-    return [
-        {"error": describe_problem(item).model_dump(exclude_none=True)}
+# A generator, so that other threads run between items: the JSON of 2,048 takes 0.2 s.
+def _describe(embedded: Sequence[_Embedded], encoding: _Encoding) -> Iterator[dict[str, Any]]:
+    return (
+        {"error": describe_problem(item)}
         if isinstance(item, ServiceError)
         else {"embedding": write_embedding(item, packed=encoding == "base64")}
         for item in embedded
-    ]
+    )

@@ -12,7 +12,7 @@ from service.calibration import find_threshold
 from service.fields import LabelText
 from service.http.requests.body import cancel_on_disconnect
 from service.http.requests.parameters import KNOWN_NAMES, Served
-from service.http.requests.uploads import read_examples
+from service.http.requests.uploads import decode_base64, read_examples
 from service.http.responses.openapi import TAG, document_examples, document_problems, document_write
 from service.http.responses.schemas import (
     CalibrationAnswer,
@@ -87,7 +87,8 @@ async def add_examples(
     """
     pipeline = served.pipeline
     pipeline.catalogue.for_learning(name)  # before the photos are read
-    photos = await read_examples(request, served.settings)
+    sent = await read_examples(request, served.settings)
+    photos = [[*map(decode_base64, group)] for group in sent]
     with pipeline.admit():
         version = await demand_version(request, pipeline.catalogue, name)
         work = learn_label(pipeline, name, label, *photos, replace=replace, if_version=version)

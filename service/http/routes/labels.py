@@ -170,7 +170,7 @@ async def change_thresholds(request: Request, served: Served, name: Name) -> Res
     A `threshold` of null is the open head's. A write at the same time can cause 412.
     """
     pipeline = served.pipeline
-    body = await read_json_object(request, served.settings)
+    body = await read_json_object(request, served.settings, served.settings.max_labels_per_set)
     given = (await asyncio.to_thread(validate, ThresholdsRecord, body, "body")).labels
     refuse_duplicates(tuple(label.name for label in given))
     thresholds = {label.name: label.threshold for label in given}
@@ -197,7 +197,7 @@ async def delete_label_set(request: Request, served: Served, name: Name) -> None
 
 async def _register(request: Request, served: ServedPipeline, name: str | None = None) -> Response:
     pipeline, version = served.pipeline, None
-    body = await read_json_object(request, served.settings)
+    body = await read_json_object(request, served.settings, served.settings.max_labels_per_set)
     definition = await asyncio.to_thread(_define, body, served.settings.max_labels_per_set, name)
     with pipeline.admit():
         if name is not None:

@@ -135,6 +135,7 @@ def read_origins(setting: str | None) -> dict[str, Any] | None:
         return None
     return {
         "allow_origins": origins,
+        "allow_private_network": True,
         "allow_methods": ["GET", "POST", "PUT", "PATCH", "DELETE"],
         "allow_headers": ["Authorization", "Content-Type", "If-Match", "If-None-Match",
                           "Inference-Header-Content-Length", "X-API-Key", "X-Request-ID"],

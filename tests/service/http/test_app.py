@@ -32,7 +32,7 @@ def test_wrong_path_method_and_media_type_are_problems(client: TestClient) -> No
     for path, media_type, supported in (
         ("/predict", "application/x-www-form-urlencoded", "multipart/form-data, image/*, "),
         ("/predict", "nonsense", "multipart/form-data, image/*, application/json"),
-        ("/predict/batch", "image/png", "multipart/form-data, application/json"),
+        ("/predict/batch", "video/mp4", "multipart/form-data, image/*, application/json"),
         ("/labels", "text/plain", "application/json"),
     ):
         response = client.post(path, content=PHOTO, headers={"Content-Type": media_type})

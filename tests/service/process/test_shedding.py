@@ -12,6 +12,7 @@ from service.bundle.reader import Bundle
 from service.http.telemetry.metrics import Metrics
 from service.pipeline.served import ServedPipeline
 from service.process import shedding
+from service.process.protocol.connection import SURPLUS
 from service.process.shedding import Shedder
 from service.scheduling.queue import BatchQueue
 from service.settings import Settings
@@ -75,6 +76,21 @@ async def test_prediction_is_refused_with_its_request_id_and_counted_by_its_rout
     assert read_count(metrics, "rejected_total", reason="queue_full") == 3
     for other in ("/tags/tags/predict", "/tags", "/other/predict"):
         assert shedder.refuse(make_scope(other)) is None
+
+
+async def test_refused_connection_gets_the_shape_of_its_path(
+    served: ServedPipeline, metrics: Metrics
+) -> None:
+    served.settings = served.settings.model_copy(update={"root_path": "/tags"})
+    shapes = {
+        "/info": b'{"type":',
+        "/tags/v1/models": b'{"error":{"message":',
+        "/v2": b'{"error":"',
+    }
+    for path, start in shapes.items():
+        refusal = Shedder(served, metrics, PATHS).refuse(make_scope(path) | {SURPLUS: True})
+        assert refusal is not None
+        assert refusal.body.startswith(start)
 
 
 @pytest.mark.usefixtures("full")

@@ -190,7 +190,9 @@ def test_binary_photos_and_pixels_get_the_same_scores(
     contract = open_bundle.card.input
     pixels = b"".join(decode_image(p, contract, 10**6).pixels.tobytes() for p in photos)
     of_pixels = binary_input(pixels, [2, 16, 16, 3], name="pixels", datatype="UINT8")
-    for tensor, raw in ((binary_input(pack(*photos), [2]), pack(*photos)), (of_pixels, pixels)):
+    texts = pack(*(to_base64(photo).encode() for photo in photos))
+    files = ((binary_input(raw, [2]), raw) for raw in (pack(*photos), texts))
+    for tensor, raw in (*files, (of_pixels, pixels)):
         response = post_binary(client, {"inputs": [tensor]}, raw)
         assert response.json()["outputs"][0]["data"] == pytest.approx(wanted, abs=TOLERANCE)
 
@@ -329,6 +331,7 @@ BAD_MEMBERS: dict[str, tuple[dict[str, Any], str]] = {
     "parameter of predict": ({"parameters": {"top_k": 3}}, "'top_k' is for /predict"),
     "shared memory": (output("scores", shared_memory_region=""), "Shared memory"),
     "timeout is negative": ({"parameters": {"timeout": -1}}, "parameters.timeout"),
+    "version below 0": ({"parameters": {"min_version": -1}}, "'min_version': Input should be"),
     "unknown label set": ({"parameters": {"label_set": "nowhere"}}, "'nowhere'"),
     "id is endless": ({"id": "x" * 5000}, "id"),
 }

@@ -45,6 +45,19 @@ def test_others_run_while_numbers_are_parsed(number: str, times: int) -> None:
     assert count_turns(lambda: parse_json(body, max_numbers=times)) > 10
 
 
+@pytest.mark.parametrize("path", [*READERS, "/v1/embeddings"])
+@pytest.mark.parametrize(
+    ("encoding", "words"),
+    [("utf-16", "UTF-16"), ("utf-32-be", "UTF-32-BE"), ("latin-1", "byte 0xE9 at 5 may be Latin")],
+)
+def test_json_in_another_encoding_is_refused_by_its_name(
+    client: TestClient, path: str, encoding: str, words: str
+) -> None:
+    headers = {"Content-Type": "application/json"}
+    response = client.post(path, content='{"café": 1}'.encode(encoding), headers=headers)
+    assert (response.status_code, words in response.text) == (400, True)
+
+
 def test_json_may_begin_with_a_byte_order_mark() -> None:
     assert parse_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
 

@@ -1,8 +1,11 @@
 """Bodies that are too large, malformed or of another type are refused; forms come in any cut."""
 
 import asyncio
+import base64
 import io
+import re
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -10,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service import errors
+from service.http.requests.body import BYTES
 from service.http.requests.uploads import (
     MAX_TEXT_BYTES,
     MAX_TEXT_PARTS,
@@ -17,7 +21,7 @@ from service.http.requests.uploads import (
     UploadShape,
     read_form,
 )
-from tests.support.serving import MAX_BODY_BYTES, PHOTO, assert_problem, send_image
+from tests.support.serving import MAX_BODY_BYTES, PHOTO, assert_problem, send_image, to_base64
 
 SHAPE = UploadShape(max_images=2)
 CONTENT_TYPE = "multipart/form-data; boundary=frontier"
@@ -44,6 +48,29 @@ def test_body_over_the_limit_is_413_in_every_form(client: TestClient) -> None:
     assert_problem(lying, 413, "body_too_large")
     assert_problem(send_image(client, large), 413, "body_too_large")
     assert_problem(client.post("/predict", json={"image": "A" * 400_000}), 413, "body_too_large")
+
+
+URL = f"data:image/png;base64,{to_base64(PHOTO)}"
+ENCODINGS = [PHOTO, to_base64(PHOTO), b"\n" + base64.encodebytes(PHOTO), URL, f"{URL}\n"]
+
+
+@pytest.mark.parametrize("path", ["/predict", "/predict/batch", "/embed"])
+@pytest.mark.parametrize("kind", ["image/png", "text/plain;charset=UTF-8", BYTES, None])
+def test_lone_image_is_the_body_as_bytes_or_base64(
+    client: TestClient, path: str, kind: str | None
+) -> None:
+    field = "image" if path == "/predict" else "images"
+    headers = {} if kind is None else {"Content-Type": kind}
+    where = f"{path}?{'encoding' if path == '/embed' else 'embedding'}=base64"
+    bodies: list[Any] = [{"files": {field: (None, content)}} for content in ENCODINGS]
+    bodies += [{"content": content, "headers": headers} for content in ENCODINGS]
+    answers = [client.post(where, **body).text for body in bodies]
+    assert len({re.findall('"embedding":"[^"]{9,}"', answer)[0] for answer in answers}) == 1
+    for content in (b'{"image": "AAAA"}', b"--x\r\n"):
+        other = client.post(path, content=content, headers=headers)
+        assert_problem(other, 415, "unsupported_media_type")
+    broken = client.post(path, content=f"{URL}?", headers=headers)
+    assert "standard base64" in broken.text
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "gzip, identity", "nonsense", ""])

@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from service.bundle.reader import Bundle
+from service.http.app import create_app
 from service.http.routes.embed import MAX_TEXTS
+from service.labels.encoders import TextEncoder
+from service.pipeline.served import ServedPipeline
+from service.settings import MIB, Settings
 from tests.support.photos import make_photo
 from tests.support.serving import assert_problem, send_image, send_images, serve_app, to_base64
+from tests.support.threads import Gate
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, WIDTH, open_card, open_draft, write_draft
 
 BUNDLE = "open_bundle"
@@ -19,6 +25,10 @@ PHOTOS = [make_photo(seed) for seed in range(3)]
 IMAGES = [to_base64(photo) for photo in PHOTOS]
 URLS = [f"data:image/png;base64,{image}" for image in IMAGES]
 V1 = "/v1/embeddings"
+# As the packages openai 3.57, langchain-openai 1.7 and llama-index-embeddings-openai 0.6 send it.
+HEADERS = {"Authorization": "Bearer none", "X-Stainless-Lang": "python", "User-Agent": "OpenAI"}
+TOKENS = "check_embedding_ctx_length=False"
+KEY = "predict-key-000001"
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +41,18 @@ def towers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 def embed(client: TestClient, photos: Sequence[bytes] = PHOTOS, **options: Any) -> Any:
     return client.post("/embed", files=[("images", photo) for photo in photos], **options)
+
+
+def assert_openai_error(response: Any, status: int, code: str) -> str:
+    """Checks that a response is this error in the shape of OpenAI's API, and returns its text."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert [*error] == ["message", "type", "code", "param"]
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    assert (error["type"], error["code"]) == (kind, code)
+    repeats = response.headers["x-should-retry"]  # else clients repeat 409 and 504 too
+    assert repeats == str("retry-after" in response.headers).lower()
+    return f"{error['param']}: {error['message']}"
 
 
 def read(response: Any, key: str = "images") -> Any:
@@ -69,7 +91,8 @@ def test_photo_that_cannot_be_used_fails_alone_or_is_named(client: TestClient) -
     assert len(fine["embedding"]) == answer["width"] == WIDTH
     assert embed(client, [b"junk"]).json()["width"] is None
     one = client.post(V1, json={"input": [URLS[0], "data:image/png;base64,AAAA"]})
-    assert "Input 2 of 2" in assert_problem(one, 400, "invalid_image")["detail"]
+    message = assert_openai_error(one, 400, "invalid_image")
+    assert message == "input.1: The file is damaged or is not an image. Input 2 of 2"
 
 
 def test_texts_and_photos_keep_their_order_in_two_towers(towers: TestClient) -> None:
@@ -98,14 +121,6 @@ def test_texts_and_photos_keep_their_order_in_two_towers(towers: TestClient) -> 
             for text in ("", "x" * 1001, 7, None, "\ud800")
         ),
         ("/embed?encoding=hex", {"texts": ["x"]}, 422, "invalid_parameters"),
-        *(
-            (V1, {"input": value}, 422, "invalid_parameters")
-            for value in (None, [], "", [1, 2], [["x"]], ["x"] * (MAX_TEXTS + 1))
-        ),
-        (V1, {"input": URLS[:1] * 17}, 422, "too_many_images"),
-        (V1, {"input": "data:image/png;base64,?"}, 400, "malformed_body"),
-        (V1, {"input": "x", "model": "text-embedding-3-small"}, 404, "unknown_model"),
-        (V1, {"input": "x", "truncate": True}, 422, "invalid_parameters"),
     ],
 )
 def test_wrong_request_is_refused(
@@ -113,10 +128,88 @@ def test_wrong_request_is_refused(
 ) -> None:
     content, headers = json.dumps(body), {"Content-Type": "application/json"}
     assert_problem(towers.post(path, content=content, headers=headers), status, code)
+    assert len(read(towers.post("/embed", json={"texts": ["x"]}), "texts")) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "words"),
+    [
+        *(
+            ({"input": value}, 422, "invalid_parameters", "input")
+            for value in (None, [], "", "\ud800", ["x"] * (MAX_TEXTS + 1))
+        ),
+        ({"input": [1, 2]}, 422, "invalid_parameters", TOKENS),
+        ({"input": [["x"], [1]]}, 422, "invalid_parameters", TOKENS),
+        ({"input": [0] * 500_002}, 400, "malformed_body", "values"),
+        ({"input": "x", "dimensions": 256}, 400, "other_width", f"send {EMBEDDING_WIDTH}"),
+        ({"input": URLS[:1] * 17}, 422, "too_many_images", "at most 16"),
+        ({"input": "data:image/png;base64,?"}, 400, "malformed_body", "Input 1 of 1"),
+        ({"input": "x", "model": "text-embedding-3-small"}, 404, "unknown_model", "use towers"),
+        ({"input": "x", "truncate": True}, 422, "invalid_parameters", "unknown"),
+    ],
+)
+def test_wrong_request_of_a_client_of_openai_is_refused(
+    towers: TestClient, body: dict[str, Any], status: int, code: str, words: str
+) -> None:
+    content, headers = json.dumps(body), {"Content-Type": "application/json"}
+    response = towers.post(V1, content=content, headers=headers)
+    assert words in assert_openai_error(response, status, code)
     good = {"input": "x", "model": "towers"}
     assert np.shape(read(towers.post(V1, json=good), "data")) == (1, EMBEDDING_WIDTH)
 
 
 def test_texts_are_refused_without_a_shared_space(client: TestClient) -> None:
-    for path, body in (("/embed", {"texts": ["x"], "images": IMAGES}), (V1, {"input": "x"})):
-        assert_problem(client.post(path, json=body), 409, "no_shared_space")
+    answer = client.post("/embed", json={"texts": ["x"], "images": IMAGES})
+    assert_problem(answer, 409, "no_shared_space")
+    assert_openai_error(client.post(V1, json={"input": "x"}), 409, "no_shared_space")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"input": ["x"], "encoding_format": "base64", "dimensions": EMBEDDING_WIDTH},
+        {"input": "x", "encoding_format": None, "dimensions": None, "user": None, "extra": None},
+        {"input": URLS[0], "dimensions": WIDTH, "encoding_format": "float"},
+    ],
+)
+def test_request_of_a_client_of_openai_is_answered(
+    towers: TestClient, body: dict[str, Any]
+) -> None:
+    (listed,) = towers.get("/v1/models", headers=HEADERS).json()["data"]
+    assert (listed["id"], listed["object"]) == ("towers", "model")
+    answer = towers.post(V1, json={"model": listed["id"], **body}, headers=HEADERS)
+    width = WIDTH if body["input"] == URLS[0] else EMBEDDING_WIDTH
+    assert np.shape(read(answer, "data")) == (1, width)
+
+
+def test_each_16_texts_count_one_and_late_ones_name_the_option(
+    towers: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: Settings = towers.app.state.served.settings  # type: ignore[attr-defined]
+    with serve_app(settings.bundle, rate_limit="200/hour", deadline_ms=4000) as client:
+        texts = [f"text {number}" for number in range(MAX_TEXTS)]
+        rows = read(client.post(V1, json={"input": texts}), "data")  # 128 units
+        few = client.post("/embed", json={"texts": texts[1::1000]})  # 1 unit
+        np.testing.assert_allclose(rows[1::1000], read(few, "texts"))
+        with monkeypatch.context() as patch:
+            gate = Gate(patch, TextEncoder, "encode")
+            late = client.post(V1, json={"input": texts[:32]})  # 2 units
+            gate.open()
+        assert "chunk_size" in assert_openai_error(late, 504, "deadline_exceeded")
+        assert client.post(V1, json={"input": texts[: 68 * 16 + 1]}).status_code == 200
+        assert_openai_error(client.post(V1, json={"input": "x"}), 429, "rate_limited")
+
+
+def test_every_refusal_below_v1_has_the_shape_of_openai(open_bundle: Bundle) -> None:
+    with serve_app(open_bundle.path, predict_keys=KEY, root_path="/tags") as client:
+        headers = {"X-API-Key": KEY}
+        assert_openai_error(client.post(V1, json={}), 401, "unauthorized")
+        assert_openai_error(client.get(f"/tags{V1}"), 405, "method_not_allowed")
+        assert_openai_error(client.get("/v1/engines"), 404, "not_found")
+        assert_problem(client.get("/v10/engines"), 404, "not_found")
+        other = client.post(V1, content=b"x", headers=headers)
+        assert_openai_error(other, 415, "unsupported_media_type")
+        long = client.post(V1, content=b" " * 20 * MIB + b"x", headers=headers)
+        assert_openai_error(long, 413, "body_too_large")
+    with TestClient(create_app(ServedPipeline(Settings()))) as client:
+        assert_openai_error(client.post(V1, json={"input": "x"}), 503, "not_ready")

@@ -1,5 +1,6 @@
 """Tests of `/labels/{name}/examples`: labels learn, examples are deleted, errors store nothing."""
 
+import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -57,6 +58,13 @@ def test_label_and_set_are_made_and_more_photos_add_up(client: TestClient) -> No
     found = send_image(client, PHOTOS[0], params={"label_set": "mine", "top_k": 1}).json()
     assert found["labels"][0]["source"] == "examples"
     assert found["labels"][0]["score"] == pytest.approx(answer["positive"][0]["score"], abs=1e-5)
+
+
+def test_photo_as_base64_is_the_same_photo(mine: TestClient) -> None:
+    texts = [base64.b64encode(photo) for photo in PHOTOS[:2]]
+    assert learn(mine, texts).json()["examples"]["repeated"] == 1
+    scored = send_examples(mine, EXAMPLES.replace("examples", "calibrate"), texts).json()
+    assert [[*photo] for photo in scored["positive"]] == [["score"]] * 2
 
 
 def test_replaced_and_negative_examples_survive_a_put(mine: TestClient) -> None:

@@ -2,16 +2,16 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
 from service.http.responses.schemas import BatchAnswer, PredictAnswer
-from service.http.routes.predict import write_batch
-from service.pipeline.pipeline import Pipeline
-from service.question import Question
+from service.http.routes import predict
 from tests.support.serving import PHOTO, send_image, send_images
+from tests.support.threads import PATIENCE_SECONDS
 
 BUNDLE = "mapped_bundle"
 NAMES = ["Füchse 🦊", 'quo"te\\', "赤い"]
@@ -53,17 +53,15 @@ def test_answer_of_a_batch_with_a_failure_fits_its_model(client: TestClient) -> 
     assert bad["error"]["code"] == "invalid_image"
 
 
-def test_event_loop_runs_between_the_images_of_a_batch(client: TestClient) -> None:
-    pipeline: Pipeline = client.app.state.served.pipeline  # type: ignore[attr-defined]
+def test_event_loop_runs_between_the_images_of_a_batch(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    describe, loop = predict._describe_image, client.portal.call(asyncio.get_running_loop)
 
-    async def count_turns() -> int:
-        selection = await pipeline.select(Question())
-        results = [await pipeline.predict(PHOTO, selection)] * 5
-        writing = asyncio.create_task(write_batch(pipeline, selection, results, "id"))
-        turns = 0
-        while not writing.done():
-            await asyncio.sleep(0)
-            turns += 1
-        return turns
+    def wait_for_loop(prediction: Any) -> dict[str, Any]:
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(PATIENCE_SECONDS)
+        return describe(prediction)
 
-    assert client.portal.call(count_turns) >= 5
+    with monkeypatch.context() as patch:
+        patch.setattr(predict, "_describe_image", wait_for_loop)
+        assert len(send_images(client, [PHOTO] * 5).json()["results"]) == 5

@@ -30,11 +30,14 @@ def test_only_named_origins_are_allowed(tiny_bundle: Bundle) -> None:
                 "Origin": origin,
                 "Access-Control-Request-Method": "POST",
                 "Access-Control-Request-Headers": f"x-api-key,{HEADER_LENGTH.lower()}",
+                "Access-Control-Request-Private-Network": "true",
             }
             preflight = client.options("/predict", headers=asked)
             answer = send_image(client, headers={"Origin": origin})
             refused = send_image(client, b"", headers={"Origin": origin})
             assert preflight.status_code == (200 if allowed else 400)
+            if allowed:
+                assert preflight.headers["access-control-allow-private-network"] == "true"
             for response in (preflight, answer, refused):
                 assert response.headers.get("access-control-allow-origin") == allowed
         answer = client.post("/v2/models/tiny/infer", headers={"Origin": ORIGIN})
