@@ -116,7 +116,7 @@ def _fail(reason: str) -> NoReturn:
 
 
 def _write_error(reason: str) -> None:
-    sys.stderr.write(f"ml-decoder: {' '.join(reason.split())}\n")
+    sys.stderr.write("ml-decoder: " + " ".join(reason.replace("\r", "\\r").split()) + "\n")
 
 
 def serve(settings: Settings) -> None:
