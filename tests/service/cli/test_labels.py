@@ -8,6 +8,12 @@ import pytest
 from tests.service.cli.conftest import Run, assert_refused
 
 ADD = ("labels", "add", "zoo", "--label", "yak")
+NO_STORES = (
+    r"sqlite://labels.db|sqlite:labels.db|sqlite:///|sqlite:///a.db?mode=ro|sqlite:///file:a.db|"
+    r"file:labels.db|C:\labels.db|postgresql:x|host=db dbname=labels password=secret|user = app|"
+    "postgresql://app:p@secret@db/x|postgresql://app:p@db:secret@db/x|postgresql://db/x#secret|"
+    "postgresql://app:p@s/secret@db/x|postgresql://app:p@s?secret@db/x|postgresql://app:secret@d%b"
+)
 
 
 def list_names(run: Run) -> list[str]:
@@ -65,6 +71,20 @@ def test_error_names_the_store_that_cannot_be_opened(
     for arguments in (("labels", "list"), ADD, (*predict, "zoo")):
         assert run_open(*arguments) == (2, "", error)
     assert run_open(*predict, "everyday")[0] == 0
+
+
+@pytest.mark.parametrize("store", NO_STORES.split("|"))
+def test_mistyped_label_store_is_refused_without_its_password(
+    run_open: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    reason = "ml-decoder: label_store must be a path (with a colon, begin it with ./ or /), memory"
+    code, out, err = run_open(*ADD, "--label-store", store)
+    assert (code, out, err.startswith(reason), "secret" in err) == (2, "", True, False)
+    for good in (":memory:", "MEMORY", "sqlite:///:memory:", "'sqlite:///labels.db'\r"):
+        assert not [*tmp_path.iterdir()]
+        assert run_open(*ADD, "--label-store", good)[0] == 0
+    assert (tmp_path / "labels.db").is_file()
 
 
 def test_add_requires_replace_for_another_set_of_the_name(run_open: Run) -> None:
