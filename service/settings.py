@@ -5,9 +5,9 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.bundle.card import Device, RunPrecision
@@ -20,6 +20,7 @@ _OTHER_VARIABLES = re.compile(
     # Kubernetes sets these for a Service named ml-decoder.
     r"|ML_DECODER_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)"
 )
+SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")  # in ML_DECODER_PORT for the same Service
 # Must not be empty: an empty variable counts as unset, which would open the service to everyone.
 _KEYS = ("PREDICT_KEYS", "ADMIN_KEYS")
 
@@ -47,6 +48,12 @@ def find_default_bundle() -> Path:
         if installed.exists():
             return installed
     return _DEFAULT_BUNDLE
+
+
+def clean(text: str) -> str:
+    """Removes white space at the ends, and the quotes of an env file whose reader keeps them."""
+    text = text.strip()
+    return text[1:-1].strip() if re.fullmatch(r"""(["'])(?:(?!\1).)*\1""", text) else text
 
 
 HomePath = Annotated[Path, AfterValidator(expand_home)]
@@ -105,9 +112,10 @@ class Settings(BaseSettings):
     """Whether to use the bundle's screen, if it has one: it estimates all labels of a set, and only
     those that may be in the answer are scored; true or false (default true)."""
 
-    label_store: str | None = None
-    """Store of registered label sets: a SQLite file, a postgresql:// URL, or memory = until the
-    service ends (default ~/.local/state/ml-decoder/labels.db, XDG_STATE_HOME respected)."""
+    label_store: str | None = Field(default=None, repr=False)
+    """Store of registered label sets: a SQLite file, postgresql://USER:PASSWORD@HOST/DATABASE with
+    @ / # : % of user and password percent-encoded (@ is %40), or memory = until the service ends
+    (default ~/.local/state/ml-decoder/labels.db, XDG_STATE_HOME respected)."""
 
     label_sets: HomePath | None = None
     """Folder of label sets to load at the start and on SIGHUP, one .json or .npz file each (default
@@ -240,6 +248,14 @@ class Settings(BaseSettings):
     """Destination of traces: off, or otlp = an OpenTelemetry collector, configured by the standard
     OTEL_* variables; needs the extra otel (default off)."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _clean(cls, given: dict[str, Any]) -> dict[str, Any]:
+        # Empty keys are refused later. Other empty values are unset, as empty variables are.
+        texts = {name: clean(text) for name, text in given.items() if isinstance(text, str)}
+        unset = {name for name, text in texts.items() if not text and name.upper() not in _KEYS}
+        return {name: value for name, value in {**given, **texts}.items() if name not in unset}
+
 
 def check_variables(environment: Mapping[str, str] = os.environ) -> None:
     """Logs unknown `ML_DECODER_*` variables with the closest setting.
@@ -255,9 +271,10 @@ def check_variables(environment: Mapping[str, str] = os.environ) -> None:
         setting = variable.removeprefix(prefix)
         if setting == variable:
             continue
-        if setting in _KEYS and not environment[name].strip():
+        if setting in _KEYS and not clean(environment[name]):
             raise StartError(f"{name} is empty: set a key, or unset the variable")
-        if setting in known or _OTHER_VARIABLES.fullmatch(variable):
+        is_known = setting in known or _OTHER_VARIABLES.fullmatch(variable)
+        if is_known or SERVICE_LINK.match(environment[name]):
             continue
         close = find_close(setting, known)
         hint = "" if close is None else f"; did you mean {prefix}{close}?"

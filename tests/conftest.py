@@ -79,6 +79,13 @@ def postgres() -> Iterator[Postgres]:
         server.stop()
 
 
+@pytest.fixture
+def pooled(postgres: Postgres) -> Iterator[str]:
+    """The URL of an empty schema behind PgBouncer, which pools transactions."""
+    with postgres.pooled() as url:
+        yield url
+
+
 @pytest.fixture(autouse=True, scope="session")
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Redirects the default label store, so that tests never touch the user's."""

@@ -117,7 +117,8 @@ def _fail(reason: str) -> NoReturn:
 
 
 def _write_error(reason: str) -> None:
-    sys.stderr.write(f"ml-decoder: {escape(' '.join(reason.split()))}\n")
+    line = " ".join(reason.replace("\r", "\\r").split())
+    sys.stderr.write(f"ml-decoder: {escape(line)}\n")
 
 
 def serve(settings: Settings) -> None:

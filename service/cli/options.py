@@ -11,7 +11,7 @@ import typer
 from pydantic import ValidationError
 
 from service.errors import StartError, quote
-from service.settings import Settings
+from service.settings import SERVICE_LINK, Settings, clean
 
 # They have a flag for a file too: other users of the machine can read arguments.
 _SECRETS = ("predict_keys", "admin_keys")
@@ -124,7 +124,7 @@ ExcludedPaths = Annotated[
 
 
 def _read_settings(given: dict[str, Any]) -> Settings:
-    empty = [name for name, text in given.items() if text == ""]
+    empty = [name for name, text in given.items() if text is not None and not clean(text)]
     if empty:  # an unset variable of a shell; an empty host would mean every interface
         raise StartError(f"{name_flag(empty[0])} is empty")
     for name in _SECRETS:
@@ -138,7 +138,10 @@ def _read_settings(given: dict[str, Any]) -> Settings:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
-        reason = f"{first['msg']}; it is {quote(str(first['input']))}"
+        reason = f"{first['msg']}; it is {quote(value := str(first['input']))}"
+        if SERVICE_LINK.match(value):
+            reason += ", which Kubernetes sets for a Service of this name: set enableServiceLinks: "
+            reason += "false in the pod's spec"
         raise StartError(f"{name_flag(name)} or {name_variable(name)}: {reason}") from error
 
 

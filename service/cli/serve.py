@@ -171,7 +171,7 @@ def _share_state(settings: Settings) -> Iterator[tuple[Settings, Sequence[str]]]
 
     Yields the workers' settings, and the folders, which are removed at the end.
     """
-    from service.labels.store.database import MEMORY
+    from service.labels.store.database import is_memory
 
     # prometheus_client reads the variable when it is imported.
     variable = "PROMETHEUS_MULTIPROC_DIR"
@@ -182,7 +182,7 @@ def _share_state(settings: Settings) -> Iterator[tuple[Settings, Sequence[str]]]
         # Until the supervisor has its own handler. An import could swallow an exception.
         signal.signal(signal.SIGTERM, lambda *_: _abort(folders))
         os.environ.setdefault(variable, metrics)
-        if settings.label_store == MEMORY:
+        if is_memory(settings.label_store):
             store = str(Path(folder) / "labels.db")
             settings = settings.model_copy(update={"label_store": store})
         yield settings, folders

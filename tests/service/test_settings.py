@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from service.errors import StartError
 from service.settings import Settings, check_variables
@@ -26,6 +26,16 @@ def test_environment_sets_and_argument_wins(monkeypatch: pytest.MonkeyPatch) -> 
     assert Settings().bundle == Path("some/where")
     assert Settings().device == "auto"
     assert Settings(queue_size=9).queue_size == 9
+
+
+def test_white_space_and_quotes_around_values_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"BUNDLE": "'some/where'\r", "PORT": ' "80" ', "HOST": " \r", "CORS_ORIGINS": '"a","b"'}
+    for name, text in texts.items():
+        monkeypatch.setenv(f"ML_DECODER_{name}", text)
+    settings = Settings(predict_keys="\r")  # type: ignore[arg-type]
+    assert (settings.bundle, settings.port, settings.host) == (Path("some/where"), 80, "127.0.0.1")
+    assert settings.cors_origins == '"a","b"'
+    assert settings.predict_keys == SecretStr("")  # refused later
 
 
 def test_path_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,11 +91,12 @@ def test_settings_and_variables_of_others_are_not_logged(caplog: pytest.LogCaptu
     kubernetes = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP_ADDR")
     names = (*(name.upper() for name in Settings.model_fields), *ours, *kubernetes)
     check_variables({f"ML_DECODER_{name}": "x" for name in names} | {"ml_decoder_port": ""})
+    check_variables({"ML_DECODER_KEYS_PORT": "tcp://10.0.0.1:80"})  # of a Service ml-decoder-keys
     assert not caplog.records
 
 
 @pytest.mark.parametrize("name", ["ML_DECODER_PREDICT_KEYS", "ml_decoder_admin_keys"])
-@pytest.mark.parametrize("value", ["", " "])
+@pytest.mark.parametrize("value", ["", " ", '""\r'])
 def test_empty_variable_of_keys_is_refused(name: str, value: str) -> None:
     with pytest.raises(StartError, match=f"{name} is empty"):
         check_variables({name: value})

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for tests (Debian: `postgresql`)."""
+"""A real PostgreSQL server for tests (Debian: `postgresql`), also behind PgBouncer."""
 
 import getpass
 import os
@@ -8,6 +8,10 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
+
+from tests.support.threads import wait_until
 
 # Not in Debian's PATH; the newest version is last.
 _DEBIAN_FOLDERS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
@@ -59,6 +63,27 @@ class Postgres:
         finally:
             for process in processes:
                 os.kill(process, signal.SIGCONT)
+
+    @contextmanager
+    def pooled(self) -> Iterator[str]:
+        """Yields the URL of an empty schema, behind PgBouncer with two sessions."""
+        program = shutil.which("pgbouncer") or pytest.skip("no pgbouncer here")
+        schema, port = self.make_database().rpartition("%3D")[2], 6000 + self._schemas
+        settings = self._folder / "pgbouncer.ini"
+        settings.write_text(
+            f"[databases]\nlabels = host={self._folder} dbname=postgres user=postgres "
+            f"connect_query='SET search_path TO {schema}'\n[pgbouncer]\nlisten_port = {port}\n"
+            f"unix_socket_dir = {self._folder}\npool_mode = transaction\ndefault_pool_size = 2\n"
+            "auth_type = any\n"
+        )
+        user = "postgres" if self._as_user else None
+        process = subprocess.Popen([program, "--quiet", str(settings)], user=user)
+        try:
+            wait_until((self._folder / f".s.PGSQL.{port}").exists)
+            yield f"postgresql://nobody@/labels?host={self._folder}&port={port}"
+        finally:
+            process.kill()
+            process.wait()
 
     def _run(self, program: str, *arguments: str) -> None:
         command = [*self._as_user, str(_find_program(program)), *arguments]

@@ -18,6 +18,12 @@ from tests.service.cli.conftest import Run, assert_refused
 from tests.support.tiny_bundle import EMBEDDING_WIDTH
 
 ADD = ("labels", "add", "zoo", "--label", "yak")
+NO_STORES = (
+    r"sqlite://labels.db|sqlite:labels.db|sqlite:///|sqlite:///a.db?mode=ro|sqlite:///file:a.db|"
+    r"file:labels.db|C:\labels.db|postgresql:x|host=db dbname=labels password=secret|user = app|"
+    "postgresql://app:p@secret@db/x|postgresql://app:p@db:secret@db/x|postgresql://db/x#secret|"
+    "postgresql://app:p@s/secret@db/x|postgresql://app:p@s?secret@db/x|postgresql://app:secret@d%b"
+)
 
 
 def list_names(run: Run) -> list[str]:
@@ -220,3 +226,17 @@ def test_replace_names_what_is_lost_and_asks_on_a_terminal(run_open: Run) -> Non
     assert (code, "loses" in shown) == (0, False)
     code, _, err = run_open(*other)
     assert (code, err) == (0, "zoo loses labels 'eel'\n")
+
+
+@pytest.mark.parametrize("store", NO_STORES.split("|"))
+def test_mistyped_label_store_is_refused_without_its_password(
+    run_open: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    reason = "ml-decoder: label_store must be a path (with a colon, begin it with ./ or /), memory"
+    code, out, err = run_open(*ADD, "--label-store", store)
+    assert (code, out, err.startswith(reason), "secret" in err) == (2, "", True, False)
+    for good in (":memory:", "MEMORY", "sqlite:///:memory:", "'sqlite:///labels.db'\r"):
+        assert not [*tmp_path.iterdir()]
+        assert run_open(*ADD, "--label-store", good)[0] == 0
+    assert (tmp_path / "labels.db").is_file()

@@ -16,6 +16,12 @@ def test_serve_refuses_a_variable_out_of_range(run: Run, monkeypatch: pytest.Mon
     assert_refused(run, f"ml-decoder: --port or ML_DECODER_PORT: {says}", "serve")
 
 
+@pytest.mark.parametrize("name", ["ML_DECODER_PORT", "ML_DECODER_METRICS_PORT"])
+def test_link_of_a_service_is_named(run: Run, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "tcp://10.43.0.12:80")
+    assert_refused(run, "set enableServiceLinks: false in the pod's spec", "serve")
+
+
 # Of `predict`, a flag without a value; of a version, the store here has the last one; `bulk` has
 # `--embeddings`.
 _NO_OPTION = {"explain", "min_version", "embedding"}

@@ -74,7 +74,7 @@ def test_workers_share_a_label_store_instead_of_memory_and_a_folder_of_metrics(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
-    with serving._share_state(Settings(label_store="memory")) as (shared, removed):
+    with serving._share_state(Settings(label_store=":memory:")) as (shared, removed):
         folders = [
             Path(str(shared.label_store)).parent,
             Path(os.environ.pop("PROMETHEUS_MULTIPROC_DIR")),

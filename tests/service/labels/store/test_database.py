@@ -65,6 +65,7 @@ def other(path: Path) -> Iterator[Database]:
     [
         *((url, "label_store") for url in ("mysql://x/y", "://", "http://x")),
         ("{}/file/t.db", "no folder"),
+        ("{}/file/\r/t.db", r"no folder for '.*\\r/t.db'"),
         ("{}", "is a folder"),
     ],
 )
@@ -112,12 +113,27 @@ def test_failure_names_the_address_and_no_password(path: Path, database: Databas
         read(database, COUNT)
     reason = "unable to open database file: let the service read the file and write into its folder"
     assert str(failure.value) == f"label_store {path}: {reason}"
-    postgres = open_database("postgres://me:secret@127.0.0.1:1/labels?password=secret")
-    with closing(postgres), pytest.raises(StoreUnavailable) as failure:
-        read(postgres, COUNT)
-    assert str(failure.value).startswith("label_store postgresql://127.0.0.1:1/labels: conn")
-    assert "secret" not in str(failure.value)
-    assert "\n" not in str(failure.value)
+    for hosts in ("127.0.0.1:1", "127.0.0.1:2,[::1]:1"):
+        postgres = open_database(f"postgres://me:secret@{hosts}/labels?password=secret")
+        with closing(postgres), pytest.raises(StoreUnavailable) as failure:
+            read(postgres, COUNT)
+        assert str(failure.value).startswith(f"label_store postgresql://{hosts}/labels: conn")
+        assert "port 1 failed" in str(failure.value)
+        assert "secret" not in str(failure.value)
+        assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize("login", ["app-1:secret@/postgres?", "/postgres?user=app-1&", "?"])
+def test_failed_login_names_no_user(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch, login: str
+) -> None:
+    monkeypatch.setenv("PGUSER", "app-1")
+    database = open_database(f"postgresql://{login}{postgres.url.partition('?')[2]}")
+    with closing(database), pytest.raises(StoreUnavailable, match=r"role \*+ does not") as failure:
+        read(database, COUNT)
+    assert failure.value.__suppress_context__  # a traceback would show it
+    with closing(open_database(postgres.url)) as database:
+        assert read(database, "SELECT 1") == 1
 
 
 def test_write_that_raises_changes_nothing(database: Database) -> None:
@@ -186,6 +202,14 @@ def test_postgres_limits_statements_and_locks_and_keeps_the_options_of_its_url(
         with database.connect() as connection:
             driver: Any = connection.connection.driver_connection
             assert driver.info.get_parameters()["keepalives_idle"] == "9"
+
+
+def test_pooled_transactions_have_limits_and_options_are_refused(pooled: str) -> None:
+    database = open_database(f"{pooled}&options=-csearch_path%3Dml")
+    with closing(database), pytest.raises(StoreUnavailable, match="ignore_startup_parameters"):
+        read(database, COUNT)
+    with closing(open_database(pooled)) as database:
+        assert read(database, "SHOW statement_timeout") == "25s"
 
 
 def test_new_file_is_waited_for_while_another_process_writes_it(

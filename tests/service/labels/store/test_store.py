@@ -56,10 +56,12 @@ def run_in_database(store: LabelStore, *statements: str) -> None:
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "postgres":
         return str(request.getfixturevalue("postgres").make_database())
+    if request.param == "pooled":
+        return str(request.getfixturevalue("pooled"))
     return "memory" if request.param == "memory" else str(tmp_path / "deep" / "labels.db")
 
 
-shared = pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
+shared = pytest.mark.parametrize("location", ["sqlite", "postgres", "pooled"], indirect=True)
 
 
 @pytest.fixture
@@ -227,9 +229,9 @@ def test_sets_that_version_1_0_noted_as_deleted_are_not_listed(
 def test_writers_at_the_same_time_each_get_a_version_of_their_own(location: str) -> None:
     stores = [open_store(location, limits=Limits(99, 999, 9)) for _ in range(4)]
     with ThreadPoolExecutor(4) as threads:
-        work = threads.map(lambda i: put(stores[i % 4], f"set{i}", "a", f"{i}"), range(20))
+        work = threads.map(lambda i: put(stores[i % 4], f"set{i}", "a", f"{i}"), range(40))
         versions = list(work)
-    assert len(set(versions)) == 20
+    assert len(set(versions)) == 40
     assert find_versions(stores[0]) == {f"set{i}": version for i, version in enumerate(versions)}
     assert stores[0].read_state().revision == max(versions)
     with ThreadPoolExecutor(4) as threads:
