@@ -9,7 +9,7 @@ from typing import TypeVar
 # An answer repeats at most 80 characters of a client's name, and 10 names.
 _MAX_CHARACTERS = 80
 MAX_NAMES = 10
-_CONTROLS = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029]")
+_CONTROLS = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 _RAW_STEP = "export it as JPEG, or take its embedded preview (exiftool -b -JpgFromRaw)"
 # An unknown name is compared with at most 1,000 known ones, in a few milliseconds. With 50,000
 # labels, this would block the event loop for a second.
@@ -24,7 +24,7 @@ def quote(name: str) -> str:
 
 
 def escape(text: str, keep: str = "") -> str:
-    """Returns text with control characters, except those in `keep`, in the notation of `ascii`."""
+    """Returns text with characters that control a terminal, except `keep`, as `ascii` writes."""
     return _CONTROLS.sub(lambda c: c[0] if c[0] in keep else ascii(c[0])[1:-1], text)
 
 

@@ -14,8 +14,7 @@ def replace_file(path: Path, content: bytes, staging: Path, *, keep: bool = Fals
     try:
         with staging.open("xb") as file:
             if keep:
-                old = path.stat()
-                os.fchown(file.fileno(), old.st_uid, old.st_gid)
+                _copy_owner(path, file.fileno())
                 shutil.copystat(path, staging)
             file.write(content)
             file.flush()
@@ -23,3 +22,12 @@ def replace_file(path: Path, content: bytes, staging: Path, *, keep: bool = Fals
         staging.replace(path)
     finally:
         staging.unlink(missing_ok=True)
+
+
+def _copy_owner(path: Path, file: int) -> None:
+    old = path.stat()
+    try:
+        os.fchown(file, old.st_uid, old.st_gid)
+    except PermissionError as error:
+        reason = f"it belongs to user {old.st_uid}: run the command as that user"
+        raise PermissionError(error.errno, reason, str(path)) from error

@@ -1,43 +1,62 @@
-"""Tags in a photo's own file: its XMP packet and IPTC keywords, read by Pillow."""
+"""Tags in a photo's own file, read by Pillow."""
 
 from pathlib import Path
 
-from PIL import Image, IptcImagePlugin
+from PIL import Image, ImageFile, IptcImagePlugin
 
-from service.archive.tags import UserTags, read_user_tags
-from service.archive.xmp import FIELDS, READ_ONLY, Packet
+from service.archive.xmp import FIELDS, OTHER_FIELDS, SUBJECT, Packet
+from service.bundle.card import fold_name
 from service.images.formats import FORMATS
 
 _XMP_IN_TIFF = 700
 _KEYWORDS = (2, 25)  # IPTC IIM 4.2
-_NAMES = tuple(field.name.partition(":")[2].encode() for field in (*FIELDS, *READ_ONLY))
+_NAMES = tuple(field.name.partition(":")[2].encode() for field in (*FIELDS, *OTHER_FIELDS))
 
 
-def read_embedded(photo: Path) -> UserTags:
-    """Returns the tags in a file; none of one that Pillow cannot open.
+def read_embedded(photo: Path) -> Packet:
+    """Returns a photo's XMP, with its IPTC keywords in the fields of tags; empty without both.
 
-    Raises ValueError if its XMP has tags that cannot be read.
+    Raises ValueError if the XMP has tags that cannot be read.
     """
+    if not photo.is_file():  # opening a pipe would block
+        return Packet()
     try:
         with Image.open(photo, formats=(*FORMATS, "TIFF")) as image:
-            iptc = (IptcImagePlugin.getiptcinfo(image) or {}).get(_KEYWORDS, [])
             tiff = getattr(image, "tag_v2", {})  # of a DNG or NEF too
-            xmp = image.info.get("xmp") or tiff.get(_XMP_IN_TIFF) or b""
-    except Exception:  # Pillow raises errors of nearly every type for damaged files
-        return UserTags()
-    keywords = (_decode(word).strip() for word in ([iptc] if isinstance(iptc, bytes) else iptc))
-    found = UserTags()
-    if any(name in xmp for name in _NAMES):
-        try:
-            found = read_user_tags(Packet(xmp.strip(b"\0 \r\n\t")))
-        except ValueError as error:
+            xmp = image.info.get("xmp") or tiff.get(_XMP_IN_TIFF)
+            iptc = _read_iptc(image)
+    except Exception as error:  # Pillow raises errors of nearly every type for damaged files
+        if isinstance(error, OSError) and error.errno:  # of the disk
+            raise
+        return Packet()
+    xmp = xmp if isinstance(xmp, bytes) else b""
+    words = [word for word in map(_decode, iptc) if word]
+    try:
+        packet = Packet(xmp.strip(b"\0 \r\n\t"))
+        tags = {field: packet.read(field) or () for field in FIELDS}
+    except ValueError as error:
+        if any(name in xmp for name in _NAMES):
             reason = "the XMP in the photo is damaged: look at it with exiftool -XMP:all"
             raise ValueError(reason) from error
-    return found._replace(flat=(*found.flat, *((word,) for word in keywords if word)))
+        packet, tags = Packet(), dict.fromkeys(FIELDS, ())
+    for field, found in tags.items():
+        if words and (found or field is SUBJECT):
+            known = {fold_name(level) for tag in found for level in tag}
+            more = [(word,) for word in words if fold_name(word) not in known]
+            packet.replace(field, [*found, *more])
+    return packet
+
+
+def _read_iptc(image: ImageFile.ImageFile) -> list[bytes]:
+    try:
+        words = (IptcImagePlugin.getiptcinfo(image) or {}).get(_KEYWORDS, [])
+    except Exception:  # the same
+        return []
+    return [words] if isinstance(words, bytes) else words
 
 
 def _decode(text: bytes) -> str:
     try:
-        return text.decode()
+        return text.decode().strip()
     except UnicodeDecodeError:
-        return text.decode("latin-1")
+        return text.decode("latin-1").strip()

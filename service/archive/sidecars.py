@@ -9,35 +9,34 @@ import logging
 import os
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 from service.archive.embedded import read_embedded
 from service.archive.tags import (
     ROOT,
-    UserTags,
     find_rejected,
     merge,
     read_state,
-    read_user_tags,
+    read_tags,
     write_state,
 )
-from service.archive.xmp import READ_ONLY, Packet, Tag
+from service.archive.xmp import Packet, Tag
 from service.bundle.card import fold_name
 from service.files import replace_file
 from service.images.folders import read_photo
-from service.images.formats import RAW_ENDING, is_photo_name
+from service.images.formats import PICTURE_ENDINGS, RAW_ENDING
 
 # darktable's history of many drawn masks takes some hundred kB.
 _MAX_BYTES = 8_000_000
 # One name for all: a photo's own may be as long as the file system allows.
 _STAGING = ".ml-decoder.xmp.tmp"
+_MAX_NAME_BYTES = 255
 _SEPARATORS = str.maketrans("/|", "--")
 _MARK = ROOT.encode()  # in the name of the memory's namespace too
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
-_OTHER_PICTURES = frozenset({".tif", ".tiff", ".psd", ".jxl", ".jp2"})
 
 logger = logging.getLogger(__name__)
 
@@ -61,33 +60,36 @@ class Change(NamedTuple):
     is_deleted: bool  # nothing was left in it
 
 
-class SidecarFinder:
-    """Finds the sidecars of photos; lists a folder once if its photos come together."""
+def find_sidecar(photo: Path, by_stem: Mapping[str, Sequence[str]]) -> Path:
+    """Returns the photo's sidecar, which may not exist yet; `by_stem` has the names of its folder.
 
-    def __init__(self) -> None:
-        """Has listed no folder yet."""
-        self._folder: Path | None = None
-        self._names: dict[str, list[str]] = {}  # by stem, without case
+    Raises LeftAlone if a new one would hide one of several photos.
+    """
+    name, stem = photo.name, photo.stem
+    alike = by_stem.get(stem.casefold(), ())
+    if found := [n for n in by_stem.get(name.casefold(), ()) if _is_sidecar(n, name)]:
+        return photo.with_name(found[0])
+    is_taken = stem in by_stem.get(
+        Path(stem).stem.casefold(), ()
+    )  # `a.jpg` has it, not `a.jpg.png`
+    if not is_taken and (found := [n for n in alike if _is_sidecar(n, stem)]):
+        others = [other for other in alike if other != name and _is_picture(other)]
+        if others or RAW_ENDING.fullmatch(photo.suffix.lower()):
+            of = f"{others[0]} too: rename one of them" if others else "a RAW file"
+            raise LeftAlone(f"it would hide {found[0]}, which is of {of}")
+        return photo.with_name(found[0])
+    path = photo.with_name(f"{name}.xmp")
+    if len(os.fsencode(path.name)) > _MAX_NAME_BYTES:
+        raise ValueError("its name would be longer than 255 bytes: rename the photo")
+    return path
 
-    def find(self, photo: Path) -> Path:
-        """Returns the photo's sidecar, which may not exist yet; raises LeftAlone, OSError."""
-        if photo.parent != self._folder:
-            self._names = defaultdict(list)
-            for name in sorted(os.listdir(photo.parent), reverse=True):  # `.xmp` before `.XMP`
-                self._names[fold_name(Path(name).stem)].append(name)
-            self._folder = photo.parent
-        for stem in (photo.name, photo.stem):
-            alike = self._names.get(fold_name(stem), [])
-            found = [name for name in alike if _is_sidecar(name) and Path(name).stem == stem]
-            if not found:
-                continue
-            if stem == photo.stem:
-                others = [name for name in alike if name != photo.name and _is_picture(name)]
-                if others or _is_raw(photo.name):
-                    of = others[0] if others else "a RAW file"
-                    raise LeftAlone(f"it would hide {found[0]}, which is of {of} too")
-            return photo.with_name(found[0])
-        return photo.with_name(f"{photo.name}.xmp")
+
+def group_by_stem(folder: Path) -> dict[str, list[str]]:
+    """Returns the names in a folder by their stems without case; raises OSError."""
+    by_stem: defaultdict[str, list[str]] = defaultdict(list)
+    for name in sorted(os.listdir(folder), reverse=True):  # `.xmp` before `.XMP`
+        by_stem[Path(name).stem.casefold()].append(name)
+    return by_stem
 
 
 def write_sidecars(
@@ -104,16 +106,17 @@ def write_sidecars(
     `Totals`.
     """
     counts = Counter[str]()
-    finder = SidecarFinder()
+    group = lru_cache(16)(group_by_stem)
     for name, labels in found:
         location = f"{folder}/{name}"
         own = [(*root, label.translate(_SEPARATORS)) for label in labels]
         try:
             if location != os.path.realpath(location):
-                raise ValueError("the photo is a link, or in a linked folder")
+                raise ValueError("the photo is a link, or in a linked folder: name the real folder")
             if not os.path.exists(location):
                 continue
-            path = finder.find(photo := Path(location))
+            photo = Path(location)
+            path = find_sidecar(photo, group(photo.parent))
             change = retag(path, photo, partial(_replace, own), dry_run=dry_run)
         except LeftAlone as reason:
             logger.warning("%s: no sidecar was written: %s", name, reason)
@@ -122,8 +125,7 @@ def write_sidecars(
             logger.error("%s: its sidecar was not written: %s", name, error)
             counts["unwritten"] += 1
         else:
-            found_names = {fold_name(tag[-1]) for tag in own}.union(map(fold_name, change.removed))
-            counts["rejected"] += sum(fold_name(tag) in found_names for tag in change.rejected)
+            counts["rejected"] += len(change.rejected)
             counts["sidecars"] += change.is_changed
             if change.is_changed:
                 show(change)
@@ -141,45 +143,51 @@ def list_sidecars(folder: Path) -> Iterator[tuple[Path, Path]]:
     """Yields the sidecars below a folder that may have own tags, in order, and their photos."""
     for parent, folders, files in os.walk(folder):
         folders.sort()
+        by_stem = group_by_stem(Path(parent)) if any(map(_is_sidecar, files)) else {}
         for name in sorted(filter(_is_sidecar, files)):
+            path = Path(parent, name)
             with contextlib.suppress(OSError):
-                if _MARK not in read_photo(Path(parent, name), _MAX_BYTES):
+                if _MARK not in read_photo(path, _MAX_BYTES):
                     continue
-            stem = Path(name).stem
-            photos = [other for other in files if Path(other).stem == stem and _is_picture(other)]
-            yield Path(parent, name), Path(parent, photos[0] if photos else stem)
+            alike = filter(_is_picture, by_stem[path.stem.casefold()])
+            is_own = path.stem in by_stem.get(Path(path.stem).stem.casefold(), ())
+            yield path, path.with_name(path.stem if is_own else next(alike, path.stem))
 
 
 def retag(path: Path, photo: Path, choose: Choose, *, dry_run: bool = False) -> Change:
-    """Changes the own tags of a sidecar; makes a new one, and deletes one with nothing else.
+    """Changes the own tags of a sidecar; makes a new one from the XMP in the photo.
 
-    Raises LeftAlone, and OSError or ValueError for a file that must be left as it is.
+    Deletes one that has nothing more than that. Raises LeftAlone, and OSError or ValueError for a
+    file that must be left as it is.
     """
     status = path.lstat() if os.path.lexists(path) else None
-    packet = Packet(b"" if status is None else _load(path, status))
+    content = b"" if status is None else _load(path, status)
+    base = read_embedded(photo)
+    packet = Packet(content) if content else read_embedded(photo)
     before, state = packet.render(), read_state(packet)
-    rejected = find_rejected(state)
-    deleted = set(map(fold_name, rejected))
-    kept = [tag for tag in state.written if fold_name(tag[-1]) not in deleted]
-    wanted, refused = choose(kept, rejected)
+    deleted = find_rejected(state)
+    names = set(map(fold_name, deleted))
+    kept = [tag for tag in state.written if fold_name(tag[-1]) not in names]
+    wanted, rejected = choose(kept, deleted)
     new = state
-    if wanted or state.written or state.copied or refused != state.rejected:
-        inside, outside = read_user_tags(packet, READ_ONLY), read_embedded(photo)
-        tags = UserTags(inside.trees + outside.trees, outside.flat)
-        new = merge(state, tags, wanted, refused)
+    if wanted or rejected or any((state.written, state.copied, state.dropped, state.rejected)):
+        new = merge(state, read_tags(base), wanted, rejected)
         write_state(packet, new)
-    content, is_deleted = packet.render(), status is not None and packet.is_empty()
-    if is_changed := content != before:
-        if status is not None and not status.st_mode & _WRITABLE:
-            raise LeftAlone(f"{path.name} is read-only")
-        if not dry_run and is_deleted:
-            path.unlink()
-        elif not dry_run:
-            replace_file(path, content, path.with_name(_STAGING), keep=status is not None)
-    old, names = ([tag[-1] for tag in s.written] for s in (state, new))
-    added = tuple(name for name in names if name not in old)
-    removed = tuple(name for name in old if name not in names)
-    return Change(str(path), tuple(names), new.rejected, added, removed, is_changed, is_deleted)
+    after, old = packet.render(), [tag[-1] for tag in state.written]
+    is_changed = after != before
+    is_empty = is_changed and packet.list_properties() == base.list_properties()
+    if is_changed and status is not None and not status.st_mode & _WRITABLE:
+        raise LeftAlone(f"{path.name} is read-only")
+    if is_changed and not dry_run:
+        if is_empty:
+            path.unlink(missing_ok=True)
+        else:
+            replace_file(path, after, path.with_name(_STAGING), keep=status is not None)
+    tags = tuple(tag[-1] for tag in new.written)
+    added = tuple(name for name in tags if name not in old)
+    removed = tuple(name for name in old if name not in tags)
+    is_deleted = is_empty and status is not None
+    return Change(str(path), tags, new.rejected, added, removed, is_changed, is_deleted)
 
 
 def _load(path: Path, status: os.stat_result) -> bytes:
@@ -191,14 +199,10 @@ def _load(path: Path, status: os.stat_result) -> bytes:
     return content
 
 
-def _is_sidecar(name: str) -> bool:
-    return name.lower().endswith(".xmp")
+def _is_sidecar(name: str, stem: str | None = None) -> bool:
+    return name.lower().endswith(".xmp") and stem in (None, Path(name).stem)
 
 
 def _is_picture(name: str) -> bool:
-    is_other = Path(name).suffix.lower() in _OTHER_PICTURES
-    return is_photo_name(name) is not False or is_other or _is_raw(name)
-
-
-def _is_raw(name: str) -> bool:
-    return RAW_ENDING.fullmatch(Path(name).suffix.lower()) is not None
+    ending = Path(name).suffix.lower()
+    return ending in PICTURE_ENDINGS or RAW_ENDING.fullmatch(ending) is not None

@@ -1,7 +1,7 @@
 """XMP packets: the lists of the fields that hold tags; everything else stays as it is."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from lxml import etree
@@ -23,8 +23,12 @@ HIERARCHY = Field("lr:hierarchicalSubject", "|")
 SUBJECT = Field("dc:subject", "\0")
 FIELDS = (TAGS_LIST, HIERARCHY, SUBJECT)
 """The fields that are written; immich and digiKam read the first one that has tags."""
-READ_ONLY = (Field("MicrosoftPhoto:LastKeywordXMP", "/"), Field("mediapro:CatalogSets", "|"))
-"""Fields of tags that digiKam reads too."""
+OTHER_FIELDS = (
+    Field("MicrosoftPhoto:LastKeywordXMP", "/"),
+    Field("exiftool:LastKeywordXMP", "/"),  # the same in exiftool's spelling of the namespace
+    Field("mediapro:CatalogSets", "|"),
+)
+"""Fields that are never made; digiKam reads and writes them too."""
 
 _SPACES = {
     "rdf": "http://www.w3.org/1999/02/22-rdf-syntax-ns#",
@@ -33,17 +37,19 @@ _SPACES = {
     "lr": "http://ns.adobe.com/lightroom/1.0/",
     "mediapro": "http://ns.iview-multimedia.com/mediapro/1.0/",
     "MicrosoftPhoto": "http://ns.microsoft.com/photo/1.0/",
+    "exiftool": "http://ns.microsoft.com/photo/1.0",
     "mld": "http://ml-decoder-serve/tags/1.0/",
 }
 _RDF = f"{{{_SPACES['rdf']}}}"
-_ITEM = f"{_RDF}li"
+_ITEM, _ABOUT = f"{_RDF}li", f"{_RDF}about"
 _LISTS = {f"{_RDF}Bag", f"{_RDF}Seq", f"{_RDF}Alt"}
+_EXTENDED = "{http://ns.adobe.com/xmp/note/}HasExtendedXMP"
 _EMPTY = (
     b'<?xml version="1.0" encoding="UTF-8"?>\n<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF '
     b'xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"/></x:xmpmeta>'
 )
 _OTHER_ENCODING = re.compile(
-    rb"(?:\xef\xbb\xbf)?<\?xml\s[^>]*\sencoding\s*=\s*.(?!utf-8\W)", re.IGNORECASE
+    rb"(?:\xef\xbb\xbf)?<\?xml\s[^>]*\sencoding\s*=\s*.(?!(?:utf-?8|us-ascii)\W)", re.IGNORECASE
 )
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
 
@@ -67,6 +73,8 @@ class Packet:
         if rdf is None:
             raise ValueError("it is not XMP: restore it from a copy, or delete it")
         self._rdf = rdf
+        for description in self._descriptions():  # a JPEG's second part is not here
+            description.attrib.pop(_EXTENDED, None)
 
     def read(self, field: Field) -> tuple[Tag, ...] | None:
         """Returns the tags of a field, None if the packet has no such field.
@@ -76,7 +84,7 @@ class Packet:
         element = self._find(field)
         if element is None:
             return None
-        return tuple(_split(item, field) for item in element.iterfind(f"*/{_ITEM}"))
+        return tuple(filter(any, (_split(item, field) for item in element.iterfind(f"*/{_ITEM}"))))
 
     def replace(self, field: Field, tags: Collection[Tag] | None) -> None:
         """Writes the tags of a field, None to remove it; items that stay are not touched."""
@@ -86,10 +94,32 @@ class Packet:
         elif tags is not None:
             self._write(self._add(field) if element is None else element, field, tags)
 
-    def is_empty(self) -> bool:
-        """Returns whether the packet has no property."""
-        about = {f"{_RDF}about"}
-        return all(not len(child) and {*child.attrib} <= about for child in self._rdf)
+    @staticmethod
+    def _write(element: etree._Element, field: Field, tags: Collection[Tag]) -> None:
+        items = next(element.iterchildren(etree.Element), None)
+        if items is None:
+            items = etree.SubElement(element, f"{_RDF}{field.kind}")
+        old, wanted = {item: _split(item, field) for item in items.iterfind(_ITEM)}, set(tags)
+        for item, tag in old.items():
+            if any(tag) and tag not in wanted:
+                items.remove(item)
+        known = set(old.values())
+        for tag in tags:
+            if tag not in known:
+                etree.SubElement(items, _ITEM).text = field.separator.join(tag)
+
+    def list_properties(self) -> set[tuple[str, str]]:
+        """Returns names and values; programs write simple ones as attributes or as elements."""
+        found = set()
+        for description in self._descriptions():
+            found |= {(name, text) for name, text in description.items() if name != _ABOUT}
+            for element in description.iterchildren(etree.Element):
+                value = (element.text or "").strip()
+                if len(element) or element.attrib:
+                    xml = etree.tostring(element, with_tail=False, encoding="unicode")
+                    value = etree.canonicalize(xml, strip_text=True, rewrite_prefixes=True)
+                found.add((element.tag, value))
+        return found
 
     def render(self) -> bytes:
         """Returns the packet as UTF-8, with what surrounds its root, as `<?xpacket ...?>`."""
@@ -99,46 +129,41 @@ class Packet:
         content: bytes = etree.tostring(tree, encoding="UTF-8", xml_declaration=self._declared)
         return content
 
-    @staticmethod
-    def _write(element: etree._Element, field: Field, tags: Collection[Tag]) -> None:
-        if not len(element):
-            etree.SubElement(element, f"{_RDF}{field.kind}")
-        old = {item: _split(item, field) for item in element[0].iterfind(_ITEM)}
-        for item, tag in old.items():
-            if tag not in tags:
-                element[0].remove(item)
-        for tag in tags:
-            if tag not in old.values():
-                etree.SubElement(element[0], _ITEM).text = field.separator.join(tag)
+    def _descriptions(self) -> Iterator[etree._Element]:
+        yield from self._rdf.iterchildren(etree.Element)
 
     def _find(self, field: Field) -> etree._Element | None:
-        prefix, name = field.name.split(":")
-        attribute = f"{{{_SPACES[prefix]}}}{name}"
         elements = self._rdf.findall(f"rdf:Description/{field.name}", _SPACES)
-        lists = [child for element in elements for child in element]
-        is_text = any((element.text or "").strip() for element in elements)
-        in_attribute = any(child.get(attribute) for child in self._rdf)
-        if in_attribute or is_text or max(len(elements), len(lists)) > 1:
-            raise ValueError(_NOT_A_LIST.format(field.name))
-        if lists and lists[0].tag not in _LISTS:
-            raise ValueError(_NOT_A_LIST.format(field.name))
-        return elements[0] if elements else None
+        lists = [child for element in elements for child in element.iterchildren(etree.Element)]
+        attribute = _expand(field)
+        texts = [description.get(attribute) for description in self._descriptions()]
+        texts += [element.text for element in elements]
+        is_list = max(len(elements), len(lists)) <= 1 and all(x.tag in _LISTS for x in lists)
+        if is_list and not any(text and text.strip() for text in texts):
+            return elements[0] if elements else None
+        if field in OTHER_FIELDS:
+            return None
+        raise ValueError(
+            f"its {field.name} is not one list: open it in the program that wrote it, and save it"
+        )
 
     def _add(self, field: Field) -> etree._Element:
-        prefix, name = field.name.split(":")
+        for description in self._descriptions():
+            description.attrib.pop(_expand(field), None)  # an empty one
         description = self._rdf.find("rdf:Description", _SPACES)
         if description is None:
-            about = {f"{_RDF}about": ""}
-            description = etree.SubElement(self._rdf, f"{_RDF}Description", about)
-        space = _SPACES[prefix]
-        return etree.SubElement(description, f"{{{space}}}{name}", nsmap={prefix: space})
+            description = etree.SubElement(self._rdf, f"{_RDF}Description", {_ABOUT: ""})
+        prefix = field.name.partition(":")[0]
+        return etree.SubElement(description, _expand(field), nsmap={prefix: _SPACES[prefix]})
 
 
-_NOT_A_LIST = "its {} is not one list: open it in the program that wrote it, and save it"
+def _expand(field: Field) -> str:
+    prefix, _, name = field.name.partition(":")
+    return f"{{{_SPACES[prefix]}}}{name}"
 
 
 def _split(item: etree._Element, field: Field) -> Tag:
-    return tuple((item.text or "").strip().split(field.separator))
+    return tuple(str(item.xpath("string()")).strip().split(field.separator))
 
 
 def _check(content: bytes) -> None:

@@ -29,10 +29,7 @@ def sidecars(
         list[str] | None, typer.Argument(metavar="[LABEL]...", help="Only these tags.")
     ] = None,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Take the tags out; a later run may write them again.")
-    ] = False,
-    allow: Annotated[
-        bool, typer.Option("--allow", help="Let a later run write deleted tags again.")
+        bool, typer.Option("--remove", help="Take the tags out, and forget which ones you deleted.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per sidecar.")] = False,
 ) -> None:
@@ -42,8 +39,7 @@ def sidecars(
 
     ml-decoder sidecars photos --remove cat
     """
-    names = {fold_name(label) for label in labels or ()}
-    is_list, counts = not (remove or allow), Counter[str]()
+    names, counts = {fold_name(label) for label in labels or ()}, Counter[str]()
 
     def is_chosen(name: str) -> bool:
         return not names or fold_name(name) in names
@@ -51,20 +47,20 @@ def sidecars(
     def choose(tags: Sequence[Tag], rejected: Sequence[str]) -> tuple[list[Tag], list[str]]:
         return (
             [tag for tag in tags if not (remove and is_chosen(tag[-1]))],
-            [name for name in rejected if not (allow and is_chosen(name))],
+            [name for name in rejected if not (remove and is_chosen(name))],
         )
 
-    for change in _change_sidecars(folder, choose, counts, dry_run=is_list):
+    for change in _change_sidecars(folder, choose, counts, dry_run=not remove):
         tags, rejected = (tuple(filter(is_chosen, n)) for n in (change.tags, change.rejected))
         counts.update(sidecars=int(bool(tags or rejected)), tags=len(tags), rejected=len(rejected))
         counts.update(removed=len(change.removed), emptied=int(change.is_deleted))
         if as_json:
             write_json(change._replace(tags=tags, rejected=rejected)._asdict())
-        elif is_list and (tags or rejected):
+        elif not remove and (tags or rejected):
             parts = (", ".join(tags), f"deleted: {', '.join(rejected)}" * bool(rejected))
             sys.stdout.write(escape(f"{change.path}: {'; '.join(filter(None, parts))}") + "\n")
     if not as_json:
-        total = _LISTED if is_list else "{removed} tags removed, {emptied} sidecars deleted\n"
+        total = "{removed} tags removed, {emptied} sidecars deleted\n" if remove else _LISTED
         sys.stdout.write(total.format_map(counts))
     if counts["failed"]:
         raise typer.Exit(EXIT_SOME_FAILED)
@@ -84,4 +80,4 @@ def _change_sidecars(
             yield retag(path, photo, choose, dry_run=dry_run)
         except (LeftAlone, OSError, ValueError) as error:
             sys.stderr.write(escape(f"{path}: {error}") + "\n")
-            counts["failed"] += 1
+            counts["failed"] += not isinstance(error, LeftAlone)

@@ -66,6 +66,9 @@ _ENDINGS = {
 RAW_ENDING = re.compile(r"\.(3fr|arw|cr[23w]|dng|mrw|nef|nrw|orf|pef|raf|rw[2l]|srw|x3f)")
 HAS_RAW = importlib.util.find_spec("rawpy") is not None
 _ALL_ENDINGS = frozenset(chain.from_iterable(_ENDINGS.values()))
+PICTURE_ENDINGS = _ALL_ENDINGS | {".tif", ".tiff", ".psd", ".jxl", ".jp2"}
+"""Of pictures that are no RAW, decoded or not."""
+
 # Anything else is not an ending, as in `2024.05 at the sea`.
 _SHORT_ENDING = re.compile(r"\.[a-z0-9]{1,10}")
 _OVERLAY = re.compile(r"\.map-\d+-[\w-]*\.jpg")

@@ -19,6 +19,7 @@ from service.logs import configure_logs
 from service.settings import Settings
 
 _CHANGES_SHOWN = 10
+ROOT = "ml-decoder"
 
 if TYPE_CHECKING:
     from service.archive.sidecars import Change
@@ -67,7 +68,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     xmp_root: Annotated[
         str,
         typer.Option(metavar="NAME", help="With --xmp: the tag above the labels; '' for none."),
-    ] = "ml-decoder",
+    ] = ROOT,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With --xmp: write nothing, show what would change.")
     ] = False,
@@ -93,19 +94,22 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     """
     if from_results and (embeddings or exclude_path or ray):
         raise StartError("--from takes no --embeddings, --exclude-path or --ray")
-    if dry_run and (ray or not xmp):
-        raise StartError("--dry-run needs --xmp, and does not go with --ray")
+    if (dry_run and ray) or (not xmp and (dry_run or xmp_root != ROOT or (moved and from_results))):
+        reason = (
+            "--dry-run, --xmp-root, and --photos with --from need --xmp; --dry-run takes no --ray"
+        )
+        raise StartError(reason)
     question = question.model_copy(update={"embedding": embeddings or None})
     require_package("pyarrow", "bulk")
     require_package("ray", "ray", needed=ray)
     require_package("lxml", "bulk", needed=xmp)
     from service.cli.bulk.parts import copy_results, open_results
-    from service.cli.bulk.run import BulkJob, Totals
+    from service.cli.bulk.run import BulkJob
 
     folder = _find_folder(photos, moved, from_results=from_results) if xmp else None
     root = _read_root(xmp_root)
     configure_logs("warning")  # a fallback to the CPU may cost hours
-    changes: list[Change] = []
+    changes: list[Change] = []  # of a dry run
     with copy_results(out) if dry_run else nullcontext(out) as results:
         if moved and not from_results:
             open_results(results).move_photos(moved, photos)
@@ -118,12 +122,8 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
         )
         totals = _run(job, workers if ray else None)
         if folder is not None:
-            from service.archive.sidecars import write_sidecars
-
-            found = open_results(results).read_found()
-            counts = write_sidecars(folder, found, root, dry_run=dry_run, show=changes.append)
-            totals.add(Totals(**counts))
-    _show(totals, changes[:_CHANGES_SHOWN] if dry_run else [], as_json)
+            totals.add(_write_tags(results, folder, root, changes if dry_run else None))
+    _show(totals, changes if dry_run else None, as_json)
     if totals.failed or totals.unread or totals.unwritten:
         raise typer.Exit(EXIT_SOME_FAILED)
 
@@ -137,6 +137,22 @@ def _run(job: BulkJob, ray_workers: int | None) -> Totals:
         from service.cli.bulk.ray_run import run_bulk_on_ray
 
         return run_bulk_on_ray(job, ray_workers, show)
+
+
+def _write_tags(
+    out: str, folder: Path, root: tuple[str, ...], changes: list[Change] | None
+) -> Totals:
+    """Writes the sidecars of results; if `changes` is given, adds the first ones to it instead."""
+    from service.archive.sidecars import write_sidecars
+    from service.cli.bulk.parts import open_results
+    from service.cli.bulk.run import Totals
+
+    def note(change: Change) -> None:
+        if changes is not None and len(changes) < _CHANGES_SHOWN:
+            changes.append(change)
+
+    found, dry_run = open_results(out).read_found(), changes is not None
+    return Totals(**write_sidecars(folder, found, root, dry_run=dry_run, show=note))
 
 
 def _read_question(question: Question, out: str) -> Question:
@@ -164,12 +180,14 @@ def _read_root(name: str) -> tuple[str, ...]:
     return levels
 
 
-def _show(totals: Totals, changes: Sequence[Change], as_json: bool) -> None:
+def _show(totals: Totals, changes: Sequence[Change] | None, as_json: bool) -> None:
     if as_json:
-        shown = {"changes": [change._asdict() for change in changes]} if changes else {}
+        shown = {} if changes is None else {"changes": [change._asdict() for change in changes]}
         write_json(asdict(totals) | shown)
         return
-    for change in changes:
+    if changes is not None:
+        sys.stdout.write("dry run: nothing is written\n")
+    for change in changes or ():
         names = [*(f"+{name}" for name in change.added), *(f"-{name}" for name in change.removed)]
         sys.stdout.write(escape(f"{change.path}: {' '.join(names) or 'other fields'}") + "\n")
     others = [

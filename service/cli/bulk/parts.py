@@ -220,8 +220,10 @@ def open_results(location: str) -> PartFolder:
     try:
         question = json.loads(read_file(filesystem, posixpath.join(folder, QUESTION_FILE)))
         Question.model_validate(question["question"])
+        _list_changes(question, question)  # raises without a key
+        _find_place(question["photos"])
         return PartFolder(filesystem, folder, question)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = "has no results: run bulk without --add-new, --from and --photos first"
         if not isinstance(error, FileNotFoundError):
             reason = f"has a {QUESTION_FILE} that cannot be read: use another folder"
@@ -265,14 +267,22 @@ def _list_changes(begun: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 @contextmanager
 def copy_results(location: str) -> Iterator[str]:
-    """Yields a temporary copy of results, or a new folder if there are none."""
+    """Yields a temporary folder with the parts of results; new ones are lost with it."""
     filesystem, folder = open_filesystem(location)
-    with tempfile.TemporaryDirectory(prefix="ml-decoder-") as parent:
-        copy = f"{parent}/{posixpath.basename(folder)}"
-        os.mkdir(copy)
-        if filesystem.get_file_info(folder).type == fs.FileType.Directory:
-            fs.copy_files(folder, copy, source_filesystem=filesystem)
-        yield copy
+    with tempfile.TemporaryDirectory(prefix="ml-decoder-") as copy:
+        infos = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+        for info in infos:
+            name = info.base_name
+            if not Path(name).match("part-*.parquet") and name != QUESTION_FILE:
+                continue
+            if isinstance(filesystem, fs.LocalFileSystem):
+                Path(copy, name).symlink_to(info.path)
+            else:
+                fs.copy_files(info.path, f"{copy}/{name}", source_filesystem=filesystem)
+        try:
+            yield copy
+        except StartError as error:
+            raise StartError(str(error).replace(copy, location)) from error
 
 
 @contextmanager

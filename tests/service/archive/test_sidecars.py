@@ -60,8 +60,8 @@ def read_tags(sidecar: Path) -> dict[str, list[str]]:
     """Returns a sidecar's tags, as exiftool reads them."""
     if shutil.which("exiftool") is None:
         pytest.skip("no exiftool")
-    command = ["exiftool", "-j", "-struct", "-s", *(f"-XMP:{name}" for name in PREFIXES), sidecar]
-    (found,) = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    command = ["exiftool", "-j", "-struct", "-s", *(f"-XMP:{name}" for name in PREFIXES)]
+    (found,) = json.loads(subprocess.run([*command, str(sidecar)], capture_output=True, check=True).stdout)
     tags = {name: found.get(name, []) for name in PREFIXES}
     return {name: [tag] if isinstance(tag, str) else tag for name, tag in tags.items()}
 
@@ -295,7 +295,7 @@ def test_tags_in_the_photo_are_the_users(tag: Tag, folder: Path) -> None:
     subprocess.run(["exiftool", "-q", "-overwrite_original", *given, folder / "a.jpg"], check=True)
     assert tag("cat", "dog") == {"sidecars": 1}
     assert read_tags(folder / "a.jpg.xmp") == {
-        "Subject": ["holiday", "Cat", "café", "dog"],
+        "Subject": ["Cat", "café", "dog"],
         "TagsList": ["trips/holiday", "Cat", "café", "ml-decoder/dog"],
         "HierarchicalSubject": ["trips|holiday", "Cat", "café", "ml-decoder|dog"],
     }
