@@ -14,6 +14,8 @@ class FakeHub:
         self.address = ""
         self.damages = False  # the last byte of each file that is sent
         self.ranges: list[str] = []  # of all requests
+        # Status, headers and body of each answer, instead of a file; status 0 sends half of it.
+        self.answer: tuple[int, dict[str, str], bytes] | None = None
 
 
 @contextmanager
@@ -22,6 +24,14 @@ def serve_hub(folder: Path) -> Iterator[FakeHub]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if hub.answer is not None and hub.answer[0]:
+                status, headers, body = hub.answer
+                self.send_response(status)
+                for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body if self.command == "GET" else b"")
+                return
             path = hub.folder / self.path.rpartition("/")[2]
             content = path.read_bytes() if path.is_file() else b""
             given = self.headers.get("Range", "")
@@ -33,6 +43,7 @@ def serve_hub(folder: Path) -> Iterator[FakeHub]:
             self.end_headers()
             if self.command == "GET":
                 hub.ranges += [given] if given else []
+                part = part[: len(part) // 2] if hub.answer is not None else part
                 self.wfile.write(part[:-1] + (b"?" if hub.damages else part[-1:]))
 
         do_HEAD = do_GET  # noqa: N815

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,13 @@ import pytest
 import timm
 import torch
 from huggingface_hub import constants
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError
 from safetensors.torch import save_file
 from timm.layers.ml_decoder import add_ml_decoder_head
 
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
-from models.checkpoints.files import fetch
+from models.checkpoints.files import fetch, read_weights
 from tests.models.checkpoints import read_config
 from tests.support.fake_hub import FakeHub, serve_hub
 
@@ -57,24 +58,6 @@ def test_repository_has_the_architecture_the_preparation_and_the_label_names(hub
     assert read_checkpoint(REFERENCE).label_names == ("sea", "meadow", "rose")
     hinted = read_config(REFERENCE, Hints(image_size=64)).input
     assert (hinted.height, hinted.width) == (64, 64)
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (LocalEntryNotFoundError("long story"), "cannot be fetched: the hub is out of reach"),
-        (OSError("long story"), "cannot be fetched"),
-    ],
-)
-def test_unreachable_hub_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
-) -> None:
-    def download(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr("models.checkpoints.files.hf_hub_download", download)
-    with pytest.raises(CheckpointError, match=rf"^{REFERENCE} {reason}\Z"):
-        load_checkpoint(REFERENCE)
 
 
 def test_repository_is_refused_without_weights_or_with_a_damaged_index(hub: Path) -> None:
@@ -147,6 +130,8 @@ def real_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHu
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         template = hub.address + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
         yield hub
 
 
@@ -183,3 +168,89 @@ def test_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.checkpoints.files.http_get", write)
     with pytest.raises(CheckpointError, match="cannot be fetched: No space left"):
         fetch(REFERENCE, "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (
+            (401, {"X-Error-Code": "GatedRepo"}, b"{}"),
+            "accept its licence on {0}/someone/tagger, and",
+        ),
+        (
+            (403, {"X-Error-Code": "GatedRepo"}, b"{}"),
+            "accept its licence on {0}/someone/tagger, and",
+        ),
+        (
+            (401, {"X-Error-Code": "RepoNotFound"}, b"{}"),
+            "no such repository, or it is private: .*",
+        ),
+        ((401, {}, b"{}"), "{0} answered 401: set a valid HF_TOKEN"),
+        ((403, {}, b"{}"), "{0} answered 403: set another HF_TOKEN"),
+        ((404, {}, b"nginx"), "{0} answered 404: check the name"),
+        ((429, {}, b"{}"), "{0} answered 429: repeat the command later"),
+        ((503, {}, b"<html>"), "{0} answered 503: repeat the command later"),
+        ((200, {"ETag": '"1"'}, b"<html>Log in"), "{0} did not answer as a hub does: log in to"),
+        ((302, {"Location": "http://login.example/"}, b""), "{0} did not answer as a hub does"),
+        ((0, {}, b""), r"the connection failed \(.*\): repeat the command"),
+    ],
+)
+def test_refusal_of_the_hub_names_the_next_step(
+    answer: tuple[int, dict[str, str], bytes], reason: str, real_hub: FakeHub
+) -> None:
+    real_hub.answer = answer
+    words = rf"^{REFERENCE} cannot be fetched: .*{reason.format(real_hub.address)}[^\n]*\Z"
+    with pytest.raises(CheckpointError, match=words):
+        fetch(REFERENCE, "pytorch_model.bin")
+    real_hub.answer = None
+    assert fetch(REFERENCE, "pytorch_model.bin") is not None
+
+
+def test_hub_without_answer_and_invalid_name_are_named(
+    real_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CheckpointError, match="cannot be fetched: Repo id must be in the form"):
+        fetch("hf-hub:a/b/c", "config.json")
+    with monkeypatch.context() as patch:
+        nowhere = "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", nowhere)
+        with pytest.raises(CheckpointError, match=r"failed \(ConnectError .*: repeat the command"):
+            fetch(REFERENCE, "config.json")
+    assert fetch(REFERENCE, "config.json") is not None
+
+
+def test_cache_is_enough_if_the_hub_is_offline(
+    real_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = read_checkpoint(REFERENCE, Hints(image_size=64)).sha256
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    real_hub.answer = (500, {}, b"")
+    assert read_checkpoint(REFERENCE, Hints(image_size=64)).sha256 == weights
+    assert fetch(REFERENCE, "preprocess.json") is None
+    offline = "cannot be fetched: HF_HUB_OFFLINE is set, and {} is not in the cache"
+    with pytest.raises(CheckpointError, match=offline.format("config.json")):
+        fetch("hf-hub:someone/other", "config.json")
+    with pytest.raises(CheckpointError, match=offline.format("open_clip_model.safetensors")):
+        read_weights(REFERENCE, ["open_clip_model.safetensors", "open_clip_pytorch_model.bin"])
+
+
+@pytest.mark.parametrize("number", [math.nan, -math.inf])
+def test_tensor_that_is_not_finite_is_named(number: float, tmp_path: Path) -> None:
+    write_timm_repository(tmp_path)
+    classifier = tmp_path / "classifier"
+    classifier.mkdir()
+    write_parts(classifier)
+    for path, name, count in (
+        (tmp_path / "pytorch_model.bin", "layer1.0.conv1.weight", r"1 of [\d,]+"),
+        (classifier / "whole.pt", "fc.bias", "1 of 3"),
+    ):
+        state = torch.load(path)
+        key = next(key for key in state if key.endswith(name))
+        good, state[key] = state[key], state[key].clone()
+        state[key].view(-1)[0] = number
+        torch.save(state, path)
+        words = rf"{name} has {count} numbers that are NaN or infinite"
+        with pytest.raises(CheckpointError, match=words):
+            load_checkpoint(path, backbone="test_resnet")
+        torch.save({**state, key: good}, path)
+        load_checkpoint(path, backbone="test_resnet")
