@@ -107,8 +107,7 @@ class Client(Connection):
         Photos are read as they are needed. While one is retried, the others wait. Raises the first
         error that is not of one photo: no connection, or a missing or invalid key.
         """
-        _check_at_once(at_once)
-        calls.check_photos(photos)
+        calls.check_photos(photos, at_once)
         turns = Turns(threading.Lock())
         with ThreadPoolExecutor(at_once) as pool:
             pending: deque[Future[AnswerOrError]] = deque()
@@ -179,8 +178,7 @@ class AsyncClient(Connection):
     async def predict_many(
         self, photos: Iterable[Photo], *, at_once: int = 8, **question: Unpack[Question]
     ) -> AsyncIterator[AnswerOrError]:
-        _check_at_once(at_once)
-        calls.check_photos(photos)
+        calls.check_photos(photos, at_once)
         pending: deque[asyncio.Task[AnswerOrError]] = deque()
         slots, turns = asyncio.Semaphore(at_once), Turns(asyncio.Lock())
         try:
@@ -236,8 +234,3 @@ def _reopen_clients() -> None:
 # A forked process on its parent's connections would read the parent's responses.
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_reopen_clients)
-
-
-def _check_at_once(at_once: int) -> None:
-    if at_once < 1:
-        raise ValueError(f"at_once must be at least 1; it is {at_once}")

@@ -4,6 +4,7 @@ import random
 import re
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -96,13 +97,12 @@ class Connection:
         return call.read_result(outcome, maybe_done=attempts.maybe_done)
 
 
+@dataclass
 class Turns:
     """The calls of one `predict_many`: while one is retried, the others wait for it."""
 
+    lock: Any  # of threads, or of asyncio
     fatal: Exception | None = None  # the first error that all photos have
-
-    def __init__(self, lock: Any) -> None:  # noqa: ANN401 - of threads, or of asyncio
-        self.lock = lock
 
     def check(self, error: ErrorT) -> ErrorT:
         """Returns the error of one photo; raises `fatal`, if there is one."""

@@ -196,9 +196,8 @@ def fetch(checkpoint: Path | str, name: str, *, needed: bool = False) -> Path | 
         return Path(hf_hub_download(repository, name))
     except Exception as error:  # the library raises the errors of every layer below it
         is_local = isinstance(error, errors.LocalEntryNotFoundError)  # a subclass: no answer
-        is_missing = isinstance(error, errors.EntryNotFoundError) and not is_local
-        is_cached = constants.HF_HUB_OFFLINE and _find_cache(repository, "snapshots").exists()
-        if is_missing or (is_cached and not needed):
+        may_lack = not is_local or (constants.HF_HUB_OFFLINE and not needed)
+        if isinstance(error, errors.EntryNotFoundError) and may_lack:
             return None
         why = explain_download(error, name)
         raise CheckpointError(f"{checkpoint} cannot be fetched: {why}") from error
@@ -218,19 +217,14 @@ def explain_download(error: BaseException, name: str) -> str:
             why = f"accept its licence on {page}, and set HF_TOKEN"
         case errors.RepositoryNotFoundError():
             why = "there is no such repository, or it is private: check its name, or set HF_TOKEN"
-        case errors.HfHubHTTPError():
-            status = error.response.status_code
-            why = f"{hub} answered {status}: {_STEPS.get(status, 'repeat the command later')}"
+        case errors.HfHubHTTPError(response=response):
+            step = _STEPS.get(response.status_code, "repeat the command later")
+            why = f"{hub} answered {response.status_code}: {step}"
         case errors.FileMetadataError():
             why = f"{hub} did not answer as a hub does: log in to the network, or check the proxy"
         case OSError(strerror=str(reason)) | ValueError(args=[str(reason)]):
             why = reason  # of a full disk; of an invalid name
     return why
-
-
-def _find_cache(repository: str, part: str) -> Path:
-    folder = repo_folder_name(repo_id=repository, repo_type="model")
-    return Path(constants.HF_HUB_CACHE, folder, part)
 
 
 def _resume(repository: str, name: str) -> None:
@@ -248,7 +242,8 @@ def _resume(repository: str, name: str) -> None:
         return
     if remote.etag is None or not _SHA256.fullmatch(remote.etag):  # not a large file
         return
-    path = _find_cache(repository, "blobs") / remote.etag
+    folder = repo_folder_name(repo_id=repository, repo_type="model")
+    path = Path(constants.HF_HUB_CACHE, folder, "blobs", remote.etag)
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
