@@ -265,7 +265,8 @@ class ServiceProblem(ClientError):
         self._body = body
         self.status = status
         self.code = read("code") or ""
-        self.title = read("title") or f"HTTP {status}"
+        hint = ": raise its limit (nginx: client_max_body_size 20m)" * (status == 413)
+        self.title = read("title") or f"HTTP {status} from a proxy or another service{hint}"
         self.detail = read("detail")
         errors = body.get("errors")
         self.errors: list[dict[str, str]] = [

@@ -227,7 +227,9 @@ def delete_label_set(name: str, *, if_version: str | None = None) -> Call[None]:
     return Call("DELETE", _set_path(name), lambda _: None, {"headers": _if_match(if_version)})
 
 
-def check_photos(photos: Iterable[Photo]) -> None:
+def check_photos(photos: Iterable[Photo], at_once: int = 1) -> None:
+    if at_once < 1:
+        raise ValueError(f"at_once must be at least 1; it is {at_once}")
     if isinstance(photos, str | bytes | os.PathLike):  # each letter would be a path
         raise TypeError("photos must be a list of photos, not one")
 

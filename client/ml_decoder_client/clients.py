@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 import weakref
 from collections import deque
@@ -18,7 +19,7 @@ import httpx2
 from ml_decoder_client import calls
 from ml_decoder_client.answers import Answer, ClientError
 from ml_decoder_client.calls import Call, Photo, Question
-from ml_decoder_client.connection import Attempts, Connection, Outcome
+from ml_decoder_client.connection import ALONE, Attempts, Connection, Turns
 from ml_decoder_client.reading import ResultT
 
 AnswerOrError = Answer | ClientError | OSError
@@ -103,15 +104,16 @@ class Client(Connection):
     ) -> Iterator[AnswerOrError]:
         """Labels photos with `at_once` requests in flight; yields answers or errors in order.
 
-        Photos are read as they are needed.
+        Photos are read as they are needed. While one is retried, the others wait. Raises the first
+        error that is not of one photo: no connection, or a missing or invalid key.
         """
-        _check_at_once(at_once)
-        calls.check_photos(photos)
+        calls.check_photos(photos, at_once)
+        turns = Turns(threading.Lock())
         with ThreadPoolExecutor(at_once) as pool:
             pending: deque[Future[AnswerOrError]] = deque()
             try:
                 for photo in photos:
-                    pending.append(pool.submit(self._try_predict, photo, question))
+                    pending.append(pool.submit(self._try_predict, photo, question, turns))
                     if len(pending) >= 2 * at_once:
                         yield pending.popleft().result()
                 while pending:
@@ -120,24 +122,26 @@ class Client(Connection):
                 for future in pending:
                     future.cancel()
 
-    def _try_predict(self, photo: Photo, question: Question) -> AnswerOrError:
+    def _try_predict(self, photo: Photo, question: Question, turns: Turns) -> AnswerOrError:
         try:
-            return self.predict(photo, **question)
+            return self._send(calls.predict(photo, **question), turns)
         except (ClientError, OSError) as error:
-            return error
+            return turns.check(error)
 
-    def _send(self, call: Call[ResultT]) -> ResultT:
-        request = self._build_request(call)
-        attempts = Attempts(self._retries, request)
-        while True:
-            outcome: Outcome
-            try:
-                outcome = self._http.send(request)
-            except httpx2.RequestError as error:
-                outcome = error
-            if (wait := attempts.find_wait(outcome)) is None:
-                return self._finish(call, outcome, attempts)
-            time.sleep(wait)
+    def _send(self, call: Call[ResultT], turns: Turns = ALONE) -> ResultT:
+        attempts = Attempts(self._retries, self._build_request(call))
+        self._attempt(attempts)
+        with turns.lock:
+            while attempts.next_at is not None and turns.fatal is None:
+                time.sleep(max(0.0, attempts.next_at - time.monotonic()))
+                self._attempt(attempts)
+        return self._finish(call, attempts)
+
+    def _attempt(self, attempts: Attempts) -> None:
+        try:
+            attempts.record(self._http.send(attempts.request))
+        except httpx2.RequestError as error:
+            attempts.record(error)
 
     def _open(self) -> None:
         self._http = httpx2.Client(**self._options)
@@ -174,13 +178,13 @@ class AsyncClient(Connection):
     async def predict_many(
         self, photos: Iterable[Photo], *, at_once: int = 8, **question: Unpack[Question]
     ) -> AsyncIterator[AnswerOrError]:
-        _check_at_once(at_once)
-        calls.check_photos(photos)
+        calls.check_photos(photos, at_once)
         pending: deque[asyncio.Task[AnswerOrError]] = deque()
-        slots = asyncio.Semaphore(at_once)
+        slots, turns = asyncio.Semaphore(at_once), Turns(asyncio.Lock())
         try:
             for photo in photos:
-                pending.append(asyncio.create_task(self._try_predict(photo, question, slots)))
+                predicted = self._try_predict(photo, question, slots, turns)
+                pending.append(asyncio.create_task(predicted))
                 if len(pending) >= 2 * at_once:
                     yield await pending.popleft()
             while pending:
@@ -191,26 +195,29 @@ class AsyncClient(Connection):
             await asyncio.gather(*pending, return_exceptions=True)
 
     async def _try_predict(
-        self, photo: Photo, question: Question, slots: asyncio.Semaphore
+        self, photo: Photo, question: Question, slots: asyncio.Semaphore, turns: Turns
     ) -> AnswerOrError:
         try:
             async with slots:
-                return await self.predict(photo, **question)
+                call = await asyncio.to_thread(calls.predict, photo, **question)
+                return await self._send(call, turns)
         except (ClientError, OSError) as error:
-            return error
+            return turns.check(error)
 
-    async def _send(self, call: Call[ResultT]) -> ResultT:
-        request = self._build_request(call)
-        attempts = Attempts(self._retries, request)
-        while True:
-            outcome: Outcome
-            try:
-                outcome = await self._http.send(request)
-            except httpx2.RequestError as error:
-                outcome = error
-            if (wait := attempts.find_wait(outcome)) is None:
-                return self._finish(call, outcome, attempts)
-            await asyncio.sleep(wait)
+    async def _send(self, call: Call[ResultT], turns: Turns = ALONE) -> ResultT:
+        attempts = Attempts(self._retries, self._build_request(call))
+        await self._attempt(attempts)
+        async with turns.lock:
+            while attempts.next_at is not None and turns.fatal is None:
+                await asyncio.sleep(max(0.0, attempts.next_at - time.monotonic()))
+                await self._attempt(attempts)
+        return self._finish(call, attempts)
+
+    async def _attempt(self, attempts: Attempts) -> None:
+        try:
+            attempts.record(await self._http.send(attempts.request))
+        except httpx2.RequestError as error:
+            attempts.record(error)
 
     def _open(self) -> None:
         self._http = httpx2.AsyncClient(**self._options)
@@ -227,8 +234,3 @@ def _reopen_clients() -> None:
 # A forked process on its parent's connections would read the parent's responses.
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_reopen_clients)
-
-
-def _check_at_once(at_once: int) -> None:
-    if at_once < 1:
-        raise ValueError(f"at_once must be at least 1; it is {at_once}")

@@ -2,9 +2,12 @@
 
 import random
 import re
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 
@@ -13,6 +16,7 @@ from ml_decoder_client.calls import Call
 from ml_decoder_client.reading import ResultT
 
 Outcome = httpx2.Response | httpx2.RequestError
+ErrorT = TypeVar("ErrorT", bound=Exception)
 
 _MAX_TIMEOUT_SECONDS = 86_400.0
 _MAX_PORT = 65_535
@@ -87,25 +91,48 @@ class Connection:
         timeout = httpx2.Timeout(self._timeout_seconds, read=read, pool=None)
         return self._http.build_request(call.method, call.path, timeout=timeout, **call.options)
 
-    def _finish(self, call: Call[ResultT], outcome: Outcome, attempts: "Attempts") -> ResultT:
-        if isinstance(outcome, httpx2.RequestError):
+    def _finish(self, call: Call[ResultT], attempts: "Attempts") -> ResultT:
+        if isinstance(outcome := attempts.outcome, httpx2.RequestError):
             raise _explain(outcome, self._http.base_url) from outcome
         return call.read_result(outcome, maybe_done=attempts.maybe_done)
 
 
+@dataclass
+class Turns:
+    """The calls of one `predict_many`: while one is retried, the others wait for it."""
+
+    lock: Any  # of threads, or of asyncio
+    fatal: Exception | None = None  # the first error that all photos have
+
+    def check(self, error: ErrorT) -> ErrorT:
+        """Returns the error of one photo; raises `fatal`, if there is one."""
+        if getattr(error, "status", 0) == 401 or isinstance(error.__cause__, _NOT_SENT):
+            self.fatal = self.fatal or error
+        if self.fatal is not None:
+            raise self.fatal
+        return error
+
+
+ALONE = Turns(nullcontext())
+
+
 class Attempts:
-    """Decides after each attempt of one call if and when there is another."""
+    """The attempts of one call: the last outcome, and if and when there is another."""
 
     maybe_done = False  # whether an attempt before the last may have succeeded
+    outcome: Outcome
+    next_at: float | None  # by `time.monotonic`; None if `outcome` is the last
 
     def __init__(self, retries: int, request: httpx2.Request) -> None:
+        self.request = request
         self._retries = retries
         # If the first attempt of such a write succeeded, the second would fail.
         self._is_conditional = "If-Match" in request.headers
         self._made = 0
 
-    def find_wait(self, outcome: Outcome) -> float | None:
+    def record(self, outcome: Outcome) -> float | None:
         """Returns the seconds until the next attempt, or None if `outcome` is the last."""
+        self.outcome, self.next_at = outcome, None
         if isinstance(outcome, httpx2.Response):
             is_safe = outcome.status_code in _REFUSED
             is_lost = outcome.status_code == _BAD_GATEWAY
@@ -119,7 +146,9 @@ class Attempts:
         self.maybe_done |= is_lost
         backoff = _FIRST_WAIT_SECONDS * 2 ** min(self._made, 10)
         self._made += 1
-        return min(demanded or backoff * random.random(), _MAX_WAIT_SECONDS)
+        wait = min(demanded or backoff * random.random(), _MAX_WAIT_SECONDS)
+        self.next_at = time.monotonic() + wait
+        return wait
 
 
 def _read_url(url: str) -> httpx2.URL:

@@ -95,6 +95,7 @@ def _read_transformers(checkpoint: Path | str, name: str, config: Mapping[str, A
     model = _build(name, config, state)
     files = (fetch(checkpoint, f"{kind}_config.json") for kind in ("preprocessor", "processor"))
     path = next(filter(None, files), None)
+    path = path or fetch(checkpoint, "preprocessor_config.json", needed=True)
     if path is None:
         raise CheckpointError(f"{name} has no preprocessor_config.json")
     try:
@@ -149,7 +150,7 @@ def _read_preparation(folder: Path, size: int) -> InputConfig:
 
 
 def _read_texts(checkpoint: Path | str, name: str, stored: _Stored) -> TextEncoder:
-    path = fetch(checkpoint, "tokenizer.json")
+    path = fetch(checkpoint, "tokenizer.json", needed=True)
     if path is None:
         raise CheckpointError(f"{name} has no tokenizer.json")
     for optional in ("tokenizer_config.json", "special_tokens_map.json"):

@@ -12,8 +12,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
 from huggingface_hub.file_download import http_get, repo_folder_name
 from huggingface_hub.utils import build_hf_headers, logging  # type: ignore[attr-defined]
 from pydantic import TypeAdapter, ValidationError
@@ -43,6 +42,8 @@ _model_args = TypeAdapter(dict[str, ModelArgument | None])
 _READ_ELSEWHERE = {"num_classes", "in_chans", "img_size"}
 _MAX_DEPTH = 3  # of dictionaries: the file's, one of its wrappings, `module` in that
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+# By the status of a hub's answer.
+_STEPS = {401: "set a valid HF_TOKEN", 403: "set another HF_TOKEN", 404: "check the name"}
 _PART = re.compile(r"\w[\w.-]*\.(safetensors|bin)")  # of weights in several files, in one folder
 
 
@@ -70,6 +71,7 @@ def read_weights(checkpoint: Path | str, names: Sequence[str] = WEIGHTS) -> Chec
     path: Path | None = Path(checkpoint)
     if is_repository(checkpoint):
         path = next(filter(None, (fetch(checkpoint, name) for name in names)), None)
+        path = path or fetch(checkpoint, names[0], needed=True)
     else:
         check_checkpoint(checkpoint)
     if path is None:
@@ -102,7 +104,7 @@ def _read_parts(checkpoint: Path | str, index: str, add: Callable[[bytes], objec
         raise CheckpointError(f"{checkpoint} has a {index} that is damaged")
     state: State = {}
     for name in sorted(names):
-        if (path := fetch(checkpoint, name)) is None:
+        if (path := fetch(checkpoint, name, needed=True)) is None:
             raise CheckpointError(f"{checkpoint} lacks {name}, which its {index} names")
         part, _ = _read_one(path, add)
         if not isinstance(part, dict) or part.keys() & state.keys():
@@ -177,8 +179,12 @@ def read_json(checkpoint: Path | str, name: str) -> dict[str, Any]:
     return {} if unrelated and not content.keys() & _OF_TIMM else content
 
 
-def fetch(checkpoint: Path | str, name: str) -> Path | None:
-    """Returns a file of a folder or a repository, or next to a file; None if there is none."""
+def fetch(checkpoint: Path | str, name: str, *, needed: bool = False) -> Path | None:
+    """Returns a file of a folder or a repository, or next to a file; None if there is none.
+
+    If HF_HUB_OFFLINE is set, files that are not in a repository's cache are missing, unless
+    `needed`. Raises CheckpointError with the next step if the hub does not answer or refuses.
+    """
     if not is_on_hub(checkpoint):
         given = Path(checkpoint)
         path = (given if given.is_dir() else given.parent) / name
@@ -188,25 +194,49 @@ def fetch(checkpoint: Path | str, name: str) -> Path | None:
     try:
         _resume(repository, name)
         return Path(hf_hub_download(repository, name))
-    except LocalEntryNotFoundError as error:  # a subclass: there is no network
-        raise CheckpointError(f"{checkpoint} cannot be fetched: the hub is out of reach") from error
-    except EntryNotFoundError:
-        return None
     except Exception as error:  # the library raises the errors of every layer below it
-        reason = getattr(error, "strerror", None)  # of a full disk and the like
-        why = f": {reason}" if reason else ""
-        raise CheckpointError(f"{checkpoint} cannot be fetched{why}") from error
+        is_local = isinstance(error, errors.LocalEntryNotFoundError)  # a subclass: no answer
+        may_lack = not is_local or (constants.HF_HUB_OFFLINE and not needed)
+        if isinstance(error, errors.EntryNotFoundError) and may_lack:
+            return None
+        why = explain_download(error, name)
+        raise CheckpointError(f"{checkpoint} cannot be fetched: {why}") from error
+
+
+def explain_download(error: BaseException, name: str) -> str:
+    """Returns why huggingface_hub could not download a file, and what to do."""
+    hub, reason = constants.ENDPOINT, " ".join(f"{type(error).__name__} {error}".split())
+    why = f"the connection failed ({reason:.200}): repeat the command, or check HF_ENDPOINT"
+    match error:
+        case errors.LocalEntryNotFoundError(__cause__=Exception() as cause):
+            return explain_download(cause, name)
+        case errors.OfflineModeIsEnabled():
+            why = f"HF_HUB_OFFLINE is set, and {name} is not in the cache"
+        case errors.GatedRepoError():
+            page = str(error.response.url).partition("/resolve/")[0]
+            why = f"accept its licence on {page}, and set HF_TOKEN"
+        case errors.RepositoryNotFoundError():
+            why = "there is no such repository, or it is private: check its name, or set HF_TOKEN"
+        case errors.HfHubHTTPError(response=response):
+            step = _STEPS.get(response.status_code, "repeat the command later")
+            why = f"{hub} answered {response.status_code}: {step}"
+        case errors.FileMetadataError():
+            why = f"{hub} did not answer as a hub does: log in to the network, or check the proxy"
+        case OSError(strerror=str(reason)) | ValueError(args=[str(reason)]):
+            why = reason  # of a full disk; of an invalid name
+    return why
 
 
 def _resume(repository: str, name: str) -> None:
     """Downloads a file into the cache of `hf_hub_download`, from where the last call stopped.
 
-    `hf_hub_download` starts an interrupted file again, and compares its size but not its hash.
+    `hf_hub_download` (2.4.0) deletes the part that it has when it fails, so a repeated command
+    would start again; and it compares a file's size but not its hash.
     """
     url = hf_hub_url(repository, name)
     try:
         remote = get_hf_file_metadata(url)
-    except EntryNotFoundError:
+    except errors.EntryNotFoundError:
         raise
     except Exception:  # no network: `hf_hub_download` looks into its cache, or names the reason
         return

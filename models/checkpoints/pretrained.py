@@ -11,6 +11,7 @@ from huggingface_hub.utils import logging
 from torch import Tensor
 
 from models.backbones.backbone import Backbone
+from models.checkpoints.files import explain_download
 from models.checkpoints.layouts.backbones import take_pooled_norm
 from models.checkpoints.layouts.state import try_to_fill
 from models.commands import RequestError
@@ -46,7 +47,8 @@ def read_pretrained(name: str) -> dict[str, Tensor]:
     try:
         model = cast("Any", timm.create_model(name, pretrained=True))
     except Exception as error:  # timm raises the errors of every download library
-        raise PretrainedError(f"no pretrained weights could be loaded for {name}") from error
+        why = explain_download(error, "their file")
+        raise PretrainedError(f"no pretrained weights could be loaded for {name}: {why}") from error
     return model.state_dict()
 
 

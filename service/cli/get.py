@@ -100,12 +100,12 @@ def get(
 
 
 def _show_models() -> None:
-    names = Column("name", no_wrap=True), Column("on the hub", overflow="fold")
-    table = Table(*names, "licence", "download MB", "bundle MB", "speed")
+    columns = Column("name", no_wrap=True), Column("on the hub", overflow="fold"), "licence"
+    table = Table(*columns, "MB", "bundle", box=None, padding=(0, 1, 0, 0))  # at most 80 wide
     for name, model in MODELS.items():
         sizes = (f"{model.download_mb:,}", f"{model.bundle_mb:,}")
-        table.add_row(name, model.hub, model.license, *sizes, model.speed)
-    Console().print(table)
+        table.add_row(name, model.hub, model.license, *sizes)
+    Console().print(table, "MB of the download, and of the bundle in fp32", sep="\n")
 
 
 def _is_ready(out: Path, model: Model, background: Path | None = None) -> bool:

@@ -65,7 +65,7 @@ class LearntLabels:
             meaning = f"unknown with {which}"
         else:
             how = ("not", "weakly", "fairly well", "clearly")[bisect((1, 3, 5), value)]
-            meaning = f"{how} told apart from other photos"
+            meaning = f"{how} told apart on these photos"
         return {**counts, "separation": {"value": value, "meaning": meaning}}
 
 

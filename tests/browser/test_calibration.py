@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from service.calibration import find_threshold
 from tests.browser.actions import ask, assert_accessible_at, open_tab, read_labels, register
@@ -65,8 +65,13 @@ def test_best_threshold_is_found_moved_and_saved(page: Page, visit: Visit, tmp_p
     expect(page.locator("#calibrate-few")).to_contain_text(
         "0.0000 is very low: many photos without the label may reach it. Add at least 16 more"
     )
+    page.get_by_label("how many show it?").fill("2")
+    expect(page.locator("#calibrate-figures")).to_contain_text(
+        "Precision among your photos 0.02: 2 of 100 show it."
+    )
     slider.fill("1")
     expect(page.locator("#calibrate-figures")).to_contain_text("Precision -: 0 of 0")
+    expect(page.locator("#calibrate-figures")).not_to_contain_text("among your photos")
     expect(page.locator("#calibrate-few")).to_be_hidden()
     slider.fill("0.5")
     page.get_by_role("button", name="Save threshold").click()
@@ -147,3 +152,40 @@ def test_another_label_starts_without_photos(page: Page, tmp_path: Path) -> None
         restart()
         expect(page.locator("#calibrate-counts")).to_be_empty()
         expect(page.locator("#calibrate-result")).to_be_hidden()
+
+
+def test_precision_is_that_of_a_rare_label(page: Page, visit: Visit, tmp_path: Path) -> None:
+    photos = sorted(write_photos(tmp_path, 14), key=lambda photo: score(visit, photo))
+    give(page, photos[9:], "with")
+    give(page, photos[:9], "without")
+    expect_counts(page, 5, 9)
+    figures, share = page.locator("#calibrate-figures"), page.get_by_label("how many show it?")
+    share.fill("10")
+    expect(figures).to_contain_text("Precision 1.00: 5 of 5")
+    rare = (
+        "Precision among your photos 0.25 or more: 10 of 100 show it. None of 9 without it is found"
+    )
+    expect(figures).to_contain_text(f"{rare}, so up to 33 % may be: add more.")
+    for wrong in ("", "0", "100", "-3", "200"):
+        share.fill(wrong)
+        expect(figures).not_to_contain_text("among")
+    share.fill("10")
+    page.locator("#calibrate-label").select_option("newt")
+    expect(share).to_have_value("")
+
+
+def test_limit_of_a_proxy_is_named_and_other_photos_are_scored(page: Page, tmp_path: Path) -> None:
+    first = iter([True])
+
+    def refuse(route: Route) -> None:
+        if next(first, False):
+            route.fulfill(status=413, content_type="text/html", body="<h1>nginx</h1>")
+        else:
+            route.fallback()
+
+    page.route("**/predict", refuse)
+    give(page, write_photos(tmp_path, 2), "with")
+    expect(page.locator("#calibrate-status")).to_have_text(
+        "00.png: A proxy answered 413: raise its limit (nginx: client_max_body_size 20m)"
+    )
+    expect_counts(page, 1, 0)

@@ -9,9 +9,11 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from ml_decoder_client import ServiceProblem, ServiceUnreachable, connection
+from ml_decoder_client import Answer, ServiceProblem, ServiceUnreachable, connection
 from ml_decoder_client.connection import Attempts
+from service.bundle.reader import Bundle
 from tests.client.conftest import LABEL_SET, Fake
+from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.photos import make_photo
 
 PHOTO = make_photo()
@@ -68,14 +70,14 @@ def test_wait_is_retry_after_up_to_five_minutes_or_else_backoff(
     demanded: str, least: float, most: float
 ) -> None:
     response = httpx.Response(429, headers={"Retry-After": demanded})
-    wait = Attempts(5, REQUEST).find_wait(response)
+    wait = Attempts(5, REQUEST).record(response)
     assert least <= wait <= most
 
 
 def test_waits_double_until_the_retries_are_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random, "random", lambda: 1.0)
     attempts = Attempts(4, REQUEST)
-    waits = [attempts.find_wait(httpx.ConnectError("refused")) for _ in range(5)]
+    waits = [attempts.record(httpx.ConnectError("refused")) for _ in range(5)]
     assert waits == [0.01, 0.02, 0.04, 0.08, None]
 
 
@@ -126,4 +128,43 @@ def test_write_with_if_version_is_not_retried_after_a_lost_response(kind: Any, f
 def test_write_with_if_version_is_retried_after_refusals() -> None:
     request = httpx.Request("PUT", "http://localhost", headers={"If-Match": '"0"'})
     for outcome in (httpx.Response(429), httpx.Response(503), httpx.ConnectError("refused")):
-        assert Attempts(1, request).find_wait(outcome) is not None
+        assert Attempts(1, request).record(outcome) is not None
+
+
+def test_rate_limit_slows_all_photos_down_and_loses_none(
+    kind: Any, learning_bundle: Bundle
+) -> None:
+    command = serve_command(learning_bundle, "--label-store", "memory", "--rate-limit", "8/second")
+    with ServerProcess(*command) as server, server.open_client() as http:
+        started = time.monotonic()
+        with kind(str(http.base_url).rstrip("/"), retries=2) as client:
+            answers = list(client.predict_many([PHOTO] * 40, at_once=16, top_k=1))
+        seconds = time.monotonic() - started
+    assert [type(answer) for answer in answers] == [Answer] * 40
+    assert 4 <= seconds < 20, "8 at once and 8 a second"
+
+
+def test_predict_many_raises_what_all_photos_have(kind: Any, fake: Fake) -> None:
+    service, url = fake
+    service.answers = [(401, {}), (401, {}), (200, {})]
+    with kind(url) as client:
+        with pytest.raises(ServiceProblem, match="HTTP 401"):
+            list(client.predict_many([PHOTO] * 1000, at_once=2))
+        assert len(service.requests) < 10
+        assert len(list(client.predict_many([PHOTO] * 3))) == 3
+    nowhere = kind("http://127.0.0.1:9", retries=2)
+    with nowhere as client, pytest.raises(ServiceUnreachable, match="cannot connect to"):
+        list(client.predict_many([PHOTO] * 1000, at_once=8))
+
+
+def test_limit_of_a_proxy_is_named(kind: Any, fake: Fake) -> None:
+    service, url = fake
+    body, service.body = service.body, b"<html><h1>413 Request Entity Too Large</h1>nginx"
+    service.answers = [(413, {}), (200, {})]
+    with kind(url) as client:
+        words = r"^HTTP 413 from a proxy .*: raise its limit \(nginx: client_max_body_size 20m\)$"
+        with pytest.raises(ServiceProblem, match=words) as caught:
+            client.predict(PHOTO)
+        assert (caught.value.status, caught.value.code) == (413, "")
+        service.body = body
+        assert client.predict(PHOTO).request_id == "1"

@@ -19,12 +19,14 @@ def test_model_of_the_hub_is_served(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    out = tmp_path / "strong"
+    out, online = tmp_path / "strong", tmp_path / "online"
     folder = write_towers(tmp_path / "hub", "siglip")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     with serve_hub(folder) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
-        assert run("get", "siglip2-base", "--out", out)[0] == 0
+        assert run("get", "siglip2-base", "--out", online)[0] == 0
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert run("get", "siglip2-base", "--out", out)[0] == 0, "the cache is enough"
     bundle = load_bundle(out)
     assert bundle.card.provenance.training_data == MODELS["siglip2-base"].hub
     with ServerProcess(*serve_command(bundle)) as server, server.open_client() as client:

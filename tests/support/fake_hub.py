@@ -14,6 +14,8 @@ class FakeHub:
         self.address = ""
         self.damages = False  # the last byte of each file that is sent
         self.ranges: list[str] = []  # of all requests
+        # Status and headers of each answer, a web page; status 0 sends half of the file.
+        self.answer: tuple[int, dict[str, str]] | None = None
 
 
 @contextmanager
@@ -22,6 +24,13 @@ def serve_hub(folder: Path) -> Iterator[FakeHub]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if hub.answer is not None and hub.answer[0]:
+                self.send_response(hub.answer[0])
+                for name, value in {"Content-Length": "6", **hub.answer[1]}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(b"<html>" if self.command == "GET" else b"")
+                return
             path = hub.folder / self.path.rpartition("/")[2]
             content = path.read_bytes() if path.is_file() else b""
             given = self.headers.get("Range", "")
@@ -33,6 +42,7 @@ def serve_hub(folder: Path) -> Iterator[FakeHub]:
             self.end_headers()
             if self.command == "GET":
                 hub.ranges += [given] if given else []
+                part = part[: len(part) // 2] if hub.answer is not None else part
                 self.wfile.write(part[:-1] + (b"?" if hub.damages else part[-1:]))
 
         do_HEAD = do_GET  # noqa: N815

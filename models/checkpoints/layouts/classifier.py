@@ -178,7 +178,7 @@ def _read_timm(name: str, state: State, hints: Hints, described: Description) ->
         fill_model(name, model, {key: tensor.to("meta") for key, tensor in state.items()}, spec)
     model = create().eval()
     state = model.state_dict() | state  # perhaps without counters
-    model.load_state_dict(state)
+    fill_model(name, model, state, spec)
     images = torch.rand(1, 3, spec.height, spec.width, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         example, features = (images, model(images)), model.forward_features(images)

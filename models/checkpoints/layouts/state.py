@@ -229,13 +229,17 @@ def rename(state: Mapping[str, Tensor], names: Iterable[tuple[str, str]]) -> Sta
 def try_to_fill(module: nn.Module, state: Mapping[str, Tensor]) -> str | None:
     """Fills a module; returns a reason if names or shapes are not exactly its own.
 
-    Counters of batch norms may be missing: frozen ones store none, and torch adds them.
+    Counters of batch norms may be missing: frozen ones store none, and torch adds them. Raises
+    CheckpointError for a tensor with numbers that are not finite.
     """
     try:
         module.load_state_dict(dict(state))
     except RuntimeError as error:
         # After a line with the module's class.
         return " ".join(str(error).splitlines()[1:2]).strip()[:300]
+    for key, tensor in state.items():
+        if not tensor.is_meta and not tensor.isfinite().all():
+            raise CheckpointError(f"{key} has NaN or infinite numbers: give another checkpoint")
     return None
 
 

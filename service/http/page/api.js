@@ -143,5 +143,9 @@ async function reach(path, { isPatient = false, ...options } = {}) {
 
 async function readProblem(response) {
   // A proxy in front of the service may answer with anything.
-  return response.json().catch(() => ({ title: `The service answered ${response.status}` }));
+  return response.json().catch(() =>
+    response.status === 413
+      ? { title: "A proxy answered 413: raise its limit (nginx: client_max_body_size 20m)", code: "body_too_large" }
+      : { title: `The service answered ${response.status}` },
+  );
 }

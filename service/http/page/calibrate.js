@@ -14,7 +14,6 @@ const ENOUGH_OTHERS = 20; // so many
 const pickers = {}; // `shown` and `others`: photos that show the label, and photos that do not
 const state = {
   set: null, // as `readLabelSet` returns it
-  taught: new Set(), // files from which the label has learnt, as far as the page knows
   threshold: 0,
   isMoved: false, // whether the user has moved the slider
 };
@@ -33,6 +32,7 @@ export function startCalibration(onKept, onProblem) {
     state.threshold = toScore(Number(byId("calibrate-threshold").value));
     show();
   });
+  byId("calibrate-share").addEventListener("input", show);
   byId("calibrate-keep").addEventListener("click", () => keep(onKept, onProblem));
   const change = () => {
     say("calibrate-status", "");
@@ -42,12 +42,12 @@ export function startCalibration(onKept, onProblem) {
   pickers.others = makePicker(byId("calibrate-without"), change);
 }
 
-/** Opens a label of a set, with photos `{ file, isShown }` from which it has just learnt. */
-export async function openThreshold(name, label, photos = []) {
+/** Opens a label of a set, without photos: those from which it has learnt score higher than others. */
+export async function openThreshold(name, label) {
   const field = byId("calibrate-set");
   if (![...field.options].some(({ value }) => value === name)) field.add(new Option(name, name)); // not listed yet
   field.value = name;
-  await chooseSet(name, { label, photos });
+  await chooseSet(name, label);
   byId("calibrate-title").focus();
 }
 
@@ -62,8 +62,8 @@ export function showCalibrated(sets) {
   if (names.length > 0) chooseSet(byId("calibrate-set").value);
 }
 
-/** Reads a set; in its new version, the label and its photos stay, unless another is `wanted`. */
-async function chooseSet(name, wanted = null) {
+/** Reads a set; in its new version, the label and its photos stay, unless a label is `wanted`. */
+async function chooseSet(name, wanted = "") {
   try {
     const set = await readLabelSet(name);
     if (byId("calibrate-set").value !== name) return;
@@ -73,24 +73,21 @@ async function chooseSet(name, wanted = null) {
     const isSame = before?.name === set.name && before.version === set.version;
     if (isSame && !wanted) return;
     const field = byId("calibrate-label");
-    const label = wanted?.label ?? field.value;
+    const label = wanted || field.value;
     if (!isSame) field.replaceChildren(...set.labels.map(({ name }) => new Option(name, name)));
     const isListed = set.labels.some(({ name }) => name === label);
     if (isListed) field.value = label;
     if (isListed && before?.name === set.name && !wanted) scoreAgain();
-    else startAgain(wanted?.photos);
+    else startAgain();
   } catch (error) {
     say("calibrate-status", error.message, { isProblem: true });
   }
 }
 
 /** Forgets the photos: which of them show a label is another question for each label. */
-function startAgain(photos = []) {
-  state.taught = new Set(photos.map(({ file }) => file));
-  for (const [kind, picker] of Object.entries(pickers)) {
-    picker.clear();
-    picker.add(photos.filter(({ isShown }) => isShown === (kind === "shown")).map(({ file }) => file));
-  }
+function startAgain() {
+  for (const picker of Object.values(pickers)) picker.clear();
+  byId("calibrate-share").value = "";
   scoreAgain();
 }
 
@@ -170,7 +167,7 @@ function show() {
   byId("calibrate-keep").classList.toggle("primary", !warning);
   const { threshold: saved, calibrated, examples } = findLabel();
   byId("calibrate-saved").textContent = `${calibrated ? "Saved" : "Default"}: ${writeScore(saved)}`;
-  byId("calibrate-learnt").hidden = !examples || state.taught.size > 0;
+  byId("calibrate-learnt").hidden = !examples;
 }
 
 /** Why the figures or the threshold deserve no trust; empty if they do. */
@@ -182,9 +179,6 @@ function warn(shown, others, threshold) {
       others === 0 && "some that do not show it",
     ].filter(Boolean);
     return `Too few photos to choose a threshold: add ${missing.join(", and ")}. Until then the figures are mostly chance.`;
-  }
-  if (scored().some(({ file }) => state.taught.has(file))) {
-    return "The label has learnt from these photos, so they score higher than others will. Choose other photos for a threshold.";
   }
   if (threshold >= LOW_THRESHOLD || others >= ENOUGH_OTHERS) return "";
   return (
@@ -201,7 +195,20 @@ function describe(photos, shown, threshold) {
   return [
     ["Precision", precision, `${hits} of ${passing.length} found photos show it.`],
     ["Recall", recall, `${hits} of ${shown} photos that show it are found.`],
+    ...describeRare(hits / shown, passing.length - hits, photos.length - shown),
   ].map(makeFigure);
+}
+
+/** The precision among photos of which the given share shows the label, from the rates of found photos. */
+function describeRare(found, wrong, others) {
+  const percent = Number(byId("calibrate-share").value);
+  if (!(percent > 0 && percent < 100 && others > 0 && found > 0)) return [];
+  // If none of n is found, up to 3 / n of all may be (with 95 % confidence).
+  const rate = (wrong || Math.min(3, others)) / others;
+  const precision = (percent * found) / (percent * found + (100 - percent) * rate);
+  const bound = wrong ? "" : ` None of ${others} without it is found, so up to ${Math.round(100 * rate)} % may be: add more.`;
+  const value = `${precision.toFixed(2)}${wrong ? "" : " or more"}`;
+  return [["Precision among your photos", value, `${percent} of 100 show it.${bound}`]];
 }
 
 function makeFigure([name, value, meaning]) {

@@ -12,7 +12,7 @@ const MOST_PHOTOS = 200; // of a request
 const MOST_BYTES = 20_000_000; // of its photos; the default limit of a body is 20 MiB
 const pickers = {}; // by part of the form
 let isTeaching = false;
-let taught = null; // { name, label, photos }: what was taught last
+let taught = null; // { name, label }: what was taught last
 
 /** Adds listeners; calls `onTaught` with the name of the set after a label was taught. */
 export function startTeaching(onTaught, onProblem) {
@@ -25,7 +25,7 @@ export function startTeaching(onTaught, onProblem) {
     event.preventDefault();
     if (!isTeaching) teach(onTaught, onProblem);
   });
-  byId("teach-next").addEventListener("click", () => openThreshold(taught.name, taught.label, taught.photos));
+  byId("teach-next").addEventListener("click", () => openThreshold(taught.name, taught.label));
 }
 
 /** Offers the names of the sets that can be taught: the user's own. */
@@ -78,7 +78,7 @@ async function teach(onTaught, onProblem) {
         part[kind].forEach((file, i) => photos.push({ name: file.name, file, isShown, ...answer[kind][i] }));
       }
     }
-    taught = { name, label, photos };
+    taught = { name, label };
     say("teach-status", describe(answer, repeated));
     say("teach-advice", answer.advice ?? "");
     byId("teach-result").hidden = false;

@@ -138,7 +138,7 @@ class Separation(_Answer):
     """Distance of a label's examples from other photos, in the deviations of these."""
 
     value: float = Field(ge=0, le=8, examples=[6.1])
-    meaning: str = Field(examples=["clearly told apart from other photos"])
+    meaning: str = Field(examples=["clearly told apart on these photos"])
 
 
 class LabelExamples(_Answer):

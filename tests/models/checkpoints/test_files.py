@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,13 @@ import pytest
 import timm
 import torch
 from huggingface_hub import constants
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError
 from safetensors.torch import save_file
 from timm.layers.ml_decoder import add_ml_decoder_head
 
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
-from models.checkpoints.files import fetch
+from models.checkpoints.files import fetch, read_weights
 from tests.models.checkpoints import read_config
 from tests.support.fake_hub import FakeHub, serve_hub
 
@@ -57,24 +58,6 @@ def test_repository_has_the_architecture_the_preparation_and_the_label_names(hub
     assert read_checkpoint(REFERENCE).label_names == ("sea", "meadow", "rose")
     hinted = read_config(REFERENCE, Hints(image_size=64)).input
     assert (hinted.height, hinted.width) == (64, 64)
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (LocalEntryNotFoundError("long story"), "cannot be fetched: the hub is out of reach"),
-        (OSError("long story"), "cannot be fetched"),
-    ],
-)
-def test_unreachable_hub_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
-) -> None:
-    def download(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr("models.checkpoints.files.hf_hub_download", download)
-    with pytest.raises(CheckpointError, match=rf"^{REFERENCE} {reason}\Z"):
-        load_checkpoint(REFERENCE)
 
 
 def test_repository_is_refused_without_weights_or_with_a_damaged_index(hub: Path) -> None:
@@ -147,6 +130,8 @@ def real_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHu
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         template = hub.address + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
         yield hub
 
 
@@ -183,3 +168,71 @@ def test_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.checkpoints.files.http_get", write)
     with pytest.raises(CheckpointError, match="cannot be fetched: No space left"):
         fetch(REFERENCE, "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "reason"),
+    [
+        (401, {"X-Error-Code": "GatedRepo"}, "accept its licence on {0}/someone/tagger, and set "),
+        (403, {"X-Error-Code": "GatedRepo"}, "accept its licence on {0}/someone/tagger, and set "),
+        (401, {"X-Error-Code": "RepoNotFound"}, "there is no such repository, or it is private: "),
+        (401, {}, "{0} answered 401: set a valid HF_TOKEN"),
+        (403, {}, "{0} answered 403: set another HF_TOKEN"),
+        (404, {}, "{0} answered 404: check the name"),
+        (429, {}, "{0} answered 429: repeat the command later"),
+        (503, {}, "{0} answered 503: repeat the command later"),
+        (200, {"ETag": '"1"'}, "{0} did not answer as a hub does: log in to the network"),
+        (302, {"Location": "http://login.example/"}, "{0} did not answer as a hub does: log in to"),
+        (0, {}, r"the connection failed \(.*\): repeat the command"),
+    ],
+)
+def test_refusal_of_the_hub_names_the_next_step(
+    status: int, headers: dict[str, str], reason: str, real_hub: FakeHub
+) -> None:
+    real_hub.answer = (status, headers)
+    words = rf"^{REFERENCE} cannot be fetched: {reason.format(real_hub.address)}[^\n]*\Z"
+    with pytest.raises(CheckpointError, match=words):
+        fetch(REFERENCE, "pytorch_model.bin")
+    real_hub.answer = None
+    assert fetch(REFERENCE, "pytorch_model.bin") is not None
+
+
+@pytest.mark.usefixtures("real_hub")
+def test_hub_without_answer_and_invalid_name_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match="cannot be fetched: Repo id must be in the form"):
+        fetch("hf-hub:a/b/c", "config.json")
+    with monkeypatch.context() as patch:
+        nowhere = "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", nowhere)
+        with pytest.raises(CheckpointError, match=r"failed \(ConnectError .*: repeat the command"):
+            fetch(REFERENCE, "config.json")
+    assert fetch(REFERENCE, "config.json") is not None
+
+
+def test_cache_is_enough_if_the_hub_is_offline(
+    real_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = read_checkpoint(REFERENCE, Hints(image_size=64)).sha256
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    real_hub.answer = (500, {})
+    assert read_checkpoint(REFERENCE, Hints(image_size=64)).sha256 == weights
+    assert fetch(REFERENCE, "preprocess.json") is None
+    offline = "cannot be fetched: HF_HUB_OFFLINE is set, and {} is not in the cache"
+    with pytest.raises(CheckpointError, match=offline.format("model.safetensors")):
+        load_checkpoint("hf-hub:someone/other")
+    with pytest.raises(CheckpointError, match=offline.format("open_clip_model.safetensors")):
+        read_weights(REFERENCE, ["open_clip_model.safetensors", "open_clip_pytorch_model.bin"])
+
+
+@pytest.mark.parametrize("number", [math.nan, -math.inf])
+def test_tensor_that_is_not_finite_is_named(number: float, tmp_path: Path) -> None:
+    write_timm_repository(tmp_path)
+    write_parts(tmp_path)
+    for file, key in (("pytorch_model.bin", "bn1.bias"), ("whole.pt", "fc.bias")):
+        path = (tmp_path / file).rename(tmp_path / f"{file}.pth")
+        good = torch.load(path)
+        torch.save({**good, key: torch.full_like(good[key], number)}, path)
+        with pytest.raises(CheckpointError, match=rf"{key} has NaN or infinite numbers: give"):
+            load_checkpoint(path, backbone="test_resnet")
+        torch.save(good, path)
+        load_checkpoint(path, backbone="test_resnet")

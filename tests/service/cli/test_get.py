@@ -47,7 +47,11 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_models_are_listed_and_an_unknown_name_has_the_closest(run: Run) -> None:
     code, table, _ = run("get", "--list")
     assert code == 0
-    assert all(name in table and model.hub in table for name, model in get.MODELS.items())
+    lines = table.splitlines()
+    for name, model in get.MODELS.items():
+        words = [name, model.hub, model.license, f"{model.download_mb:,}", f"{model.bundle_mb:,}"]
+        assert [line.split() for line in lines].count(words) == 1
+    assert max(map(len, lines)) <= 80
     code, again, error = run("get", "siglip-base")
     assert (code, again, "did you mean siglip2-base?" in error) == (2, table, True)
 
