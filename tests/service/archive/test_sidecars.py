@@ -61,7 +61,9 @@ def read_tags(sidecar: Path) -> dict[str, list[str]]:
     if shutil.which("exiftool") is None:
         pytest.skip("no exiftool")
     command = ["exiftool", "-j", "-struct", "-s", *(f"-XMP:{name}" for name in PREFIXES)]
-    (found,) = json.loads(subprocess.run([*command, str(sidecar)], capture_output=True, check=True).stdout)
+    (found,) = json.loads(
+        subprocess.run([*command, str(sidecar)], capture_output=True, check=True).stdout
+    )
     tags = {name: found.get(name, []) for name in PREFIXES}
     return {name: [tag] if isinstance(tag, str) else tag for name, tag in tags.items()}
 
