@@ -1,7 +1,7 @@
 """The body of a request, read within limits, and the client's disconnect."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Coroutine, Iterable
 from typing import Any, Self, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -14,6 +14,7 @@ from service.errors import (
     StartError,
     UnsupportedContentEncoding,
 )
+from service.http.responses.problems import answer_error
 from service.settings import Settings
 
 MULTIPART = "multipart/form-data"
@@ -36,16 +37,13 @@ def read_media_type(content_type: str) -> str:
 class BodyBudget:
     """Memory left for bodies and long answers; `max_body_bytes` limits each of a thousand."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = self.free_bytes = limit_bytes
-
-
-def open_budget(settings: Settings) -> BodyBudget:
-    """Returns the budget. Raises StartError if the largest body would never have room."""
-    held, body = settings.max_held_bytes, settings.max_body_bytes
-    if held < body:
-        raise StartError(f"max_held_bytes must be at least max_body_bytes ({body}); it is {held}")
-    return BodyBudget(held)
+    def __init__(self, settings: Settings) -> None:
+        """Raises StartError if the largest body would never have room."""
+        held, body = settings.max_held_bytes, settings.max_body_bytes
+        if held < body:
+            message = f"max_held_bytes must be at least max_body_bytes ({body}); it is {held}"
+            raise StartError(message)
+        self.limit_bytes = self.free_bytes = held
 
 
 class Reservation:
@@ -73,14 +71,11 @@ class Reservation:
 
 
 class BudgetMiddleware:
-    """Reserves memory for each request, and for a long answer until it is sent, else `refuse`s."""
+    """Reserves memory for each request, and for a long answer until it is sent."""
 
-    def __init__(
-        self, app: ASGIApp, budget: BodyBudget, refuse: Callable[[Request, QueueFull], ASGIApp]
-    ) -> None:
+    def __init__(self, app: ASGIApp, budget: BodyBudget) -> None:
         self._app = app
         self._budget = budget
-        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         reservation = Reservation(self._budget)
@@ -100,7 +95,7 @@ class BudgetMiddleware:
                     reservation.grow_for_answer(count)
                 except QueueFull as error:
                     is_refused = True
-                    await self._refuse(Request(scope), error)(scope, receive, send)
+                    await answer_error(Request(scope), error)(scope, receive, send)
             elif not is_refused and not message.get("more_body"):
                 # uvicorn's `send` waits for the client before it writes, not after.
                 await send({**message, "more_body": True})
