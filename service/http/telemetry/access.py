@@ -83,20 +83,16 @@ class Access:
         # The template, not the path: clients choose paths, so their number has no limit.
         template: str = getattr(scope.get("route"), "path", "")
         state: Mapping[str, Any] = scope["state"]
-        problem: str | None = state.get("problem")
         self._metrics.in_flight.dec()
-        self._metrics.count_request(method, template, status, seconds, problem)
-        fields: dict[str, object] = {
+        self._metrics.count_request(method, template, status, seconds, state.get("problem"))
+        fields = {
             "method": method,
             "path": template or scope["path"][:_LOGGED_PATH_CHARACTERS],
             "status": status,
             "duration_ms": round(seconds * 1000, 1),
         }
-        if problem is not None:
-            fields["problem"] = problem
-        if "caller" in state:  # of a known key
-            fields["caller"] = state["caller"]
-        logger.info("request", extra=fields)
+        known = {name: state[name] for name in ("problem", "caller") if name in state}
+        logger.info("request", extra={**fields, **known})
 
 
 def choose_request_id(scope: Mapping[str, Any]) -> str:
