@@ -17,7 +17,7 @@ from service.errors import StartError
 from service.http.open_inference import routes as open_inference
 from service.http.requests.body import BodyBudget, BudgetMiddleware
 from service.http.responses.openapi import DocumentedApp
-from service.http.responses.problems import add_problem_handlers
+from service.http.responses.problems import add_problem_handlers, answer_error
 from service.http.routes import embed, examples, labels, page, predict, status
 from service.http.routes.direct import DirectRouter
 from service.http.security.browsers import Sites, read_origins
@@ -124,7 +124,7 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
 
         app.state.fetcher = Fetcher(settings)
     app.state.rates = None if settings.rate_limit is None else RateLimiter(settings.rate_limit)
-    app.add_middleware(BudgetMiddleware, budget=app.state.budget)
+    app.add_middleware(BudgetMiddleware, budget=app.state.budget, refuse=answer_error)
     origins = read_origins(settings.cors_origins)
     if origins is not None:
         app.add_middleware(CORSMiddleware, **origins)

@@ -1,7 +1,7 @@
 """The body of a request, read within limits, and the client's disconnect."""
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Self, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -14,7 +14,6 @@ from service.errors import (
     StartError,
     UnsupportedContentEncoding,
 )
-from service.http.responses.problems import answer_error
 from service.settings import Settings
 
 MULTIPART = "multipart/form-data"
@@ -70,11 +69,14 @@ class Reservation:
 
 
 class BudgetMiddleware:
-    """Reserves memory for each request, and for a long answer until it is sent."""
+    """Reserves memory for each request, and for a long answer until it is sent, else `refuse`s."""
 
-    def __init__(self, app: ASGIApp, budget: BodyBudget) -> None:
+    def __init__(
+        self, app: ASGIApp, budget: BodyBudget, refuse: Callable[[Request, QueueFull], ASGIApp]
+    ) -> None:
         self._app = app
         self._budget = budget
+        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         reservation = Reservation(self._budget)
@@ -94,7 +96,7 @@ class BudgetMiddleware:
                     reservation.grow_for_answer(count)
                 except QueueFull as error:
                     is_refused = True
-                    await answer_error(Request(scope), error)(scope, receive, send)
+                    await self._refuse(Request(scope), error)(scope, receive, send)
             elif not is_refused and not message.get("more_body"):
                 # uvicorn's `send` waits for the client before it writes, not after.
                 await send({**message, "more_body": True})

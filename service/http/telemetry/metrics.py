@@ -65,9 +65,8 @@ class Metrics:
         text = "Decoding of a photo, with the wait for a thread, seconds"
         self._decode = seconds("decode_seconds", text)
         self._queue = seconds("queue_seconds", "Wait of a photo for the engine, seconds")
-        self._inference = seconds(
-            "inference_seconds", "Runs of the engine, one for a batch, seconds"
-        )
+        text = "Runs of the engine, one for a batch, seconds"
+        self._inference = seconds("inference_seconds", text)
         self._batch_size = histogram("batch_size", "Images in a run", buckets=SIZE_BUCKETS)
         self._rejected = cache(counter("rejected", "Requests refused or failed", ["reason"]).labels)
         self._disconnects = counter("disconnects", "Clients that left early")
