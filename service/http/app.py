@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from service.errors import StartError
 from service.http.open_inference import routes as open_inference
-from service.http.requests.body import BudgetMiddleware, open_budget
+from service.http.requests.body import BodyBudget, BudgetMiddleware
 from service.http.responses.openapi import DocumentedApp
 from service.http.responses.problems import add_problem_handlers, answer_error
 from service.http.routes import embed, examples, labels, page, predict, status
@@ -92,12 +92,11 @@ def create_app(
     app.add_middleware(Access, metrics=app.state.metrics, served=served)
     # For the OpenAPI document and for 405; else `DirectRouter` calls them.
     app.router.routes.extend(predict.ROUTES)
-    of_labels = (labels.router, examples.router)
-    routers = [embed.router, *of_labels, status.router, open_inference.router, page.router]
+    routers = [embed.router, labels.router, examples.router, status.router]
     if served.settings.metrics_port is None:
         app.state.registry = open_registry(app.state.metrics)
-        routers.insert(4, status.metrics_router)
-    for router in routers:
+        routers.append(status.metrics_router)
+    for router in (*routers, open_inference.router, page.router):
         app.include_router(router)
     return app
 
@@ -118,7 +117,7 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
     app.state.keys = KeyRing(settings)
     app.state.wrong_keys = RateLimiter(_WRONG_KEYS)
     app.state.sites = Sites(settings)
-    app.state.budget = open_budget(settings)
+    app.state.budget = BodyBudget(settings)
     app.state.fetcher = None
     if settings.url_input:
         from service.http.requests.urls import Fetcher

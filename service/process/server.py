@@ -29,7 +29,7 @@ from service.process.ports import Ports
 from service.process.protocol.connection import LimitedProtocol, Refuse
 from service.process.protocol.open_connections import Connections
 from service.process.shedding import Shedder
-from service.process.workers import NOT_RELOADED, RELOADED, Worker, has_lost_terminal
+from service.process.workers import NOT_RELOADED, READY, RELOADED, Worker, has_lost_terminal
 from service.scheduling.cpu import set_thread_scheduling
 from service.settings import Settings
 
@@ -230,7 +230,7 @@ def run_server(
 
     set_thread_scheduling()
     ports = Ports(settings) if worker is None else worker.ports
-    announce = ports.log_serving if worker is None else worker.report_ready
+    announce = ports.log_serving if worker is None else partial(worker.send, READY)
     server = Server(configure(app, shedder.refuse), served, announce, worker)
     if ports.metrics:
         config = configure(status.make_metrics_app(app.state.metrics), lambda _scope: None)

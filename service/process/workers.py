@@ -30,7 +30,7 @@ _KILLING_STOP = 3
 _LONGEST_PAUSE_SECONDS = 30.0
 
 # Messages of a worker; any other is the reason of its end.
-_READY = "ready"
+READY = "ready"  # predictions are answered
 RELOADED, NOT_RELOADED = "reloaded", "not reloaded"
 # Messages of the supervisor.
 _STOP, _RELOAD = "stop", "reload"
@@ -61,10 +61,6 @@ class Worker:
     def is_orphan(self) -> bool:
         """Returns whether the supervisor was killed."""
         return os.getppid() != self.supervisor
-
-    def report_ready(self) -> None:
-        """Notes that predictions are answered."""
-        self.send(_READY)
 
     def send(self, message: str) -> None:
         """Sends a message to the supervisor, if it still runs."""
@@ -163,9 +159,15 @@ class Supervisor:
     def _start(self, slot: _Slot) -> None:
         link, theirs = multiprocessing.Pipe()
         slot.ready, slot.reason = False, ""
-        at_once = slot.number == 1 and not self._complete[0]
-        shared = self._ports, theirs, self._suspects, self._complete
-        worker = Worker(slot.number, at_once, os.getpid(), *shared)
+        worker = Worker(
+            number=slot.number,
+            listens_at_once=slot.number == 1 and not self._complete[0],
+            supervisor=os.getpid(),
+            ports=self._ports,
+            link=theirs,
+            suspects=self._suspects,
+            complete=self._complete,
+        )
         slot.process = multiprocessing.get_context("fork").Process(
             target=self._run_worker, args=(worker, link), name=f"worker {slot.number}"
         )
@@ -257,7 +259,7 @@ class Supervisor:
         if message in (RELOADED, NOT_RELOADED):
             self._note_reload(slot, done=message == RELOADED)
             return
-        if message != _READY:
+        if message != READY:
             slot.reason = message
             return
         slot.ready, slot.failed_starts = True, 0

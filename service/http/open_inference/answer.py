@@ -28,8 +28,6 @@ from service.http.requests.body import BYTES, JSON
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
 
-EXTENSIONS = ("binary_tensor_data", "classification")
-
 
 class ServerAnswer(BaseModel):
     """Answer of `/v2`."""

@@ -1,14 +1,13 @@
 """An inference request of `/v2`: JSON, then bytes of tensors; one input, `image` or `pixels`."""
 
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from service.bundle.card import InputContract
 from service.errors import InvalidTensors, quote
@@ -30,7 +29,7 @@ _ALL_LABELS = 2**31 - 1
 _MAX_DIMENSION = 2**31 - 1
 _MAX_TIMEOUT = 2**64 - 1  # Triton's type
 _SHARED_MEMORY = "shared_memory_"
-_LENGTH = struct.Struct("<I")
+_LENGTH_BYTES = 4  # of an unsigned number, little-endian, before each text
 
 
 class _Samples(dict[str, int]):
@@ -60,7 +59,7 @@ class _Parameters(BaseModel):
 
 
 class RequestParameters(_Parameters):
-    """Parameters of a request; unknown ones are ignored, as the protocol says."""
+    """Parameters of a request."""
 
     label_set: Text | None = Field(default=None, description="Names, separated by commas.")
     min_version: int | None = Field(default=None, description="As in `/predict`.")
@@ -71,13 +70,13 @@ class RequestParameters(_Parameters):
 
 
 class InputParameters(_Parameters):
-    """Parameters of an input; unknown ones are ignored."""
+    """Parameters of an input."""
 
     binary_data_size: int | None = Field(default=None, description="Bytes behind the JSON.")
 
 
 class OutputParameters(_Parameters):
-    """Parameters of an output; unknown ones are ignored."""
+    """Parameters of an output."""
 
     binary_data: bool | None = Field(default=None, description="Send bytes behind the JSON.")
     classification: int | None = Field(None, ge=1, description="So many best labels instead.")
@@ -127,14 +126,8 @@ def parse_infer_request(
     head, raw = _split(body, header_length)
     nested = max_photos * contract.height * (contract.width + 1)  # the lists of `pixels`
     numbers = max_photos * contract.height * contract.width * 3
-    try:
-        asked = InferBody.model_validate(
-            parse_json(head, MAX_PARTS + nested, numbers, _SAMPLES.__getitem__)
-        )
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        path = ".".join(str(part) for part in first["loc"])
-        raise InvalidTensors(f"{quote(path)}: {first['msg']}") from error
+    values = parse_json(head, MAX_PARTS + nested, numbers, _SAMPLES.__getitem__)
+    asked = validate(InferBody, values, "body")
     _check_unsupported(asked)
     parameters = asked.parameters
     fields: dict[str, Any] = {"top_k": _ALL_LABELS, "min_version": parameters.min_version}
@@ -214,7 +207,7 @@ def _take_input(
 
 
 def _read_images(tensor: InputTensor, raw: memoryview | None) -> tuple[bytes, ...]:
-    """Returns files of photos: base64 in JSON; binary, each after its length (`_LENGTH`)."""
+    """Returns files of photos: base64 in JSON; binary, each after its length."""
     if raw is not None:
         photos: Sequence[bytes | str] = _split_elements(raw)
     else:
@@ -237,18 +230,16 @@ def _read_numbers(tensor: InputTensor) -> PixelArray:
     return np.array(values, np.uint8)
 
 
-def _split_elements(raw: memoryview) -> tuple[bytes, ...]:
+def _split_elements(raw: memoryview) -> list[bytes]:
     elements = []
     while raw:
-        if len(raw) < _LENGTH.size:
-            raise InvalidTensors("The binary data ends within a length")
-        (length,) = _LENGTH.unpack(raw[: _LENGTH.size])
-        raw = raw[_LENGTH.size :]
-        if length > len(raw):
-            raise InvalidTensors("The binary data ends within a value")
-        elements.append(bytes(raw[:length]))
-        raw = raw[length:]
-    return tuple(elements)
+        length = int.from_bytes(raw[:_LENGTH_BYTES], "little")
+        end = _LENGTH_BYTES + length
+        if end > len(raw):
+            raise InvalidTensors("The binary data ends within a value or its length")
+        elements.append(bytes(raw[_LENGTH_BYTES:end]))
+        raw = raw[end:]
+    return elements
 
 
 def _flatten(data: object, *, levels: int = 1) -> list[Any]:

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 from service import errors
 from service.caller import CALLER
 from service.http.open_inference.answer import (
-    EXTENSIONS,
     LiveAnswer,
     ModelAnswer,
     ModelReadyAnswer,
@@ -36,8 +35,6 @@ from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
 from service.scheduling.tasks import run_together
-
-SERVER_NAME = "ml-decoder-serve"
 
 _ANSWERS = document_answer(
     "The outputs; the bytes of binary ones follow the JSON.",
@@ -66,7 +63,7 @@ async def find_model(served: Served, name: ModelName) -> Pipeline:
 Model = Annotated[Pipeline, Depends(find_model)]
 
 
-async def check_version(pipeline: Model, version: Annotated[str, Path(max_length=200)]) -> None:
+async def check_version(pipeline: Model, version: ModelName) -> None:
     """Raises `UnknownModel` if the path has another version."""
     known = pipeline.bundle.card.version
     if version != known:
@@ -112,7 +109,8 @@ router = APIRouter(tags=["open inference protocol"])
 @router.get(PREFIX, dependencies=[PUBLIC])
 async def server(request: Request) -> ServerAnswer:
     """Describes the server."""
-    return ServerAnswer(name=SERVER_NAME, version=request.app.version, extensions=list(EXTENSIONS))
+    extensions = ["binary_tensor_data", "classification"]
+    return ServerAnswer(name="ml-decoder-serve", version=request.app.version, extensions=extensions)
 
 
 @router.get(f"{PREFIX}/health/live")

@@ -21,7 +21,6 @@ JSON = "application/json"
 BYTES = "application/octet-stream"
 RAW_IMAGE = "image/*"
 
-_MAX_DIGITS = 18
 # uvicorn writes an answer of up to this length without waiting for its client.
 _SHORT_BYTES = 65536
 _WATCH_AFTER_SECONDS = 0.05
@@ -36,16 +35,13 @@ def read_media_type(content_type: str) -> str:
 class BodyBudget:
     """Memory left for bodies and long answers; `max_body_bytes` limits each of a thousand."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = self.free_bytes = limit_bytes
-
-
-def open_budget(settings: Settings) -> BodyBudget:
-    """Returns the budget. Raises StartError if the largest body would never have room."""
-    held, body = settings.max_held_bytes, settings.max_body_bytes
-    if held < body:
-        raise StartError(f"max_held_bytes must be at least max_body_bytes ({body}); it is {held}")
-    return BodyBudget(held)
+    def __init__(self, settings: Settings) -> None:
+        """Raises StartError if the largest body would never have room."""
+        held, body = settings.max_held_bytes, settings.max_body_bytes
+        if held < body:
+            message = f"max_held_bytes must be at least max_body_bytes ({body}); it is {held}"
+            raise StartError(message)
+        self.limit_bytes = self.free_bytes = held
 
 
 class Reservation:
@@ -133,9 +129,9 @@ class Body:
         if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
             raise UnsupportedContentEncoding
         self._limit = settings.max_body_bytes
-        # `int` refuses thousands of digits, even zeros.
-        digits = request.headers.get("content-length", "").lstrip("0")
-        if digits.isdecimal() and (len(digits) > _MAX_DIGITS or int(digits) > self._limit):
+        digits = request.headers.get("content-length", "")
+        # `int` refuses thousands of digits.
+        if digits.isdecimal() and float(digits) > self._limit:
             raise BodyTooLarge("The request body", self._limit)
         self._receive = request.receive
         self._reservation: Reservation = request.state.reservation

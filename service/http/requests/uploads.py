@@ -32,11 +32,8 @@ DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 """Start of a text that is an image."""
 # No image begins like base64: JPEG and PNG have a byte over 127 first, the others soon a zero.
 _ENCODED = re.compile(rb"\s*(data:[^,]{0,200};base64,|[a-z0-9+/\r\n]{32})", re.IGNORECASE)
-_UNNAMED = (
-    "",
-    BYTES,
-    "text/plain",
-)  # types of a body whose client did not set one, JSON and forms too
+# Types of a body whose client set none; it may be JSON or a form.
+_UNNAMED = ("", BYTES, "text/plain")
 _NO_IMAGE = re.compile(rb"\s*(\{|--)")
 
 
@@ -95,10 +92,10 @@ async def read_upload(request: Request, shape: UploadShape, settings: Settings) 
     if not media_type and length == "0" and "transfer-encoding" not in request.headers:
         raise errors.MissingField(shape.image_field)
     if media_type.startswith("image/") or media_type in _UNNAMED:
-        encoding = _take_encoding(request.headers.get("content-transfer-encoding"))
+        encoding = request.headers.get("content-transfer-encoding")
         content = await body.read()
         if _NO_IMAGE.match(content) is None:
-            return Upload([_decode_content(content, encoding)])
+            return Upload([_decode_content(content, encoding, "body")])
     raise errors.UnsupportedMediaType(f"{MULTIPART}, {RAW_IMAGE}, {JSON}")
 
 
@@ -130,7 +127,7 @@ class _Form:
         self._text_fields = text_fields
         self._max_images = max_images
         self._name = ""
-        self._encoding = ""
+        self._encoding: str | None = None
         # Most images come in one piece, which is not copied.
         self._pieces: list[bytes | bytearray] = []
         self._length = 0
@@ -164,7 +161,7 @@ class _Form:
     def _begin_part(self, part: MultipartSegment) -> None:
         name = part.name.encode("latin-1").decode("utf-8", "replace")
         self._name, self._pieces, self._length = name, [], 0
-        self._encoding = _take_encoding(part.header("Content-Transfer-Encoding"), name)
+        self._encoding = part.header("Content-Transfer-Encoding")
         if part.header("Content-Encoding", "identity").strip().lower() != "identity":
             raise errors.UnsupportedContentEncoding
         if name in self.images:
@@ -184,7 +181,8 @@ class _Form:
         self._pieces.append(piece)
 
     def _end_part(self) -> None:
-        content = _decode_content(b"".join(self._pieces), self._encoding, self._name)
+        place = f"part {quote(self._name)}"
+        content = _decode_content(b"".join(self._pieces), self._encoding, place)
         if self._name in self.images:
             self.images[self._name].append(content)
         else:
@@ -195,27 +193,20 @@ def _count(parts: Mapping[str, Sequence[bytes | str]]) -> int:
     return sum(map(len, parts.values()))
 
 
-def _take_encoding(header: str | None, part: str | None = None) -> str:
-    encoding = "binary" if header is None else header.strip().lower()
+def _decode_content(content: bytes, header: str | None, place: str) -> bytes:
+    """Decodes the content of a `place` by its Content-Transfer-Encoding."""
+    encoding = (header or "binary").strip().lower()
     if encoding not in _TRANSFER_ENCODINGS:
         raise MalformedBody(
-            f"The Content-Transfer-Encoding {quote(encoding)} of the {_describe(part)} must be one "
-            f"of {', '.join(_TRANSFER_ENCODINGS)}, or left out"
+            f"The Content-Transfer-Encoding {quote(encoding)} of the {place} must be one of "
+            f"{', '.join(_TRANSFER_ENCODINGS)}, or left out"
         )
-    return encoding
-
-
-def _decode_content(content: bytes, encoding: str, part: str | None = None) -> bytes:
     if encoding == "quoted-printable":
         return binascii.a2b_qp(content)
-    if encoding != "base64":
-        return content
-    promise = "is not the base64 that its Content-Transfer-Encoding promises"
-    return _decode_base64(content, f"The {_describe(part)} {promise}")
-
-
-def _describe(part: str | None) -> str:
-    return "body" if part is None else f"part {quote(part)}"
+    if encoding == "base64":
+        promise = "is not the base64 that its Content-Transfer-Encoding promises"
+        return _decode_base64(content, f"The {place} {promise}")
+    return content
 
 
 def _read_json(fields: dict[str, Any], shape: UploadShape) -> Upload:

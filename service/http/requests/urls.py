@@ -9,7 +9,7 @@ import asyncio
 import ipaddress
 import re
 import socket
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from urllib.parse import urljoin, urlsplit
@@ -92,19 +92,13 @@ class Fetcher:
                     if response.status != _OK or b"content-encoding" in headers:
                         raise UrlNotUsable
                     self._check_size(int(headers.get(b"content-length", b"0")))
-                    return await self._read(response.stream, reserved)
+                    body = bytearray()
+                    async for chunk in response.aiter_stream():
+                        body += chunk
+                        self._check_size(len(body))
+                        reserved.grow(len(chunk))
+                    return bytes(body)
         raise UrlNotUsable
-
-    async def _read(
-        self, stream: Iterable[bytes] | AsyncIterable[bytes], reserved: Reservation
-    ) -> bytes:
-        assert isinstance(stream, AsyncIterable)
-        body = bytearray()
-        async for chunk in stream:
-            body += chunk
-            self._check_size(len(body))
-            reserved.grow(len(chunk))
-        return bytes(body)
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:

@@ -100,7 +100,6 @@ def _document_errors(
 def document_predict(shape: UploadShape, model: type[BaseModel] = Question) -> dict[str, Any]:
     """Returns FastAPI's `openapi_extra`: images and fields, in the query too if of `Question`."""
     fields = model.model_json_schema()["properties"]
-    in_query = fields if model is Question else {}
     required = () if "texts" in fields else (shape.image_field,)
 
     def describe(image: dict[str, Any]) -> dict[str, Any]:
@@ -109,11 +108,7 @@ def document_predict(shape: UploadShape, model: type[BaseModel] = Question) -> d
         return _document_object(required, {shape.image_field: image, **fields})
 
     binary = {**_BINARY, "description": "The image's bytes."}
-    base64 = {
-        "type": "string",
-        "contentEncoding": "base64",
-        "description": "Base64, or a data URL.",
-    }
+    base64 = {**_TEXT, "contentEncoding": "base64", "description": "Base64, or a data URL."}
     # Without `explode`, `/docs` sends a list as one field, its values joined by commas.
     lists = sorted(LIST_PARAMETERS & fields.keys())
     encoding = {name: {"style": "form", "explode": True} for name in lists}
@@ -132,7 +127,8 @@ def document_predict(shape: UploadShape, model: type[BaseModel] = Question) -> d
         json["oneOf"] = [{"required": json.pop("required")}, {"required": ["url"]}]
     parameters = [
         _document_parameter(name, "query", schema, schema["description"])
-        for name, schema in in_query.items()
+        for name, schema in fields.items()
+        if model is Question
     ]
     return {"parameters": parameters, **_document_body(content)}
 

@@ -61,8 +61,8 @@ class OpenAIErrorAnswer(BaseModel):
     error: dict[str, str | None] = Field(description="`message`, `type`, `code` and `param`.")
 
 
-def describe_problem(error: ServiceError | ErrorType, request_id: str | None = None) -> Problem:
-    """Returns the problem of an error, or of all errors of a type."""
+def describe_problem(error: ServiceError, request_id: str | None = None) -> Problem:
+    """Returns the problem of an error."""
     problem = Problem(
         type=f"urn:ml-decoder:problem:{error.code}",
         title=error.title,
@@ -141,7 +141,9 @@ def answer_error(request: Request, error: ServiceError) -> JSONResponse:
     """Returns the answer to an error, and logs the error if its status is 500."""
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s", error.code, exc_info=error)
-    return write_problem(request, error)
+    request.state.problem = error.code  # for the log and the metrics
+    path = request.scope["path"].removeprefix(request.scope["root_path"])
+    return RENDERERS[find_prefix(path)](error, request.scope["state"].get("request_id"))
 
 
 async def _answer_any(request: Request, error: Exception) -> JSONResponse:
@@ -150,22 +152,13 @@ async def _answer_any(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, RequestValidationError):
         return answer_error(request, InvalidParameters(list_values(error.errors())))
     assert isinstance(error, HTTPException)
-    response = write_problem(request, _translate(error.status_code))
-    response.headers.update(error.headers or {})
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return answer_error(request, RouteNotFound())
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        response = answer_error(request, MethodNotAllowed())
         response.headers["allow"] = ", ".join(_list_methods(request))
-    return response
-
-
-def _translate(status: int) -> ServiceError:
-    if status == HTTPStatus.NOT_FOUND:
-        return RouteNotFound()
-    if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        return MethodNotAllowed()
-    error = ServiceError()
-    error.status, error.title = status, HTTPStatus(status).phrase
-    error.code = error.title.lower().replace(" ", "_")
-    return error
+        return response
+    raise error  # such as for a file of the page that cannot be read: a 500
 
 
 def _list_methods(request: Request) -> list[str]:
@@ -178,10 +171,3 @@ def _list_methods(request: Request) -> list[str]:
         for method in _METHODS
         if any(route.matches(asked[method])[0] is Match.FULL for route in routes)
     ]
-
-
-def write_problem(request: Request, error: ServiceError) -> JSONResponse:
-    """Returns the answer to an error; logs nothing."""
-    request.state.problem = error.code  # for the log and the metrics
-    path = request.scope["path"].removeprefix(request.scope["root_path"])
-    return RENDERERS[find_prefix(path)](error, request.scope["state"].get("request_id"))

@@ -3,8 +3,6 @@
 import asyncio
 import math
 from collections.abc import Iterator, Sequence
-from itertools import compress
-from operator import not_
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -174,12 +172,11 @@ async def embed_for_openai(request: Request, served: Served) -> Response:
     card, width = pipeline.bundle.card, pipeline.engine.width
     if asked.model not in (None, card.name):
         raise errors.UnknownModel("Model", asked.model, card.name)
-    is_image = [DATA_URL.match(value) is not None for value in asked.input]
-    images = [*compress(asked.input, is_image)]
+    images = [value for value in asked.input if DATA_URL.match(value)]
     if len(images) > limit:
         raise errors.TooManyImages(limit)
     CALLER.get().count_photos(len(images))
-    texts = [*compress(asked.input, map(not_, is_image))]
+    texts = [value for value in asked.input if not DATA_URL.match(value)]
     if texts and card.has_two_towers and card.open_head is not None:
         width = card.open_head.embedding_space.width
     if asked.dimensions not in (None, width):
@@ -187,7 +184,7 @@ async def embed_for_openai(request: Request, served: Served) -> Response:
     with pipeline.admit():
         work = _embed(pipeline, images, texts)
         photos, rows = map(iter, await cancel_on_disconnect(request, work))
-    embedded = [next(photos if image else rows) for image in is_image]
+    embedded = [next(photos if DATA_URL.match(value) else rows) for value in asked.input]
     for number, item in enumerate(embedded, start=1):
         if isinstance(item, ServiceError):
             place = f"Input {number} of {len(embedded)}"

@@ -43,9 +43,6 @@ class PageFiles(StaticFiles):
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         """Returns a whole file, 404 or 304."""
-        # A server may ignore `Range` (RFC 9110, section 14.2); Starlette answers an unknown unit
-        # with an error.
-        scope["headers"] = [header for header in scope["headers"] if header[0] != b"range"]
         response = await super().get_response(path, scope)
         response.headers.update(_HEADERS)
         if isinstance(response, FileResponse) and response.stat_result is not None:
@@ -89,10 +86,8 @@ async def _show(page: str, scope: Scope) -> Response:
     if not scope["root_path"]:
         return await _PAGE_FILES.get_response(page, scope)
     base = f'<base href="{html.escape(scope["root_path"])}/">'
-    content = (
-        _read_file(str(PAGE_FOLDER / page), 0).decode().replace("<head>", f"<head>\n  {base}", 1)
-    )
-    return HTMLResponse(content, headers=_HEADERS)
+    content = _read_file(str(PAGE_FOLDER / page), 0).decode()
+    return HTMLResponse(content.replace("<head>", f"<head>\n  {base}", 1), headers=_HEADERS)
 
 
 # Files of both pages are sent under every host name, so that the page can show what is refused.

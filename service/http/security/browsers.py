@@ -14,17 +14,9 @@ from service.settings import Settings
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 # `data:` pictures are Swagger UI's icons, `blob:` ones are photos that were never uploaded.
-PAGE_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' blob: data:",
-        "connect-src 'self'",
-        "base-uri 'self'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+    "connect-src 'self'; base-uri 'self'; form-action 'none'; frame-ancestors 'none'"
 )
 COMMON_HEADERS = ((b"x-content-type-options", b"nosniff"),)
 """Security headers of every answer."""
@@ -109,9 +101,12 @@ def _is_same_host(origin: str, hosts: Sequence[str]) -> bool:
     return origin_host in hosts_without_port or _PORT.sub("", origin_host) in hosts_without_port
 
 
+def _split(setting: str | None) -> list[str]:
+    return [part.strip() for part in (setting or "").split(",") if part.strip()]
+
+
 def _read_hosts(setting: str | None) -> list[str]:
-    given = (name.strip().lower().removesuffix(".") for name in (setting or "").split(","))
-    names = [name for name in given if name]
+    names = [name.lower().removesuffix(".") for name in _split(setting)]
     for name in names:
         if _HOST_NAME.fullmatch(name) is None:
             raise StartError(
@@ -123,7 +118,7 @@ def _read_hosts(setting: str | None) -> list[str]:
 
 def read_origins(setting: str | None) -> dict[str, Any] | None:
     """Returns CORSMiddleware's arguments for `https://a.example,...` or `*`; None without any."""
-    origins = [origin.strip() for origin in (setting or "").split(",") if origin.strip()]
+    origins = _split(setting)
     for origin in origins:
         scheme, _, host = origin.partition("://")
         if origin != "*" and (scheme not in ("http", "https") or not host or "/" in host):

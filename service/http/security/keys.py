@@ -67,18 +67,9 @@ class KeyRing:
                     identity_of_key = identity
         return identity_of_key
 
-    def check(self, right: Right | None, identity: Identity | None, *, sent: bool) -> bool:
-        """Returns whether a right, by default to predict, needs a key.
-
-        Raises `Unauthorized` or `Forbidden` if the right is lacking; `sent` is whether a key was.
-        """
-        needs_key = not self.is_empty if right == "administrate" else self._needs_predict
-        if right is not None and needs_key:
-            if identity is None:
-                raise errors.Unauthorized(detail="The key is unknown." if sent else None)
-            if right == "administrate" and not identity.may_administrate:
-                raise errors.Forbidden
-        return needs_key
+    def protects(self, right: Right | None) -> bool:
+        """Returns whether a right, by default to predict, needs a key."""
+        return not self.is_empty if right == "administrate" else self._needs_predict
 
     def reread(self, *, forced: bool = False) -> None:
         """Reads the key files that have changed, or all; an invalid one keeps its earlier keys."""
@@ -158,14 +149,16 @@ class Guard:
         identity = ring.identify(key) if key else None
         if identity is not None:
             request.state.caller = identity.caller
-        try:
-            needs_key = ring.check(self._right, identity, sent=bool(key))
-        except errors.Unauthorized:
+        if not ring.protects(self._right):
+            state.sites.check(request.scope)
+        elif identity is None:
+            if self._right is None:
+                return
             if key:  # a guess
                 state.wrong_keys.count(name_address(request))
-            raise
-        if not needs_key:
-            state.sites.check(request.scope)
+            raise errors.Unauthorized(detail="The key is unknown." if key else None)
+        elif self._right == "administrate" and not identity.may_administrate:
+            raise errors.Forbidden
 
 
 PUBLIC = Depends(Guard(None))

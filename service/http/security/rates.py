@@ -18,15 +18,8 @@ from service.http.security.keys import name_address
 _RATE = re.compile(
     r"\s*([0-9]{1,15})\s*(?:/|per)\s*([1-9][0-9]{0,5})?\s*([a-z]+?)s?\s*", re.IGNORECASE
 )
-_DAY_SECONDS = 86_400
-_UNIT_SECONDS = {
-    "second": 1,
-    "minute": 60,
-    "hour": 3600,
-    "day": _DAY_SECONDS,
-    "month": 30 * _DAY_SECONDS,
-    "year": 365 * _DAY_SECONDS,
-}
+_UNIT_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
+_UNIT_SECONDS |= {"month": 30 * 86_400, "year": 365 * 86_400}
 # About 20 MB.
 _MAX_CALLERS = 100_000
 _EVICTION_CANDIDATES = 8

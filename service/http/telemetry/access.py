@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import Draining, ServiceError
-from service.http.responses.problems import answer_error, write_problem
+from service.http.responses.problems import answer_error
 from service.http.security.browsers import add_security_headers
 from service.http.telemetry.metrics import CLIENT_LEFT, Metrics
 from service.logs import request_id_of
@@ -62,7 +61,7 @@ class Access:
         except ClientDisconnect:
             status = CLIENT_LEFT
         except (asyncio.CancelledError, Exception) as error:
-            response = self._explain(Request(scope), error)
+            response = answer_error(Request(scope), self._explain(error))
             # An answer that has begun stays unfinished, so that the server closes the connection.
             if not status:
                 await response(scope, receive, send_answer)
@@ -70,44 +69,36 @@ class Access:
             self._record(scope, status, time.perf_counter() - started)
             request_id_of.reset(token)
 
-    def _explain(self, request: Request, error: BaseException) -> Response:
-        if isinstance(error, asyncio.CancelledError):
-            if not self._served.draining:
-                raise error
-            # Raised again, this would become a traceback and a 500.
-            return answer_error(request, Draining("cut off"))
-        logger.error("unexpected error", exc_info=error)
-        return write_problem(request, ServiceError())
+    def _explain(self, error: BaseException) -> ServiceError:
+        if not isinstance(error, asyncio.CancelledError):
+            unexpected = ServiceError()
+            unexpected.__cause__ = error
+            return unexpected
+        if not self._served.draining:
+            raise error
+        return Draining("cut off")  # raised again, this would become a traceback and a 500
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         method = scope["method"]
         # The template, not the path: clients choose paths, so their number has no limit.
         template: str = getattr(scope.get("route"), "path", "")
         state: Mapping[str, Any] = scope["state"]
-        problem: str | None = state.get("problem")
         self._metrics.in_flight.dec()
-        self._metrics.count_request(method, template, status, seconds, problem)
-        fields: dict[str, object] = {
+        self._metrics.count_request(method, template, status, seconds, state.get("problem"))
+        fields = {
             "method": method,
             "path": template or scope["path"][:_LOGGED_PATH_CHARACTERS],
             "status": status,
             "duration_ms": round(seconds * 1000, 1),
         }
-        if problem is not None:
-            fields["problem"] = problem
-        if "caller" in state:  # of a known key
-            fields["caller"] = state["caller"]
-        logger.info("request", extra=fields)
+        known = {name: state[name] for name in ("problem", "caller") if name in state}
+        logger.info("request", extra={**fields, **known})
 
 
 def choose_request_id(scope: Mapping[str, Any]) -> str:
     """Returns the client's `X-Request-ID` of 1 to 128 letters, digits or `._:-`, or a new id."""
-    # Without Starlette's `Headers`, which would be made for this only.
-    for name, value in scope["headers"]:
-        if name == RAW_REQUEST_ID:
-            offered: str = value.decode("latin-1")
-            if _VALID_REQUEST_ID.fullmatch(offered):
-                return offered
-            break
+    offered: str = dict(scope["headers"]).get(RAW_REQUEST_ID, b"").decode("latin-1")
+    if _VALID_REQUEST_ID.fullmatch(offered):
+        return offered
     # An id is no secret, so it needs no system call. Forked processes are reseeded.
     return f"{random.getrandbits(128):032x}"

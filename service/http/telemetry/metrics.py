@@ -68,8 +68,7 @@ class Metrics:
         text = "Runs of the engine, one for a batch, seconds"
         self._inference = seconds("inference_seconds", text)
         self._batch_size = histogram("batch_size", "Images in a run", buckets=SIZE_BUCKETS)
-        text = "Requests refused or failed"
-        self._rejected = cache(counter("rejected", text, ["reason"]).labels)
+        self._rejected = cache(counter("rejected", "Requests refused or failed", ["reason"]).labels)
         self._disconnects = counter("disconnects", "Clients that left early")
         self.reloads = counter("reloads", "Reloads by SIGHUP", ["outcome"])
         total, worst, best = (
@@ -83,8 +82,7 @@ class Metrics:
         self._runs: dict[str, str] = {}
         self._label_sets = best("label_sets", "Label sets", ["origin"])
         self._labels = best("labels", "Labels of all sets", ["origin"])
-        text = "Version of the label store that is served"
-        self._set_version = worst("label_set_version", text)
+        self._set_version = worst("label_set_version", "Version of the label store that is served")
         self._store_up = worst("label_store_up", "Whether the store answers")
 
     def count_request(

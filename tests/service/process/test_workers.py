@@ -11,7 +11,7 @@ from service.process import workers
 
 PROGRAM = """
 import multiprocessing, os, signal, sys
-from service.process.workers import NOT_RELOADED, RELOADED, Supervisor
+from service.process.workers import NOT_RELOADED, READY, RELOADED, Supervisor
 
 fitting = int(sys.argv[1])
 asked = multiprocessing.get_context("fork").Semaphore(0)
@@ -31,9 +31,9 @@ def serve(worker):
     if not counted and fitting < 3:  # this worker will start again
         os.kill(worker.supervisor, signal.SIGHUP)
         asked.acquire()
-        worker.report_ready()
+        worker.send(READY)
         signal.pause()
-    worker.report_ready()
+    worker.send(READY)
     fails = worker.number == 1
     while worker.link.recv() == "reload":
         os.write(1, f"reload {worker.number}\\n".encode())

@@ -17,7 +17,6 @@ from service.http.requests.body import (
     BodyBudget,
     Reservation,
     cancel_on_disconnect,
-    open_budget,
 )
 from service.settings import Settings
 from tests.support.serving import assert_problem, assert_still_serving, send_image, serve_app
@@ -29,7 +28,7 @@ ROOM = 100_000
 
 
 def make_request(receive: Receive) -> Request:
-    state = {"reservation": Reservation(BodyBudget(100))}
+    state = {"reservation": Reservation(BodyBudget(Settings()))}
     return Request({"type": "http", "headers": [], "state": state}, receive)
 
 
@@ -60,7 +59,7 @@ def read(request: Request, timeout_seconds: float = 30) -> Any:
 
 
 def test_held_bytes_are_free_again_when_they_are_released() -> None:
-    budget = BodyBudget(100)
+    budget = BodyBudget(Settings(max_held_bytes=100, max_body_bytes=100))
     one, other = Reservation(budget), Reservation(budget)
     one.grow(60)
     other.grow(40)
@@ -109,7 +108,7 @@ def test_answer_longer_than_the_budget_is_sent_if_no_other_request_has_bytes(
 
 def test_less_for_all_bodies_than_for_one_stops_the_start() -> None:
     with pytest.raises(StartError, match="max_held_bytes"):
-        open_budget(Settings(max_held_bytes=999, max_body_bytes=1000))
+        BodyBudget(Settings(max_held_bytes=999, max_body_bytes=1000))
 
 
 @pytest.mark.parametrize("pause_seconds", [0.02, 60])

@@ -93,7 +93,7 @@ def make_fetcher(
 
 def fetch(fetcher: Fetcher, url: str) -> Coroutine[Any, Any, bytes]:
     """Fetches for a request with room for far more bytes."""
-    return fetcher.fetch(url, Reservation(BodyBudget(10 * MAX_BYTES)))
+    return fetcher.fetch(url, Reservation(BodyBudget(Settings())))
 
 
 async def refuse(

@@ -90,7 +90,7 @@ def test_photo_that_cannot_be_used_fails_alone_or_is_named(client: TestClient) -
     assert broken["error"]["code"] == "invalid_image"
     assert len(fine["embedding"]) == answer["width"] == WIDTH
     assert embed(client, [b"junk"]).json()["width"] is None
-    one = client.post(V1, json={"input": [URLS[0], "data:image/png;base64,AAAA"]})
+    one = client.post(V1, json={"input": [URLS[0], "data:image/png;base64,anVuaw=="]})
     message = assert_openai_error(one, 400, "invalid_image")
     assert message == "input.1: The file is damaged or is not an image. Input 2 of 2"
 
