@@ -294,21 +294,21 @@ def _run(settings: Settings, work: Callable[[Catalogue], Awaitable[ResultT]]) ->
 
 
 def _show_labels(labels: LabelSet, as_json: bool, wanted: str | None = None) -> None:
-    from service.http.responses.schemas import answer_label_set
-
-    answer = answer_label_set(labels)
+    described = labels.describe()
     if as_json:
-        write_json(answer.model_dump(mode="json"))
+        write_json(described)
         return
     table = Table("label", "threshold", "prompt", "examples", "category")
-    for label in answer.labels:
-        if wanted in (None, label.name):
-            least = f"{label.threshold:.3g}{'' if label.calibrated else ' (default)'}"
-            prompt = "(embedding)" if label.own_embedding else label.prompt or ""
+    for label in described["labels"]:
+        if wanted in (None, label["name"]):
+            least = f"{label['threshold']:.3g}{'' if label['calibrated'] else ' (default)'}"
+            prompt = "(embedding)" if label["own_embedding"] else label["prompt"] or ""
             photos = ""
-            if known := label.examples:
-                photos = f"{known.positive}, {known.negative} negative; {known.separation.meaning}"
-            table.add_row(*map(Text, (label.name, least, prompt, photos, label.category or "")))
+            if known := label.get("examples"):
+                counts = f"{known['positive']}, {known['negative']} negative"
+                photos = f"{counts}; {known['separation']['meaning']}"
+            row = (label["name"], least, prompt, photos, label.get("category", ""))
+            table.add_row(*map(Text, row))
     Console().print(table)
 
 

@@ -42,6 +42,14 @@ MOST_RANKED = 5
 RATING = "rating"
 """Category of labels that exclude each other, such as `general` and `explicit`."""
 
+_OTHER_MODEL = {
+    "positive": 0,
+    "negative": 0,
+    "separation": {"value": 0.0, "meaning": "unknown: the examples are of another model"},
+    "this_model": False,
+}
+_LEFT_OUT_IF_EMPTY = ("category_counts", "num_learnt", "ranked", "category", "examples")
+
 Source = Literal["trained", "zero_shot", "examples"]
 Origin = Literal["model", "bundle", "folder", "store", "request"]
 
@@ -147,6 +155,36 @@ class LabelSet:
     def vectors(self) -> LabelVectors | None:
         """Queries and keys; None for trained labels and without texts."""
         return None if self.queries is None else LabelVectors(self.queries, self.keys)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the set with its labels as JSON values, as `GET /labels/NAME` answers."""
+        examples = dict.fromkeys(self.unused_examples, _OTHER_MODEL)
+        if (learnt := self.learnt) is not None:
+            for row, name in enumerate(self.examples):
+                examples[name] = {**learnt.describe(row), "this_model": True}
+        columns = {
+            "name": self.names,
+            "prompt": self.prompts,
+            "threshold": self.thresholds.tolist(),
+            "calibrated": self.calibrated.tolist(),
+            "own_embedding": self.own_embeddings.tolist(),
+            "category": map(self.categories.get, self.names),
+            "examples": map(examples.get, self.names),
+        }
+        rows = zip(*columns.values(), strict=True)
+        described = {
+            "name": self.name,
+            "version": self.version,
+            "origin": self.origin,
+            "read_only": self.read_only,
+            "num_labels": self.num_labels,
+            "category_counts": self.category_counts,
+            "num_learnt": self.num_learnt,
+            "ranked": self.ranked,
+            "calibration": self.own_calibration and self.own_calibration.model_dump(),
+            "labels": [_leave_out_empty(dict(zip(columns, row, strict=True))) for row in rows],
+        }
+        return _leave_out_empty(described)
 
     def find_members(self, categories: Collection[str]) -> NDArray[np.bool_]:
         """Returns which labels are of one of these categories, bool [L]."""
@@ -322,6 +360,10 @@ def add_examples(
     numbers = np.array(shifts), tuple(learning.values()), np.array(separations)
     learnt = LearntLabels(np.array([*learning]), np.stack(vectors), *numbers)
     return replace(labels, learnt=learnt)
+
+
+def _leave_out_empty(described: dict[str, Any]) -> dict[str, Any]:
+    return {k: value for k, value in described.items() if value or k not in _LEFT_OUT_IF_EMPTY}
 
 
 def _fill(

@@ -21,7 +21,7 @@ from service.http.responses.openapi import (
     document_problems,
     document_write,
 )
-from service.http.responses.schemas import LabelSetAnswer, LabelSetsAnswer, answer_label_set
+from service.http.responses.schemas import LabelSetAnswer, LabelSetsAnswer
 from service.http.security.keys import ADMINISTRATE, PREDICT, ROUTE_PROBLEMS
 from service.http.security.rates import LIMITED
 from service.labels.catalogue import Catalogue
@@ -263,10 +263,11 @@ async def answer_set(
     request: Request, labels: LabelSet, answer: BaseModel | None = None, *, created: bool = False
 ) -> Response:
     """Answers a request for a set, or a change of it, by default with the whole set."""
-    # Thousands of labels would block the event loop.
-    content = await asyncio.to_thread(
-        lambda: (answer or answer_label_set(labels)).model_dump_json()
-    )
+
+    def write() -> str:
+        return (answer or LabelSetAnswer(**labels.describe())).model_dump_json()
+
+    content = await asyncio.to_thread(write)  # thousands of labels would block the event loop
     headers, status = _make_tag(labels), HTTPStatus.OK
     if created:
         headers["Location"] = f"{request.scope['root_path']}/labels/{labels.name}"
