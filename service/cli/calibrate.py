@@ -19,13 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.bundle.card import Calibration, MeasuredThreshold, format_first_error
-from service.calibration import (
-    MIN_POSITIVES,
-    Fit,
-    find_thresholds,
-    fit_calibration,
-    move_threshold,
-)
+from service.calibration import MIN_POSITIVES, Fit, find_thresholds, fit_calibration, move_threshold
 from service.cli.local_pipeline import PhotoResult, label_photos, run_pipeline
 from service.errors import LabelSetReadOnly, StartError
 from service.fields import LabelText
