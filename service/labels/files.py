@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
+from service import errors
 from service.bundle.card import Calibration, format_first_error
 from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
@@ -44,7 +45,6 @@ FOLDER_SUFFIXES = (".json", ".npz")
 SUFFIXES = (*FOLDER_SUFFIXES, ".txt", ".csv")
 MAX_FILE_BYTES = 1 << 30
 _CSV_COLUMNS = ("name", "prompt", "threshold")
-_MAX_COLUMNS_SHOWN = 10
 _MAX_ENCODER_CHARACTERS = 64
 _NPZ_REQUIRED = ("names", "embeddings")
 _NPZ_EXAMPLES = ("learnt", "lessons", "lesson_sizes", "encoder")
@@ -209,7 +209,7 @@ def _read_header(cells: list[str], line: int) -> tuple[list[str], bool]:
     if wrong or "name" not in columns or len(set(columns)) < len(columns):
         raise InvalidLabelSet(
             f"Line {line} must name the columns, name and optionally prompt and threshold; it has "
-            f"{', '.join(map(quote, cells[:_MAX_COLUMNS_SHOWN]))}"
+            f"{errors.list_names(cells)}"
         )
     return columns, True
 
@@ -332,7 +332,7 @@ def _read_arrays(content: bytes) -> dict[str, NDArray[Any]]:
                 raise InvalidLabelSet(
                     f"The file must have the arrays {' and '.join(_NPZ_REQUIRED)}, and may have "
                     f"{', '.join(_NPZ_OPTIONAL)}; it has "
-                    f"{', '.join(map(quote, [*members][:_MAX_COLUMNS_SHOWN])) or 'none'}"
+                    f"{errors.list_names([*members]) or 'none'}"
                 )
             if sum(info.file_size for info in members.values()) > MAX_FILE_BYTES:
                 raise InvalidLabelSet(f"The arrays must have at most {MAX_FILE_BYTES} bytes")
