@@ -122,8 +122,6 @@ def _verify(path: Path, manifest: Manifest) -> Bundle:
     check_graphs(path, manifest)
     contents = {file: _read_verified(path, file, rec) for file, rec in manifest.files.items()}
     head, content = manifest.card.trained_head, contents.get(LABELS_FILE)
-    if head is None and content is not None:
-        raise BundleError(f"the bundle has a {LABELS_FILE}, but no trained head")
     if head is not None and content is None:
         raise BundleError(f"manifest lists no {LABELS_FILE}")
     labels = () if content is None else _parse_labels(content)

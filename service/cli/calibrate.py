@@ -156,8 +156,6 @@ def read_labelled_folder(folder: Path) -> LabelledFolder:
     path = folder / "labels.json"
     try:
         listing = LabelledFolder.model_validate(json.loads(path.read_bytes()))
-    except OSError as error:
-        raise StartError(f"{path}: {error.strerror or 'unreadable'}") from error
     except ValidationError as error:
         raise StartError(f"{path}: {format_first_error(error)}") from error
     except (ValueError, RecursionError) as error:

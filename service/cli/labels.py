@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -222,7 +221,6 @@ def import_set(
 
 
 def _define_set(name: str, names: list[str] | None, file: Path | None) -> Definition:
-    from service.bundle.card import format_first_error
     from service.labels.definition import LabelSetRecord, define_label_set
     from service.labels.files import read_label_set_file
 
@@ -230,10 +228,8 @@ def _define_set(name: str, names: list[str] | None, file: Path | None) -> Defini
         raise StartError("labels add takes either --label or --file")
     if file is not None:
         return read_label_set_file(file, name)
-    try:
-        return define_label_set(LabelSetRecord.model_validate({"name": name, "labels": names}))
-    except ValidationError as error:
-        raise StartError(format_first_error(error)) from error
+    given = {"name": name, "labels": names}
+    return define_label_set(validate(LabelSetRecord, given, "command line"))
 
 
 async def _register(catalogue: Catalogue, definition: Definition, *, replace: bool) -> LabelSet:

@@ -25,6 +25,9 @@ EMBEDDING_LENGTHS = (1e-4, 1e4)
 and a few hundred; far beyond, their squares overflow or vanish in the graphs."""
 
 
+_Score = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+
+
 class OpenLabel(Record):
     """One label of a set; a bare string is a label that has only a name.
 
@@ -42,9 +45,7 @@ class OpenLabel(Record):
     prompt: PromptText | None = None
     # Before `threshold`, whose validator reads it.
     calibrated: StrictBool | None = Field(default=None, exclude=True)
-    threshold: Annotated[float | None, NoBool] = Field(
-        default=None, ge=0.0, le=1.0, allow_inf_nan=False
-    )
+    threshold: Annotated[_Score | None, NoBool] = None
     embedding: (
         Annotated[list[float], Field(max_length=MAX_EMBEDDING_VALUES, fail_fast=True)] | None
     ) = None
@@ -105,7 +106,7 @@ class LabelThreshold(Record):
     """The threshold of one label of a set, 0..1; None is the open head's."""
 
     name: LabelText
-    threshold: Annotated[float | None, NoBool] = Field(ge=0.0, le=1.0, allow_inf_nan=False)
+    threshold: Annotated[_Score | None, NoBool]
 
 
 class ThresholdsRecord(Record):

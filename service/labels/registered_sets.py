@@ -51,7 +51,6 @@ class RegisteredSets(StoredSets):
     def __init__(
         self, store: LabelStore, builder: LabelSetBuilder, poll_seconds: float, fixed: Iterable[str]
     ) -> None:
-        """As `StoredSets`."""
         super().__init__(store, builder, poll_seconds, fixed)
         self._successor: RegisteredSets | None = None
         self._adopting = asyncio.Lock()

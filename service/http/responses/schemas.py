@@ -163,7 +163,7 @@ class RegisteredLabel(_Answer):
 
 
 class LabelSetAnswer(LabelSetSummary):
-    """A label set with its labels, as `LabelSet.describe` returns it."""
+    """A label set with its labels."""
 
     calibration: Calibration | None = Field(description="Null: the open head's.")
     labels: list[RegisteredLabel]
