@@ -194,11 +194,7 @@ def export_set(
 
     if file.suffix != ".npz":
         raise StartError(f"{file}: the name must end in .npz")
-    content = _run(settings, pack)
-    try:
-        file.write_bytes(content)
-    except OSError as error:
-        raise StartError(f"{file}: {error.strerror or 'cannot be written'}") from error
+    file.write_bytes(_run(settings, pack))
 
 
 def import_set(
@@ -221,7 +217,7 @@ def import_set(
 
 
 def _define_set(name: str, names: list[str] | None, file: Path | None) -> Definition:
-    from service.labels.definition import LabelSetRecord, define_label_set
+    from service.labels.definition import LabelSetRecord
     from service.labels.files import read_label_set_file
 
     if bool(names) == (file is not None):
@@ -229,7 +225,7 @@ def _define_set(name: str, names: list[str] | None, file: Path | None) -> Defini
     if file is not None:
         return read_label_set_file(file, name)
     given = {"name": name, "labels": names}
-    return define_label_set(validate(LabelSetRecord, given, "command line"))
+    return validate(LabelSetRecord, given, "command line").define()
 
 
 async def _register(catalogue: Catalogue, definition: Definition, *, replace: bool) -> LabelSet:
@@ -311,14 +307,14 @@ def _show_labels(labels: LabelSet, as_json: bool, wanted: str | None = None) -> 
 def _show(sets: Sequence[LabelSet], as_json: bool, **counts: int) -> None:
     table = Table("name", "version", "origin", "labels")
     for labels in sets:
-        about = {"name": labels.name, "version": labels.version, "origin": labels.origin}
-        record = about | {"num_labels": len(labels.names)}
+        record = {key: getattr(labels, key) for key in ("name", "version", "origin", "num_labels")}
         if as_json:
             write_json(record | counts)
         table.add_row(*(Text(str(value)) for value in record.values()))
-    if not as_json:
-        Console().print(table)
-    if counts and not as_json:
+    if as_json:
+        return
+    Console().print(table)
+    if counts:
         added, repeated = counts.values()
         Console().print(f"{added} added, {repeated} {'was' if repeated == 1 else 'were'} there")
 

@@ -101,6 +101,29 @@ class LabelSetRecord(Record):
     ranked: bool | None = Field(default=None, exclude=True)
     category_counts: dict[str, int] | None = Field(default=None, exclude=True)
 
+    def define(self) -> "Definition":
+        """Returns the set as columns. Raises `InvalidLabelSet` for duplicates or mixed widths."""
+        given = tuple(i for i, label in enumerate(self.labels) if label.embedding is not None)
+        # One array for each label: reading millions of numbers at once would hold the GIL.
+        rows = [np.array(self.labels[i].embedding, np.float64) for i in given]
+        if len({len(row) for row in rows}) > 1:
+            widths = " and ".join(map(str, sorted({len(row) for row in rows})[:2]))
+            raise InvalidLabelSet(
+                f"All embeddings must have the same number of values, not {widths}"
+            )
+        with np.errstate(over="ignore"):  # too large for float32: inf, refused by `check_fit`
+            embeddings = np.array(rows, np.float64).astype(np.float32)
+        return Definition(
+            name=self.name,
+            names=refuse_duplicates(tuple(label.name for label in self.labels)),
+            prompts=tuple(label.prompt for label in self.labels),
+            thresholds=tuple(label.threshold for label in self.labels),
+            given=given,
+            embeddings=embeddings.reshape(len(rows), len(rows[0]) if rows else 0),
+            embedding_space=self.embedding_space,
+            calibration=self.calibration,
+        )
+
 
 class LabelThreshold(Record):
     """The threshold of one label of a set, 0..1; None is the open head's."""
@@ -199,29 +222,6 @@ class Definition:
             write_prompt(space.template, name) if prompt is None else prompt
             for name, prompt in zip(self.names, self.prompts, strict=True)
         )
-
-
-def define_label_set(record: LabelSetRecord) -> Definition:
-    """Returns a record as columns. Raises `InvalidLabelSet` for duplicates or mixed widths."""
-    labels = record.labels
-    given = tuple(i for i, label in enumerate(labels) if label.embedding is not None)
-    # One array for each label: reading millions of numbers at once would hold the GIL.
-    rows = [np.array(labels[i].embedding, np.float64) for i in given]
-    if len({len(row) for row in rows}) > 1:
-        widths = " and ".join(map(str, sorted({len(row) for row in rows})[:2]))
-        raise InvalidLabelSet(f"All embeddings must have the same number of values, not {widths}")
-    with np.errstate(over="ignore"):  # too large for float32 becomes inf, refused by `check_fit`
-        embeddings = np.array(rows, np.float64).astype(np.float32)
-    return Definition(
-        name=record.name,
-        names=refuse_duplicates(tuple(label.name for label in labels)),
-        prompts=tuple(label.prompt for label in labels),
-        thresholds=tuple(label.threshold for label in labels),
-        given=given,
-        embeddings=embeddings.reshape(len(rows), len(rows[0]) if rows else 0),
-        embedding_space=record.embedding_space,
-        calibration=record.calibration,
-    )
 
 
 def refuse_duplicates(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -30,13 +30,7 @@ from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
 from service.errors import BundleError, InvalidLabelSet, LabelSetError, StartError, quote
 from service.fields import LabelSetName, LabelText, PromptText
-from service.labels.definition import (
-    Definition,
-    LabelSetRecord,
-    check_fit,
-    define_label_set,
-    refuse_duplicates,
-)
+from service.labels.definition import Definition, LabelSetRecord, check_fit, refuse_duplicates
 from service.labels.examples import Examples
 from service.labels.whitening import UNREADABLE
 
@@ -159,7 +153,7 @@ def _parse_json(content: bytes, name: str) -> Definition:
         given = quote(str(value["name"]))
         raise InvalidLabelSet(f"name must be {quote(name)}, or left out; it is {given}")
     try:
-        return define_label_set(LabelSetRecord.model_validate(value))
+        return LabelSetRecord.model_validate(value).define()
     except ValidationError as error:
         raise InvalidLabelSet(format_first_error(error, LabelSetRecord)) from error
 
@@ -235,7 +229,7 @@ def _define_rows(rows: Iterable[tuple[int, dict[str, str]]], name: str) -> Defin
             raise InvalidLabelSet(
                 f"Line {line}: the label {quote(label.name)} is on line {seen[label.name]} too"
             )
-    return define_label_set(record)
+    return record.define()
 
 
 def _parse_npz(content: bytes, name: str) -> Definition:

@@ -30,7 +30,6 @@ from service.labels.definition import (
     LabelSetRecord,
     ThresholdsRecord,
     check_size,
-    define_label_set,
     refuse_duplicates,
 )
 from service.labels.label_set import LabelSet
@@ -256,7 +255,7 @@ def _define(body: dict[str, Any], max_labels: int, name: str | None = None) -> D
         raise InvalidParameters(
             [ProblemValue("body", "name", f"Should be the name in the path, {quote(name)}")]
         )
-    return define_label_set(validate(LabelSetRecord, body, "body"))
+    return validate(LabelSetRecord, body, "body").define()
 
 
 async def answer_set(
