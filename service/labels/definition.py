@@ -204,11 +204,12 @@ class Definition:
         Raises `InvalidLabelSet` if one has another prompt, threshold or embedding than there.
         """
         for name, row in self.rows.items():
-            values = zip(LabelRow._fields, known.rows.get(name, row), row, strict=True)
-            if differing := [each for each in values if each[2] not in (None, each[1])]:
-                what, *both = differing[0]
-                old, new = ("none" if value is None else repr(value)[:80] for value in both)
-                which = "" if what == "embedding" else f" ({old}, not {new})"
+            there = known.rows.get(name, row)
+            for what, old, new in zip(LabelRow._fields, there, row, strict=True):
+                if new in (None, old):
+                    continue
+                was = "none" if old is None else f"{old!r:.80}"
+                which = "" if what == "embedding" else f" ({was}, not {new!r:.80})"
                 raise InvalidLabelSet(
                     f"Label {quote(name)} of {known.name} has another {what}{which}: leave it out, "
                     f"set thresholds with `ml-decoder labels threshold {known.name} {quote(name)} "

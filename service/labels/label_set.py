@@ -48,6 +48,10 @@ _OTHER_MODEL = {
     "separation": {"value": 0.0, "meaning": "unknown: the examples are of another model"},
     "this_model": False,
 }
+_SUMMARY = (
+    *("name", "version", "origin", "read_only", "num_labels"),
+    *("category_counts", "num_learnt", "ranked"),
+)
 _LEFT_OUT_IF_EMPTY = ("category_counts", "num_learnt", "ranked", "category", "examples")
 
 Source = Literal["trained", "zero_shot", "examples"]
@@ -172,19 +176,10 @@ class LabelSet:
             "examples": map(examples.get, self.names),
         }
         rows = zip(*columns.values(), strict=True)
-        described = {
-            "name": self.name,
-            "version": self.version,
-            "origin": self.origin,
-            "read_only": self.read_only,
-            "num_labels": self.num_labels,
-            "category_counts": self.category_counts,
-            "num_learnt": self.num_learnt,
-            "ranked": self.ranked,
-            "calibration": self.own_calibration and self.own_calibration.model_dump(),
-            "labels": [_leave_out_empty(dict(zip(columns, row, strict=True))) for row in rows],
-        }
-        return _leave_out_empty(described)
+        described = {key: getattr(self, key) for key in _SUMMARY}
+        described["calibration"] = self.own_calibration and self.own_calibration.model_dump()
+        labels = [_leave_out_empty(dict(zip(columns, row, strict=True))) for row in rows]
+        return {**_leave_out_empty(described), "labels": labels}
 
     def find_members(self, categories: Collection[str]) -> NDArray[np.bool_]:
         """Returns which labels are of one of these categories, bool [L]."""
