@@ -156,6 +156,13 @@ class LabelSet:
         return {self.names[position]: photos for position, photos in pairs}
 
     @property
+    def pairs(self) -> NDArray[np.float64]:
+        """Scales and shifts of all labels, [2, L]; 1 and 0 without a calibration."""
+        if self.calibration is not None:
+            return self.calibration
+        return np.repeat([[1.0], [0.0]], len(self.names), axis=1)
+
+    @property
     def vectors(self) -> LabelVectors | None:
         """Queries and keys; None for trained labels and without texts."""
         return None if self.queries is None else LabelVectors(self.queries, self.keys)
@@ -236,9 +243,7 @@ class LabelSet:
         assert self.queries is not None
         assert self.keys is not None
         count = len(self.names)
-        scale, shift = np.ones(count), np.zeros(count)
-        if self.calibration is not None:
-            scale, shift = self.calibration
+        scale, shift = self.pairs
         if threshold is not None:
             floors = self.thresholds if isinstance(threshold, str) else np.float64(threshold)
             with np.errstate(divide="ignore"):
