@@ -451,11 +451,10 @@ class NoSharedSpace(ServiceError):
 
 class LabelSetNotFound(LabelSetError):
     status, code, title = 404, "label_set_not_found", "There is no such label set"
+    detail = "{}{!s}{!s}"
 
     def __init__(self, name: str, known: Sequence[str] = ()) -> None:
-        listed = f" {_describe_sets(known)}" if known else ""
-        self.detail = f"{quote(name)}{_suggest(name, known)}{listed}"
-        super().__init__()
+        super().__init__(name, _suggest(name, known), f" {_describe_sets(known)}" if known else "")
 
 
 class LabelSetExists(LabelSetError):
@@ -475,11 +474,10 @@ class LabelSetChanged(LabelSetError):
 
     status, code = 412, "label_set_changed"
     title = "The label set is not in the version that the request demands"
+    detail = "{} {!s}: read it again before you change it."
 
     def __init__(self, name: str, version: str | None) -> None:
-        now = "does not exist" if version is None else f"has version {version}"
-        self.detail = f"{quote(name)} {now}: read it again before you change it."
-        super().__init__()
+        super().__init__(name, "does not exist" if version is None else f"has version {version}")
 
 
 class TooManyLabelSets(LabelSetError):

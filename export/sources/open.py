@@ -25,7 +25,7 @@ from models.text import TextEncoder, TextEncoderError, read_text_encoder
 from models.towers import TowerNetwork
 from service.bundle.card import Activation, EmbeddingSpace, OpenHead, format_first_error
 from service.errors import LabelSetError
-from service.labels.definition import Definition, LabelSetRecord, check_fit, define_label_set
+from service.labels.definition import Definition, LabelSetRecord, check_fit
 from service.labels.files import parse_label_set
 
 EVERYDAY = Path(__file__).parents[1] / "label_sets" / "everyday.json"
@@ -125,7 +125,7 @@ def read_label_set(path: Path, space: EmbeddingSpace) -> Definition:
             definition = parse_label_set(content, ".npz", path.stem)
         else:
             record = LabelSetRecord.model_validate_json(content.removeprefix(BOM_UTF8))
-            definition = define_label_set(record)
+            definition = record.define()
         return check_fit(definition, space, encodes_text=True)
     except OSError as error:
         raise ExportError(f"label set {path} cannot be read") from error

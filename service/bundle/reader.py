@@ -122,8 +122,6 @@ def _verify(path: Path, manifest: Manifest) -> Bundle:
     check_graphs(path, manifest)
     contents = {file: _read_verified(path, file, rec) for file, rec in manifest.files.items()}
     head, content = manifest.card.trained_head, contents.get(LABELS_FILE)
-    if head is None and content is not None:
-        raise BundleError(f"the bundle has a {LABELS_FILE}, but no trained head")
     if head is not None and content is None:
         raise BundleError(f"manifest lists no {LABELS_FILE}")
     labels = () if content is None else _parse_labels(content)
@@ -137,13 +135,11 @@ def _read_verified(folder: Path, file: str, record: FileRecord) -> bytes:
     safe = Path(file).name == file and file.isprintable()
     if not safe or file in {"", ".", "..", MANIFEST_FILE}:
         raise BundleError(f"{folder.name}: {file!r} is not a plain file name")
-    path = folder / file
     try:
-        size = path.stat().st_size
-        content = read_regular_file(path) if size == record.bytes else b""
+        content = read_regular_file(folder / file)
     except OSError as error:
         raise BundleError(f"{folder.name}: {file} cannot be read") from error
-    if size != record.bytes:
+    if (size := len(content)) != record.bytes:
         raise BundleError(
             f"{folder.name}: {file} must have {record.bytes} bytes; it has {size}: copy the bundle "
             "again"

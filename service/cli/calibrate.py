@@ -19,13 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.bundle.card import Calibration, MeasuredThreshold, format_first_error
-from service.calibration import (
-    MIN_POSITIVES,
-    Fit,
-    find_thresholds,
-    fit_calibration,
-    move_threshold,
-)
+from service.calibration import MIN_POSITIVES, Fit, find_thresholds, fit_calibration, move_threshold
 from service.cli.local_pipeline import PhotoResult, label_photos, run_pipeline
 from service.errors import LabelSetReadOnly, StartError
 from service.fields import LabelText
@@ -131,7 +125,7 @@ def _fit(
     smallest = np.finfo(np.float64).eps  # a score of 1 has no log odds
     clipped = scores.clip(smallest, 1 - smallest)
     current = np.log(clipped / (1 - clipped))
-    scales, shifts = _list_pairs(labels)[:, [labels.positions[label] for label in common]]
+    scales, shifts = labels.pairs[:, [labels.positions[label] for label in common]]
     logits = (current - shifts) / scales
     fit = fit_calibration(logits, targets, per_label=False, current=current)
     if fit is not None:
@@ -140,9 +134,7 @@ def _fit(
 
 
 def _move_thresholds(labels: LabelSet, after: Calibration) -> dict[str, float]:
-    columns = zip(
-        labels.names, labels.calibrated, labels.thresholds, *_list_pairs(labels), strict=True
-    )
+    columns = zip(labels.names, labels.calibrated, labels.thresholds, *labels.pairs, strict=True)
     return {
         name: move_threshold(float(threshold), Calibration(scale=scale, shift=shift), after)
         for name, calibrated, threshold, scale, shift in columns
@@ -150,20 +142,11 @@ def _move_thresholds(labels: LabelSet, after: Calibration) -> dict[str, float]:
     }
 
 
-def _list_pairs(labels: LabelSet) -> NDArray[np.float64]:
-    """Returns scales and shifts of all labels, float64 [2, L]."""
-    if labels.calibration is not None:
-        return labels.calibration
-    return np.repeat([[1.0], [0.0]], len(labels.names), axis=1)
-
-
 def read_labelled_folder(folder: Path) -> LabelledFolder:
     """Reads `labels.json`; a label of a photo must be in `label_names`."""
     path = folder / "labels.json"
     try:
         listing = LabelledFolder.model_validate(json.loads(path.read_bytes()))
-    except OSError as error:
-        raise StartError(f"{path}: {error.strerror or 'unreadable'}") from error
     except ValidationError as error:
         raise StartError(f"{path}: {format_first_error(error)}") from error
     except (ValueError, RecursionError) as error:

@@ -106,8 +106,9 @@ def _explain(error: Exception) -> str:
             return "; ".join(f"{value.name}: {value.reason}" for value in error.values)
         case ServiceError() if not isinstance(error, StartError | StoreError):
             return ": ".join(filter(None, (error.title, error.detail)))
-        case OSError():  # mostly of stdout: a full disk
-            return error.strerror or str(error)
+        case OSError():  # without a name, mostly of stdout: a full disk
+            reason = error.strerror or str(error)
+            return f"{error.filename}: {reason}" if error.filename else reason
     return str(error)
 
 
@@ -227,10 +228,7 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
     from service.cli.bench import SAMPLE, open_client, run_bench, show_load
     from service.images.raw import load_photo
 
-    try:
-        contents = [load_photo(path) for path in _find_photos(photos or [SAMPLE])]
-    except OSError as error:
-        raise StartError(f"{error.filename}: {error.strerror}") from error
+    contents = [load_photo(path) for path in _find_photos(photos or [SAMPLE])]
     client = open_client(url, api_key, clients)
     show = write_json if as_json else show_load
     show(run_bench(client, contents, clients, seconds, label_set or ()))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -195,11 +194,7 @@ def export_set(
 
     if file.suffix != ".npz":
         raise StartError(f"{file}: the name must end in .npz")
-    content = _run(settings, pack)
-    try:
-        file.write_bytes(content)
-    except OSError as error:
-        raise StartError(f"{file}: {error.strerror or 'cannot be written'}") from error
+    file.write_bytes(_run(settings, pack))
 
 
 def import_set(
@@ -222,18 +217,15 @@ def import_set(
 
 
 def _define_set(name: str, names: list[str] | None, file: Path | None) -> Definition:
-    from service.bundle.card import format_first_error
-    from service.labels.definition import LabelSetRecord, define_label_set
+    from service.labels.definition import LabelSetRecord
     from service.labels.files import read_label_set_file
 
     if bool(names) == (file is not None):
         raise StartError("labels add takes either --label or --file")
     if file is not None:
         return read_label_set_file(file, name)
-    try:
-        return define_label_set(LabelSetRecord.model_validate({"name": name, "labels": names}))
-    except ValidationError as error:
-        raise StartError(format_first_error(error)) from error
+    given = {"name": name, "labels": names}
+    return validate(LabelSetRecord, given, "command line").define()
 
 
 async def _register(catalogue: Catalogue, definition: Definition, *, replace: bool) -> LabelSet:
@@ -294,35 +286,35 @@ def _run(settings: Settings, work: Callable[[Catalogue], Awaitable[ResultT]]) ->
 
 
 def _show_labels(labels: LabelSet, as_json: bool, wanted: str | None = None) -> None:
-    from service.http.responses.schemas import answer_label_set
-
-    answer = answer_label_set(labels)
+    described = labels.describe()
     if as_json:
-        write_json(answer.model_dump(mode="json"))
+        write_json(described)
         return
     table = Table("label", "threshold", "prompt", "examples", "category")
-    for label in answer.labels:
-        if wanted in (None, label.name):
-            least = f"{label.threshold:.3g}{'' if label.calibrated else ' (default)'}"
-            prompt = "(embedding)" if label.own_embedding else label.prompt or ""
+    for label in described["labels"]:
+        if wanted in (None, label["name"]):
+            least = f"{label['threshold']:.3g}{'' if label['calibrated'] else ' (default)'}"
+            prompt = "(embedding)" if label["own_embedding"] else label["prompt"] or ""
             photos = ""
-            if known := label.examples:
-                photos = f"{known.positive}, {known.negative} negative; {known.separation.meaning}"
-            table.add_row(*map(Text, (label.name, least, prompt, photos, label.category or "")))
+            if known := label.get("examples"):
+                counts = f"{known['positive']}, {known['negative']} negative"
+                photos = f"{counts}; {known['separation']['meaning']}"
+            row = (label["name"], least, prompt, photos, label.get("category", ""))
+            table.add_row(*map(Text, row))
     Console().print(table)
 
 
 def _show(sets: Sequence[LabelSet], as_json: bool, **counts: int) -> None:
     table = Table("name", "version", "origin", "labels")
     for labels in sets:
-        about = {"name": labels.name, "version": labels.version, "origin": labels.origin}
-        record = about | {"num_labels": len(labels.names)}
+        record = {key: getattr(labels, key) for key in ("name", "version", "origin", "num_labels")}
         if as_json:
             write_json(record | counts)
         table.add_row(*(Text(str(value)) for value in record.values()))
-    if not as_json:
-        Console().print(table)
-    if counts and not as_json:
+    if as_json:
+        return
+    Console().print(table)
+    if counts:
         added, repeated = counts.values()
         Console().print(f"{added} added, {repeated} {'was' if repeated == 1 else 'were'} there")
 

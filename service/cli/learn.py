@@ -52,10 +52,7 @@ def find_examples(folder: Path) -> tuple[dict[str, list[Path]], list[Path]]:
 
     Raises `StartError` if all are in none.
     """
-    try:
-        names, left_out = list_photos(str(folder))
-    except OSError as error:
-        raise StartError(f"{folder}: {error.strerror or 'cannot be read'}") from error
+    names, left_out = list_photos(str(folder))
     labels: dict[str, list[Path]] = {}
     for name in (name for name in names if "/" in name):
         label = name.partition("/")[0]

@@ -10,12 +10,7 @@ from numpy.typing import NDArray
 
 from service.bundle.card import CPU_DEVICES, Device, RunPrecision
 from service.bundle.reader import Bundle
-from service.engine.devices import (
-    PROVIDERS,
-    check_device,
-    choose_precision,
-    parse_cuda_options,
-)
+from service.engine.devices import PROVIDERS, check_device, choose_precision, parse_cuda_options
 from service.engine.heads import (
     LABELS_PER_RUN,
     TRAINED_HEAD,

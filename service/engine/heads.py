@@ -46,7 +46,6 @@ class SomeQueries:
     chosen: NDArray[np.intp]
 
     def __len__(self) -> int:
-        """The number of rows."""
         return len(self.chosen)
 
     def __getitem__(self, rows: slice) -> QueryArray:
@@ -68,7 +67,6 @@ class ScreenedQueries:
     wanted: int
 
     def __len__(self) -> int:
-        """The number of labels."""
         return len(self.queries)
 
 
@@ -79,7 +77,6 @@ class ZeroHead:
     count: int
 
     def __len__(self) -> int:
-        """The number of labels."""
         return self.count
 
 

@@ -249,14 +249,12 @@ def open_encoder(bundle: Bundle, config: SessionConfig) -> ort.InferenceSession:
 
 
 class MapGraphs:
-    """Draws attention maps on the CPU; thread-safe. `trained`, `open`: whether these have maps."""
+    """Draws attention maps on the CPU; thread-safe. `trained` and `open` are None without maps."""
 
     def __init__(self, bundle: Bundle) -> None:
         """Opens the graphs. Raises `BundleError` if one is damaged."""
-        self._trained = _open_maps(bundle, "trained_head_maps", labels=("int64", ()))
-        self._open = _open_maps(bundle, "open_head_maps", queries=_MATRIX)
-        self.trained = self._trained is not None
-        self.open = self._open is not None
+        self.trained = _open_maps(bundle, "trained_head_maps", labels=("int64", ()))
+        self.open = _open_maps(bundle, "open_head_maps", queries=_MATRIX)
 
     def draw(
         self, memory: NDArray[np.float32], labels: NDArray[np.int64] | QueryArray
@@ -267,7 +265,7 @@ class MapGraphs:
         trained labels [L] or the queries of open ones [L, K].
         """
         trained = labels.ndim == 1
-        session = self._trained if trained else self._open
+        session = self.trained if trained else self.open
         assert session is not None, "check `trained` or `open` first"
         inputs = {"memory": memory[np.newaxis], "labels" if trained else "queries": labels}
         try:

@@ -29,10 +29,7 @@ class LabelSetBuilder:
     """Builds label sets; use it from one event loop. Without an open head, `encoders` is None."""
 
     def __init__(
-        self,
-        encoders: LabelEncoders | None,
-        photos: PhotoSpace,
-        arrays: SharedArrays | None = None,
+        self, encoders: LabelEncoders | None, photos: PhotoSpace, arrays: SharedArrays | None = None
     ) -> None:
         self.encoders = encoders
         self.photos = photos

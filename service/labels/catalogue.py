@@ -27,7 +27,6 @@ from service.labels.whitening import Whitening, read_whitening
 from service.question import Question
 from service.settings import Settings
 
-_NAMES_LOGGED = 10
 _SPACE_WITHOUT_TEXTS = "examples"
 """Embedding space in the store of sets of a bundle without an open head."""
 
@@ -50,7 +49,6 @@ def open_catalogue(
     if settings.label_sets is not None:
         of_folder = read_label_set_folder(settings.label_sets)
         fixed += [FixedSet(labels, _make_version(labels), "folder") for labels in of_folder]
-    names = (name.strip() for name in (settings.default_label_set or "").split(","))
     trained = None
     if card.trained_head is not None:
         trained = make_trained_set(bundle.labels, card.trained_head, version=card.version)
@@ -61,9 +59,7 @@ def open_catalogue(
         fixed,
         LabelSetBuilder(encoders, PhotoSpace(bundle.photo_fingerprint, whitening), arrays),
         _open_store(settings, card.open_head, whitening),
-        default_sets=tuple(dict.fromkeys(name for name in names if name)),
-        max_candidates=settings.max_candidate_labels,
-        poll_seconds=settings.label_poll_seconds,
+        settings,
     )
 
 
@@ -106,24 +102,22 @@ class Catalogue:
     `registered` are those of the store; None without one.
     """
 
-    def __init__(  # noqa: PLR0913 - the last three are settings
+    def __init__(
         self,
         trained: LabelSet | None,
         fixed: Sequence[FixedSet],
         builder: LabelSetBuilder,
         store: LabelStore | None,
-        *,
-        default_sets: tuple[str, ...],
-        max_candidates: int,
-        poll_seconds: float,
+        settings: Settings,
     ) -> None:
         """Loads nothing before `start`; of fixed sets of the same name, the last one counts.
 
-        Of `default_sets`, those that are not the bundle's come first. Without any, a request that
-        names none gets the trained labels and the bundle's sets, in this order; if there are
-        neither, the first fixed set. The store is polled for other processes' writes every
-        `poll_seconds`.
+        Of the default sets of the settings, those that are not the bundle's come first. Without
+        any, a request that names none gets the trained labels and the bundle's sets, in this order;
+        if there are neither, the first fixed set.
         """
+        names = map(str.strip, (settings.default_label_set or "").split(","))
+        default_sets = tuple(dict.fromkeys(filter(None, names)))
         self._pending = {entry.definition.name: entry for entry in fixed}
         self._fixed: dict[str, LabelSet] = {} if trained is None else {trained.name: trained}
         self._names = (*self._fixed, *self._pending)
@@ -141,10 +135,12 @@ class Catalogue:
         self.encoders: LabelEncoders | None = builder.encoders
         self.whitening: Whitening | None = builder.photos.whitening
         self._is_default_given = bool(default_sets)
-        self._max_candidates = max_candidates
+        self._max_candidates = settings.max_candidate_labels
         self.registered: RegisteredSets | None = None
         if store is not None and (self.encoders or self.whitening):
-            self.registered = RegisteredSets(store, builder, poll_seconds, self._names)
+            self.registered = RegisteredSets(
+                store, builder, settings.label_poll_seconds, self._names
+            )
 
     @property
     def default_columns(self) -> list[str] | None:
@@ -193,7 +189,7 @@ class Catalogue:
         for name in self._default:
             # No StartError: a client that deletes the set could prevent the next start.
             if self.get(name) is None:
-                known = ", ".join(self._list_names()[:_NAMES_LOGGED])
+                known = errors.list_names(self._list_names())
                 logger.warning(
                     "the default label set %s is missing: requests must name one (%s)", name, known
                 )

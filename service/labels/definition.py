@@ -25,6 +25,9 @@ EMBEDDING_LENGTHS = (1e-4, 1e4)
 and a few hundred; far beyond, their squares overflow or vanish in the graphs."""
 
 
+_Score = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+
+
 class OpenLabel(Record):
     """One label of a set; a bare string is a label that has only a name.
 
@@ -42,9 +45,7 @@ class OpenLabel(Record):
     prompt: PromptText | None = None
     # Before `threshold`, whose validator reads it.
     calibrated: StrictBool | None = Field(default=None, exclude=True)
-    threshold: Annotated[float | None, NoBool] = Field(
-        default=None, ge=0.0, le=1.0, allow_inf_nan=False
-    )
+    threshold: Annotated[_Score | None, NoBool] = None
     embedding: (
         Annotated[list[float], Field(max_length=MAX_EMBEDDING_VALUES, fail_fast=True)] | None
     ) = None
@@ -100,12 +101,35 @@ class LabelSetRecord(Record):
     ranked: bool | None = Field(default=None, exclude=True)
     category_counts: dict[str, int] | None = Field(default=None, exclude=True)
 
+    def define(self) -> "Definition":
+        """Returns the set as columns. Raises `InvalidLabelSet` for duplicates or mixed widths."""
+        given = tuple(i for i, label in enumerate(self.labels) if label.embedding is not None)
+        # One array for each label: reading millions of numbers at once would hold the GIL.
+        rows = [np.array(self.labels[i].embedding, np.float64) for i in given]
+        if len({len(row) for row in rows}) > 1:
+            widths = " and ".join(map(str, sorted({len(row) for row in rows})[:2]))
+            raise InvalidLabelSet(
+                f"All embeddings must have the same number of values, not {widths}"
+            )
+        with np.errstate(over="ignore"):  # too large for float32: inf, refused by `check_fit`
+            embeddings = np.array(rows, np.float64).astype(np.float32)
+        return Definition(
+            name=self.name,
+            names=refuse_duplicates(tuple(label.name for label in self.labels)),
+            prompts=tuple(label.prompt for label in self.labels),
+            thresholds=tuple(label.threshold for label in self.labels),
+            given=given,
+            embeddings=embeddings.reshape(len(rows), len(rows[0]) if rows else 0),
+            embedding_space=self.embedding_space,
+            calibration=self.calibration,
+        )
+
 
 class LabelThreshold(Record):
     """The threshold of one label of a set, 0..1; None is the open head's."""
 
     name: LabelText
-    threshold: Annotated[float | None, NoBool] = Field(ge=0.0, le=1.0, allow_inf_nan=False)
+    threshold: Annotated[_Score | None, NoBool]
 
 
 class ThresholdsRecord(Record):
@@ -180,11 +204,12 @@ class Definition:
         Raises `InvalidLabelSet` if one has another prompt, threshold or embedding than there.
         """
         for name, row in self.rows.items():
-            values = zip(LabelRow._fields, known.rows.get(name, row), row, strict=True)
-            if differing := [each for each in values if each[2] not in (None, each[1])]:
-                what, *both = differing[0]
-                old, new = ("none" if value is None else repr(value)[:80] for value in both)
-                which = "" if what == "embedding" else f" ({old}, not {new})"
+            there = known.rows.get(name, row)
+            for what, old, new in zip(LabelRow._fields, there, row, strict=True):
+                if new in (None, old):
+                    continue
+                was = "none" if old is None else f"{old!r:.80}"
+                which = "" if what == "embedding" else f" ({was}, not {new!r:.80})"
                 raise InvalidLabelSet(
                     f"Label {quote(name)} of {known.name} has another {what}{which}: leave it out, "
                     f"set thresholds with `ml-decoder labels threshold {known.name} {quote(name)} "
@@ -198,29 +223,6 @@ class Definition:
             write_prompt(space.template, name) if prompt is None else prompt
             for name, prompt in zip(self.names, self.prompts, strict=True)
         )
-
-
-def define_label_set(record: LabelSetRecord) -> Definition:
-    """Returns a record as columns. Raises `InvalidLabelSet` for duplicates or mixed widths."""
-    labels = record.labels
-    given = tuple(i for i, label in enumerate(labels) if label.embedding is not None)
-    # One array for each label: reading millions of numbers at once would hold the GIL.
-    rows = [np.array(labels[i].embedding, np.float64) for i in given]
-    if len({len(row) for row in rows}) > 1:
-        widths = " and ".join(map(str, sorted({len(row) for row in rows})[:2]))
-        raise InvalidLabelSet(f"All embeddings must have the same number of values, not {widths}")
-    with np.errstate(over="ignore"):  # too large for float32 becomes inf, refused by `check_fit`
-        embeddings = np.array(rows, np.float64).astype(np.float32)
-    return Definition(
-        name=record.name,
-        names=refuse_duplicates(tuple(label.name for label in labels)),
-        prompts=tuple(label.prompt for label in labels),
-        thresholds=tuple(label.threshold for label in labels),
-        given=given,
-        embeddings=embeddings.reshape(len(rows), len(rows[0]) if rows else 0),
-        embedding_space=record.embedding_space,
-        calibration=record.calibration,
-    )
 
 
 def refuse_duplicates(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -17,21 +17,13 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from service import errors
 from service.bundle.card import OpenHead, fold_name
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.engine.heads import LABELS_PER_RUN, Embeddings, LabelVectors, QueryArray
 from service.engine.sessions import KEYS, SessionConfig, open_checked
-from service.errors import (
-    BundleError,
-    Draining,
-    InferenceFailed,
-    InvalidLabelSet,
-    LabelSetError,
-    QueueFull,
-    TextNotEncodable,
-    quote,
-)
+from service.errors import quote
 from service.labels.definition import Definition
 from service.labels.label_set import LabelSet, Origin, make_open_set
 
@@ -56,7 +48,7 @@ class TextEncoder:
         for text, tokens in zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True):
             if rest := tokens.overflowing:
                 count = len(tokens.ids) + sum(part.special_tokens_mask.count(0) for part in rest)
-                raise InvalidLabelSet(
+                raise errors.InvalidLabelSet(
                     f"The text encoder reads {len(tokens.ids)} tokens (words or parts of words), "
                     f"but the text {quote(text)} has {count}: shorten it"
                 )
@@ -165,7 +157,9 @@ class LabelEncoders:
         row = await self._run(partial(_find_overflow, vectors))
         if row is not None:
             which = f"{row + 1} of {len(vectors.queries)}"
-            raise InvalidLabelSet(f"Embedding {which} makes the model overflow: use shorter ones")
+            raise errors.InvalidLabelSet(
+                f"Embedding {which} makes the model overflow: use shorter ones"
+            )
         return vectors
 
     async def encode_candidates(self, definition: Definition) -> LabelVectors:
@@ -204,9 +198,9 @@ class LabelEncoders:
         """
         encoder = self._texts
         if encoder is None:
-            raise TextNotEncodable(texts[0])
+            raise errors.TextNotEncodable(texts[0])
         if self._waiting >= self._queue_size:
-            raise QueueFull("the queue of the text encoder is full")
+            raise errors.QueueFull("the queue of the text encoder is full")
         self._waiting += 1
         try:
             starts = range(0, len(texts), TEXTS_PER_TURN)
@@ -219,13 +213,13 @@ class LabelEncoders:
 
     async def _run(self, work: Callable[[], ResultT]) -> ResultT:
         if self._closed:
-            raise Draining("the label encoders are closed")
+            raise errors.Draining("the label encoders are closed")
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except LabelSetError:
+        except errors.LabelSetError:
             raise
         except Exception as error:  # ONNX Runtime's exceptions have no common base
-            raise InferenceFailed("encoding labels failed") from error
+            raise errors.InferenceFailed("encoding labels failed") from error
 
 
 def _find_overflow(vectors: LabelVectors) -> int | None:
@@ -260,9 +254,9 @@ def open_text_encoder(bundle: Bundle, threads: int) -> TextEncoder | None:
     with _refusing("text_encoder"):
         embeddings = encoder.encode(["a", "two words"])
     if embeddings.shape != (2, width):
-        raise BundleError(f"text_encoder gave embeddings of shape {list(embeddings.shape)}")
+        raise errors.BundleError(f"text_encoder gave embeddings of shape {list(embeddings.shape)}")
     if not np.isfinite(embeddings).all():
-        raise BundleError("text_encoder gave embeddings that are not finite")
+        raise errors.BundleError("text_encoder gave embeddings that are not finite")
     return encoder
 
 
@@ -271,7 +265,7 @@ def _open_tokenizer(bundle: Bundle) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the package raises `Exception` itself for a damaged file
-        raise BundleError("tokenizer.json is not a usable tokenizer") from error
+        raise errors.BundleError("tokenizer.json is not a usable tokenizer") from error
     truncation = tokenizer.truncation or {}  # the export writes what a tower reads
     tokenizer.enable_truncation(min(MAX_TOKENS, truncation.get("max_length", MAX_TOKENS)))
     tokenizer.no_padding()
@@ -297,14 +291,14 @@ def open_label_encoder(bundle: Bundle, threads: int, *, screen: bool = True) -> 
     )
     names = [output.name for output in session.get_outputs()]
     if has_screen and names == ["queries"]:
-        raise BundleError("label_encoder returns no keys for the screen")
+        raise errors.BundleError("label_encoder returns no keys for the screen")
     wanted = names if screen else ["queries"]
     with _refusing("label_encoder"):
         outputs = session.run(wanted, {"embeddings": np.ones((2, width), np.float32)})
     example = dict(zip(wanted, outputs, strict=True))
     for name, rows in example.items():
         if len(rows) != 2:
-            raise BundleError(f"label_encoder gave {name} of shape {list(rows.shape)}")
+            raise errors.BundleError(f"label_encoder gave {name} of shape {list(rows.shape)}")
     return LabelEncoder(session, example)
 
 
@@ -313,4 +307,4 @@ def _refusing(graph: GraphName) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # ONNX Runtime's exceptions have no common base
-        raise BundleError(f"{graph} does not run: {' '.join(str(error).split())}") from error
+        raise errors.BundleError(f"{graph} does not run: {' '.join(str(error).split())}") from error

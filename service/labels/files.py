@@ -24,18 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
+from service import errors
 from service.bundle.card import Calibration, format_first_error
 from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
 from service.errors import BundleError, InvalidLabelSet, LabelSetError, StartError, quote
 from service.fields import LabelSetName, LabelText, PromptText
-from service.labels.definition import (
-    Definition,
-    LabelSetRecord,
-    check_fit,
-    define_label_set,
-    refuse_duplicates,
-)
+from service.labels.definition import Definition, LabelSetRecord, check_fit, refuse_duplicates
 from service.labels.examples import Examples
 from service.labels.whitening import UNREADABLE
 
@@ -44,7 +39,6 @@ FOLDER_SUFFIXES = (".json", ".npz")
 SUFFIXES = (*FOLDER_SUFFIXES, ".txt", ".csv")
 MAX_FILE_BYTES = 1 << 30
 _CSV_COLUMNS = ("name", "prompt", "threshold")
-_MAX_COLUMNS_SHOWN = 10
 _MAX_ENCODER_CHARACTERS = 64
 _NPZ_REQUIRED = ("names", "embeddings")
 _NPZ_EXAMPLES = ("learnt", "lessons", "lesson_sizes", "encoder")
@@ -159,7 +153,7 @@ def _parse_json(content: bytes, name: str) -> Definition:
         given = quote(str(value["name"]))
         raise InvalidLabelSet(f"name must be {quote(name)}, or left out; it is {given}")
     try:
-        return define_label_set(LabelSetRecord.model_validate(value))
+        return LabelSetRecord.model_validate(value).define()
     except ValidationError as error:
         raise InvalidLabelSet(format_first_error(error, LabelSetRecord)) from error
 
@@ -209,7 +203,7 @@ def _read_header(cells: list[str], line: int) -> tuple[list[str], bool]:
     if wrong or "name" not in columns or len(set(columns)) < len(columns):
         raise InvalidLabelSet(
             f"Line {line} must name the columns, name and optionally prompt and threshold; it has "
-            f"{', '.join(map(quote, cells[:_MAX_COLUMNS_SHOWN]))}"
+            f"{errors.list_names(cells)}"
         )
     return columns, True
 
@@ -235,7 +229,7 @@ def _define_rows(rows: Iterable[tuple[int, dict[str, str]]], name: str) -> Defin
             raise InvalidLabelSet(
                 f"Line {line}: the label {quote(label.name)} is on line {seen[label.name]} too"
             )
-    return define_label_set(record)
+    return record.define()
 
 
 def _parse_npz(content: bytes, name: str) -> Definition:
@@ -332,7 +326,7 @@ def _read_arrays(content: bytes) -> dict[str, NDArray[Any]]:
                 raise InvalidLabelSet(
                     f"The file must have the arrays {' and '.join(_NPZ_REQUIRED)}, and may have "
                     f"{', '.join(_NPZ_OPTIONAL)}; it has "
-                    f"{', '.join(map(quote, [*members][:_MAX_COLUMNS_SHOWN])) or 'none'}"
+                    f"{errors.list_names([*members]) or 'none'}"
                 )
             if sum(info.file_size for info in members.values()) > MAX_FILE_BYTES:
                 raise InvalidLabelSet(f"The arrays must have at most {MAX_FILE_BYTES} bytes")

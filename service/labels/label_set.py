@@ -42,6 +42,18 @@ MOST_RANKED = 5
 RATING = "rating"
 """Category of labels that exclude each other, such as `general` and `explicit`."""
 
+_OTHER_MODEL = {
+    "positive": 0,
+    "negative": 0,
+    "separation": {"value": 0.0, "meaning": "unknown: the examples are of another model"},
+    "this_model": False,
+}
+_SUMMARY = (
+    *("name", "version", "origin", "read_only", "num_labels"),
+    *("category_counts", "num_learnt", "ranked"),
+)
+_LEFT_OUT_IF_EMPTY = ("category_counts", "num_learnt", "ranked", "category", "examples")
+
 Source = Literal["trained", "zero_shot", "examples"]
 Origin = Literal["model", "bundle", "folder", "store", "request"]
 
@@ -144,9 +156,37 @@ class LabelSet:
         return {self.names[position]: photos for position, photos in pairs}
 
     @property
+    def pairs(self) -> NDArray[np.float64]:
+        """Scales and shifts of all labels, [2, L]; 1 and 0 without a calibration."""
+        if self.calibration is not None:
+            return self.calibration
+        return np.repeat([[1.0], [0.0]], len(self.names), axis=1)
+
+    @property
     def vectors(self) -> LabelVectors | None:
         """Queries and keys; None for trained labels and without texts."""
         return None if self.queries is None else LabelVectors(self.queries, self.keys)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the set with its labels as JSON values, as `GET /labels/NAME` answers."""
+        examples = dict.fromkeys(self.unused_examples, _OTHER_MODEL)
+        if (learnt := self.learnt) is not None:
+            for row, name in enumerate(self.examples):
+                examples[name] = {**learnt.describe(row), "this_model": True}
+        columns = {
+            "name": self.names,
+            "prompt": self.prompts,
+            "threshold": self.thresholds.tolist(),
+            "calibrated": self.calibrated.tolist(),
+            "own_embedding": self.own_embeddings.tolist(),
+            "category": map(self.categories.get, self.names),
+            "examples": map(examples.get, self.names),
+        }
+        rows = zip(*columns.values(), strict=True)
+        described = {key: getattr(self, key) for key in _SUMMARY}
+        described["calibration"] = self.own_calibration and self.own_calibration.model_dump()
+        labels = [_leave_out_empty(dict(zip(columns, row, strict=True))) for row in rows]
+        return {**_leave_out_empty(described), "labels": labels}
 
     def find_members(self, categories: Collection[str]) -> NDArray[np.bool_]:
         """Returns which labels are of one of these categories, bool [L]."""
@@ -203,9 +243,7 @@ class LabelSet:
         assert self.queries is not None
         assert self.keys is not None
         count = len(self.names)
-        scale, shift = np.ones(count), np.zeros(count)
-        if self.calibration is not None:
-            scale, shift = self.calibration
+        scale, shift = self.pairs
         if threshold is not None:
             floors = self.thresholds if isinstance(threshold, str) else np.float64(threshold)
             with np.errstate(divide="ignore"):
@@ -322,6 +360,10 @@ def add_examples(
     numbers = np.array(shifts), tuple(learning.values()), np.array(separations)
     learnt = LearntLabels(np.array([*learning]), np.stack(vectors), *numbers)
     return replace(labels, learnt=learnt)
+
+
+def _leave_out_empty(described: dict[str, Any]) -> dict[str, Any]:
+    return {k: value for k, value in described.items() if value or k not in _LEFT_OUT_IF_EMPTY}
 
 
 def _fill(

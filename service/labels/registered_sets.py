@@ -51,7 +51,6 @@ class RegisteredSets(StoredSets):
     def __init__(
         self, store: LabelStore, builder: LabelSetBuilder, poll_seconds: float, fixed: Iterable[str]
     ) -> None:
-        """As `StoredSets`."""
         super().__init__(store, builder, poll_seconds, fixed)
         self._successor: RegisteredSets | None = None
         self._adopting = asyncio.Lock()
@@ -124,8 +123,10 @@ class RegisteredSets(StoredSets):
                 "set, or replace this one with --replace"
             )
         new = self._builder.check(definition, {*old.examples, *others}).without(old)
-        kinds, ours = ({row.embedding is None for row in each.rows.values()} for each in (new, old))
-        if not kinds <= ours or (kinds and encodes_text and not entry.embeddings.shape[1]):
+        new_kinds = {row.embedding is None for row in new.rows.values()}
+        old_kinds = {row.embedding is None for row in old.rows.values()}
+        has_no_texts = encodes_text and not entry.embeddings.shape[1]  # it learnt from photos alone
+        if not new_kinds <= old_kinds or (new_kinds and has_no_texts):
             raise errors.InvalidLabelSet(
                 f"The labels of {name} are of another kind (texts, embeddings or photos alone): "
                 "register the new ones as another set"

@@ -18,13 +18,7 @@ from service.errors import quote
 from service.labels.builder import LabelSetBuilder
 from service.labels.examples import Examples
 from service.labels.label_set import LabelSet
-from service.labels.store.store import (
-    ExamplesRow,
-    LabelStore,
-    SetVersion,
-    StoreEntry,
-    StoreState,
-)
+from service.labels.store.store import ExamplesRow, LabelStore, SetVersion, StoreEntry, StoreState
 
 # The largest set takes seconds to write, so a call that takes longer hangs.
 _TIMEOUT_SECONDS = 30.0
@@ -121,10 +115,7 @@ class StoredSets:
         return entry._replace(definition=definition), others
 
     async def _load_sets(
-        self,
-        name: str | None = None,
-        made: LabelSet | None = None,
-        entry: StoreEntry | None = None,
+        self, name: str | None = None, made: LabelSet | None = None, entry: StoreEntry | None = None
     ) -> None:
         """Loads the sets that have changed, or one, which may be `made` or read already."""
         state, versions = await self._call(self._store.read_versions, name)

@@ -51,7 +51,8 @@ class Explainer:
     def __init__(self, bundle: Bundle) -> None:
         self._contract = bundle.card.input
         self._graphs = MapGraphs(bundle)
-        self.has_trained, self.has_open = self._graphs.trained, self._graphs.open
+        self.has_trained = self._graphs.trained is not None
+        self.has_open = self._graphs.open is not None
 
     def covers(self, selection: Selection) -> bool:
         """Returns whether there are maps of all labels of the selection."""

@@ -10,20 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Literal
 
+from service import errors
 from service.bundle.card import CPU_DEVICES
 from service.caller import CALLER
 from service.engine.engine import Engine
 from service.engine.heads import Head, LogitsArray, ScreenedLogits
-from service.errors import (
-    BundleError,
-    DeadlineExceeded,
-    Draining,
-    ImageError,
-    InferenceFailed,
-    NoMaps,
-    NotReady,
-    TooManyPixels,
-)
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import START_OF_IMAGE, Jpeg, parse_jpeg
 from service.labels.catalogue import open_catalogue
@@ -87,7 +78,7 @@ class Pipeline:
         self.catalogue = open_catalogue(settings, bundle, graphs.encoders, graphs.arrays)
         whitening = self.catalogue.whitening
         if whitening is not None and engine.width not in (None, whitening.width):
-            raise BundleError(
+            raise errors.BundleError(
                 f"background.npz is of width {whitening.width}, the encoder of {engine.width}"
             )
         self.explainer = Explainer(bundle)
@@ -138,9 +129,9 @@ class Pipeline:
         """Marks work that draining waits for; raises `UnavailableError` if not ready."""
         state = self.state
         if state == "draining":
-            raise Draining("the pipeline is draining")
+            raise errors.Draining("the pipeline is draining")
         if state != "ready":
-            raise NotReady(f"the pipeline is {state}")
+            raise errors.NotReady(f"the pipeline is {state}")
         if not self._admitted:
             self.queue.drain_rate.note_start(time.perf_counter())
         self._admitted += 1
@@ -174,7 +165,9 @@ class Pipeline:
                     async with asyncio.timeout_at(deadline):
                         sets = await pinning
                 except TimeoutError as error:
-                    raise DeadlineExceeded("deadline exceeded while pinning labels") from error
+                    raise errors.DeadlineExceeded(
+                        "deadline exceeded while pinning labels"
+                    ) from error
             else:
                 sets = await pinning  # never waits; a timeout would cost 6 us
             names = (*(question.include or ()), *(question.exclude or ()))
@@ -185,7 +178,7 @@ class Pipeline:
                 run_in_side_thread = self._side_threads.run
                 selection = await run_in_side_thread(deadline, select_labels, sets, question)
         if question.explain and not self.explainer.covers(selection):
-            raise NoMaps(tuple(part.labels.name for part in selection.parts))
+            raise errors.NoMaps(tuple(part.labels.name for part in selection.parts))
         return selection
 
     async def predict(
@@ -261,7 +254,7 @@ class Pipeline:
                 decoding = (Stage("decode", started, time.perf_counter()),)
             joined = time.perf_counter()
             done = await self._batcher.submit(Item(photo, heads, explained, embedded), deadline)
-        except (ImageError, InferenceFailed):  # its place is free as well
+        except (errors.ImageError, errors.InferenceFailed):  # its place is free as well
             self.queue.drain_rate.note_answer(time.perf_counter())
             raise
         self.queue.drain_rate.note_answer(time.perf_counter())
@@ -278,14 +271,14 @@ class Pipeline:
         try:
             # Most photos are of one unit; of others this reads the header.
             return await run(deadline, decode_image, photo, contract, min(limit, UNIT_PIXELS))
-        except TooManyPixels as error:
+        except errors.TooManyPixels as error:
             if error.pixels is None:  # a side is too long
                 raise
             pixels, where = error.pixels, error.where
         if pixels > self.settings.max_pixels:
-            raise TooManyPixels(self.settings.max_pixels, where=where)
+            raise errors.TooManyPixels(self.settings.max_pixels, where=where)
         if pixels > limit:
-            raise TooManyPixels(limit, where=where, file_bytes=len(data))
+            raise errors.TooManyPixels(limit, where=where, file_bytes=len(data))
         CALLER.get().charge((pixels - 1) // UNIT_PIXELS)
         weight = pixels // _JPEG_SHARE if data.startswith(START_OF_IMAGE) else pixels
         return await run(deadline, decode_image, photo, contract, limit, pixels=weight)

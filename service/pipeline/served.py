@@ -8,14 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from service.errors import (
-    BundleError,
-    Draining,
-    NotReady,
-    ServiceBroken,
-    ServiceError,
-    StartError,
-)
+from service.errors import BundleError, Draining, NotReady, ServiceBroken, ServiceError, StartError
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.settings import Settings, check_variables
 from service.stages import Observer

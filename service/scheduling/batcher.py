@@ -11,15 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic
 
-from service.errors import (
-    DeadlineExceeded,
-    Draining,
-    InferenceFailed,
-    NotReady,
-    ServiceBroken,
-    UnavailableError,
-    without_frames,
-)
+from service import errors
+from service.errors import without_frames
 from service.scheduling.cpu import ANY_CORE, Core
 from service.scheduling.queue import BatchQueue, Done, ItemT, QueuedItem, ResultT, fail_items
 
@@ -99,9 +92,9 @@ class Batcher(Generic[ItemT, ResultT]):
             InferenceFailed: the item's batch failed.
         """
         if self._draining:
-            raise Draining("the batcher is draining")
+            raise errors.Draining("the batcher is draining")
         if not self.healthy:
-            raise NotReady("the batcher is not running")
+            raise errors.NotReady("the batcher is not running")
         queued = self._queue.put(item, deadline)
         timer = asyncio.get_running_loop().call_at(deadline, self._expire, queued)
         try:
@@ -129,7 +122,7 @@ class Batcher(Generic[ItemT, ResultT]):
 
     def fail_all(self) -> None:
         """Fails waiting and running items with `Draining`; the workers end their runs."""
-        self._fail(Draining("stopped before this item was answered"))
+        self._fail(errors.Draining("stopped before this item was answered"))
 
     def _fail(self, error: Exception) -> None:
         self._queue.fail(error)
@@ -139,7 +132,7 @@ class Batcher(Generic[ItemT, ResultT]):
     def _expire(self, queued: QueuedItem[ItemT, ResultT]) -> None:
         if not queued.future.done():
             self._queue.remove(queued)
-            queued.future.set_exception(DeadlineExceeded("deadline exceeded in the queue"))
+            queued.future.set_exception(errors.DeadlineExceeded("deadline exceeded in the queue"))
 
     def _work(self, core: Core) -> None:
         batch: Sequence[QueuedItem[ItemT, ResultT]] = ()
@@ -172,14 +165,14 @@ class Batcher(Generic[ItemT, ResultT]):
             uses_all_threads = partial(self._uses_all_threads, core)
             results = self._run_batch([queued.item for queued in batch], uses_all_threads)
             if len(results) != len(batch):
-                raise InferenceFailed(f"{len(results)} results for {len(batch)} items")
-        except ServiceBroken:
+                raise errors.InferenceFailed(f"{len(results)} results for {len(batch)} items")
+        except errors.ServiceBroken:
             raise  # ends this worker
         except Exception as error:
-            if not isinstance(error, UnavailableError):
+            if not isinstance(error, errors.UnavailableError):
                 logger.exception("a batch of %d failed", len(batch))
-                if not isinstance(error, InferenceFailed):
-                    error = InferenceFailed("the run raised an error")
+                if not isinstance(error, errors.InferenceFailed):
+                    error = errors.InferenceFailed("the run raised an error")
             report = partial(fail_items, batch, without_frames(error))
         else:
             seconds = time.perf_counter() - started
@@ -202,7 +195,7 @@ class Batcher(Generic[ItemT, ResultT]):
             self._stopped.set()
         if batch:  # the worker died while it ran this batch
             self._dead = True
-            died = NotReady("the batcher died")
+            died = errors.NotReady("the batcher died")
             fail_items(batch, died)
             self._queue.fail(died)
 
@@ -215,7 +208,7 @@ class Batcher(Generic[ItemT, ResultT]):
             logger.critical("a run of the batcher hangs")
             self._dead = True
             self._stopped.set()
-            self._fail(NotReady("a run hangs"))
+            self._fail(errors.NotReady("a run hangs"))
         else:
             loop = asyncio.get_running_loop()
             self._watchdog = loop.call_later(self._tick_seconds, self._watch)

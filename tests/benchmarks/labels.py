@@ -19,7 +19,7 @@ import typer
 
 from export.calibration.screen import read_nouns
 from service.bundle.reader import load_bundle
-from service.labels.definition import LabelSetRecord, define_label_set
+from service.labels.definition import LabelSetRecord
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.question import Question
 from service.settings import Settings
@@ -36,7 +36,7 @@ def list_names(count: int, file: Path | None) -> list[str]:
 
 async def register(pipeline: Pipeline, names: list[str]) -> str:
     record = LabelSetRecord.model_validate({"name": f"labels-{len(names)}", "labels": names})
-    await pipeline.catalogue.writable(record.name).register(define_label_set(record))
+    await pipeline.catalogue.writable(record.name).register(record.define())
     return record.name
 
 

@@ -129,6 +129,13 @@ def test_export_imports_only_the_rooms_of_the_service_that_it_measures_with() ->
     assert not _list_wrong((module, list_others(module)) for module in _of_part("export"))
 
 
+def test_commands_import_nothing_of_http() -> None:
+    def list_http(module: str) -> set[str]:
+        return {name for name in IMPORTS[module] if _is_within(name, "service.http")}
+
+    assert not _list_wrong((module, list_http(module)) for module in _of_part("service.cli"))
+
+
 def test_modules_import_no_higher_room() -> None:
     def list_higher(module: str) -> set[str]:
         own = _room_of(module)

@@ -20,7 +20,7 @@ from service.bundle.card import (
     Screen,
 )
 from service.http.responses.problems import Problem
-from service.labels.label_set import LabelSet, Origin, Source
+from service.labels.label_set import Origin, Source
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Timings
 
@@ -289,33 +289,6 @@ class InfoAnswer(_Answer):
     background: BackgroundPhotos | None = Field(description="Null if labels learn no photos.")
     metrics: list[Metric]
     runtime: RuntimeAnswer
-
-
-def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
-    """Returns a set with its labels."""
-    fields = tuple(RegisteredLabel.model_fields)
-    unknown = Separation(value=0, meaning="unknown: the examples are of another model")
-    other = LabelExamples(positive=0, negative=0, separation=unknown, this_model=False)
-    examples = dict.fromkeys(labels.unused_examples, other)
-    if labels.learnt is not None:
-        for row, position in enumerate(labels.learnt.positions):
-            described = labels.learnt.describe(row)
-            examples[labels.names[position]] = LabelExamples(**described, this_model=True)
-    columns = zip(
-        labels.names,
-        labels.prompts,
-        labels.thresholds.tolist(),
-        labels.calibrated.tolist(),
-        labels.own_embeddings.tolist(),
-        map(labels.categories.get, labels.names),
-        map(examples.get, labels.names),
-        strict=True,
-    )
-    return LabelSetAnswer(
-        **LabelSetSummary.model_validate(labels).model_dump(),
-        calibration=labels.own_calibration,
-        labels=[RegisteredLabel(**dict(zip(fields, row, strict=True))) for row in columns],
-    )
 
 
 def answer_info(pipeline: Pipeline) -> InfoAnswer:

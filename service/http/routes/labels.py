@@ -21,7 +21,7 @@ from service.http.responses.openapi import (
     document_problems,
     document_write,
 )
-from service.http.responses.schemas import LabelSetAnswer, LabelSetsAnswer, answer_label_set
+from service.http.responses.schemas import LabelSetAnswer, LabelSetsAnswer
 from service.http.security.keys import ADMINISTRATE, PREDICT, ROUTE_PROBLEMS
 from service.http.security.rates import LIMITED
 from service.labels.catalogue import Catalogue
@@ -30,7 +30,6 @@ from service.labels.definition import (
     LabelSetRecord,
     ThresholdsRecord,
     check_size,
-    define_label_set,
     refuse_duplicates,
 )
 from service.labels.label_set import LabelSet
@@ -256,17 +255,18 @@ def _define(body: dict[str, Any], max_labels: int, name: str | None = None) -> D
         raise InvalidParameters(
             [ProblemValue("body", "name", f"Should be the name in the path, {quote(name)}")]
         )
-    return define_label_set(validate(LabelSetRecord, body, "body"))
+    return validate(LabelSetRecord, body, "body").define()
 
 
 async def answer_set(
     request: Request, labels: LabelSet, answer: BaseModel | None = None, *, created: bool = False
 ) -> Response:
     """Answers a request for a set, or a change of it, by default with the whole set."""
-    # Thousands of labels would block the event loop.
-    content = await asyncio.to_thread(
-        lambda: (answer or answer_label_set(labels)).model_dump_json()
-    )
+
+    def write() -> str:
+        return (answer or LabelSetAnswer(**labels.describe())).model_dump_json()
+
+    content = await asyncio.to_thread(write)  # thousands of labels would block the event loop
     headers, status = _make_tag(labels), HTTPStatus.OK
     if created:
         headers["Location"] = f"{request.scope['root_path']}/labels/{labels.name}"

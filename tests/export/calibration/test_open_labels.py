@@ -32,7 +32,7 @@ from service.calibration import find_threshold
 from service.engine.heads import Embeddings, ScreenedLogits, ScreenedQueries
 from service.engine.session_set import open_session_set
 from service.engine.sessions import SessionConfig
-from service.labels.definition import LabelSetRecord, define_label_set
+from service.labels.definition import LabelSetRecord
 from service.labels.encoders import open_label_encoder
 from service.labels.examples import Examples
 from service.labels.files import pack_label_set, parse_label_set, read_bundle_sets
@@ -183,7 +183,7 @@ def embed(bundle: Bundle, labels: list[object]) -> Embeddings:
 
     async def encode() -> Embeddings:
         encoders = open_encoders(Settings(bundle=bundle.path), bundle)
-        return await encoders.embed(define_label_set(record))
+        return await encoders.embed(record.define())
 
     return asyncio.run(encode())
 
@@ -208,7 +208,7 @@ def test_labels_are_scored_independently(bundle: Bundle, text: TextEncoder) -> N
 
 def test_label_set_with_examples_keeps_them(tmp_path: Path) -> None:
     examples = Examples.empty(8).add(make_examples(2, width=8))
-    plain = define_label_set(LabelSetRecord.model_validate({"name": "mugs", "labels": ["mug"]}))
+    plain = LabelSetRecord.model_validate({"name": "mugs", "labels": ["mug"]}).define()
     learnt = replace(plain, examples={"mug": examples}, encoder="another")
     path, blank = tmp_path / "mugs.npz", np.zeros((1, EMBEDDING_WIDTH), np.float32)
     path.write_bytes(pack_label_set(learnt, blank))

@@ -65,9 +65,9 @@ def make(
         fixed,
         LabelSetBuilder(open_encoders(Settings(bundle=bundle.path), bundle), photos),
         store or FlakyStore("memory"),
-        default_sets=default,
-        max_candidates=3,
-        poll_seconds=60.0,
+        Settings(
+            default_label_set=",".join(default), max_candidate_labels=3, label_poll_seconds=60.0
+        ),
     )
 
 

@@ -18,7 +18,6 @@ from service.labels.definition import (
     LabelSetRecord,
     check_embeddings,
     check_fit,
-    define_label_set,
 )
 
 # Of a set of the first version, which stores have.
@@ -26,7 +25,7 @@ DIGEST = "cf64e281c7af703708f00c29b52d9b4f11ea8e0f2f44312eefb902f255d6fea9"
 
 
 def define(**values: Any) -> Definition:
-    return define_label_set(LabelSetRecord.model_validate({"name": "pets", **values}))
+    return LabelSetRecord.model_validate({"name": "pets", **values}).define()
 
 
 @given(st.lists(st.sampled_from(["a", "b", "e\u0301", "\u00e9", " a"]), min_size=1, max_size=5))

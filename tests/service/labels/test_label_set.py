@@ -16,6 +16,7 @@ from service.bundle.card import (
 )
 from service.engine.heads import LabelVectors
 from service.fields import Purpose
+from service.http.responses.schemas import LabelSetAnswer
 from service.labels.definition import Definition
 from service.labels.label_set import LabelSet, Origin, make_open_set, make_trained_set
 from service.question import Threshold
@@ -34,6 +35,19 @@ def open_set(
 ) -> LabelSet:
     vectors, head = LabelVectors(np.ones((3, 4), np.float32)), head or _head(0.3)
     return make_open_set(definition, vectors, head, trained_names, version="7", origin="store")
+
+
+def test_description_is_the_answer_of_the_service_for_sets_of_all_kinds() -> None:
+    labels = [Label(name="cat", category="animal"), Label(name="mug")]
+    head = TrainedHead(kind="gap", num_labels=2, activation="sigmoid", calibration=PAIR)
+    own = replace(DEFINITION, calibration=Calibration(scale=2.0, shift=0.5))
+    other_model = replace(open_set(), unused_examples=frozenset({"yak"}))
+    ranked = replace(open_set(), ranked=True)
+    sets = (make_trained_set(labels, head), open_set(own), other_model, ranked)
+    described = [each.describe() for each in sets]
+    assert [LabelSetAnswer(**each).model_dump(mode="json") for each in described] == described
+    cat, yak, _ = described[2]["labels"]
+    assert ("examples" in cat, yak["examples"]["this_model"]) == (False, False)
 
 
 @pytest.mark.parametrize(("fallback", "expected"), [(0.3, 0.3), (0.0, 0.0), (None, 0.5)])

@@ -2,17 +2,14 @@
 
 import base64
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
-from service.http.responses.schemas import answer_label_set
 from tests.support.photos import make_photo
 from tests.support.serving import assert_problem, send_examples, send_image, serve_app
-from tests.support.tiny_bundle import random_label_set
 
 BUNDLE, SETTINGS = "learning_bundle", {"max_labels_per_set": 3}
 PHOTOS = [make_photo(seed) for seed in range(12)]
@@ -135,9 +132,3 @@ def test_model_without_background_names_the_command(open_bundle: Bundle) -> None
         problem = assert_problem(learn(client, PHOTOS[:1]), 409, "no_background")
         assert "ml-decoder export --bundle BUNDLE --background FOLDER" in problem["detail"]
         assert client.put("/labels/mine", json={"labels": ["mug"]}).status_code == 201
-
-
-def test_examples_of_another_model_are_shown_as_such() -> None:
-    labels = replace(random_label_set(0, ["a", "b"]), unused_examples=frozenset({"b"}))
-    own, other = (label.examples for label in answer_label_set(labels).labels)
-    assert (own, other and other.this_model, other and other.positive) == (None, False, 0)
