@@ -135,11 +135,13 @@ def _read_verified(folder: Path, file: str, record: FileRecord) -> bytes:
     safe = Path(file).name == file and file.isprintable()
     if not safe or file in {"", ".", "..", MANIFEST_FILE}:
         raise BundleError(f"{folder.name}: {file!r} is not a plain file name")
+    path = folder / file
     try:
-        content = read_regular_file(folder / file)
+        size = path.stat().st_size
+        content = read_regular_file(path) if size == record.bytes else b""
     except OSError as error:
         raise BundleError(f"{folder.name}: {file} cannot be read") from error
-    if (size := len(content)) != record.bytes:
+    if size != record.bytes:
         raise BundleError(
             f"{folder.name}: {file} must have {record.bytes} bytes; it has {size}: copy the bundle "
             "again"
