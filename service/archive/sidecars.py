@@ -170,7 +170,7 @@ def retag(path: Path, photo: Path, choose: Choose, *, dry_run: bool = False) -> 
     kept = [tag for tag in state.written if fold_name(tag[-1]) not in names]
     wanted, rejected = choose(kept, deleted)
     new = state
-    if wanted or rejected or any((state.written, state.copied, state.dropped, state.rejected)):
+    if wanted or rejected or state.written or state.rejected:
         new = merge(state, read_tags(base), wanted, rejected)
         write_state(packet, new)
     after, old = packet.render(), [tag[-1] for tag in state.written]
