@@ -18,7 +18,6 @@ from service.errors import StartError, escape
 from service.logs import configure_logs
 from service.settings import Settings
 
-_CHANGES_SHOWN = 10
 ROOT = "ml-decoder"
 
 if TYPE_CHECKING:
@@ -104,12 +103,12 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     require_package("ray", "ray", needed=ray)
     require_package("lxml", "bulk", needed=xmp)
     from service.cli.bulk.parts import copy_results, open_results
-    from service.cli.bulk.run import BulkJob
+    from service.cli.bulk.run import BulkJob, Totals
 
     folder = _find_folder(photos, moved, from_results=from_results) if xmp else None
     root = _read_root(xmp_root)
     configure_logs("warning")  # a fallback to the CPU may cost hours
-    changes: list[Change] = []  # of a dry run
+    changes: list[Change] = []
     with copy_results(out) if dry_run else nullcontext(out) as results:
         if moved and not from_results:
             open_results(results).move_photos(moved, photos)
@@ -122,7 +121,11 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
         )
         totals = _run(job, workers if ray else None)
         if folder is not None:
-            totals.add(_write_tags(results, folder, root, changes if dry_run else None))
+            from service.archive.sidecars import write_sidecars
+
+            found = open_results(results).read_found()
+            counts, changes = write_sidecars(folder, found, root, dry_run=dry_run)
+            totals.add(Totals(**counts))
     _show(totals, changes if dry_run else None, as_json)
     if totals.failed or totals.unread or totals.unwritten:
         raise typer.Exit(EXIT_SOME_FAILED)
@@ -137,22 +140,6 @@ def _run(job: BulkJob, ray_workers: int | None) -> Totals:
         from service.cli.bulk.ray_run import run_bulk_on_ray
 
         return run_bulk_on_ray(job, ray_workers, show)
-
-
-def _write_tags(
-    out: str, folder: Path, root: tuple[str, ...], changes: list[Change] | None
-) -> Totals:
-    """Writes the sidecars of results; if `changes` is given, adds the first ones to it instead."""
-    from service.archive.sidecars import write_sidecars
-    from service.cli.bulk.parts import open_results
-    from service.cli.bulk.run import Totals
-
-    def note(change: Change) -> None:
-        if changes is not None and len(changes) < _CHANGES_SHOWN:
-            changes.append(change)
-
-    found, dry_run = open_results(out).read_found(), changes is not None
-    return Totals(**write_sidecars(folder, found, root, dry_run=dry_run, show=note))
 
 
 def _read_question(question: Question, out: str) -> Question:
