@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +22,7 @@ ROOT = "ml-decoder"
 
 if TYPE_CHECKING:
     from service.archive.sidecars import Change
+    from service.cli.bulk.parts import PartFolder
     from service.cli.bulk.run import BulkJob, Totals
     from service.question import Question
 
@@ -103,7 +104,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     require_package("ray", "ray", needed=ray)
     require_package("lxml", "bulk", needed=xmp)
     from service.cli.bulk.parts import copy_results, open_results
-    from service.cli.bulk.run import BulkJob, Totals
+    from service.cli.bulk.run import BulkJob
 
     folder = _find_folder(photos, moved, from_results=from_results) if xmp else None
     root = _read_root(xmp_root)
@@ -114,7 +115,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
             open_results(results).move_photos(moved, photos)
             photos = moved
         if add_new:
-            question = _read_question(question, results)
+            question = _repeat_question(question, open_results(results))
         job = BulkJob(
             *(photos, results, question, settings, part_size, retry_failed),
             *(tuple(exclude_path or ()), from_results),
@@ -125,7 +126,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
 
             found = open_results(results).read_found()
             counts, changes = write_sidecars(folder, found, root, dry_run=dry_run)
-            totals.add(Totals(**counts))
+            totals = replace(totals, **counts)
     _show(totals, changes if dry_run else None, as_json)
     if totals.failed or totals.unread or totals.unwritten:
         raise typer.Exit(EXIT_SOME_FAILED)
@@ -142,12 +143,10 @@ def _run(job: BulkJob, ray_workers: int | None) -> Totals:
         return run_bulk_on_ray(job, ray_workers, show)
 
 
-def _read_question(question: Question, out: str) -> Question:
-    from service.cli.bulk.parts import open_results
-
+def _repeat_question(question: Question, earlier: PartFolder) -> Question:
     if question.model_dump(exclude_none=True):
         raise StartError("--add-new asks as before: leave out --embeddings and choices of labels")
-    return question.model_validate(open_results(out).question["question"])
+    return question.model_validate(earlier.question["question"])
 
 
 def _find_folder(location: str, moved: str | None, *, from_results: bool) -> Path:
