@@ -20,7 +20,7 @@ from service.archive.xmp import Packet, Tag
 from service.errors import StartError
 from service.files import replace_file
 from service.images.folders import read_photo
-from service.images.formats import PICTURE_ENDINGS, RAW_ENDING
+from service.images.formats import PICTURE_ENDINGS, RAW_ENDINGS
 
 # darktable's history of many drawn masks takes some hundred kB.
 _MAX_BYTES = 8_000_000
@@ -98,7 +98,7 @@ def _find_sidecar(photo: Path, list_pictures: Callable[[Path], Mapping[str, list
     if path in of_stem:
         alike = list_pictures(photo.parent).get(photo.stem.casefold(), ())
         others = [f"{name} too: rename one of them" for name in alike if name != photo.name]
-        if RAW_ENDING.fullmatch(photo.suffix.lower()):
+        if photo.suffix.lower() in RAW_ENDINGS:
             others.append("a RAW file")
         if others:
             raise LeftAlone(f"it would hide {path.name}, which is of {others[0]}")
@@ -187,5 +187,4 @@ def _load(path: Path, status: os.stat_result) -> bytes:
 
 
 def _is_picture(name: str) -> bool:
-    ending = Path(name).suffix.lower()
-    return ending in PICTURE_ENDINGS or RAW_ENDING.fullmatch(ending) is not None
+    return Path(name).suffix.lower() in PICTURE_ENDINGS

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from service.bundle.card import fold_name
-from service.cli.console import EXIT_SOME_FAILED, write_json
+from service.cli.console import EXIT_SOME_FAILED
 from service.cli.options import path_argument, require_package
 from service.errors import escape
 
@@ -27,7 +26,6 @@ def sidecars(
     remove: Annotated[
         bool, typer.Option("--remove", help="Take the tags out, and forget which ones you deleted.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per sidecar.")] = False,
 ) -> None:
     """List the tags that bulk --xmp wrote to sidecars, and those that you deleted since.
 
@@ -54,18 +52,10 @@ def sidecars(
         tags, rejected = (tuple(filter(is_chosen, n)) for n in (change.tags, change.rejected))
         counts.update(sidecars=int(bool(tags or rejected)), tags=len(tags), rejected=len(rejected))
         counts.update(removed=len(change.removed), emptied=int(change.is_deleted))
-        if as_json:
-            write_json(change._replace(tags=tags, rejected=rejected)._asdict())
-        elif not remove:
-            _show(path, tags, rejected)
-    if not as_json:
-        total = "{removed} tags removed, {emptied} sidecars deleted\n" if remove else _LISTED
-        sys.stdout.write(total.format_map(counts))
+        if (tags or rejected) and not remove:
+            parts = [", ".join(tags), f"deleted: {', '.join(rejected)}" * bool(rejected)]
+            sys.stdout.write(escape(f"{path}: {'; '.join(filter(None, parts))}") + "\n")
+    total = "{removed} tags removed, {emptied} sidecars deleted\n" if remove else _LISTED
+    sys.stdout.write(total.format_map(counts))
     if counts["failed"]:
         raise typer.Exit(EXIT_SOME_FAILED)
-
-
-def _show(path: Path, tags: Sequence[str], rejected: Sequence[str]) -> None:
-    parts = [", ".join(tags)] * bool(tags) + [f"deleted: {', '.join(rejected)}"] * bool(rejected)
-    if parts:
-        sys.stdout.write(escape(f"{path}: {'; '.join(parts)}") + "\n")
