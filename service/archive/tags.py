@@ -98,8 +98,8 @@ def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[s
     made = [field for field, tags in state.tags.items() if not tags or field in state.copies]
     roots = {tag[:-1] for tag in (*state.written, *wanted)} - {()} | {(ROOT,)}
     users = _find_users(state)
-    # The other fields of the sidecar replace the photo's.
-    theirs = _find_in_photo({field: photo[field] for field in made}, state.written, roots, rejected)
+    in_photo = _find_in_photo(photo, state.written, roots, rejected)
+    theirs = {field: in_photo[field] for field in made}  # the others replace the photo's
     if not any((*users.values(), *theirs.values())) and None in map(state.tags.get, FIELDS):
         # A program dropped the field that the copies are of: now they are the user's tags.
         users = _find_users(replace(state, copies={}))
@@ -118,15 +118,16 @@ def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[s
         new = [tag[-1:] if field is SUBJECT else tag for tag in own]
         if field in OTHER_FIELDS:
             new = [tag for tag in new if tags and tag in tags]
-        elif field in made and (own or rejected):
+        elif field in made and (own or (rejected and tags is not None)):
             copied = _fit(for_subject if field is SUBJECT else for_trees, field)
             earlier = state.copies.get(field, ())
             deleted = [tag for tag in earlier if tags is not None and tag not in tags]
             deleted = [tag for tag in deleted if _fold(tag) in copied]
             for tag in (*users[field], *deleted):
                 copied.pop(_fold(tag), None)
-            copies[field] = (*copied.values(), *deleted)
             new = [*copied.values(), *new]
+            if users[field] or new:
+                copies[field] = (*copied.values(), *deleted)
         new = users[field] + new
         merged[field] = tuple(new) if new or tags == () else None  # an empty list stays
     return State(merged, tuple(own), copies, tuple(rejected))
@@ -163,7 +164,7 @@ def _find_in_photo(
     copied = [tag for tag in _list_trees(photo) if tag in written or tag[:-1] in roots]
     own = {fold_name(name) for name in (ROOT, *rejected, *(tag[-1] for tag in copied))}
     return {
-        field: [tag for tag in tags or () if fold_name(tag[-1]) not in own]
+        field: [tag for tag in tags or () if tag not in written and fold_name(tag[-1]) not in own]
         for field, tags in photo.items()
     }
 
