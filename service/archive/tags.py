@@ -95,34 +95,36 @@ def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[s
 
     Wanted tags that the user has too, or that are rejected, are left out.
     """
+    # The user's tags: of the sidecar, and of the photo in the fields that it does not replace.
     made = [field for field, tags in state.tags.items() if not tags or field in state.copies]
     roots = {tag[:-1] for tag in (*state.written, *wanted)} - {()} | {(ROOT,)}
     users = _find_users(state)
     in_photo = _find_in_photo(photo, state.written, roots, rejected)
-    theirs = {field: in_photo[field] for field in made}  # the others replace the photo's
+    theirs = {field: in_photo[field] for field in made}
     if not any((*users.values(), *theirs.values())) and None in map(state.tags.get, FIELDS):
-        # A program dropped the field that the copies are of: now they are the user's tags.
+        # A program dropped the field that the copies are of: they are all that is left.
         users = _find_users(replace(state, copies={}))
     trees = [*_list_trees(users), *_list_trees(theirs)]
     flat = [*users[SUBJECT], *theirs.get(SUBJECT, ())]
+
     taken = {*_fold_levels([*trees, *flat]), *map(fold_name, rejected)}
     own = {fold_name(tag[-1]): tag for tag in wanted if fold_name(tag[-1]) not in taken}.values()
+
     # Programs write each level of a tree as a flat tag, too (darktable, Lightroom).
     levels = _fold_levels([*trees, *roots])
     for_trees = trees + [tag for tag in flat if fold_name(tag[0]) not in levels]
     for_subject = [tag[-1:] for tag in trees] + flat
-
     merged: Tags = {}
     copies = {}
     for field, tags in state.tags.items():
         new = [tag[-1:] if field is SUBJECT else tag for tag in own]
         if field in OTHER_FIELDS:
-            new = [tag for tag in new if tags and tag in tags]
+            new = [tag for tag in new if tag in (tags or ())]  # digiKam has added them
         elif field in made and (own or (rejected and tags is not None)):
             copied = _fit(for_subject if field is SUBJECT else for_trees, field)
             earlier = state.copies.get(field, ())
-            deleted = [tag for tag in earlier if tags is not None and tag not in tags]
-            deleted = [tag for tag in deleted if _fold(tag) in copied]
+            left = earlier if tags is None else tags  # dropping a field deletes no tag
+            deleted = [tag for tag in earlier if tag not in left and _fold(tag) in copied]
             for tag in (*users[field], *deleted):
                 copied.pop(_fold(tag), None)
             new = [*copied.values(), *new]
