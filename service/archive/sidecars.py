@@ -141,8 +141,9 @@ def retag(
 ) -> Change:
     """Replaces the own tags of a sidecar, or removes some; makes one from the XMP in the photo.
 
-    A tag that is removed, the user has not deleted. A sidecar that has nothing more than the photo
-    is deleted. Raises LeftAlone, and OSError or ValueError for a file that must be left as it is.
+    Names for which `is_removed` returns True no longer count as deleted by the user either. A
+    sidecar that has nothing more than the photo is deleted. Raises LeftAlone, and OSError or
+    ValueError for a file that must be left as it is.
     """
     status = path.lstat() if os.path.lexists(path) else None
     content = b"" if status is None else _load(path, status)
