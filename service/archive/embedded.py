@@ -8,7 +8,6 @@ from service.archive.xmp import FIELDS, OTHER_FIELDS, SUBJECT, Packet
 from service.bundle.card import fold_name
 from service.images.formats import FORMATS
 
-_XMP_IN_TIFF = 700
 _KEYWORDS = (2, 25)  # IPTC IIM 4.2
 _NAMES = tuple(field.name.partition(":")[2].encode() for field in (*FIELDS, *OTHER_FIELDS))
 
@@ -21,9 +20,8 @@ def read_embedded(photo: Path) -> Packet:
     if not photo.is_file():  # opening a pipe would block
         return Packet()
     try:
-        with Image.open(photo, formats=(*FORMATS, "TIFF")) as image:
-            tiff = getattr(image, "tag_v2", {})  # of a DNG or NEF too
-            xmp = image.info.get("xmp") or tiff.get(_XMP_IN_TIFF)
+        with Image.open(photo, formats=(*FORMATS, "TIFF")) as image:  # of a DNG or NEF too
+            xmp = image.info.get("xmp")
             iptc = _read_iptc(image)
     except Exception as error:  # Pillow raises errors of nearly every type for damaged files
         if isinstance(error, OSError) and error.errno:  # of the disk

@@ -4,8 +4,8 @@ Own tags are known by the memory in the sidecar, not by their root. A field that
 user gets a copy of those in the other fields: programs read the first field that has tags.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from service.archive.xmp import FIELDS, HIERARCHY, OTHER_FIELDS, SUBJECT, Field, Packet, Tag
 from service.bundle.card import fold_name
@@ -14,10 +14,8 @@ ROOT = "ml-decoder"
 """Default root of own tags; those of versions without the memory are known by it."""
 
 _WRITTEN = Field("mld:written", "/")
-_COPIED = Field("mld:copied", "\0")  # `digiKam:TagsList=trips/holiday`, without a tag of a field
-_DROPPED = Field("mld:dropped", "\0")
+_COPIED = Field("mld:copied", "\0")  # `digiKam:TagsList=`, `digiKam:TagsList=trips/holiday`
 _REJECTED = Field("mld:rejected", "\0")
-_MEMORY = (_WRITTEN, _COPIED, _DROPPED, _REJECTED)
 
 Tags = dict[Field, tuple[Tag, ...] | None]
 """Tags by field; None: there is no such field."""
@@ -28,11 +26,11 @@ class State:
     """A sidecar's tags and memory."""
 
     tags: Tags
-    written: tuple[Tag, ...] = ()  # own tags, with their root
-    made: tuple[Field, ...] = ()  # had no tags of the user
-    copied: tuple[tuple[Field, Tag], ...] = ()  # tags of the user that were added to these
-    dropped: tuple[tuple[Field, Tag], ...] = ()  # copies that the user deleted
-    rejected: tuple[str, ...] = ()  # names of own tags that the user deleted
+    written: tuple[Tag, ...]  # own tags, with their root
+    # Of fields that had no tags of the user: the user's tags that were copied to them. Those that
+    # a field lacks now, the user has deleted there.
+    copies: dict[Field, tuple[Tag, ...]]
+    rejected: tuple[str, ...]  # names of own tags that the user deleted
 
 
 def read_tags(packet: Packet) -> Tags:
@@ -42,42 +40,39 @@ def read_tags(packet: Packet) -> Tags:
 
 def read_state(packet: Packet) -> State:
     """Reads a sidecar; raises ValueError if one of its fields is no list."""
-    tags, memory = read_tags(packet), [packet.read(field) for field in _MEMORY]
-    if memory == [None] * len(memory):
-        every = (
-            tag for field, found in tags.items() if field is not SUBJECT for tag in found or ()
-        )
-        old = tuple(dict.fromkeys(tag for tag in every if tag[0] == ROOT and len(tag) > 1))
-        names = {*old, *(tag[-1:] for tag in old)}
-        return State(tags, old, tuple(f for f in FIELDS if names.issuperset(tags[f] or ())))
-    written, copied, dropped, rejected = (found or () for found in memory)
-    copies = _parse(copied)
-    made = tuple(dict.fromkeys(field for field, _ in copies))
-    copies = tuple((field, tag) for field, tag in copies if any(tag))
-    deleted = tuple(name for (name,) in rejected)
-    return State(tags, tuple(written), made, copies, _parse(dropped), deleted)
+    tags = read_tags(packet)
+    written, copied, rejected = (packet.read(field) for field in (_WRITTEN, _COPIED, _REJECTED))
+    if written or copied or rejected:
+        names = tuple(name for (name,) in rejected or ())
+        return State(tags, written or (), _parse_copies(copied or ()), names)
+    old = tuple(dict.fromkeys(tag for tag in _list_trees(tags) if tag[0] == ROOT and len(tag) > 1))
+    own = {*old, *(tag[-1:] for tag in old)}
+    made = (field for field in FIELDS if own.issuperset(tags[field] or ()))
+    return State(tags, old, dict.fromkeys(made, ()), ())
+
+
+def _parse_copies(entries: Sequence[Tag]) -> dict[Field, tuple[Tag, ...]]:
+    copies = {}
+    for field in FIELDS:
+        start = f"{field.name}="
+        tags = [entry.removeprefix(start) for (entry,) in entries if entry.startswith(start)]
+        if tags:
+            copies[field] = tuple(tuple(tag.split(field.separator)) for tag in tags if tag)
+    return copies
 
 
 def write_state(packet: Packet, state: State) -> None:
     """Writes tags and memory; an empty memory is no property."""
     for field, tags in state.tags.items():
         packet.replace(field, tags)
-    made = ((field, ("",)) for field in state.made if state.written or state.rejected)
-    memory: list[Iterable[Tag]] = [
-        state.written,
-        [(f"{field.name}={field.separator.join(tag)}",) for field, tag in (*made, *state.copied)],
-        [(f"{field.name}={field.separator.join(tag)}",) for field, tag in state.dropped],
-        [(name,) for name in state.rejected],
+    copied = [
+        (f"{field.name}={field.separator.join(tag)}",)
+        for field, copies in state.copies.items()
+        for tag in ((), *copies)
     ]
-    for field, found in zip(_MEMORY, memory, strict=True):
-        packet.replace(field, [*found] or None)
-
-
-def _parse(entries: Iterable[Tag]) -> tuple[tuple[Field, Tag], ...]:
-    fields = {field.name: field for field in FIELDS}
-    parts = (entry[0].partition("=") for entry in entries)
-    known = ((fields[name], tag) for name, _, tag in parts if name in fields)
-    return tuple((field, tuple(tag.split(field.separator))) for field, tag in known)
+    packet.replace(_WRITTEN, state.written or None)
+    packet.replace(_COPIED, copied or None)
+    packet.replace(_REJECTED, [(name,) for name in state.rejected] or None)
 
 
 def find_rejected(state: State) -> tuple[str, ...]:
@@ -98,53 +93,50 @@ def find_rejected(state: State) -> tuple[str, ...]:
 def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[str]) -> State:
     """Returns the sidecar with the wanted tags in place of all earlier own ones.
 
-    Wanted tags that the user has too, or that are rejected, are left out. A field of the sidecar
-    replaces the photo's, unless it was made.
+    Wanted tags that the user has too, or that are rejected, are left out.
     """
-    names, users = set(map(fold_name, rejected)), _find_users(state)
-    roots = {tag[:-1] for tag in (*state.written, *wanted, (ROOT, ""))} - {()}
-    made = [field for field in FIELDS if state.tags[field] is None or field in state.made]
-    theirs = _find_in_photo(state, photo, made, roots, names)
+    # The user's tags: of the sidecar, and of the photo in the fields that it does not replace.
+    made = [field for field, tags in state.tags.items() if not tags or field in state.copies]
+    roots = {tag[:-1] for tag in (*state.written, *wanted)} - {()} | {(ROOT,)}
+    users = _find_users(state)
+    in_photo = _find_in_photo(photo, state.written, roots, rejected)
+    theirs = {field: in_photo[field] for field in made}
     if not any((*users.values(), *theirs.values())) and None in map(state.tags.get, FIELDS):
-        for field, tag in state.copied:  # a program dropped the field that they were copied from
-            users[field] += [tag] * (tag in (state.tags[field] or ()))
-    trees = [tag for each in (users, theirs) for f in each if f is not SUBJECT for tag in each[f]]
+        # A program dropped the field that the copies are of: they are all that is left.
+        users = _find_users(replace(state, copies={}))
+    trees = [*_list_trees(users), *_list_trees(theirs)]
     flat = [*users[SUBJECT], *theirs.get(SUBJECT, ())]
-    taken = _fold_levels([*trees, *flat]) | names
-    labels = {fold_name(tag[-1]): tag for tag in wanted if fold_name(tag[-1]) not in taken}
 
-    # A flat field may have each level of a tree (darktable, Lightroom).
+    taken = {*_fold_levels([*trees, *flat]), *map(fold_name, rejected)}
+    own = {fold_name(tag[-1]): tag for tag in wanted if fold_name(tag[-1]) not in taken}.values()
+
+    # Programs write each level of a tree as a flat tag, too (darktable, Lightroom).
     levels = _fold_levels([*trees, *roots])
-    alone = [tag for tag in flat if fold_name(tag[0]) not in levels]
-    new: Tags = {}
-    copied: list[tuple[Field, Tag]] = []
-    dropped: list[tuple[Field, Tag]] = []
+    for_trees = trees + [tag for tag in flat if fold_name(tag[0]) not in levels]
+    for_subject = [tag[-1:] for tag in trees] + flat
+    merged: Tags = {}
+    copies = {}
     for field, tags in state.tags.items():
-        own = [tag[-1:] if field is SUBJECT else tag for tag in labels.values()]
+        new = [tag[-1:] if field is SUBJECT else tag for tag in own]
         if field in OTHER_FIELDS:
-            own = [tag for tag in own if tag in (tags or ())]
-        elif field in made and (labels or rejected):
-            source = [tag[-1:] for tag in trees] + flat if field is SUBJECT else trees + alone
-            deleted = {_fold(tag) for each, tag in state.dropped if each == field}
-            if tags is not None:
-                there = set(tags)
-                lost = (t for each, t in state.copied if each == field and t not in there)
-                deleted.update(map(_fold, lost))
-            fitted = _fit(source, field)
-            dropped += [(field, tag) for key, tag in fitted.items() if key in deleted]
-            if labels or tags is not None:
-                known = deleted.union(map(_fold, users[field]))
-                copies = [tag for key, tag in fitted.items() if key not in known]
-                copied += [(field, tag) for tag in copies]
-                own = copies + own
-        found = (*users[field], *own)
-        new[field] = found if found or tags == () else None  # an empty list of the user's stays
-    kept = tuple(field for field in made if new[field]) if labels or rejected else state.made
-    return State(new, tuple(labels.values()), kept, tuple(copied), tuple(dropped), tuple(rejected))
+            new = [tag for tag in new if tag in (tags or ())]  # digiKam has added them
+        elif field in made and (own or (rejected and tags is not None)):
+            copied = _fit(for_subject if field is SUBJECT else for_trees, field)
+            earlier = state.copies.get(field, ())
+            left = earlier if tags is None else tags  # dropping a field deletes no tag
+            deleted = [tag for tag in earlier if tag not in left and _fold(tag) in copied]
+            for tag in (*users[field], *deleted):
+                copied.pop(_fold(tag), None)
+            new = [*copied.values(), *new]
+            if users[field] or new:
+                copies[field] = (*copied.values(), *deleted)
+        new = users[field] + new
+        merged[field] = tuple(new) if new or tags == () else None  # an empty list stays
+    return State(merged, tuple(own), copies, tuple(rejected))
 
 
-def _fit(tags: Iterable[Tag], field: Field) -> dict[Tag, Tag]:
-    """Returns tags with the levels that they have in a field, without repetitions."""
+def _fit(tags: Sequence[Tag], field: Field) -> dict[Tag, Tag]:
+    """Returns tags with the levels that they have in a field, by their folded form."""
     fitted: dict[Tag, Tag] = {}
     for tag in tags:
         levels = tuple(field.separator.join(tag).split(field.separator))
@@ -153,43 +145,35 @@ def _fit(tags: Iterable[Tag], field: Field) -> dict[Tag, Tag]:
 
 
 def _find_users(state: State) -> dict[Field, list[Tag]]:
-    """Returns the user's tags by field, without own ones and copies."""
-    written, copied = set(state.written), set(state.copied)
-    users = {
-        field: [tag for tag in tags or () if tag not in written and (field, tag) not in copied]
-        for field, tags in state.tags.items()
-        if field is not SUBJECT
-    }
-    levels = _fold_levels(tag for tags in users.values() for tag in tags)
-    own = {tag[-1] for tag in written} | ({ROOT} if written else set())
+    """Returns the user's tags in the sidecar, without own ones and copies."""
+    users = {}
+    for field, tags in state.tags.items():
+        others = {*state.copies.get(field, ()), *(() if field is SUBJECT else state.written)}
+        users[field] = [tag for tag in tags or () if tag not in others]
+    # Of a flat tag, the name says whether it is an own one.
+    levels = _fold_levels(_list_trees(users))
+    own = {ROOT, *(tag[-1] for tag in state.written)}
     users[SUBJECT] = [
-        tag
-        for tag in state.tags[SUBJECT] or ()
-        if (tag[0] not in own or fold_name(tag[0]) in levels) and (SUBJECT, tag) not in copied
+        tag for tag in users[SUBJECT] if tag[0] not in own or fold_name(tag[0]) in levels
     ]
     return users
 
 
 def _find_in_photo(
-    state: State, photo: Tags, made: list[Field], roots: set[Tag], names: set[str]
+    photo: Tags, written: Sequence[Tag], roots: Container[Tag], rejected: Sequence[str]
 ) -> dict[Field, list[Tag]]:
-    """Returns the user's tags in the photo, by fields that the sidecar does not replace.
-
-    A copy of the sidecar in the photo, as for Lightroom, has own tags too.
-    """
-
-    def is_own(tag: Tag) -> bool:
-        return tag in state.written or tag[:-1] in roots
-
-    own = {ROOT, *names}
-    own |= {
-        fold_name(t[-1]) for f in photo if f is not SUBJECT for t in photo[f] or () if is_own(t)
-    }
+    """Returns the user's tags in the photo, which may have a copy of an earlier sidecar, too."""
+    copied = [tag for tag in _list_trees(photo) if tag in written or tag[:-1] in roots]
+    own = {fold_name(name) for name in (ROOT, *rejected, *(tag[-1] for tag in copied))}
     return {
-        field: [tag for tag in tags or () if not is_own(tag) and fold_name(tag[-1]) not in own]
+        field: [tag for tag in tags or () if tag not in written and fold_name(tag[-1]) not in own]
         for field, tags in photo.items()
-        if field in made or (field in OTHER_FIELDS and state.tags[field] is None)
     }
+
+
+def _list_trees(tags: Mapping[Field, Sequence[Tag] | None]) -> list[Tag]:
+    """Returns the tags of all fields but the flat one."""
+    return [tag for field, found in tags.items() if field is not SUBJECT for tag in found or ()]
 
 
 def _fold(tag: Tag) -> Tag:

@@ -61,18 +61,16 @@ class Packet:
         """Parses a packet; raises ValueError with the reason and the next step."""
         _check(content)
         self._is_new = not content
-        self._declared = self._is_new or content.startswith(b"<?xml ")
+        content = content or _EMPTY
+        self._has_declaration = content.startswith(b"<?xml ")
         # `encoding` overrides the file's own, in which a DOCTYPE could hide.
         parser = etree.XMLParser(encoding="utf-8", resolve_entities=False, strip_cdata=False)
         try:
-            self._root = etree.fromstring(content or _EMPTY, parser)
+            self._rdf: etree._Element = next(etree.fromstring(content, parser).iter(f"{_RDF}RDF"))
         except etree.LxmlError as error:
             raise ValueError("it is not XML: restore it from a copy, or delete it") from error
-        is_bare = self._root.tag == f"{_RDF}RDF"
-        rdf = self._root if is_bare else self._root.find("rdf:RDF", _SPACES)
-        if rdf is None:
-            raise ValueError("it is not XMP: restore it from a copy, or delete it")
-        self._rdf = rdf
+        except StopIteration as error:
+            raise ValueError("it is not XMP: restore it from a copy, or delete it") from error
         for description in self._descriptions():  # a JPEG's second part is not here
             description.attrib.pop(_EXTENDED, None)
 
@@ -89,24 +87,21 @@ class Packet:
     def replace(self, field: Field, tags: Collection[Tag] | None) -> None:
         """Writes the tags of a field, None to remove it; items that stay are not touched."""
         element = self._find(field)
-        if tags is None and element is not None:
-            element.getparent().remove(element)
-        elif tags is not None:
-            self._write(self._add(field) if element is None else element, field, tags)
-
-    @staticmethod
-    def _write(element: etree._Element, field: Field, tags: Collection[Tag]) -> None:
+        if tags is None:
+            if element is not None:
+                element.getparent().remove(element)
+            return
+        if element is None:
+            element = self._add(field)
         items = next(element.iterchildren(etree.Element), None)
         if items is None:
             items = etree.SubElement(element, f"{_RDF}{field.kind}")
-        old, wanted = {item: _split(item, field) for item in items.iterfind(_ITEM)}, set(tags)
+        old = {item: _split(item, field) for item in items.iterfind(_ITEM)}
         for item, tag in old.items():
-            if any(tag) and tag not in wanted:
+            if any(tag) and tag not in tags:
                 items.remove(item)
-        known = set(old.values())
-        for tag in tags:
-            if tag not in known:
-                etree.SubElement(items, _ITEM).text = field.separator.join(tag)
+        for tag in [tag for tag in tags if tag not in old.values()]:
+            etree.SubElement(items, _ITEM).text = field.separator.join(tag)
 
     def list_properties(self) -> set[tuple[str, str]]:
         """Returns names and values; programs write simple ones as attributes or as elements."""
@@ -123,10 +118,12 @@ class Packet:
 
     def render(self) -> bytes:
         """Returns the packet as UTF-8, with what surrounds its root, as `<?xpacket ...?>`."""
+        tree = self._rdf.getroottree()
         if self._is_new:
-            etree.indent(self._root)
-        tree = self._root.getroottree()
-        content: bytes = etree.tostring(tree, encoding="UTF-8", xml_declaration=self._declared)
+            etree.indent(tree)
+        content: bytes = etree.tostring(
+            tree, encoding="UTF-8", xml_declaration=self._has_declaration
+        )
         return content
 
     def _descriptions(self) -> Iterator[etree._Element]:

@@ -63,11 +63,14 @@ _ENDINGS = {
     "HEIF": (".heic", ".heif", ".hif"),
     "AVIF": (".avif",),
 }
-RAW_ENDING = re.compile(r"\.(3fr|arw|cr[23w]|dng|mrw|nef|nrw|orf|pef|raf|rw[2l]|srw|x3f)")
+RAW_ENDINGS = {
+    *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".mrw", ".nef"),
+    *(".nrw", ".orf", ".pef", ".raf", ".rw2", ".rwl", ".srw", ".x3f"),
+}
 HAS_RAW = importlib.util.find_spec("rawpy") is not None
 _ALL_ENDINGS = frozenset(chain.from_iterable(_ENDINGS.values()))
-PICTURE_ENDINGS = _ALL_ENDINGS | {".tif", ".tiff", ".psd", ".jxl", ".jp2"}
-"""Of pictures that are no RAW, decoded or not."""
+PICTURE_ENDINGS = _ALL_ENDINGS | RAW_ENDINGS | {".tif", ".tiff", ".psd", ".jxl", ".jp2"}
+"""Of pictures, decoded or not."""
 
 # Anything else is not an ending, as in `2024.05 at the sea`.
 _SHORT_ENDING = re.compile(r"\.[a-z0-9]{1,10}")
@@ -105,7 +108,7 @@ def is_photo_name(name: str) -> bool | None:
         return False
     if ending in ENDINGS:
         return True
-    if RAW_ENDING.fullmatch(ending):
+    if ending in RAW_ENDINGS:
         return HAS_RAW
     return None if ending in _ALL_ENDINGS or not _SHORT_ENDING.fullmatch(ending) else False
 
@@ -122,7 +125,7 @@ def describe_kind(name: str) -> str:
         return "hidden"
     if not _SHORT_ENDING.fullmatch(ending):
         return "without ending"
-    if RAW_ENDING.fullmatch(ending):
+    if ending in RAW_ENDINGS:
         return f"{ending}: needs the extra raw"
     return f"{ending}: needs the extra heif" if ending in _ALL_ENDINGS else ending
 

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,11 +18,11 @@ from service.errors import StartError, escape
 from service.logs import configure_logs
 from service.settings import Settings
 
-_CHANGES_SHOWN = 10
 ROOT = "ml-decoder"
 
 if TYPE_CHECKING:
     from service.archive.sidecars import Change
+    from service.cli.bulk.parts import PartFolder
     from service.cli.bulk.run import BulkJob, Totals
     from service.question import Question
 
@@ -109,20 +109,24 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     folder = _find_folder(photos, moved, from_results=from_results) if xmp else None
     root = _read_root(xmp_root)
     configure_logs("warning")  # a fallback to the CPU may cost hours
-    changes: list[Change] = []  # of a dry run
+    changes: list[Change] = []
     with copy_results(out) if dry_run else nullcontext(out) as results:
         if moved and not from_results:
             open_results(results).move_photos(moved, photos)
             photos = moved
         if add_new:
-            question = _read_question(question, results)
+            question = _repeat_question(question, open_results(results))
         job = BulkJob(
             *(photos, results, question, settings, part_size, retry_failed),
             *(tuple(exclude_path or ()), from_results),
         )
         totals = _run(job, workers if ray else None)
         if folder is not None:
-            totals.add(_write_tags(results, folder, root, changes if dry_run else None))
+            from service.archive.sidecars import write_sidecars
+
+            found = open_results(results).read_found()
+            counts, changes = write_sidecars(folder, found, root, dry_run=dry_run)
+            totals = replace(totals, **counts)
     _show(totals, changes if dry_run else None, as_json)
     if totals.failed or totals.unread or totals.unwritten:
         raise typer.Exit(EXIT_SOME_FAILED)
@@ -139,28 +143,10 @@ def _run(job: BulkJob, ray_workers: int | None) -> Totals:
         return run_bulk_on_ray(job, ray_workers, show)
 
 
-def _write_tags(
-    out: str, folder: Path, root: tuple[str, ...], changes: list[Change] | None
-) -> Totals:
-    """Writes the sidecars of results; if `changes` is given, adds the first ones to it instead."""
-    from service.archive.sidecars import write_sidecars
-    from service.cli.bulk.parts import open_results
-    from service.cli.bulk.run import Totals
-
-    def note(change: Change) -> None:
-        if changes is not None and len(changes) < _CHANGES_SHOWN:
-            changes.append(change)
-
-    found, dry_run = open_results(out).read_found(), changes is not None
-    return Totals(**write_sidecars(folder, found, root, dry_run=dry_run, show=note))
-
-
-def _read_question(question: Question, out: str) -> Question:
-    from service.cli.bulk.parts import open_results
-
+def _repeat_question(question: Question, earlier: PartFolder) -> Question:
     if question.model_dump(exclude_none=True):
         raise StartError("--add-new asks as before: leave out --embeddings and choices of labels")
-    return question.model_validate(open_results(out).question["question"])
+    return question.model_validate(earlier.question["question"])
 
 
 def _find_folder(location: str, moved: str | None, *, from_results: bool) -> Path:

@@ -31,6 +31,7 @@ from service.question import Question
 
 QUESTION_FILE = "_bulk.json"
 _LOCK_FILE = "_bulk.lock"
+_PARTS = "part-*.parquet"
 _METADATA_KEY = b"ml-decoder"
 _ROWS_AT_ONCE = 16  # a row may have 9,605 labels of 1 kB each
 
@@ -173,7 +174,7 @@ class PartFolder:
     def _list_parts(self) -> list[str]:
         entries = self.filesystem.get_file_info(fs.FileSelector(self.folder))
         paths = sorted(info.path for info in entries if info.type == fs.FileType.File)
-        return [path for path in paths if Path(path).match("part-*.parquet")]
+        return [path for path in paths if Path(path).match(_PARTS)]
 
     def _read_table(self, path: str, columns: list[str] | None = None) -> pa.Table:
         try:
@@ -270,15 +271,14 @@ def copy_results(location: str) -> Iterator[str]:
     """Yields a temporary folder with the parts of results; new ones are lost with it."""
     filesystem, folder = open_filesystem(location)
     with tempfile.TemporaryDirectory(prefix="ml-decoder-") as copy:
-        infos = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
-        for info in infos:
-            name = info.base_name
-            if not Path(name).match("part-*.parquet") and name != QUESTION_FILE:
+        for info in filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
+            path = Path(copy, info.base_name)
+            if not (path.match(_PARTS) or path.name == QUESTION_FILE):
                 continue
             if isinstance(filesystem, fs.LocalFileSystem):
-                Path(copy, name).symlink_to(info.path)
+                path.symlink_to(info.path)
             else:
-                fs.copy_files(info.path, f"{copy}/{name}", source_filesystem=filesystem)
+                fs.copy_files(info.path, str(path), source_filesystem=filesystem)
         try:
             yield copy
         except StartError as error:

@@ -4,9 +4,8 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -79,21 +78,6 @@ class Totals:
         """Photos that this run has processed."""
         return self.tagged + self.failed + self.unread
 
-    def add(self, part: "Totals") -> None:
-        """Adds the totals of a part."""
-        for figure in fields(self):
-            total = getattr(self, figure.name) + getattr(part, figure.name)
-            setattr(self, figure.name, total)
-
-
-def count(records: Iterable[Record]) -> Totals:
-    """Returns the totals of results of `tag_photos`."""
-    kinds = Counter(
-        "unread" if "unread" in record else "failed" if "error" in record else "tagged"
-        for record in records
-    )
-    return Totals(**kinds)
-
 
 async def run_bulk(job: BulkJob, report: Report) -> Totals:
     """Tags all photos that are not done yet; after an error the next run continues."""
@@ -140,14 +124,19 @@ def begin_run(
 
     def add(records: Iterable[Record]) -> None:
         for record in records:
-            if "error" in record:
-                what = "read" if "unread" in record else "tagged"
-                logger.error("%s was not %s: %s", record["photo"], what, record["error"])
-        totals.add(count(records))
+            if "unread" in record:
+                totals.unread += 1
+                logger.error("%s was not read: %s", record["photo"], record["error"])
+            elif "error" in record:
+                totals.failed += 1
+                logger.error("%s was not tagged: %s", record["photo"], record["error"])
+            else:
+                totals.tagged += 1
         report(totals.seen, to_do)
 
-    skipped, gone = len(usable), len(done) - len(usable)
-    totals.add(Totals(skipped=skipped, failed_before=usable.count(False), gone=gone))
+    totals.skipped = len(usable)
+    totals.failed_before = usable.count(False)
+    totals.gone = len(done) - len(usable)
     shown = (os.fsencode(name).decode("utf-8", "backslashreplace") for name in unread)
     reason = "its name is not UTF-8: rename the file"
     add([{"photo": name, "error": reason, "unread": True} for name in shown])

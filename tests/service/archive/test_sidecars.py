@@ -13,7 +13,7 @@ from xml.etree.ElementTree import canonicalize
 import pytest
 from PIL import Image
 
-from service.archive.sidecars import Change, list_sidecars, write_sidecars
+from service.archive.sidecars import list_sidecars, write_sidecars
 
 FOREIGN = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 <x:xmpmeta xmlns:x="adobe:ns:meta/" x:xmptk="XMP Core 4.4.0-Exiv2">
@@ -47,9 +47,7 @@ def tag(folder: Path) -> Tag:
     """Writes the sidecar of a photo with these labels; returns the counts that are not 0."""
 
     def tag_one(*labels: str, name: str = "a.jpg") -> dict[str, int]:
-        changes: list[Change] = []
-        found = [(name, labels)]
-        counts = write_sidecars(folder, found, ("ml-decoder",), dry_run=False, show=changes.append)
+        counts, changes = write_sidecars(folder, [(name, labels)], ("ml-decoder",), dry_run=False)
         assert len(changes) == counts["sidecars"]
         return dict(+counts)
 

@@ -92,7 +92,7 @@ def test_remove_leaves_the_sidecars_of_the_user(tag: Run, run: Run, photos: Path
     before = read_tags(mine)
     assert tag("a")[0] == 0
     command = partial(run, "sidecars", photos)
-    assert command("CAT", "--remove", "--json")[0] == 0
+    assert command("CAT", "--remove")[0] == 0
     assert "cat" not in str([*read_tags(mine).values(), *read_tags(other).values()])
     assert tag("a")[0] == 0
     assert "cat" in str(read_tags(mine))
