@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from models.checkpoints.checkpoint import read_checkpoint
 from models.checkpoints.open_head import Origin, read_open_head
-from models.commands import report_mistakes, run_command
+from models.commands import command, run_command
 from models.data.labelled_folder import read_labelled_folder
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.metrics import average_precisions
@@ -31,7 +31,8 @@ class OpenScores(NamedTuple):
     positives: Tensor  # number of photos with the label
 
 
-def main(argv: list[str] | None = None) -> int:
+@command
+def main(argv: list[str] | None = None) -> None:
     """Runs the command; returns 0, or 2 for a mistake in the request."""
     parser = argparse.ArgumentParser(prog="python -m models.evaluate_open", description=__doc__)
     add = parser.add_argument
@@ -42,11 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--text-encoder", type=Path, help="folder; unset takes the installed package's")
     add("--min-positives", type=int, default=5, help="fewest photos with a label that counts")
     add("--each", action="store_true", help="print every label too")
-    arguments = parser.parse_args(argv)
-    return report_mistakes(lambda: _evaluate(arguments))
-
-
-def _evaluate(given: argparse.Namespace) -> None:
+    given = parser.parse_args(argv)
     folder = read_labelled_folder(given.data)
     opened = read_open_head(given.open_head)
     network = read_checkpoint(given.checkpoint).take_network()
