@@ -13,18 +13,14 @@ from torchmetrics.functional.classification import binary_average_precision
 from models.commands import RequestError
 
 
-class MetricError(RequestError, ValueError):
-    """Scores are not finite numbers."""
-
-
 def average_precisions(scores: Tensor, targets: Tensor) -> Tensor:
     """Returns the average precision of each label, 0..100, float [N].
 
     NaN for a label without a positive or without a negative: every order ranks its photos alike.
-    Raises MetricError if a score is not finite.
+    Raises RequestError if a score is not finite.
     """
     if not scores.isfinite().all():
-        raise MetricError("the scores of the network are not finite numbers")
+        raise RequestError("the scores of the network are not finite numbers")
     # torchmetrics applies a sigmoid to values outside 0..1, which ties large logits; an affine map
     # in float64 keeps every order and every tie.
     scores = scores.double()
@@ -44,7 +40,7 @@ def _average_precision(scores: Tensor, targets: Tensor) -> float:
 
 
 def mean_average_precision(scores: Tensor, targets: Tensor) -> float:
-    """Returns the mean of `average_precisions` without NaN; raises MetricError as it does."""
+    """Returns the mean of `average_precisions` without NaN; raises RequestError as it does."""
     return float(average_precisions(scores, targets).nanmean())
 
 

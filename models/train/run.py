@@ -27,10 +27,6 @@ BatchT = TypeVar("BatchT")
 _PRECISIONS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-class LossError(RequestError):
-    """The loss is not finite: the next step would ruin every weight."""
-
-
 class Task(ABC, Generic[BatchT]):
     """A network to train, its batches and its losses."""
 
@@ -186,7 +182,7 @@ class Run(Generic[BatchT]):
             losses = self.task.compute_losses(network, batch)
         total = torch.stack(list(losses.values())).sum()
         if not total.isfinite():
-            raise LossError(
+            raise RequestError(
                 f"the loss of epoch {self.epoch + 1} is {total.item()}: try a lower lr or another "
                 "mixed_precision"
             )
