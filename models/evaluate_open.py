@@ -42,7 +42,6 @@ def main(argv: list[str] | None = None) -> None:
     add("--split", default="test")
     add("--text-encoder", type=Path, help="folder; unset takes the installed package's")
     add("--min-positives", type=int, default=5, help="fewest photos with a label that counts")
-    add("--each", action="store_true", help="print every label too")
     given = parser.parse_args(argv)
     folder = read_labelled_folder(given.data)
     opened = read_open_head(given.open_head)
@@ -54,10 +53,6 @@ def main(argv: list[str] | None = None) -> None:
     names = folder.label_names
     labels = text.embed_names(names, opened.head.config.embedding_template)
     scores = evaluate_open(opened.head, network.backbone, photos, labels)
-    if given.each:
-        print(f"{'label':20} {'head':>7} {'chance':>7} positives")
-        for name, *figures, positives in zip(names, *scores, strict=True):
-            print(f"{name:20} {_format(figures)} {int(positives):9}")
     print("\n".join(_list_groups(names, scores, opened.origin, given.min_positives)))
 
 
@@ -88,12 +83,8 @@ def _list_groups(
     yield f"{'mAP over':24} {'labels':>6} {'head':>7} {'chance':>7}"
     for title, group in groups.items():
         chosen = group & (scores.positives >= min_positives)
-        means = [figure[chosen].nanmean() for figure in scores[:2]]
-        yield f"{title:24} {int(chosen.sum()):6} {_format(means)}"
-
-
-def _format(figures: list[Tensor]) -> str:
-    return " ".join(f"{float(figure):7.2f}" for figure in figures)
+        head, chance = (float(figure[chosen].nanmean()) for figure in scores[:2])
+        yield f"{title:24} {int(chosen.sum()):6} {head:7.2f} {chance:7.2f}"
 
 
 if __name__ == "__main__":

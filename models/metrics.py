@@ -106,8 +106,9 @@ def report_multi_label(scores: Tensor, targets: Tensor, names: Sequence[str]) ->
     yield _line("mAP", float(values.nanmean()))
     for prefix, top_k in (("", None), ("top-3 ", 3)):
         by_class, overall = class_and_overall_rates(scores, targets, top_k=top_k)
-        yield from _rate_lines(f"{prefix}C", by_class)
-        yield from _rate_lines(f"{prefix}O", overall)
+        for kind, rates in (("C", by_class), ("O", overall)):
+            for name, value in (("P", rates.precision), ("R", rates.recall), ("F1", rates.f1)):
+                yield _line(f"{prefix}{kind}{name}", value)
 
 
 def report_single_label(scores: Tensor, targets: Tensor) -> Iterator[str]:
@@ -115,11 +116,6 @@ def report_single_label(scores: Tensor, targets: Tensor) -> Iterator[str]:
     for k in (1, 5):
         hits, made, wanted = _count(_best(scores, k), targets > 0)
         yield _line(f"top-{k} accuracy", _overall(hits, made, wanted).recall)
-
-
-def _rate_lines(prefix: str, rates: Rates) -> Iterator[str]:
-    for name, value in (("P", rates.precision), ("R", rates.recall), ("F1", rates.f1)):
-        yield _line(f"{prefix}{name}", value)
 
 
 def _line(name: str, value: float) -> str:

@@ -13,10 +13,6 @@ WHOLE_BACKBONE = 99
 """`frozen_stages` that freezes a backbone from end to end."""
 
 
-class RecipeError(RequestError):
-    """A recipe is unreadable or inconsistent, or not the recipe of the run in a folder."""
-
-
 class BaseRecipe(BaseModel):
     """Choices that every kind of run has; each kind sets defaults of its own."""
 
@@ -56,13 +52,13 @@ class BaseRecipe(BaseModel):
             try:
                 values = tomllib.loads(path.read_text())
             except (OSError, ValueError) as error:
-                raise RecipeError(f"the recipe {path} cannot be read: {error}") from error
+                raise RequestError(f"the recipe {path} cannot be read: {error}") from error
         try:
             return cls.model_validate(values | dict(overrides))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             field = "".join(f"{part}: " for part in first["loc"])
-            raise RecipeError(f"recipe: {field}{first['msg']}") from error
+            raise RequestError(f"recipe: {field}{first['msg']}") from error
 
 
 class Recipe(BaseRecipe):
