@@ -6,6 +6,7 @@ Thresholds are chosen on the scores that will be served: calibrated ones, except
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,30 +69,26 @@ def calibrate_trained(
     names = [label.name for label in labels]
     reached = None if options.precision_target is None else _find_shared(scores, targets, options)
     threshold = FALLBACK_THRESHOLD if reached is None else reached
-    shared = _find_purposes(scores, targets, threshold)
-    calibration, calibrations = (None, None) if fit is None else (fit.shared, fit.labels)
+    calibrations = (None,) * len(names) if fit is None else fit.labels
     measured, points = {}, dict[ThresholdName, dict[str, MeasuredThreshold]]()
-    for word, least in shared.items():
+    for word, least in _find_purposes(scores, targets, threshold).items():
         aim = options if word == "calibrated" else _PURPOSES[word]
         points[word] = found = _find_points(names, scores, blank, targets, aim)
         chosen = [found[name].threshold if name in found else least for name in names]
         answered = scores >= np.array(chosen)
         measured[word] = _measure(f"trained labels, {word}", least, answered, scored.photos)
-    own = points.pop("calibrated")
-    changed = {"threshold": threshold, "by_purpose": measured, "calibration": calibration}
-    return head.model_copy(update=changed), tuple(
-        label.model_copy(
-            update={
-                **dict(own.get(label.name) or dict.fromkeys(MeasuredThreshold.model_fields)),
-                "positives": int(positives),
-                "calibration": calibrated,
-                "by_purpose": {w: at[label.name] for w, at in points.items() if label.name in at},
-            }
-        )
-        for label, positives, calibrated in zip(
-            labels, targets.sum(axis=0), calibrations or [None] * len(labels), strict=True
-        )
-    )
+    own, updated = points.pop("calibrated"), []
+    for label, positives, calibrated in zip(labels, targets.sum(axis=0), calibrations, strict=True):
+        name, unset = label.name, dict.fromkeys(MeasuredThreshold.model_fields)
+        changes: dict[str, Any] = {
+            **(dict(own[name]) if name in own else unset),
+            "positives": int(positives),
+            "calibration": calibrated,
+            "by_purpose": {word: found[name] for word, found in points.items() if name in found},
+        }
+        updated.append(label.model_copy(update=changes))
+    changed = {"threshold": threshold, "by_purpose": measured, "calibration": fit and fit.shared}
+    return head.model_copy(update=changed), tuple(updated)
 
 
 def calibrate_open(head: OpenHead, scored: ScoredPhotos, options: CalibrationOptions) -> OpenHead:
