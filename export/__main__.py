@@ -59,8 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser()
     given = parser.parse_args(arguments)
-    if given.out is None or (given.checkpoint is None and given.bundle is None):
-        parser.error("--out is needed, and --checkpoint or --bundle")
     if given.precision_target is not None and not 0 <= given.precision_target <= 1:
         parser.error(f"--precision-target must be from 0 to 1; it is {given.precision_target}")
     if given.photos is not None and (given.label_thresholds or given.category_threshold):
@@ -127,13 +125,15 @@ def make_parser() -> argparse.ArgumentParser:
         prog="ml-decoder export", description="Turn a checkpoint into a verified ONNX bundle."
     )
     add = parser.add_argument
-    add("--checkpoint", type=Path, help="weights, of models.train or foreign; or a folder of CLIP "
-        "or SigLIP")  # fmt: skip
-    add("--out", type=Path, help="folder of the bundle; its name becomes the model's")
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--checkpoint", type=Path, help="weights, of models.train or foreign; or a "
+        "folder of CLIP or SigLIP")  # fmt: skip
+    add("--out", type=Path, required=True, help="folder of the bundle; its name becomes the "
+        "model's")  # fmt: skip
     for flag in _REMOVED:
         add(flag, nargs="?", action=_Removed, help=argparse.SUPPRESS)
-    add("--bundle", type=Path, help="a finished bundle, instead of --checkpoint, to calibrate "
-        "again or to give a --background")  # fmt: skip
+    model.add_argument("--bundle", type=Path, help="a finished bundle, instead of --checkpoint, to "
+        "calibrate again or to give a --background")  # fmt: skip
     add("--photos", type=Path, help="labelled folder with splits train, val and test")
     add("--precision", type=_to_precisions, help="some of fp32,fp16,int8; int8 needs --photos or "
         "--background")  # fmt: skip

@@ -96,7 +96,7 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
     """Exports a checkpoint as a bundle; writes nothing if a step fails.
 
     Photos that cannot be used are logged, and added to `left_out`. Raises ExportError,
-    CheckpointError, DataError, MetricError or BundleError, in one line.
+    another RequestError or BundleError, in one line.
     """
     # Read and check everything before the work that takes minutes.
     check_target(request.out)

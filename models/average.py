@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.pretrained import load_pretrained
-from models.commands import report_mistakes, run_command
+from models.commands import command, run_command
 from models.network import build_backbone
 
 
@@ -50,19 +50,20 @@ def _load_mean(module: nn.Module, states: Sequence[tuple[dict[str, Tensor], floa
     module.load_state_dict(mean)
 
 
-def main(argv: list[str] | None = None) -> int:
+@command
+def main(argv: list[str] | None = None) -> None:
     """Runs the command; returns 0, or 2 for a mistake in the request."""
     parser = argparse.ArgumentParser(prog="python -m models.average", description=__doc__)
     add = parser.add_argument
-    add("--out", type=_read_out, required=True, help="file ending in .safetensors")
-    add("--untouched", type=_read_share, default=0.0, metavar="SHARE",
+    add("--out", type=Path, required=True, help="file ending in .safetensors")
+    add("--untouched", type=float, default=0.0, metavar="SHARE",
         help="of the pretrained backbone in the result's")  # fmt: skip
     add("parts", nargs="+", type=_read_part, metavar="CHECKPOINT=SHARE")
-    arguments = parser.parse_args(argv)
-    return report_mistakes(lambda: _average(arguments))
-
-
-def _average(given: argparse.Namespace) -> None:
+    given = parser.parse_args(argv)
+    if given.out.suffix != ".safetensors":  # readers choose the format by the suffix
+        parser.error(f"--out must end in .safetensors; it is {given.out}")
+    if not 0 <= given.untouched <= 1:
+        parser.error(f"--untouched must be from 0 to 1; it is {given.untouched}")
     given.out.parent.mkdir(parents=True, exist_ok=True)
     averaged = average_checkpoints([(read_checkpoint(path), share) for path, share in given.parts])
     recipe = ", ".join(f"{share:g} {path.parent.name}/{path.name}" for path, share in given.parts)
@@ -75,22 +76,6 @@ def _average(given: argparse.Namespace) -> None:
     notes = {**averaged.notes, "average": recipe}
     write_checkpoint(given.out, network, averaged.label_names or (), notes)
     print(f"{given.out}: the average of {recipe}")
-
-
-def _read_out(text: str) -> Path:
-    if not text.endswith(".safetensors"):  # readers choose the format by the suffix
-        raise argparse.ArgumentTypeError(f"{text!r} does not end in .safetensors")
-    return Path(text)
-
-
-def _read_share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to 1")
-    return share
 
 
 def _read_part(text: str) -> tuple[Path, float]:

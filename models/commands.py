@@ -5,8 +5,11 @@ Imports nothing that an extra installs.
 
 import sys
 from collections.abc import Callable
+from functools import wraps
 from importlib.util import find_spec
-from typing import NoReturn
+from typing import NoReturn, ParamSpec
+
+P = ParamSpec("P")
 
 _EXIT_MISTAKE = 2
 _EXIT_INTERRUPTED = 130  # the shells' code for SIGINT
@@ -26,14 +29,19 @@ def run_command(main: Callable[[], int]) -> NoReturn:
     sys.exit(code)
 
 
-def report_mistakes(work: Callable[[], None]) -> int:
-    """Returns 0, or prints one line and returns 2 for a mistake or a file error."""
-    try:
-        work()
-    except (RequestError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return _EXIT_MISTAKE
-    return 0
+def command(work: Callable[P, None]) -> Callable[P, int]:
+    """Makes a function return 0, or print one line and return 2 for a mistake or a file error."""
+
+    @wraps(work)
+    def main(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            work(*args, **kwargs)
+        except (RequestError, OSError) as error:
+            sys.stderr.write(f"error: {error}\n")
+            return _EXIT_MISTAKE
+        return 0
+
+    return main
 
 
 def need_extra(advice: str, *modules: str) -> None:

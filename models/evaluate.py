@@ -16,14 +16,15 @@ from torch.utils.data import DataLoader
 
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError, Hints, add_hint_flags, read_hints
-from models.commands import report_mistakes, run_command
+from models.commands import command, run_command
 from models.data.labelled_folder import read_labelled_folder
 from models.data.records import LabelledFolder
 from models.metrics import report_multi_label, report_single_label
 from models.train.views import Photos, evaluation_transform
 
 
-def main(argv: list[str] | None = None) -> int:
+@command
+def main(argv: list[str] | None = None) -> None:
     """Runs the command; returns 0, or 2 for a mistake in the request."""
     parser = argparse.ArgumentParser(prog="python -m models.evaluate", description=__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
@@ -39,10 +40,6 @@ def main(argv: list[str] | None = None) -> int:
     if given.bundle is not None and unused:
         flag = unused[0].replace("_", "-")
         parser.error(f"--{flag} is for checkpoints: a bundle describes itself")
-    return report_mistakes(lambda: _evaluate(given))
-
-
-def _evaluate(given: argparse.Namespace) -> None:
     folder = read_labelled_folder(given.data)
     if given.bundle is None:
         checkpoint = read_checkpoint(given.checkpoint, read_hints(given))

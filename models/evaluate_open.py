@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from models.checkpoints.checkpoint import read_checkpoint
 from models.checkpoints.open_head import Origin, read_open_head
-from models.commands import report_mistakes, run_command
+from models.commands import command, run_command
 from models.data.labelled_folder import read_labelled_folder
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.metrics import average_precisions
@@ -31,7 +31,8 @@ class OpenScores(NamedTuple):
     positives: Tensor  # number of photos with the label
 
 
-def main(argv: list[str] | None = None) -> int:
+@command
+def main(argv: list[str] | None = None) -> None:
     """Runs the command; returns 0, or 2 for a mistake in the request."""
     parser = argparse.ArgumentParser(prog="python -m models.evaluate_open", description=__doc__)
     add = parser.add_argument
@@ -41,12 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--split", default="test")
     add("--text-encoder", type=Path, help="folder; unset takes the installed package's")
     add("--min-positives", type=int, default=5, help="fewest photos with a label that counts")
-    add("--each", action="store_true", help="print every label too")
-    arguments = parser.parse_args(argv)
-    return report_mistakes(lambda: _evaluate(arguments))
-
-
-def _evaluate(given: argparse.Namespace) -> None:
+    given = parser.parse_args(argv)
     folder = read_labelled_folder(given.data)
     opened = read_open_head(given.open_head)
     network = read_checkpoint(given.checkpoint).take_network()
@@ -57,10 +53,6 @@ def _evaluate(given: argparse.Namespace) -> None:
     names = folder.label_names
     labels = text.embed_names(names, opened.head.config.embedding_template)
     scores = evaluate_open(opened.head, network.backbone, photos, labels)
-    if given.each:
-        print(f"{'label':20} {'head':>7} {'chance':>7} positives")
-        for name, *figures, positives in zip(names, *scores, strict=True):
-            print(f"{name:20} {_format(figures)} {int(positives):9}")
     print("\n".join(_list_groups(names, scores, opened.origin, given.min_positives)))
 
 
@@ -91,12 +83,8 @@ def _list_groups(
     yield f"{'mAP over':24} {'labels':>6} {'head':>7} {'chance':>7}"
     for title, group in groups.items():
         chosen = group & (scores.positives >= min_positives)
-        means = [figure[chosen].nanmean() for figure in scores[:2]]
-        yield f"{title:24} {int(chosen.sum()):6} {_format(means)}"
-
-
-def _format(figures: list[Tensor]) -> str:
-    return " ".join(f"{float(figure):7.2f}" for figure in figures)
+        head, chance = (float(figure[chosen].nanmean()) for figure in scores[:2])
+        yield f"{title:24} {int(chosen.sum()):6} {head:7.2f} {chance:7.2f}"
 
 
 if __name__ == "__main__":

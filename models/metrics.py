@@ -13,18 +13,14 @@ from torchmetrics.functional.classification import binary_average_precision
 from models.commands import RequestError
 
 
-class MetricError(RequestError, ValueError):
-    """Scores are not finite numbers."""
-
-
 def average_precisions(scores: Tensor, targets: Tensor) -> Tensor:
     """Returns the average precision of each label, 0..100, float [N].
 
     NaN for a label without a positive or without a negative: every order ranks its photos alike.
-    Raises MetricError if a score is not finite.
+    Raises RequestError if a score is not finite.
     """
     if not scores.isfinite().all():
-        raise MetricError("the scores of the network are not finite numbers")
+        raise RequestError("the scores of the network are not finite numbers")
     # torchmetrics applies a sigmoid to values outside 0..1, which ties large logits; an affine map
     # in float64 keeps every order and every tie.
     scores = scores.double()
@@ -44,7 +40,7 @@ def _average_precision(scores: Tensor, targets: Tensor) -> float:
 
 
 def mean_average_precision(scores: Tensor, targets: Tensor) -> float:
-    """Returns the mean of `average_precisions` without NaN; raises MetricError as it does."""
+    """Returns the mean of `average_precisions` without NaN; raises RequestError as it does."""
     return float(average_precisions(scores, targets).nanmean())
 
 
@@ -110,8 +106,9 @@ def report_multi_label(scores: Tensor, targets: Tensor, names: Sequence[str]) ->
     yield _line("mAP", float(values.nanmean()))
     for prefix, top_k in (("", None), ("top-3 ", 3)):
         by_class, overall = class_and_overall_rates(scores, targets, top_k=top_k)
-        yield from _rate_lines(f"{prefix}C", by_class)
-        yield from _rate_lines(f"{prefix}O", overall)
+        for kind, rates in (("C", by_class), ("O", overall)):
+            for name, value in (("P", rates.precision), ("R", rates.recall), ("F1", rates.f1)):
+                yield _line(f"{prefix}{kind}{name}", value)
 
 
 def report_single_label(scores: Tensor, targets: Tensor) -> Iterator[str]:
@@ -119,11 +116,6 @@ def report_single_label(scores: Tensor, targets: Tensor) -> Iterator[str]:
     for k in (1, 5):
         hits, made, wanted = _count(_best(scores, k), targets > 0)
         yield _line(f"top-{k} accuracy", _overall(hits, made, wanted).recall)
-
-
-def _rate_lines(prefix: str, rates: Rates) -> Iterator[str]:
-    for name, value in (("P", rates.precision), ("R", rates.recall), ("F1", rates.f1)):
-        yield _line(f"{prefix}{name}", value)
 
 
 def _line(name: str, value: float) -> str:

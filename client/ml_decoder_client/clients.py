@@ -119,6 +119,7 @@ class Client(Connection):
                 while pending:
                     yield pending.popleft().result()
             finally:
+                turns.fatal = turns.fatal or ClientError("stopped")  # ends the retries
                 for future in pending:
                     future.cancel()
 

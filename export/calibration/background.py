@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from export import ExportError
 from export.graphs.graph import open_session
 from export.sources.labelled_photos import (
     MOST_BACKGROUND_PHOTOS,
     LabelledPhotos,
     PhotoReader,
     Splits,
-    UnusablePhotosError,
 )
 from export.sources.open import OpenSource
 from service.bundle.card import BackgroundPhotos
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 def read_background_photos(folder: Path, reader: PhotoReader) -> LabelledPhotos:
     """Returns at most 2,000 usable photos at random, in and below a folder.
 
-    Raises UnusablePhotosError if there are fewer than `MIN_PHOTOS`, OSError without the folder.
+    Raises ExportError if there are fewer than `MIN_PHOTOS`, OSError without the folder.
     """
     paths = tuple(folder / name for name in list_photos(str(folder))[0])
     listed = LabelledPhotos(
@@ -39,7 +39,7 @@ def read_background_photos(folder: Path, reader: PhotoReader) -> LabelledPhotos:
     )
     photos = listed.shuffle().keep_usable(MOST_BACKGROUND_PHOTOS)
     if (count := len(photos.paths)) < MIN_PHOTOS:
-        raise UnusablePhotosError(
+        raise ExportError(
             f"--background needs at least {MIN_PHOTOS} usable photos; {folder} has {count}"
         )
     return photos

@@ -69,31 +69,26 @@ def calibrate_trained(
     names = [label.name for label in labels]
     reached = None if options.precision_target is None else _find_shared(scores, targets, options)
     threshold = FALLBACK_THRESHOLD if reached is None else reached
-    shared = _find_purposes(scores, targets, threshold)
-    calibration, calibrations = (None, None) if fit is None else (fit.shared, fit.labels)
-    changes: dict[str, dict[str, Any]] = {
-        name: {"positives": int(positives), "calibration": calibrated, "by_purpose": {}}
-        | dict.fromkeys(MeasuredThreshold.model_fields)
-        for name, positives, calibrated in zip(
-            names, targets.sum(axis=0), calibrations or [None] * len(names), strict=True
-        )
-    }
-    measured = {}
-    for word, least in shared.items():
+    calibrations = (None,) * len(names) if fit is None else fit.labels
+    measured, points = {}, dict[ThresholdName, dict[str, MeasuredThreshold]]()
+    for word, least in _find_purposes(scores, targets, threshold).items():
         aim = options if word == "calibrated" else _PURPOSES[word]
-        points = _find_points(names, scores, blank, targets, aim)
-        chosen = [points[name].threshold if name in points else least for name in names]
+        points[word] = found = _find_points(names, scores, blank, targets, aim)
+        chosen = [found[name].threshold if name in found else least for name in names]
         answered = scores >= np.array(chosen)
         measured[word] = _measure(f"trained labels, {word}", least, answered, scored.photos)
-        for name, point in points.items():
-            if word == "calibrated":
-                changes[name] |= dict(point)
-            else:
-                changes[name]["by_purpose"][word] = point
-    changed = {"threshold": threshold, "by_purpose": measured, "calibration": calibration}
-    return head.model_copy(update=changed), tuple(
-        label.model_copy(update=changes[label.name]) for label in labels
-    )
+    own, updated = points.pop("calibrated"), []
+    for label, positives, calibrated in zip(labels, targets.sum(axis=0), calibrations, strict=True):
+        name, unset = label.name, dict.fromkeys(MeasuredThreshold.model_fields)
+        changes: dict[str, Any] = {
+            **(dict(own[name]) if name in own else unset),
+            "positives": int(positives),
+            "calibration": calibrated,
+            "by_purpose": {word: found[name] for word, found in points.items() if name in found},
+        }
+        updated.append(label.model_copy(update=changes))
+    changed = {"threshold": threshold, "by_purpose": measured, "calibration": fit and fit.shared}
+    return head.model_copy(update=changed), tuple(updated)
 
 
 def calibrate_open(head: OpenHead, scored: ScoredPhotos, options: CalibrationOptions) -> OpenHead:
@@ -187,10 +182,7 @@ def _clear_blank(
     raised = min(floor + _BLANK_MARGIN, (1 + floor) / 2)
     if point.threshold >= raised:
         return None
-    answered = scores >= raised
-    hits = int(targets[answered].sum())
-    precision, recall = hits / max(int(answered.sum()), 1), hits / int(targets.sum())
-    clear = MeasuredThreshold(threshold=raised, precision=precision, recall=recall)
+    clear = _rate(raised, scores >= raised, targets)
     return None if _f1(point) - _f1(clear) > _MAX_LOSS else clear
 
 
@@ -240,11 +232,17 @@ def _measure(
     labels: str, threshold: float, answered: NDArray[np.bool_], photos: LabelledPhotos
 ) -> MeasuredThreshold:
     """Returns and logs precision and recall of answers [n, L] over all labels."""
-    right = int((answered & (photos.targets == 1)).sum())
-    precision = right / max(int(answered.sum()), 1)
-    recall = right / max(int(photos.targets.sum()), 1)
+    point = _rate(threshold, answered, photos.targets)
     logger.info(
         "%s: precision %.2f and recall %.2f at the thresholds, over %d labels of %s",
-        *(labels, precision, recall, len(photos.label_names), photos.dataset),
+        *(labels, point.precision, point.recall, len(photos.label_names), photos.dataset),
     )
+    return point
+
+
+def _rate(
+    threshold: float, answered: NDArray[np.bool_], targets: NDArray[np.int64]
+) -> MeasuredThreshold:
+    right = int(targets[answered].sum())
+    precision, recall = (right / max(int(made.sum()), 1) for made in (answered, targets))
     return MeasuredThreshold(threshold=threshold, precision=precision, recall=recall)

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnxruntime.transformers.onnx_model import OnnxModel
 
 from export.graphs.graph import weighted_layers
 
@@ -36,7 +37,7 @@ def fold_scale(model: onnx.ModelProto) -> None:
     scaled = weights.astype(np.float64) * scale.astype(np.float64)
     _put(model, convolution, 1, scaled.astype(np.float32))
     convolution.input[0] = scaling.input[0]
-    _tidy(model)
+    OnnxModel(model).prune_graph()
 
 
 def feed_pixels(model: onnx.ModelProto) -> None:
@@ -52,7 +53,7 @@ def feed_pixels(model: onnx.ModelProto) -> None:
         return
     _drop_mean(model, stem)
     _widen(model, stem)
-    _tidy(model)
+    OnnxModel(model).prune_graph()
     del model.graph.value_info[:]  # shapes that are out of date
 
 
@@ -133,10 +134,8 @@ def _producer(model: onnx.ModelProto, name: str) -> NodeProto | None:
 
 
 def _constant(model: onnx.ModelProto, name: str) -> _Array | None:
-    for tensor in model.graph.initializer:
-        if tensor.name == name:
-            return numpy_helper.to_array(tensor)
-    return None
+    stored = (t for t in model.graph.initializer if t.name == name)
+    return next(map(numpy_helper.to_array, stored), None)
 
 
 def _need(model: onnx.ModelProto, name: str) -> _Array:
@@ -150,16 +149,3 @@ def _put(model: onnx.ModelProto, node: NodeProto, index: int, values: _Array) ->
     name = f"{node.name}.{index}.folded"
     model.graph.initializer.append(numpy_helper.from_array(values, name))
     node.input[index] = name
-
-
-def _tidy(model: onnx.ModelProto) -> None:
-    """Removes unused nodes and constants."""
-    used = {output.name for output in model.graph.output}
-    for node in reversed(list(model.graph.node)):
-        if used.isdisjoint(node.output):
-            model.graph.node.remove(node)
-        else:
-            used.update(node.input)
-    for tensor in list(model.graph.initializer):
-        if tensor.name not in used:
-            model.graph.initializer.remove(tensor)

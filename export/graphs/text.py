@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_embedder(encoder: TextEncoder, graph: onnx.ModelProto) -> EmbedTexts:
-    """Returns a function that embeds texts one by one; it raises TextEncoderError for long ones."""
+    """Returns a function that embeds texts one by one; it raises RequestError for long ones."""
     session = open_session(graph)
 
     def embed(texts: Sequence[str]) -> FloatArray:

@@ -40,10 +40,6 @@ MEMORY = "memory"  # output of heads with maps: the tokens that their queries at
 _SIZES = {"B": 2, "L": 3, "S": 5, "T": 7}
 
 
-class TracingError(ExportError):
-    """Torch cannot turn the network into an ONNX graph."""
-
-
 class PixelEncoder(nn.Module):
     """A backbone with scaling and normalisation of the pixels.
 
@@ -178,7 +174,7 @@ def example(*sizes: int | str, dtype: torch.dtype = torch.float32) -> Example:
 
 
 def trace_graph(module: nn.Module, inputs: Mapping[str, Example], *targets: str) -> onnx.ModelProto:
-    """Traces a module, or raises TracingError; `inputs` are in the order of its arguments."""
+    """Traces a module, or raises ExportError; `inputs` are in the order of its arguments."""
     layer: Any
     for layer in module.modules():
         # The exporter decomposes the fused step of timm's attention with other strides, on which
@@ -206,6 +202,6 @@ def trace_graph(module: nn.Module, inputs: Mapping[str, Example], *targets: str)
             )
     except torch.onnx.OnnxExporterError as error:
         cause = str(error.__cause__ or error).strip().partition("\n")[0]
-        raise TracingError(f"the network cannot be traced to ONNX: {cause}") from error
+        raise ExportError(f"the network cannot be traced to ONNX: {cause}") from error
     assert program is not None
     return program.model_proto

@@ -27,10 +27,6 @@ MOST_BACKGROUND_PHOTOS = 2_000
 logger = logging.getLogger(__name__)
 
 
-class UnusablePhotosError(ExportError):
-    """Labelled photos cannot be read or do not fit the model."""
-
-
 class PhotoReader:
     """Decodes and resizes photos as the service does.
 
@@ -44,17 +40,17 @@ class PhotoReader:
         self._kept: dict[Path, PixelArray] = {}
 
     def read(self, path: Path) -> PixelArray:
-        """Returns pixels uint8 [H, W, 3]; raises UnusablePhotosError for a damaged file."""
+        """Returns pixels uint8 [H, W, 3]; raises ExportError for a damaged file."""
         if path in self._kept:
             return self._kept[path]
         try:
             pixels = decode_image(load_photo(path), self._contract, _MAX_PIXELS).pixels
         except OSError as error:
             reason = error.strerror or "unreadable"
-            raise UnusablePhotosError(f"photo {path} cannot be read: {reason}") from error
+            raise ExportError(f"photo {path} cannot be read: {reason}") from error
         except ImageError as error:
             reason = error.describe()
-            raise UnusablePhotosError(f"photo {path} cannot be decoded: {reason}") from error
+            raise ExportError(f"photo {path} cannot be decoded: {reason}") from error
         if len(self._kept) * pixels.nbytes < _MAX_KEPT_BYTES:
             self._kept[path] = pixels
         return pixels
@@ -96,7 +92,7 @@ class LabelledPhotos:
     def keep_usable(self, most: int | None = None) -> Self:
         """Decodes all photos, or the first until `most` are usable; returns the usable ones.
 
-        Logs the others; raises UnusablePhotosError if no photo is usable.
+        Logs the others; raises ExportError if no photo is usable.
         """
         rows: list[int] = []
         failures: dict[Path, str] = {}
@@ -104,13 +100,13 @@ class LabelledPhotos:
             try:
                 self.reader.read(path)
                 rows.append(row)
-            except UnusablePhotosError as error:
+            except ExportError as error:
                 failures[path] = str(error)
             if len(rows) == most:
                 break
         if not rows:
             first = next(iter(failures.values()), "there is none")
-            raise UnusablePhotosError(f"no photo of {self.dataset} can be used: {first}")
+            raise ExportError(f"no photo of {self.dataset} can be used: {first}")
         for path, failure in failures.items():
             if path not in self.reader.left_out:
                 logger.warning("left out: %s", escape(failure))
@@ -131,7 +127,7 @@ class Splits:
 def read_splits(path: Path, label_names: Sequence[str], reader: PhotoReader) -> Splits:
     """Reads the usable photos of a labelled folder.
 
-    Raises UnusablePhotosError if a split has no usable photo, or if val or test has every label on
+    Raises ExportError if a split has no usable photo, or if val or test has every label on
     all photos or on none.
     """
     folder = read_labelled_folder(path)
@@ -143,7 +139,7 @@ def read_splits(path: Path, label_names: Sequence[str], reader: PhotoReader) -> 
     train = background.take(range(len(background.paths))[:_CALIBRATION_PHOTOS])
     for photos in (val, test):
         if not np.ptp(photos.targets, axis=0).any():
-            raise UnusablePhotosError(
+            raise ExportError(
                 f"{photos.dataset} has no label that some photos show and others do not"
             )
     return Splits(train, val, test, background)
@@ -172,11 +168,11 @@ def select_photos(
 ) -> LabelledPhotos:
     """Returns one split with its targets in the model's order.
 
-    Raises UnusablePhotosError unless the data set and the model have the same labels.
+    Raises ExportError unless the data set and the model have the same labels.
     """
     missing = sorted(set(label_names) ^ set(folder.label_names))
     if missing:
-        raise UnusablePhotosError(
+        raise ExportError(
             f"data set {folder.name} and the model do not have the same labels: "
             f"{missing[0]!r} is in one only"
         )

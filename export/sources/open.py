@@ -9,19 +9,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from export import ExportError
-from export.sources.labelled_photos import (
-    LabelledPhotos,
-    PhotoReader,
-    UnusablePhotosError,
-    select_photos,
-)
-from export.sources.trained import Source, UnusableCheckpointError
+from export.sources.labelled_photos import LabelledPhotos, PhotoReader, select_photos
+from export.sources.trained import Source
 from models.checkpoints.open_head import read_open_head
 from models.config import OpenHeadConfig, RamConfig
 from models.data.labelled_folder import read_labelled_folder
 from models.heads.cosine import CosineHead
 from models.heads.zero_shot import ZeroShotMLDecoder
-from models.text import TextEncoder, TextEncoderError, read_text_encoder
+from models.text import TextEncoder, read_text_encoder
 from models.towers import TowerNetwork
 from service.bundle.card import Activation, EmbeddingSpace, OpenHead, format_first_error
 from service.errors import LabelSetError
@@ -89,13 +84,10 @@ def _read_head(
             raise ExportError(f"{option} needs --open-head: the checkpoint has no text encoder")
         return source.network.head, source.text, ()
     if source.is_open or isinstance(source.network.config.head, RamConfig):
-        raise UnusableCheckpointError(f"{request.open_head.name}: the model has an open head")
+        raise ExportError(f"{request.open_head.name}: the model has an open head")
     opened = read_open_head(request.open_head)
     opened.check_encoder(source.network.backbone)
-    try:
-        text = read_text_encoder(request.text_encoder)
-    except TextEncoderError as error:
-        raise ExportError(str(error)) from error
+    text = read_text_encoder(request.text_encoder)
     opened.check_text_encoder(text)
     return opened.head, text, opened.origin.label_names
 
@@ -105,7 +97,7 @@ def read_unseen(
 ) -> LabelledPhotos:
     """Reads photos with targets of labels that were not trained.
 
-    Raises UnusablePhotosError if no photo shows such a label.
+    Raises ExportError if no photo shows such a label.
     """
     folder = read_labelled_folder(path)
     photos = select_photos(folder, split, folder.label_names, reader)
@@ -113,7 +105,7 @@ def read_unseen(
     targets = photos.targets[:, [folder.label_names.index(name) for name in names]]
     unseen = replace(photos, label_names=names, targets=targets).keep_usable()
     if not unseen.targets.any():
-        raise UnusablePhotosError(f"{unseen.dataset} shows no label that was not trained")
+        raise ExportError(f"{unseen.dataset} shows no label that was not trained")
     return unseen
 
 

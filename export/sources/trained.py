@@ -25,10 +25,6 @@ logger = logging.getLogger(__name__)
 _label_name = TypeAdapter[str](LabelText)
 
 
-class UnusableCheckpointError(ExportError):
-    """The checkpoint lacks something that a bundle needs."""
-
-
 @dataclass(frozen=True, eq=False)
 class Source:
     """A network to export."""
@@ -71,12 +67,12 @@ def read_source(
     """Reads a checkpoint; a file of label names overrides the checkpoint's own.
 
     The thresholds of a file are the first to count, then those of categories, `NAME=P`, then the
-    tag file's. Raises UnusableCheckpointError for missing or invalid label names and thresholds.
+    tag file's. Raises ExportError for missing or invalid label names and thresholds.
     """
     towers = read_clip(path, hints)
     if towers is not None:
         if (label_names or label_thresholds) is not None or category_threshold:
-            raise UnusableCheckpointError(
+            raise ExportError(
                 "--label-names, --label-thresholds and --category-threshold do not fit a model for "
                 "open labels"
             )
@@ -88,10 +84,10 @@ def read_source(
     if (count := network.config.num_classes) is not None:
         origin, labels = _find_labels(path, checkpoint.label_names, label_names)
         if len(labels) != count:
-            raise UnusableCheckpointError(f"{origin}: {len(labels)} label names for {count} logits")
+            raise ExportError(f"{origin}: {len(labels)} label names for {count} logits")
         _check_names(tuple(label.name for label in labels), origin)
     elif label_names is not None:
-        raise UnusableCheckpointError("--label-names does not fit a head for open labels")
+        raise ExportError("--label-names does not fit a head for open labels")
     return Source(
         network=network,
         labels=_set_thresholds(labels, label_thresholds, category_threshold),
@@ -112,13 +108,13 @@ def _find_labels(
             continue
         labels = read_tag_file(file, path)
         if stored not in (None, tuple(label.name for label in labels)):
-            raise UnusableCheckpointError(
+            raise ExportError(
                 f"{path.name} and {name} have other labels: give the right ones by --label-names"
             )
         logger.info("the labels are those of %s", name)
         return name, labels
     if stored is None:
-        raise UnusableCheckpointError(f"{path.name} names no labels: give --label-names")
+        raise ExportError(f"{path.name} names no labels: give --label-names")
     return path.name, tuple(Label.model_construct(name=name) for name in stored)
 
 
@@ -126,7 +122,7 @@ def _check_names(names: tuple[str, ...], origin: str) -> None:
     twice = next((label for label, repeats in Counter(names).items() if repeats > 1), None)
     if twice is not None:
         lines = [str(i) for i, label in enumerate(names, start=1) if label == twice]
-        raise UnusableCheckpointError(
+        raise ExportError(
             f"{origin}: label names {' and '.join(lines[:2])} are both {twice!r:.80}: rename one"
         )
     for label in names:
@@ -134,9 +130,7 @@ def _check_names(names: tuple[str, ...], origin: str) -> None:
             _label_name.validate_python(label)
         except ValidationError as error:
             reason = error.errors(include_url=False)[0]["msg"]
-            raise UnusableCheckpointError(
-                f"{origin}: label name {label!r:.80}: {reason}"
-            ) from error
+            raise ExportError(f"{origin}: label name {label!r:.80}: {reason}") from error
 
 
 def _set_thresholds(
@@ -145,7 +139,7 @@ def _set_thresholds(
     """Reads a number a line for the first labels, and `NAME=P` for those of a category."""
     lines = [] if path is None else read_lines(path)
     if len(lines) > len(labels):
-        raise UnusableCheckpointError(f"{len(lines)} label thresholds for {len(labels)} labels")
+        raise ExportError(f"{len(lines)} label thresholds for {len(labels)} labels")
     known = dict.fromkeys(label.category for label in labels if label.category is not None)
     shares = dict[str | None, float]()
     for text in by_category:
@@ -153,7 +147,7 @@ def _set_thresholds(
         shares[category] = read_share(number, f"--category-threshold {text}: NAME=P")
         if category not in known:
             shown = ", ".join(known) or "unknown"
-            raise UnusableCheckpointError(
+            raise ExportError(
                 f"--category-threshold {text}: the categories of the labels are {shown}"
             )
     thresholds = [shares.get(label.category, label.threshold) for label in labels]

@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from models.checkpoints.checkpoint import fill
 from models.checkpoints.description import NO_HINTS, CheckpointError, Hints, State
-from models.checkpoints.files import CONFIG, fetch, read_json, read_weights
+from models.checkpoints.files import CONFIG, fetch, fetch_needed, read_json, read_weights
 from models.checkpoints.formats import is_on_hub, is_repository
 from models.checkpoints.layouts.open_clip import describe_model, describe_photos, rename_open_clip
 from models.checkpoints.layouts.state import unwrap
@@ -93,11 +93,7 @@ def _read_transformers(checkpoint: Path | str, name: str, config: Mapping[str, A
     state, _ = unwrap(file.content)
     state = {key: v for key, v in state.items() if not key.endswith(".position_ids")}
     model = _build(name, config, state)
-    files = (fetch(checkpoint, f"{kind}_config.json") for kind in ("preprocessor", "processor"))
-    path = next(filter(None, files), None)
-    path = path or fetch(checkpoint, "preprocessor_config.json", needed=True)
-    if path is None:
-        raise CheckpointError(f"{name} has no preprocessor_config.json")
+    path = fetch_needed(checkpoint, "preprocessor_config.json", "processor_config.json")
     try:
         preparation = _read_preparation(path.parent, model.vision_model.embeddings.image_size)
     except Exception as error:
@@ -150,9 +146,7 @@ def _read_preparation(folder: Path, size: int) -> InputConfig:
 
 
 def _read_texts(checkpoint: Path | str, name: str, stored: _Stored) -> TextEncoder:
-    path = fetch(checkpoint, "tokenizer.json", needed=True)
-    if path is None:
-        raise CheckpointError(f"{name} has no tokenizer.json")
+    path = fetch_needed(checkpoint, "tokenizer.json")
     for optional in ("tokenizer_config.json", "special_tokens_map.json"):
         fetch(checkpoint, optional)
     try:

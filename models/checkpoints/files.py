@@ -68,14 +68,11 @@ def read_weights(checkpoint: Path | str, names: Sequence[str] = WEIGHTS) -> Chec
     """Reads a local file, in a repository or its folder the first of `names` that it has."""
     digest = hashlib.sha256()
     metadata: Mapping[str, str] = {}
-    path: Path | None = Path(checkpoint)
+    path = Path(checkpoint)
     if is_repository(checkpoint):
-        path = next(filter(None, (fetch(checkpoint, name) for name in names)), None)
-        path = path or fetch(checkpoint, names[0], needed=True)
+        path = fetch_needed(checkpoint, *names)
     else:
         check_checkpoint(checkpoint)
-    if path is None:
-        raise CheckpointError(f"{checkpoint} has neither {' nor '.join(names[:2])}")
     content: Any
     if is_repository(checkpoint) and path.name in INDICES:
         content = _read_parts(checkpoint, path.name, digest.update)
@@ -104,9 +101,7 @@ def _read_parts(checkpoint: Path | str, index: str, add: Callable[[bytes], objec
         raise CheckpointError(f"{checkpoint} has a {index} that is damaged")
     state: State = {}
     for name in sorted(names):
-        if (path := fetch(checkpoint, name, needed=True)) is None:
-            raise CheckpointError(f"{checkpoint} lacks {name}, which its {index} names")
-        part, _ = _read_one(path, add)
+        part, _ = _read_one(fetch_needed(checkpoint, name), add)
         if not isinstance(part, dict) or part.keys() & state.keys():
             raise CheckpointError(f"{name} has other tensors than {index} says")
         state |= part
@@ -201,6 +196,15 @@ def fetch(checkpoint: Path | str, name: str, *, needed: bool = False) -> Path | 
             return None
         why = explain_download(error, name)
         raise CheckpointError(f"{checkpoint} cannot be fetched: {why}") from error
+
+
+def fetch_needed(checkpoint: Path | str, *names: str) -> Path:
+    """Returns the first file that there is, as `fetch` does; raises CheckpointError if none is."""
+    path = next(filter(None, (fetch(checkpoint, name) for name in names)), None)
+    path = path or fetch(checkpoint, names[0], needed=True)
+    if path is None:
+        raise CheckpointError(f"{checkpoint} has no {' or '.join(names[:2])}")
+    return path
 
 
 def explain_download(error: BaseException, name: str) -> str:

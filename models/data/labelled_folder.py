@@ -12,19 +12,15 @@ _INDEX = "labels.json"
 def read_labelled_folder(path: Path) -> LabelledFolder:
     """Reads a data set; raises DataError for an unknown layout, and for a damaged index."""
     try:
-        return check_labels(_read(path))
+        if (path / _INDEX).is_file():
+            return check_labels(_read_simple(path))
+        if (path / coco.INDEX).is_dir():
+            return check_labels(coco.read_coco(path))
+        raise DataError(f"{path} has neither {_INDEX} nor {coco.INDEX}/")
     except KeyError as error:
         raise DataError(f"the index of {path.name} is damaged: {error} is missing") from error
     except (TypeError, ValueError, AttributeError, OSError) as error:
         raise DataError(f"the index of {path.name} is damaged: {error}") from error
-
-
-def _read(path: Path) -> LabelledFolder:
-    if (path / _INDEX).is_file():
-        return _read_simple(path)
-    if (path / coco.INDEX).is_dir():
-        return coco.read_coco(path)
-    raise DataError(f"{path} has neither labels.json nor {coco.INDEX}/")
 
 
 def _read_simple(path: Path) -> LabelledFolder:

@@ -3,12 +3,11 @@
 Writes `model.safetensors`, `recipe.json`, `metrics.csv` and the state to resume from to RUN.
 """
 
-import argparse
 from pathlib import Path
 
 from models.checkpoints.checkpoint import write_checkpoint
 from models.checkpoints.files import read_file
-from models.commands import report_mistakes, run_command
+from models.commands import command, run_command
 from models.train.build import build_network, start_from
 from models.train.command import RunContext, make_context, make_parser, read_recipe
 from models.train.recipe import Recipe
@@ -16,13 +15,10 @@ from models.train.run import Run, RunFolder, seed_everything
 from models.train.task import make_task
 
 
-def main(argv: list[str] | None = None) -> int:
+@command
+def main(argv: list[str] | None = None) -> None:
     """Runs the command; returns 0, or 2 for a mistake in the request."""
     arguments = make_parser("python -m models.train", __doc__, Recipe).parse_args(argv)
-    return report_mistakes(lambda: _train(arguments))
-
-
-def _train(arguments: argparse.Namespace) -> None:
     recipe = read_recipe(arguments, Recipe)
     context = make_context(arguments)
     score = train(context, recipe, arguments.init)

@@ -52,7 +52,7 @@ def make_parser(prog: str, about: str | None, kind: type[BaseRecipe]) -> argpars
 
 
 def read_recipe(arguments: argparse.Namespace, kind: type[RecipeT]) -> RecipeT:
-    """Reads the file of `--recipe`; flags override its fields. Raises RecipeError."""
+    """Reads the file of `--recipe`; flags override its fields. Raises RequestError."""
     flags = {name: getattr(arguments, name) for name in kind.model_fields}
     given = {name: value for name, value in flags.items() if value is not None}
     return kind.read(arguments.recipe, given)

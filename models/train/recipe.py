@@ -13,10 +13,6 @@ WHOLE_BACKBONE = 99
 """`frozen_stages` that freezes a backbone from end to end."""
 
 
-class RecipeError(RequestError):
-    """A recipe is unreadable or inconsistent, or not the recipe of the run in a folder."""
-
-
 class BaseRecipe(BaseModel):
     """Choices that every kind of run has; each kind sets defaults of its own."""
 
@@ -37,6 +33,17 @@ class BaseRecipe(BaseModel):
     clip: float = Field(0.05, ge=0, lt=1, description="asymmetric loss: probability margin")
     seed: int = Field(0, description="of every random choice")
 
+    @model_validator(mode="after")
+    def _choices_fit(self) -> Self:
+        if self.decoder_width % self.num_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} does not divide decoder_width {self.decoder_width}"
+            )
+        # The slope of p^gamma is infinite at p = 0: the loss would soon be NaN.
+        if 0 < self.gamma_neg < 1:
+            raise ValueError("gamma_neg must be 0, or at least 1")
+        return self
+
     @classmethod
     def read(cls, path: Path | None, overrides: Mapping[str, Any]) -> Self:
         """Reads a TOML file and puts overrides (field -> value or text) on top."""
@@ -45,13 +52,13 @@ class BaseRecipe(BaseModel):
             try:
                 values = tomllib.loads(path.read_text())
             except (OSError, ValueError) as error:
-                raise RecipeError(f"the recipe {path} cannot be read: {error}") from error
+                raise RequestError(f"the recipe {path} cannot be read: {error}") from error
         try:
             return cls.model_validate(values | dict(overrides))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             field = "".join(f"{part}: " for part in first["loc"])
-            raise RecipeError(f"recipe: {field}{first['msg']}") from error
+            raise RequestError(f"recipe: {field}{first['msg']}") from error
 
 
 class Recipe(BaseRecipe):
@@ -88,29 +95,7 @@ class Recipe(BaseRecipe):
     mixed_precision: Literal["no", "fp16", "bf16"] = Field("no", description="of the forward pass")
     backbone_lr: float = Field(2e-4, gt=0, description="peak of OneCycle, for the backbone")
 
-    @model_validator(mode="after")
-    def _choices_fit(self) -> Self:
-        if self.head != "gap":
-            check_heads(self)
-        check_focus(self.gamma_neg)
-        return self
-
     @property
     def crop_size(self) -> int:
         """Pixels on a side of the training crops."""
         return self.train_size or self.image_size
-
-
-def check_heads(recipe: BaseRecipe) -> None:
-    """Raises ValueError if the attention heads do not divide the decoder's width."""
-    if recipe.decoder_width % recipe.num_heads:
-        raise ValueError(
-            f"num_heads {recipe.num_heads} does not divide decoder_width {recipe.decoder_width}"
-        )
-
-
-def check_focus(gamma: float) -> None:
-    """Raises ValueError for a focus between 0 and 1."""
-    # The slope of p^gamma is infinite at p = 0: the loss would soon be NaN.
-    if 0 < gamma < 1:
-        raise ValueError("gamma_neg must be 0, or at least 1")

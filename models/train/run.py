@@ -20,15 +20,11 @@ from torch.optim.lr_scheduler import OneCycleLR
 from tqdm import tqdm
 
 from models.commands import RequestError
-from models.train.recipe import BaseRecipe, RecipeError
+from models.train.recipe import BaseRecipe
 
 BatchT = TypeVar("BatchT")
 
 _PRECISIONS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-class LossError(RequestError):
-    """The loss is not finite: the next step would ruin every weight."""
 
 
 class Task(ABC, Generic[BatchT]):
@@ -54,7 +50,7 @@ class Task(ABC, Generic[BatchT]):
 class RunFolder:
     """The folder of a run: its log and its state.
 
-    `identity`, plain data, must be equal for the run to continue. Raises RecipeError if it is not,
+    `identity`, plain data, must be equal for the run to continue. Raises RequestError if it is not,
     or if `state.pt` is damaged.
     """
 
@@ -85,12 +81,12 @@ class RunFolder:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             begun, *_ = dict(state["identity"]), state["network"], state["rows"]
         except Exception as error:  # torch.load raises many types for damaged bytes
-            raise RecipeError(f"{path} is damaged or too old: give another --out") from error
+            raise RequestError(f"{path} is damaged or too old: give another --out") from error
         if removed := sorted(begun.keys() - self.identity.keys()):
-            raise RecipeError(f"{path} is too old, it has {removed[0]}: give another --out")
+            raise RequestError(f"{path} is too old, it has {removed[0]}: give another --out")
         for field, wanted in self.identity.items():
             if begun.get(field) != wanted:
-                raise RecipeError(
+                raise RequestError(
                     f"the run in {self.path} was begun with {field} "
                     f"{reprlib.repr(begun.get(field))}, not {reprlib.repr(wanted)}: continue with "
                     "the same options, or give another --out"
@@ -115,7 +111,7 @@ class Run(Generic[BatchT]):
         precision: Literal["no", "fp16", "bf16"] = "no",  # of the forward pass
     ) -> None:
         if task.num_batches == 0:
-            raise RecipeError(
+            raise RequestError(
                 f"recipe: batch_size: fewer training photos than one batch of {recipe.batch_size}"
             )
         self.task, self.recipe, self.folder = task, recipe, folder
@@ -186,7 +182,7 @@ class Run(Generic[BatchT]):
             losses = self.task.compute_losses(network, batch)
         total = torch.stack(list(losses.values())).sum()
         if not total.isfinite():
-            raise LossError(
+            raise RequestError(
                 f"the loss of epoch {self.epoch + 1} is {total.item()}: try a lower lr or another "
                 "mixed_precision"
             )

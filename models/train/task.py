@@ -123,7 +123,7 @@ class LabelTask(Task[Batch]):
 def make_task(network: Network, recipe: Recipe, context: RunContext, start: str) -> LabelTask:
     """Returns the task of training a network, with which it shares its parameters.
 
-    `start` is the fingerprint of `--init`, "" for none. Raises DataError or RecipeError.
+    `start` is the fingerprint of `--init`, "" for none. Raises RequestError.
     """
     frozen, tail = network.backbone.split(recipe.frozen_stages)
     frozen.eval().requires_grad_(False)

@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import transforms
 
+from models.commands import RequestError
 from models.config import InputConfig
 from models.data.records import DataError, LabelledFolder, LabelledImage
-from models.train.recipe import Recipe, RecipeError
+from models.train.recipe import Recipe
 
 Transform = Callable[[Image.Image], Tensor]
-_create: Callable[..., Transform] = create_transform
 
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 # Codes of any value, as data of a picture that is not whole.
@@ -107,25 +107,28 @@ def describe_files(images: Sequence[LabelledImage]) -> str:
 
 def evaluation_transform(prepared: InputConfig) -> Transform:
     """Returns the served preparation: the same pixels that the service computes."""
-    whole = prepared.resize_mode != "crop"
-    return _after_padding(
-        prepared,
-        _create(
-            (3, prepared.height, prepared.width),
-            is_training=False,
-            interpolation=prepared.interpolation,
-            mean=prepared.mean,
-            std=prepared.std,
-            crop_pct=1.0 if whole else prepared.crop_pct,  # whole photos are never cropped
-            crop_mode="squash" if whole else "center",
-        ),
+    size = (prepared.height, prepared.width)
+    if prepared.resize_mode == "crop":
+        return _create(prepared, size, crop_mode="center", crop_pct=prepared.crop_pct)
+    return _create(prepared, size, crop_mode="squash", crop_pct=1.0)
+
+
+def _create(
+    prepared: InputConfig,
+    size: tuple[int, int],
+    **options: Any,  # noqa: ANN401
+) -> Transform:
+    """Returns timm's transform to (H, W), after the padding if photos are padded."""
+    transform: Any = create_transform(
+        (3, *size),
+        interpolation=prepared.interpolation,
+        mean=prepared.mean,
+        std=prepared.std,
+        **options,
     )
-
-
-def _after_padding(prepared: InputConfig, transform: Transform) -> Transform:
-    if prepared.resize_mode != "pad":
-        return transform
-    return cast("Transform", transforms.Compose([partial(pad, prepared=prepared), transform]))
+    if prepared.resize_mode == "pad":
+        transform = transforms.Compose([partial(pad, prepared=prepared), transform])
+    return cast("Transform", transform)
 
 
 def pad(picture: Image.Image, prepared: InputConfig) -> Image.Image:
@@ -147,7 +150,7 @@ def training_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
     try:
         return crop_transform(prepared, size, recipe.crop_scale, 0.0, **augment)
     except (AssertionError, KeyError, ValueError) as error:  # timm's, for invalid text
-        raise RecipeError(
+        raise RequestError(
             f"recipe: auto_augment: timm cannot parse {recipe.auto_augment!r}"
         ) from error
 
@@ -160,15 +163,5 @@ def crop_transform(
     **options: Any,  # noqa: ANN401
 ) -> Transform:
     """Returns timm's random crops of at least `scale` of a photo, with more options of timm's."""
-    transform = _create(
-        (3, *size),
-        is_training=True,
-        scale=(scale, 1.0),
-        color_jitter=color_jitter,
-        interpolation=prepared.interpolation,
-        mean=prepared.mean,
-        std=prepared.std,
-        re_mode="pixel",
-        **options,
-    )
-    return _after_padding(prepared, transform)
+    options |= {"is_training": True, "re_mode": "pixel"}
+    return _create(prepared, size, scale=(scale, 1.0), color_jitter=color_jitter, **options)

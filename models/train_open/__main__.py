@@ -4,7 +4,6 @@ Writes `open.safetensors`, `recipe.json`, `metrics.csv` and the state to resume 
 labelled folder needs caption_concepts; the checkpoint's encoder stays as it is.
 """
 
-import argparse
 from collections.abc import Collection
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from models.checkpoints.open_head import (
     read_open_head,
     write_open_head,
 )
-from models.commands import report_mistakes, run_command
+from models.commands import command, run_command
 from models.config import ZeroShotMLDecoderConfig
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import read_text_encoder
@@ -39,7 +38,8 @@ from models.train_open.teacher import Sources, read_sources
 _WITHOUT_WEIGHTS = ("dropout", "embedding_encoder")
 
 
-def main(argv: list[str] | None = None) -> int:
+@command
+def main(argv: list[str] | None = None) -> None:
     """Runs the command; returns 0, or 2 for a mistake in the request."""
     parser = make_parser("python -m models.train_open", __doc__, OpenRecipe)
     add = parser.add_argument
@@ -49,10 +49,6 @@ def main(argv: list[str] | None = None) -> int:
     add("--hold-out", type=Path, action="append", default=[], help="text file of names or labelled "
         "folder: no concept of such a name is trained on; may be repeated")  # fmt: skip
     arguments = parser.parse_args(argv)
-    return report_mistakes(lambda: _train(arguments))
-
-
-def _train(arguments: argparse.Namespace) -> None:
     recipe = read_recipe(arguments, OpenRecipe)
     context = make_context(arguments)
     hold_out = [name for path in arguments.hold_out for name in read_hold_out(path)]

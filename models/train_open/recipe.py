@@ -1,11 +1,9 @@
 """The recipe of an open head's training, and the views of photos that it asks for."""
 
-from typing import Self
-
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from models.config import InputConfig
-from models.train.recipe import BaseRecipe, check_focus, check_heads
+from models.train.recipe import BaseRecipe
 from models.train.views import Transform, crop_transform, evaluation_transform
 
 
@@ -50,12 +48,6 @@ class OpenRecipe(BaseRecipe):
     ranking_weight: float = Field(2.0, ge=0, description="of the teacher's ranking of photos")
     caption_weight: float = Field(1.0, ge=0, description="of matching captions with photos")
     trained_weight: float = Field(0.3, ge=0, description="of distilling the encoder's own head")
-
-    @model_validator(mode="after")
-    def _choices_fit(self) -> Self:
-        check_heads(self)
-        check_focus(self.gamma_neg)
-        return self
 
     def make_views(self, prepared: InputConfig) -> list[Transform]:
         """Returns the served view, then `views` - 1 mild ones."""

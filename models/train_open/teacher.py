@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from models.backbones.backbone import Backbone
 from models.checkpoints.checkpoint import read_checkpoint
-from models.checkpoints.pretrained import PretrainedError, fill_backbone, read_pretrained
+from models.checkpoints.description import CheckpointError
+from models.checkpoints.pretrained import fill_backbone, read_pretrained
 from models.config import InputConfig
 from models.text import TextEncoder
 from models.timm_model import classifier_names, create_timm
@@ -63,7 +64,7 @@ def load_teacher(name: str, image_size: tuple[int, int]) -> Teacher:
     key = next(iter(classifier_names(name)), "")
     weight, bias = state.get(f"{key}.weight"), state.get(f"{key}.bias")
     if weight is None or bias is None or weight.shape != (_IMAGENET_CLASSES, backbone.width):
-        raise PretrainedError(f"{name} has no linear classifier of ImageNet's names")
+        raise CheckpointError(f"{name} has no linear classifier of ImageNet's names")
     classifier = nn.Linear(backbone.width, _IMAGENET_CLASSES)
     classifier.load_state_dict({"weight": weight, "bias": bias})
     fill_backbone(backbone, state)
@@ -80,11 +81,11 @@ def load_teacher(name: str, image_size: tuple[int, int]) -> Teacher:
 
 @torch.inference_mode()
 def _check_agreement(teacher: Teacher, whole: nn.Module, image_size: tuple[int, int]) -> None:
-    """Raises PretrainedError for norms, class tokens and the like, which `classify` omits."""
+    """Raises CheckpointError for norms, class tokens and the like, which `classify` omits."""
     image = torch.randn(1, 3, *image_size, generator=torch.Generator().manual_seed(0))
     wanted, logits = whole(image), teacher.classify(teacher.backbone(image))
     if not torch.allclose(logits, wanted, rtol=0, atol=_TOLERANCE * float(wanted.std())):
-        raise PretrainedError(
+        raise CheckpointError(
             f"{teacher.backbone.name} classifies by more than the mean of its tokens: use an "
             "EfficientNet or a ResNet"
         )
@@ -92,8 +93,8 @@ def _check_agreement(teacher: Teacher, whole: nn.Module, image_size: tuple[int, 
 
 def read_imagenet_names() -> tuple[str, ...]:
     """Returns the first synonym of each of ImageNet's 1,000 classes, in their order."""
-    info = ImageNetInfo("imagenet-1k")
-    return tuple(info.index_to_description(i).split(",")[0] for i in range(_IMAGENET_CLASSES))
+    synonyms = ImageNetInfo("imagenet-1k").label_descriptions()
+    return tuple(names.partition(",")[0] for names in synonyms)
 
 
 def share_stages(student: Backbone, teacher: Backbone) -> tuple[nn.Module, nn.Module, nn.Module]:

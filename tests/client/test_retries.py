@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -155,6 +156,20 @@ def test_predict_many_raises_what_all_photos_have(kind: Any, fake: Fake) -> None
     nowhere = kind("http://127.0.0.1:9", retries=2)
     with nowhere as client, pytest.raises(ServiceUnreachable, match="cannot connect to"):
         list(client.predict_many([PHOTO] * 1000, at_once=8))
+
+
+def test_photos_are_not_retried_after_predict_many_was_stopped(kind: Any, fake: Fake) -> None:
+    service, url = fake
+    service.answers = [(429, {"Retry-After": "1"})]
+
+    def list_photos() -> Iterator[bytes]:
+        yield from [PHOTO] * 3
+        raise LookupError("stopped")
+
+    started = time.monotonic()
+    with kind(url, retries=5) as client, pytest.raises(LookupError, match="stopped"):
+        list(client.predict_many(list_photos()))
+    assert time.monotonic() - started < 5, "one wait, not three photos with five each"
 
 
 def test_limit_of_a_proxy_is_named(kind: Any, fake: Fake) -> None:

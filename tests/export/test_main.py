@@ -104,13 +104,13 @@ NEW = ["--checkpoint", "x", "--out", "y"]
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--bundle", "x"], "--out is needed, and --checkpoint or --bundle"),
-        (["--out", "x"], "--out is needed, and --checkpoint or --bundle"),
+        (["--bundle", "x"], "arguments are required: --out"),
+        (["--out", "x"], "one of the arguments --checkpoint --bundle is required"),
         (["--bundle", "x", "--out", "x"], "--bundle needs --photos, --open-photos or --background"),
         ([*NEW, "--triton", "x"], "--triton was removed: for Triton, place the graphs by hand as"),
         (["--triton-precision", "int8"], "docs/scale.md#triton shows"),
         ([*BACKGROUND, "--precision-target", "0.5"], "needs --photos or --open-photos"),
-        ([*FIT, "--checkpoint", "z"], "--checkpoint needs --checkpoint: it does not fit"),
+        ([*FIT, "--checkpoint", "z"], "--checkpoint: not allowed with argument --bundle"),
         ([*FIT, "--precision-target", "1.5"], "must be from 0 to 1; it is 1.5"),
         ([*FIT, "--open-split", "z"], "needs --open-photos"),
         ([*FIT, "--license", "z"], "--license needs --checkpoint"),

@@ -13,7 +13,6 @@ from export.graphs import text
 from export.graphs.text import build_text_graph
 from export.int8 import search
 from export.sources.open import OpenRequest
-from export.sources.trained import UnusableCheckpointError
 from models.checkpoints.clip import read_clip
 from models.checkpoints.description import Hints
 from service.bundle.reader import Bundle
@@ -92,7 +91,7 @@ def test_options_of_other_models_are_refused(model: Path, checkpoint: Path, tmp_
     out, names = tmp_path / "tiny", tmp_path / "names.txt"
     zoo = OpenRequest(label_set=(names,))
     for request, error, reason in (
-        (ExportRequest(model, out, label_names=names), UnusableCheckpointError, "--label-names"),
+        (ExportRequest(model, out, label_names=names), ExportError, "--label-names"),
         (ExportRequest(model, out, precisions=frozenset({"int8"})), ExportError, "int8 needs ph"),
         (ExportRequest(checkpoint, out, opened=zoo), ExportError, "--label-set needs --open-head"),
     ):

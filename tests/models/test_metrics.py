@@ -5,12 +5,8 @@ import math
 import pytest
 import torch
 
-from models.metrics import (
-    MetricError,
-    average_precisions,
-    class_and_overall_rates,
-    report_single_label,
-)
+from models.commands import RequestError
+from models.metrics import average_precisions, class_and_overall_rates, report_single_label
 
 
 @pytest.mark.parametrize(
@@ -35,7 +31,7 @@ def test_average_precision_of_a_label(
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_scores_that_are_not_finite_are_refused(value: float) -> None:
     scores, targets = torch.tensor([[2.0], [1.0]]), torch.tensor([[1], [0]])
-    with pytest.raises(MetricError, match="not finite numbers"):
+    with pytest.raises(RequestError, match="not finite numbers"):
         average_precisions(torch.where(targets > 0, value, scores), targets)
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.text import TextEncoder, TextEncoderError, read_text_encoder
+from models.commands import RequestError
+from models.text import TextEncoder, read_text_encoder
 from tests.models.tiny_text import WIDTH, write_text_encoder
 
 
@@ -46,7 +47,7 @@ def test_long_text_is_truncated(encoder: TextEncoder) -> None:
 def test_incomplete_folder_is_refused(file: str, tmp_path: Path) -> None:
     folder = write_text_encoder(tmp_path / "tiny")
     (folder / file).unlink()
-    with pytest.raises(TextEncoderError, match="no BERT encoder"):
+    with pytest.raises(RequestError, match="no BERT encoder"):
         read_text_encoder(folder)
 
 
@@ -55,5 +56,5 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(tmp_path: Path) -
     config = folder / "config.json"
     text = config.read_text()
     config.write_text(text.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
-    with pytest.raises(TextEncoderError, match="not those of its BERT"):
+    with pytest.raises(RequestError, match="not those of its BERT"):
         read_text_encoder(folder)

@@ -17,7 +17,7 @@ from export.calibration import screen as screen_module
 from export.calibration.open_labels import embed_label_set
 from export.calibration.screen import fit_screen
 from export.graphs.graph import PIXELS_TO_OPEN_LOGITS
-from export.sources.labelled_photos import PhotoReader, UnusablePhotosError, read_splits
+from export.sources.labelled_photos import PhotoReader, read_splits
 from export.sources.open import OpenRequest, describe_head, read_label_set, read_open_source
 from export.sources.trained import read_source
 from models.checkpoints.checkpoint import read_checkpoint
@@ -263,7 +263,7 @@ def test_files_that_do_not_fit_are_refused(
         ({"text_encoder": tmp_path}, ExportError, "has no BERT encoder"),
         ({"label_set": (tmp_path / "none.json",)}, ExportError, "cannot be read"),
         ({"label_set": opened.label_set * 2}, ExportError, "repeated"),
-        ({"open_photos": trained}, UnusablePhotosError, "no label that was not trained"),
+        ({"open_photos": trained}, ExportError, "no label that was not trained"),
         ({"open_photos": tmp_path}, DataError, "neither labels.json"),
     ):
         with pytest.raises(error, match=reason):

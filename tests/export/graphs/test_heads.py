@@ -11,7 +11,6 @@ from export.build import ExportRequest, build_bundle
 from export.graphs.graph import open_session
 from export.graphs.trace import trace_heads
 from export.sources.open import OpenRequest
-from export.sources.trained import UnusableCheckpointError
 from models.checkpoints.checkpoint import write_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
 from models.config import (
@@ -136,12 +135,12 @@ def test_request_is_refused_when_it_does_not_fit_the_head(folder: Path, tmp_path
     another = OpenRequest(opened)
     for request, error, reason in (
         (ExportRequest(trained, out, hints=encoder), CheckpointError, "takes no embeddings"),
-        (ExportRequest(opened, out, label_names=names), UnusableCheckpointError, "open labels"),
+        (ExportRequest(opened, out, label_names=names), ExportError, "open labels"),
         (ExportRequest(opened, out, hints=Hints(single_label=True)), CheckpointError, "no softmax"),
-        (ExportRequest(opened, out, label_thresholds=names), UnusableCheckpointError, "0 labels"),
+        (ExportRequest(opened, out, label_thresholds=names), ExportError, "0 labels"),
         (ExportRequest(opened, out, photos=folder), ExportError, "trained labels"),
         (ExportRequest(ram, out, hints=Hints(single_label=True)), CheckpointError, "no softmax"),
-        (ExportRequest(ram, out, opened=another), UnusableCheckpointError, "has an open head"),
+        (ExportRequest(ram, out, opened=another), ExportError, "has an open head"),
     ):
         with pytest.raises(error, match=reason):
             build_bundle(request)

@@ -18,7 +18,8 @@ from export.graphs.text import (
     trace_text_encoder,
 )
 from export.graphs.verify import VerificationError
-from models.text import TextEncoder, TextEncoderError, read_text_encoder
+from models.commands import RequestError
+from models.text import TextEncoder, read_text_encoder
 from tests.models.tiny_text import write_text_encoder
 
 TEXTS = ("red", "a photo of a large dark blue square", "a circle of unknown words")
@@ -67,7 +68,7 @@ def test_text_that_would_be_truncated_is_refused(
     encoder: TextEncoder, exact: onnx.ModelProto
 ) -> None:
     embed = make_embedder(encoder, exact)
-    with pytest.raises(TextEncoderError, match=r"more than 128 tokens: shorten it"):
+    with pytest.raises(RequestError, match=r"more than 128 tokens: shorten it"):
         embed(["red", "red " * 127])
     assert len(embed(["red " * 100])) == 1
 

@@ -4,9 +4,10 @@ import torch
 from onnx import TensorProto
 from torch import Tensor
 
+from export import ExportError
 from export.graphs.graph import Graphs, open_session
 from export.graphs.optimise import optimise
-from export.graphs.trace import PixelEncoder, TracingError, trace_encoder
+from export.graphs.trace import PixelEncoder, trace_encoder
 from export.graphs.verify import FP32_TOLERANCE, make_noise
 from models.backbones.backbone import Backbone
 from models.config import InputConfig
@@ -52,5 +53,5 @@ class _Untraceable(torch.nn.Module):
 
 def test_trace_fails_with_one_line() -> None:
     spec = InputConfig(height=8, width=8)
-    with pytest.raises(TracingError, match=r"^the network cannot be traced to ONNX: [^\n]+$"):
+    with pytest.raises(ExportError, match=r"^the network cannot be traced to ONNX: [^\n]+$"):
         trace_encoder(_Untraceable(), spec)

@@ -4,12 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.sources.labelled_photos import (
-    PhotoReader,
-    UnusablePhotosError,
-    read_splits,
-    select_photos,
-)
+from export import ExportError
+from export.sources.labelled_photos import PhotoReader, read_splits, select_photos
 from models.data.labelled_folder import read_labelled_folder
 from service.images.decode import decode_image
 from tests.export.tiny_network import CONTRACT, LABELS, SPLITS, write_folder
@@ -39,7 +35,7 @@ def test_split_is_refused_when_no_label_differs_between_photos(
         if image["split"] == "test":
             image["labels"] = labels
     (folder / "labels.json").write_text(json.dumps(index))
-    with pytest.raises(UnusablePhotosError, match="colours/test has no label that some photos"):
+    with pytest.raises(ExportError, match="colours/test has no label that some photos"):
         read_splits(folder, LABELS, PhotoReader(CONTRACT))
 
 

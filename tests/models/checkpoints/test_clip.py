@@ -121,7 +121,7 @@ def test_tokenizer_of_another_model_is_refused(clip: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("file", "changes", "reason"),
     [
-        ("model.safetensors", None, "neither model.safetensors nor pytorch_model.bin"),
+        ("model.safetensors", None, "has no model.safetensors or pytorch_model.bin"),
         ("tokenizer.json", None, "has no tokenizer.json"),
         ("preprocessor_config.json", None, "has no preprocessor_config.json"),
         ("config.json", None, "of type clip or siglip, .*; it is without config"),

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from models.train.recipe import Recipe, RecipeError
+from models.commands import RequestError
+from models.train.recipe import Recipe
 
 RECIPES = Path(__file__).parents[3] / "models" / "recipes"
 
@@ -27,7 +28,7 @@ def test_shipped_baseline_differs_in_the_head_alone() -> None:
 def test_recipe_names_its_mistake_in_one_line(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text(text)
-    with pytest.raises(RecipeError, match=f"^.*{reason}.*$"):
+    with pytest.raises(RequestError, match=f"^.*{reason}.*$"):
         Recipe.read(path, {})
 
 

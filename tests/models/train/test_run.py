@@ -8,15 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from models.commands import RequestError
 from models.train.recipe import BaseRecipe
-from models.train.run import (
-    LossError,
-    Run,
-    RunFolder,
-    Task,
-    group_parameters,
-    one_cycle,
-)
+from models.train.run import Run, RunFolder, Task, group_parameters, one_cycle
 from tests.models.colours import Stopped, read_log
 
 
@@ -48,7 +42,7 @@ def make_run(folder: Path, *losses: float, **choices: Any) -> Run[float]:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_run_ends_with_one_line_when_the_loss_is_not_a_number(value: float, tmp_path: Path) -> None:
-    with pytest.raises(LossError, match=r"^the loss of epoch 1 is (nan|inf): [^\n]+$"):
+    with pytest.raises(RequestError, match=r"^the loss of epoch 1 is (nan|inf): [^\n]+$"):
         make_run(tmp_path, 1.0, value, epochs=1).fit()
     assert not (tmp_path / "state.pt").exists()
     assert make_run(tmp_path, 1.0, 2.0, epochs=1).fit() == {"figure": 50.0}

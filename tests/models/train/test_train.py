@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.backbones.backbone import Backbone
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
-from models.checkpoints.pretrained import PretrainedError
+from models.checkpoints.description import CheckpointError
 from models.data.labelled_folder import read_labelled_folder
 from models.evaluate import predict
 from models.metrics import average_precisions
@@ -210,7 +210,7 @@ def test_init_needs_no_pretrained_weights_and_keeps_batch_norm_statistics(
     photos: Path, tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     def refuse(backbone: Backbone) -> None:
-        raise PretrainedError(f"no pretrained weights could be loaded for {backbone.name}")
+        raise CheckpointError(f"no pretrained weights could be loaded for {backbone.name}")
 
     monkeypatch.setattr(build, "load_pretrained", refuse)
     options = ["--frozen-stages", "0"]

@@ -7,7 +7,7 @@ import timm
 import torch
 from torch import Tensor
 
-from models.checkpoints.pretrained import PretrainedError
+from models.checkpoints.description import CheckpointError
 from models.train_open import teacher
 from models.train_open.teacher import load_teacher
 
@@ -44,8 +44,8 @@ def test_network_with_more_than_a_mean_before_its_classifier_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(teacher, "read_pretrained", random_weights(0))
-    with pytest.raises(PretrainedError, match=f"{name} classifies by more than the mean"):
+    with pytest.raises(CheckpointError, match=f"{name} classifies by more than the mean"):
         load_teacher(name, (160, 160))
-    with pytest.raises(PretrainedError, match=r"weights for test_vit do not fit: .*pos_embed"):
+    with pytest.raises(CheckpointError, match=r"weights for test_vit do not fit: .*pos_embed"):
         load_teacher("test_vit", (96, 96))
     assert load_teacher("test_resnet", (64, 64)).names

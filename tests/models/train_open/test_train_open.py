@@ -14,6 +14,7 @@ from torch import nn
 from models.backbones.backbone import Backbone, input_config
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.open_head import OpenHeadCheckpoint, read_open_head
+from models.commands import RequestError
 from models.config import GapConfig
 from models.data.labelled_folder import read_labelled_folder
 from models.data.records import DataError
@@ -21,7 +22,6 @@ from models.evaluate_open import evaluate_open
 from models.heads.baselines import Gap
 from models.text import read_text_encoder
 from models.train.command import RunContext
-from models.train.recipe import RecipeError
 from models.train.views import Photos, evaluation_transform
 from models.train_open.__main__ import main, train
 from models.train_open.names import Vocabulary, choose_captions, choose_names, read_hold_out
@@ -163,7 +163,7 @@ def test_finished_run_is_measured_again_and_not_resumed_with_other_options(runs:
         ("concept_names ", (), None, {}),
         ("init '', not ", ("blue",), runs.read("first"), {}),
     ):
-        with pytest.raises(RecipeError, match=f"begun with {reason}"):
+        with pytest.raises(RequestError, match=f"begun with {reason}"):
             runs.fit("first", hold_out, init, **changes)
     assert json.loads((runs.folder / "first" / "recipe.json").read_text())["epochs"] == 1
     figures, (log,) = runs.fit("first", ("blue",)), runs.read_log("first")
@@ -292,7 +292,7 @@ def test_hold_out_reads_a_text_file_or_a_labelled_folder(photos: Path, tmp_path:
 @pytest.mark.parametrize("path", sorted(OPEN_RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_shipped_recipe_is_valid_and_a_template_without_a_name_is_not(path: Path) -> None:
     assert OpenRecipe.read(path, {"epochs": "1"}).epochs == 1
-    with pytest.raises(RecipeError, match="template"):
+    with pytest.raises(RequestError, match="template"):
         OpenRecipe.read(path, {"template": "no name"})
 
 
