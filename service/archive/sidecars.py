@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from service.archive.embedded import read_embedded
-from service.archive.tags import ROOT, find_rejected, merge, read_state, read_tags, write_state
+from service.archive.tags import (
+    ROOT,
+    begin_state,
+    find_rejected,
+    merge,
+    read_state,
+    read_tags,
+    write_state,
+)
 from service.archive.xmp import Packet, Tag
 from service.errors import StartError
 from service.files import replace_file
@@ -99,7 +107,7 @@ def _find_sidecar(photo: Path, list_pictures: Callable[[Path], Mapping[str, list
         alike = list_pictures(photo.parent).get(photo.stem.casefold(), ())
         others = [f"{name} too: rename one of them" for name in alike if name != photo.name]
         if photo.suffix.lower() in RAW_ENDINGS:
-            others.append("a RAW file")
+            others.append(f"a RAW file: rename it to {photo.name}.xmp")
         if others:
             raise LeftAlone(f"it would hide {path.name}, which is of {others[0]}")
     return path
@@ -149,7 +157,7 @@ def retag(
     content = b"" if status is None else _load(path, status)
     embedded = read_embedded(photo)
     packet = Packet(content) if content else read_embedded(photo)
-    before, state = packet.render(), read_state(packet)
+    before, state = packet.render(), read_state(packet) if content else begin_state(packet)
     wanted = [tag for tag in state.written if not is_removed(tag[-1])] if own is None else own
     rejected = [name for name in find_rejected(state) if not is_removed(name)]
     new = state
@@ -160,7 +168,7 @@ def retag(
     is_changed = after != before
     is_empty = is_changed and packet.list_properties() == embedded.list_properties()
     if is_changed and status is not None and not status.st_mode & _WRITABLE:
-        raise LeftAlone(f"{path.name} is read-only")
+        raise LeftAlone(f"{path.name} is read-only: make it writable, or leave it so")
     if is_changed and not dry_run:
         if is_empty:
             path.unlink(missing_ok=True)
@@ -180,7 +188,7 @@ def retag(
 
 def _load(path: Path, status: os.stat_result) -> bytes:
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError("it is not a regular file")
+        raise ValueError("it is a link, a folder or a pipe: put a file in its place")
     content = read_photo(path, _MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
         raise ValueError(f"it is larger than {_MAX_BYTES} bytes")

@@ -7,7 +7,7 @@ user gets a copy of those in the other fields: programs read the first field tha
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from service.archive.xmp import FIELDS, HIERARCHY, OTHER_FIELDS, SUBJECT, Field, Packet, Tag
+from service.archive.xmp import FIELDS, OTHER_FIELDS, SUBJECT, Field, Packet, Tag
 from service.bundle.card import fold_name
 
 ROOT = "ml-decoder"
@@ -16,6 +16,7 @@ ROOT = "ml-decoder"
 _WRITTEN = Field("mld:written", "/")
 _COPIED = Field("mld:copied", "\0")  # `digiKam:TagsList=`, `digiKam:TagsList=trips/holiday`
 _REJECTED = Field("mld:rejected", "\0")
+_OF_PHOTO = ("photo",)  # among the copies
 
 Tags = dict[Field, tuple[Tag, ...] | None]
 """Tags by field; None: there is no such field."""
@@ -31,6 +32,7 @@ class State:
     # a field lacks now, the user has deleted there.
     copies: dict[Field, tuple[Tag, ...]]
     rejected: tuple[str, ...]  # names of own tags that the user deleted
+    of_photo: bool = False  # the sidecar was made, from the XMP in the photo
 
 
 def read_tags(packet: Packet) -> Tags:
@@ -44,11 +46,19 @@ def read_state(packet: Packet) -> State:
     written, copied, rejected = (packet.read(field) for field in (_WRITTEN, _COPIED, _REJECTED))
     if written or copied or rejected:
         names = tuple(name for (name,) in rejected or ())
-        return State(tags, written or (), _parse_copies(copied or ()), names)
+        copies = _parse_copies(copied or ())
+        return State(tags, written or (), copies, names, _OF_PHOTO in (copied or ()))
     old = tuple(dict.fromkeys(tag for tag in _list_trees(tags) if tag[0] == ROOT and len(tag) > 1))
     own = {*old, *(tag[-1:] for tag in old)}
     made = (field for field in FIELDS if own.issuperset(tags[field] or ()))
     return State(tags, old, dict.fromkeys(made, ()), ())
+
+
+def begin_state(packet: Packet) -> State:
+    """Returns the state of a new sidecar, which is a copy of the XMP in the photo."""
+    state = read_state(packet)
+    users = _find_users(replace(state, copies={}))
+    return replace(state, copies={field: tuple(users[field]) for field in FIELDS}, of_photo=True)
 
 
 def _parse_copies(entries: Sequence[Tag]) -> dict[Field, tuple[Tag, ...]]:
@@ -71,21 +81,20 @@ def write_state(packet: Packet, state: State) -> None:
         for tag in ((), *copies)
     ]
     packet.replace(_WRITTEN, state.written or None)
-    packet.replace(_COPIED, copied or None)
+    packet.replace(_COPIED, copied + [_OF_PHOTO] * state.of_photo or None)
     packet.replace(_REJECTED, [(name,) for name in state.rejected] or None)
 
 
 def find_rejected(state: State) -> tuple[str, ...]:
     """Returns the names of own tags that the user has deleted until now.
 
-    A tag is deleted if a field that is still there lacks it, or if no field has it. A program that
-    drops a field has deleted nothing; but darktable drops two if no tag is left.
+    A tag is deleted if a field that is still there lacks it, or if no field has it: a program that
+    drops a whole field has deleted nothing.
     """
     names = {fold_name(name): name for name in state.rejected}
-    held = {f: _fold_levels(state.tags[f] or ()) for f in FIELDS if state.tags[f] is not None}
+    held = [_fold_levels(tags) for f in FIELDS if (tags := state.tags[f]) is not None]
     for tag in state.written:
-        is_lost = any(fold_name(tag[-1]) not in levels for levels in held.values())
-        if is_lost or not held.keys() & {HIERARCHY, SUBJECT}:
+        if not held or any(fold_name(tag[-1]) not in levels for levels in held):
             names.setdefault(fold_name(tag[-1]), tag[-1])
     return tuple(names.values())
 
@@ -112,36 +121,47 @@ def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[s
 
     # Programs write each level of a tree as a flat tag, too (darktable, Lightroom).
     levels = _fold_levels([*trees, *roots])
-    for_trees = trees + [tag for tag in flat if fold_name(tag[0]) not in levels]
-    for_subject = [tag[-1:] for tag in trees] + flat
+    alone = [tag for tag in flat if fold_name(tag[0]) not in levels]
+    sources: dict[Field, Sequence[Tag]] = dict.fromkeys(FIELDS, trees + alone)
+    sources[SUBJECT] = [tag[-1:] for tag in trees] + flat
+    if not (own or rejected):  # nothing of ours is left
+        sources |= {f: in_photo[f] * state.of_photo for f in FIELDS if not users[f]}
     merged: Tags = {}
     copies = {}
     for field, tags in state.tags.items():
         new = [tag[-1:] if field is SUBJECT else tag for tag in own]
         if field in OTHER_FIELDS:
             new = [tag for tag in new if tag in (tags or ())]  # digiKam has added them
-        elif field in made and (own or (rejected and tags is not None)):
-            copied = _fit(for_subject if field is SUBJECT else for_trees, field)
+        elif field in made:
             earlier = state.copies.get(field, ())
-            left = earlier if tags is None else tags  # dropping a field deletes no tag
-            deleted = [tag for tag in earlier if tag not in left and _fold(tag) in copied]
-            for tag in (*users[field], *deleted):
-                copied.pop(_fold(tag), None)
-            new = [*copied.values(), *new]
-            if users[field] or new:
-                copies[field] = (*copied.values(), *deleted)
+            copied, deleted = _copy(sources[field], users[field], earlier, field, tags)
+            if own or tags is not None:
+                new = [*copied, *new]
+            if (own or rejected) and (users[field] or new):
+                copies[field] = (*copied, *deleted)
         new = users[field] + new
         merged[field] = tuple(new) if new or tags == () else None  # an empty list stays
-    return State(merged, tuple(own), copies, tuple(rejected))
+    of_photo = state.of_photo and bool(own or rejected)
+    return State(merged, tuple(own), copies, tuple(rejected), of_photo)
 
 
-def _fit(tags: Sequence[Tag], field: Field) -> dict[Tag, Tag]:
-    """Returns tags with the levels that they have in a field, by their folded form."""
+def _copy(
+    sources: Sequence[Tag],
+    users: Sequence[Tag],
+    earlier: Sequence[Tag],
+    field: Field,
+    tags: Sequence[Tag] | None,
+) -> tuple[list[Tag], list[Tag]]:
+    """Returns the tags to copy to a field, and those that the user has deleted there."""
     fitted: dict[Tag, Tag] = {}
-    for tag in tags:
+    for tag in sources:  # a level may have the separator of this field
         levels = tuple(field.separator.join(tag).split(field.separator))
         fitted.setdefault(_fold(levels), levels)
-    return fitted
+    left = earlier if tags is None else tags  # dropping a field deletes no tag
+    deleted = [tag for tag in earlier if tag not in left and _fold(tag) in fitted]
+    for tag in (*users, *deleted):
+        fitted.pop(_fold(tag), None)
+    return [*fitted.values()], deleted
 
 
 def _find_users(state: State) -> dict[Field, list[Tag]]:

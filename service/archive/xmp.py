@@ -104,16 +104,20 @@ class Packet:
             etree.SubElement(items, _ITEM).text = field.separator.join(tag)
 
     def list_properties(self) -> set[tuple[str, str]]:
-        """Returns names and values; programs write simple ones as attributes or as elements."""
+        """Returns names and values, of a list one for each item.
+
+        Programs write simple ones as attributes or as elements.
+        """
         found = set()
         for description in self._descriptions():
             found |= {(name, text) for name, text in description.items() if name != _ABOUT}
             for element in description.iterchildren(etree.Element):
-                value = (element.text or "").strip()
-                if len(element) or element.attrib:
-                    xml = etree.tostring(element, with_tail=False, encoding="unicode")
-                    value = etree.canonicalize(xml, strip_text=True, rewrite_prefixes=True)
-                found.add((element.tag, value))
+                for part in element.findall(f"*/{_ITEM}") or [element]:
+                    value = (part.text or "").strip()
+                    if len(part) or part.attrib:
+                        xml = etree.tostring(part, with_tail=False, encoding="unicode")
+                        value = etree.canonicalize(xml, strip_text=True, rewrite_prefixes=True)
+                    found.add((element.tag, value))
         return found
 
     def render(self) -> bytes:

@@ -139,9 +139,9 @@ def test_fields_and_tags_of_other_programs_stay(tag: Tag, folder: Path) -> None:
             "its dc:subject is not one list: open it",
         ),
         (b"<a>" + bytes(8_000_000), "it is larger than 8000000 bytes"),
-        (lambda sidecar: sidecar.symlink_to("b.xmp"), "it is not a regular file"),
-        (Path.mkdir, "it is not a regular file"),
-        (os.mkfifo, "it is not a regular file"),
+        (lambda sidecar: sidecar.symlink_to("b.xmp"), "it is a link, a folder or a pipe: put"),
+        (Path.mkdir, "it is a link, a folder or a pipe: put"),
+        (os.mkfifo, "it is a link, a folder or a pipe: put"),
     ],
 )
 def test_sidecar_of_another_form_is_left_as_it_is(
@@ -295,10 +295,18 @@ def test_tags_in_the_photo_are_the_users(tag: Tag, folder: Path) -> None:
     subprocess.run(["exiftool", "-q", "-overwrite_original", *given, folder / "a.jpg"], check=True)
     assert tag("cat", "dog") == {"sidecars": 1}
     assert read_tags(folder / "a.jpg.xmp") == {
-        "Subject": ["Cat", "café", "dog"],
+        "Subject": ["Cat", "café", "holiday", "dog"],
         "TagsList": ["trips/holiday", "Cat", "café", "ml-decoder/dog"],
         "HierarchicalSubject": ["trips|holiday", "Cat", "café", "ml-decoder|dog"],
     }
+    # The sidecar follows what changes in the photo, and is deleted if nothing else is in it.
+    change = ("-IPTC:Keywords-=café", "-XMP-lr:HierarchicalSubject+=trips|sea")
+    subprocess.run(["exiftool", "-q", "-overwrite_original", *change, folder / "a.jpg"], check=True)
+    assert tag("dog") == {"sidecars": 1}
+    assert "café" not in str(read_tags(folder / "a.jpg.xmp"))
+    assert "trips/sea" in read_tags(folder / "a.jpg.xmp")["TagsList"]
+    assert tag() == {"sidecars": 1}
+    assert not (folder / "a.jpg.xmp").exists()
     Image.new("RGB", (8, 8)).save(folder / "b.jpg", xmp=b"<x dc:subject")
     assert tag("cat", name="b.jpg") == {"unwritten": 1}
     assert tag("cow") == {"sidecars": 1}
