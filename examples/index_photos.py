@@ -190,7 +190,8 @@ def _print_results(given: argparse.Namespace) -> None:
         lines = [f"{cosine:.3f} {path}" for cosine, path in alike]
     if not lines:
         sys.exit("no photo has these labels" if given.like is None else "no other photo is indexed")
-    print("\n".join(lines))
+    for line in lines:  # a file name may have characters that control a terminal
+        print("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
 
 
 def main() -> None:
@@ -200,6 +201,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("index", "load", "search"):
         command = commands.add_parser(name)
+        command.add_argument("--url", default=argparse.SUPPRESS, help="address of the service")
         if name != "search":
             command.add_argument("folder", type=Path)
         command.add_argument("database", type=Path)

@@ -10,7 +10,9 @@ from typing import TypeVar
 _MAX_CHARACTERS = 80
 MAX_NAMES = 10
 _CONTROLS = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
-_RAW_STEP = "export it as JPEG, or take its embedded preview (exiftool -b -JpgFromRaw)"
+_RAW_STEP = (
+    "export it as JPEG, or take its embedded preview (exiftool -b -JpgFromRaw or -PreviewImage)"
+)
 # An unknown name is compared with at most 1,000 known ones, in a few milliseconds. With 50,000
 # labels, this would block the event loop for a second.
 _MAX_COMPARED = 1000
@@ -23,9 +25,9 @@ def quote(name: str) -> str:
     return repr(name[:_MAX_CHARACTERS])
 
 
-def escape(text: str, keep: str = "") -> str:
-    """Returns text with characters that control a terminal, except `keep`, as `ascii` writes."""
-    return _CONTROLS.sub(lambda c: c[0] if c[0] in keep else ascii(c[0])[1:-1], text)
+def escape(text: str) -> str:
+    """Returns text with characters that control a terminal as `ascii` writes them."""
+    return _CONTROLS.sub(lambda control: ascii(control[0])[1:-1], text)
 
 
 def find_close(name: str, known: Sequence[str]) -> str | None:
@@ -287,7 +289,7 @@ class InvalidImage(ImageError):
 
 class EmptyImage(InvalidImage):
     status, code, title = 400, "empty_image", "The file is empty"
-    detail = "An image of 0 bytes came: check what your client sends."
+    detail = "It has 0 bytes: check the file, and what sends it."
 
 
 class UnsupportedImage(ImageError):

@@ -270,9 +270,12 @@ async def _load(catalogue: Catalogue) -> Catalogue:
 def _run(settings: Settings, work: Callable[[Catalogue], Awaitable[ResultT]]) -> ResultT:
     from service.bundle.reader import load_bundle
     from service.labels.catalogue import open_catalogue
+    from service.labels.store.database import is_memory
     from service.pipeline.loading import open_encoders
 
     configure_logs("error")
+    if is_memory(settings.label_store):
+        sys.stderr.write("the label store is memory: nothing is kept after this command\n")
     bundle = load_bundle(settings.bundle)
     catalogue = open_catalogue(settings, bundle, open_encoders(settings, bundle))
 

@@ -30,7 +30,7 @@ from service.settings import Settings
 
 _CSV_COLUMNS = ("photo", "label", "score", "threshold", "found", "source", "calibrated")
 # https://owasp.org/www-community/attacks/CSV_Injection
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA_STARTS = ("=", "+", "-", "@")
 _MAX_OVERLAY_SIDE = 1024
 _FOLDERS_SHOWN = 3
 
@@ -128,10 +128,9 @@ def _write_csv(photo: PhotoResult, *, has_categories: bool = False) -> None:
 
 def _write_row(values: Sequence[str]) -> None:
     """Writes a line of CSV; an apostrophe before a formula keeps spreadsheets from running it."""
-    row, values = io.StringIO(), [escape(value, keep="\t\r\n") for value in values]
-    csv.writer(row).writerow(f"'{v}" if v.startswith(_FORMULA_STARTS) else v for v in values)
-    # Python 3.11 quotes `\r` in a text only if the line ends with it too.
-    sys.stdout.write(row.getvalue().removesuffix("\r\n") + "\n")
+    shown = map(escape, values)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(f"'{value}" if value.startswith(_FORMULA_STARTS) else value for value in shown)
 
 
 _WRITERS: dict[str, Callable[[PhotoResult], None]] = {

@@ -64,7 +64,7 @@ _ENDINGS = {
     "AVIF": (".avif",),
 }
 RAW_ENDINGS = {
-    *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".mrw", ".nef"),
+    *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".gpr", ".iiq", ".mrw", ".nef"),
     *(".nrw", ".orf", ".pef", ".raf", ".rw2", ".rwl", ".srw", ".x3f"),
 }
 HAS_RAW = importlib.util.find_spec("rawpy") is not None

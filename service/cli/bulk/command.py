@@ -176,11 +176,12 @@ def _show(totals: Totals, changes: Sequence[Change] | None, as_json: bool) -> No
     for change in changes or ():
         names = [*(f"+{name}" for name in change.added), *(f"-{name}" for name in change.removed)]
         sys.stdout.write(escape(f"{change.path}: {' '.join(names) or 'other fields'}") + "\n")
+    written = "written" if changes is None else "to write"
     others = [
         (totals.failed_before, " ({} of them failed)"),
         (totals.unread, ", {} not read: run it again for them"),
         (totals.gone, ", {} gone"),
-        (totals.sidecars, ", {} sidecars written"),
+        (totals.sidecars, f", {{}} sidecars {written}"),
         (totals.rejected, ", {} deleted tags not written again"),
         (totals.left_alone, ", {} sidecars left alone"),
         (totals.unwritten, ", {} sidecars not written"),

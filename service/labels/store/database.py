@@ -27,7 +27,7 @@ _POSTGRES_URL = re.compile(
     rf"(?P<hosts>{_HOST}(?:,{_HOST})*)(?P<path>(?:/[^?@#]*)?)(?P<query>(?:\?[^@#]*)?)"
 )
 _NO_PATH = re.compile(  # a mistyped URL, a path of Windows, libpq's DSN
-    r"""["']?([A-Za-z][\w+.-]*:|(.*\s)?(dbname|host|hostaddr|password|port|service|user)\s*=)"""
+    r"""["']?([A-Za-z][\w+.-]*(:|//.*@)|(.*\s)?(dbname|host|hostaddr|password|port|service|user)\s*=)"""
 )
 _INVALID = (
     "label_store must be a path (with a colon, begin it with ./ or /), memory, sqlite:///PATH "

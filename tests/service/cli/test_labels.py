@@ -20,7 +20,8 @@ from tests.support.tiny_bundle import EMBEDDING_WIDTH
 ADD = ("labels", "add", "zoo", "--label", "yak")
 NO_STORES = (
     r"sqlite://labels.db|sqlite:labels.db|sqlite:///|sqlite:///a.db?mode=ro|sqlite:///file:a.db|"
-    r"file:labels.db|C:\labels.db|postgresql:x|host=db dbname=labels password=secret|user = app|"
+    r"postgresql//app:secret@db/x|file:labels.db|C:\labels.db|postgresql:x|"
+    "host=db dbname=labels password=secret|user = app|"
     "postgresql://app:p@secret@db/x|postgresql://app:p@db:secret@db/x|postgresql://db/x#secret|"
     "postgresql://app:p@s/secret@db/x|postgresql://app:p@s?secret@db/x|postgresql://app:secret@d%b"
 )
@@ -238,5 +239,6 @@ def test_mistyped_label_store_is_refused_without_its_password(
     assert (code, out, err.startswith(reason), "secret" in err) == (2, "", True, False)
     for good in (":memory:", "MEMORY", "sqlite:///:memory:", "'sqlite:///labels.db'\r"):
         assert not [*tmp_path.iterdir()]
-        assert run_open(*ADD, "--label-store", good)[0] == 0
+        code, _, err = run_open(*ADD, "--label-store", good)
+        assert (code, "nothing is kept" in err) == (0, "db" not in good)
     assert (tmp_path / "labels.db").is_file()

@@ -106,7 +106,8 @@ def test_predict_writes_no_formula_and_valid_quotes_into_csv(
     Path(name).write_bytes(make_photo())
     _, out, _ = predict("--format", "csv", "--top-k", 1, "--", name)
     rows = list(csv.reader(io.StringIO(out, newline="")))
-    assert [row[0] for row in rows] == ["photo", f"'{name}" if start else name]
+    shown = name.encode("unicode_escape").decode()
+    assert [row[0] for row in rows] == ["photo", f"'{shown}" if start in {*"=+-@"} else shown]
 
 
 def test_no_control_character_of_a_file_name_reaches_a_terminal(

@@ -65,7 +65,7 @@ def test_dry_run_writes_nothing_and_shows_changes(tag: Run, photos: Path, tmp_pa
     lines = out.splitlines()
     assert (code, err, len(lines), lines[0]) == (0, "", 4, "dry run: nothing is written")
     assert sorted(lines[1].split()) == sorted([f"{photos}/00.png.xmp:", "+cat", "+dog"])
-    assert lines[-1] == "2 tagged, 0 failed, 0 done before, 2 sidecars written"
+    assert lines[-1] == "2 tagged, 0 failed, 0 done before, 2 sidecars to write"
     assert not list(photos.glob("*.xmp"))
     assert not (tmp_path / "a").exists()
     assert tag("a")[0] == 0

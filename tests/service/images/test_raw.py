@@ -38,7 +38,9 @@ NAMES = {
 def test_raw_file_is_unsupported_by_maker_format_and_next_step(name: str) -> None:
     with pytest.raises(UnsupportedImage) as refused:
         decode_image(NAMES[name] + bytes(200), CONTRACT, 10**7)
-    step = "export it as JPEG, or take its embedded preview (exiftool -b -JpgFromRaw)"
+    step = (
+        "export it as JPEG, or take its embedded preview (exiftool -b -JpgFromRaw or -PreviewImage)"
+    )
     assert f"The file's type is RAW of {name}: {step}." in str(refused.value.detail)
 
 
