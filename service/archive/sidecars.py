@@ -19,6 +19,7 @@ from service.archive.tags import (
     ROOT,
     begin_state,
     find_rejected,
+    forget_lost,
     merge,
     read_state,
     read_tags,
@@ -158,15 +159,20 @@ def retag(
     embedded = read_embedded(photo)
     packet = Packet(content) if content else read_embedded(photo)
     before, state = packet.render(), read_state(packet) if content else begin_state(packet)
+    in_photo = read_tags(embedded)
     wanted = [tag for tag in state.written if not is_removed(tag[-1])] if own is None else own
-    rejected = [name for name in find_rejected(state) if not is_removed(name)]
+    rejected = [name for name in find_rejected(state, in_photo) if not is_removed(name)]
+    if own is None and not wanted:
+        state = forget_lost(state)
     new = state
     if wanted or rejected or state.written or state.rejected:
-        new = merge(state, read_tags(embedded), wanted, rejected)
+        new = merge(state, in_photo, wanted, rejected)
         write_state(packet, new)
     after = packet.render()
     is_changed = after != before
-    is_empty = is_changed and packet.list_properties() == embedded.list_properties()
+    # What was made from the photo has nothing more than it; else nothing at all is left.
+    most = embedded.list_properties() if state.of_photo else set()
+    is_empty = is_changed and packet.list_properties() <= most
     if is_changed and status is not None and not status.st_mode & _WRITABLE:
         raise LeftAlone(f"{path.name} is read-only: make it writable, or leave it so")
     if is_changed and not dry_run:

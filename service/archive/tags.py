@@ -4,7 +4,7 @@ Own tags are known by the memory in the sidecar, not by their root. A field that
 user gets a copy of those in the other fields: programs read the first field that has tags.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from service.archive.xmp import FIELDS, OTHER_FIELDS, SUBJECT, Field, Packet, Tag
@@ -16,6 +16,7 @@ ROOT = "ml-decoder"
 _WRITTEN = Field("mld:written", "/")
 _COPIED = Field("mld:copied", "\0")  # `digiKam:TagsList=`, `digiKam:TagsList=trips/holiday`
 _REJECTED = Field("mld:rejected", "\0")
+_EMBEDDED = Field("mld:embedded", "/")
 _OF_PHOTO = ("photo",)  # among the copies
 
 Tags = dict[Field, tuple[Tag, ...] | None]
@@ -33,6 +34,7 @@ class State:
     copies: dict[Field, tuple[Tag, ...]]
     rejected: tuple[str, ...]  # names of own tags that the user deleted
     of_photo: bool = False  # the sidecar was made, from the XMP in the photo
+    embedded: tuple[Tag, ...] = ()  # own tags in the photo, which got a copy of the sidecar
 
 
 def read_tags(packet: Packet) -> Tags:
@@ -47,7 +49,8 @@ def read_state(packet: Packet) -> State:
     if written or copied or rejected:
         names = tuple(name for (name,) in rejected or ())
         copies = _parse_copies(copied or ())
-        return State(tags, written or (), copies, names, _OF_PHOTO in (copied or ()))
+        embedded = packet.read(_EMBEDDED) or ()
+        return State(tags, written or (), copies, names, _OF_PHOTO in (copied or ()), embedded)
     old = tuple(dict.fromkeys(tag for tag in _list_trees(tags) if tag[0] == ROOT and len(tag) > 1))
     own = {*old, *(tag[-1:] for tag in old)}
     made = (field for field in FIELDS if own.issuperset(tags[field] or ()))
@@ -83,19 +86,24 @@ def write_state(packet: Packet, state: State) -> None:
     packet.replace(_WRITTEN, state.written or None)
     packet.replace(_COPIED, copied + [_OF_PHOTO] * state.of_photo or None)
     packet.replace(_REJECTED, [(name,) for name in state.rejected] or None)
+    packet.replace(_EMBEDDED, state.embedded or None)
 
 
-def find_rejected(state: State) -> tuple[str, ...]:
+def find_rejected(state: State, photo: Tags) -> tuple[str, ...]:
     """Returns the names of own tags that the user has deleted until now.
 
     A tag is deleted if a field that is still there lacks it, or if no field has it: a program that
-    drops a whole field has deleted nothing.
+    drops a whole field has deleted nothing. A tag that was in the photo is deleted if it is not
+    there any more, but other tags are.
     """
     names = {fold_name(name): name for name in state.rejected}
     held = [_fold_levels(tags) for f in FIELDS if (tags := state.tags[f]) is not None]
     for tag in state.written:
         if not held or any(fold_name(tag[-1]) not in levels for levels in held):
             names.setdefault(fold_name(tag[-1]), tag[-1])
+    if in_photo := _list_trees(photo):
+        lost = (tag[-1] for tag in state.embedded if tag not in in_photo)
+        names = {fold_name(name): name for name in lost} | names
     return tuple(names.values())
 
 
@@ -108,7 +116,12 @@ def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[s
     made = [field for field, tags in state.tags.items() if not tags or field in state.copies]
     roots = {tag[:-1] for tag in (*state.written, *wanted)} - {()} | {(ROOT,)}
     users = _find_users(state)
-    in_photo = _find_in_photo(photo, state.written, roots, rejected)
+    embedded = [
+        tag
+        for tag in dict.fromkeys(_list_trees(photo))
+        if tag in state.written or tag in state.embedded or tag[:-1] in roots
+    ]
+    in_photo = _find_in_photo(photo, embedded, rejected)
     theirs = {field: in_photo[field] for field in made}
     if not any((*users.values(), *theirs.values())) and None in map(state.tags.get, FIELDS):
         # A program dropped the field that the copies are of: they are all that is left.
@@ -124,7 +137,9 @@ def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[s
     alone = [tag for tag in flat if fold_name(tag[0]) not in levels]
     sources: dict[Field, Sequence[Tag]] = dict.fromkeys(FIELDS, trees + alone)
     sources[SUBJECT] = [tag[-1:] for tag in trees] + flat
-    if not (own or rejected):  # nothing of ours is left
+    lost = _find_lost(state)
+    is_needed = bool(own or rejected or any(lost.values()))
+    if not is_needed:  # the memory
         sources |= {f: in_photo[f] * state.of_photo for f in FIELDS if not users[f]}
     merged: Tags = {}
     copies = {}
@@ -133,32 +148,45 @@ def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[s
         if field in OTHER_FIELDS:
             new = [tag for tag in new if tag in (tags or ())]  # digiKam has added them
         elif field in made:
-            earlier = state.copies.get(field, ())
-            copied, deleted = _copy(sources[field], users[field], earlier, field, tags)
+            copied, deleted = _copy(sources[field], users[field], lost.get(field, ()), field)
             if own or tags is not None:
                 new = [*copied, *new]
-            if (own or rejected) and (users[field] or new):
+            if is_needed and (users[field] or new or deleted):
                 copies[field] = (*copied, *deleted)
         new = users[field] + new
         merged[field] = tuple(new) if new or tags == () else None  # an empty list stays
-    of_photo = state.of_photo and bool(own or rejected)
-    return State(merged, tuple(own), copies, tuple(rejected), of_photo)
+    of_photo = state.of_photo and is_needed
+    seen = (tag for tag in dict.fromkeys(_list_trees(photo)) if tag in embedded or tag in own)
+    return State(merged, tuple(own), copies, tuple(rejected), of_photo, tuple(seen) * is_needed)
+
+
+def forget_lost(state: State) -> State:
+    """Returns a state that does not remember which copies the user has deleted."""
+    there = {f: tuple(t for t in c if t in (state.tags[f] or ())) for f, c in state.copies.items()}
+    return replace(state, copies=there)
+
+
+def _find_lost(state: State) -> dict[Field, list[Tag]]:
+    """Returns the copies that the user has deleted, by field; dropping one field deletes none."""
+    is_there = any(state.tags[field] is not None for field in FIELDS)
+    lost = {}
+    for field, copies in state.copies.items():
+        left = state.tags[field]
+        if left is None and is_there:
+            left = copies
+        lost[field] = [tag for tag in copies if tag not in (left or ())]
+    return lost
 
 
 def _copy(
-    sources: Sequence[Tag],
-    users: Sequence[Tag],
-    earlier: Sequence[Tag],
-    field: Field,
-    tags: Sequence[Tag] | None,
+    sources: Sequence[Tag], users: Sequence[Tag], lost: Sequence[Tag], field: Field
 ) -> tuple[list[Tag], list[Tag]]:
-    """Returns the tags to copy to a field, and those that the user has deleted there."""
+    """Returns the tags to copy to a field, and those of them that the user has deleted there."""
     fitted: dict[Tag, Tag] = {}
     for tag in sources:  # a level may have the separator of this field
         levels = tuple(field.separator.join(tag).split(field.separator))
         fitted.setdefault(_fold(levels), levels)
-    left = earlier if tags is None else tags  # dropping a field deletes no tag
-    deleted = [tag for tag in earlier if tag not in left and _fold(tag) in fitted]
+    deleted = [tag for tag in lost if _fold(tag) in fitted]
     for tag in (*users, *deleted):
         fitted.pop(_fold(tag), None)
     return [*fitted.values()], deleted
@@ -180,13 +208,12 @@ def _find_users(state: State) -> dict[Field, list[Tag]]:
 
 
 def _find_in_photo(
-    photo: Tags, written: Sequence[Tag], roots: Container[Tag], rejected: Sequence[str]
+    photo: Tags, own: Sequence[Tag], rejected: Sequence[str]
 ) -> dict[Field, list[Tag]]:
-    """Returns the user's tags in the photo, which may have a copy of an earlier sidecar, too."""
-    copied = [tag for tag in _list_trees(photo) if tag in written or tag[:-1] in roots]
-    own = {fold_name(name) for name in (ROOT, *rejected, *(tag[-1] for tag in copied))}
+    """Returns the user's tags in the photo, by field: without own ones and rejected names."""
+    names = {fold_name(name) for name in (ROOT, *rejected, *(tag[-1] for tag in own))}
     return {
-        field: [tag for tag in tags or () if tag not in written and fold_name(tag[-1]) not in own]
+        field: [tag for tag in tags or () if fold_name(tag[-1]) not in names]
         for field, tags in photo.items()
     }
 
