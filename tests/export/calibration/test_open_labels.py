@@ -23,6 +23,7 @@ from export.sources.trained import read_source
 from models.checkpoints.checkpoint import read_checkpoint
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.open_head import Origin, fingerprint_encoder, write_open_head
+from models.commands import RequestError
 from models.data.records import DataError
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import TextEncoder, read_text_encoder
@@ -260,7 +261,7 @@ def test_files_that_do_not_fit_are_refused(
         ({"open_head": checkpoint}, CheckpointError, "has no open head of ours"),
         ({"open_head": foreign}, CheckpointError, "another encoder"),
         ({"text_encoder": other}, CheckpointError, "another text encoder"),
-        ({"text_encoder": tmp_path}, ExportError, "has no BERT encoder"),
+        ({"text_encoder": tmp_path}, RequestError, "has no BERT encoder"),
         ({"label_set": (tmp_path / "none.json",)}, ExportError, "cannot be read"),
         ({"label_set": opened.label_set * 2}, ExportError, "repeated"),
         ({"open_photos": trained}, ExportError, "no label that was not trained"),
