@@ -30,8 +30,11 @@ _TEXTS_FIELD = "texts"
 # Browsers write this before base64. The media type is ignored: formats are recognised by content.
 DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 """Start of a text that is an image."""
-# No image begins like base64: JPEG and PNG have a byte over 127 first, the others soon a zero.
-_ENCODED = re.compile(rb"\s*(data:[^,]{0,200};base64,|[a-z0-9+/\r\n]{32})", re.IGNORECASE)
+# JPEG, PNG, WebP, GIF, BMP and HEIC or AVIF in base64; no image itself begins so.
+_ENCODED = re.compile(
+    rb"\s*((?i:data:[^,]{0,200};base64,)"
+    rb"|(/9j/|iVBORw0KGgo|UklGR|R0lGOD|Qk|AAAA)[A-Za-z0-9+/\r\n]{24})"
+)
 # Types of a body whose client set none; it may be JSON or a form.
 _UNNAMED = ("", BYTES, "text/plain")
 _NO_IMAGE = re.compile(rb"\s*(\{|--)")

@@ -71,6 +71,8 @@ def test_lone_image_is_the_body_as_bytes_or_base64(
         assert_problem(other, 415, "unsupported_media_type")
     broken = client.post(path, content=f"{URL}?", headers=headers)
     assert "standard base64" in broken.text
+    raw = client.post(path, files={field: b"FOVb" + b"0" * 100})  # all of its bytes are base64's
+    assert "RAW of Sigma (X3F)" in raw.text
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "gzip, identity", "nonsense", ""])
