@@ -157,9 +157,11 @@ def retag(
     status = path.lstat() if os.path.lexists(path) else None
     content = b"" if status is None else _load(path, status)
     embedded = read_embedded(photo)
-    packet = Packet(content) if content else read_embedded(photo)
+    packet = Packet(content) if content else embedded
     before, state = packet.render(), read_state(packet) if content else begin_state(packet)
     in_photo = read_tags(embedded)
+    # What was made from the photo has nothing more than it; else nothing at all is left.
+    most = embedded.list_properties() if state.of_photo else set()
     wanted = [tag for tag in state.written if not is_removed(tag[-1])] if own is None else own
     rejected = [name for name in find_rejected(state, in_photo) if not is_removed(name)]
     if own is None and not wanted:
@@ -170,8 +172,6 @@ def retag(
         write_state(packet, new)
     after = packet.render()
     is_changed = after != before
-    # What was made from the photo has nothing more than it; else nothing at all is left.
-    most = embedded.list_properties() if state.of_photo else set()
     is_empty = is_changed and packet.list_properties() <= most
     if is_changed and status is not None and not status.st_mode & _WRITABLE:
         raise LeftAlone(f"{path.name} is read-only: make it writable, or leave it so")
