@@ -14,9 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from service.archive import ROOT
 from service.archive.embedded import read_embedded
 from service.archive.tags import (
-    ROOT,
     begin_state,
     find_rejected,
     forget_lost,

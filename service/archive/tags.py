@@ -7,11 +7,9 @@ user gets a copy of those in the other fields: programs read the first field tha
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from service.archive import ROOT
 from service.archive.xmp import FIELDS, OTHER_FIELDS, SUBJECT, Field, Packet, Tag
 from service.bundle.card import fold_name
-
-ROOT = "ml-decoder"
-"""Default root of own tags; those of versions without the memory are known by it."""
 
 _WRITTEN = Field("mld:written", "/")
 _COPIED = Field("mld:copied", "\0")  # `digiKam:TagsList=`, `digiKam:TagsList=trips/holiday`

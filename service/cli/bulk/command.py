@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from service.archive import ROOT
 from service.cli.console import EXIT_SOME_FAILED, show_progress, write_json
 from service.cli.options import ExcludedPaths, refuse_empty, require_package
 from service.errors import StartError, escape
 from service.logs import configure_logs
 from service.settings import Settings
-
-ROOT = "ml-decoder"
 
 if TYPE_CHECKING:
     from service.archive.sidecars import Change
