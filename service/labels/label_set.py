@@ -131,6 +131,12 @@ class LabelSet:
         """Whether clients cannot replace or delete the set."""
         return self.origin != "store"
 
+    @property
+    def own_thresholds(self) -> tuple[float | None, ...]:
+        """The thresholds as they were defined; None for labels without their own."""
+        pairs = zip(self.thresholds.tolist(), self.calibrated.tolist(), strict=True)
+        return tuple(threshold if is_own else None for threshold, is_own in pairs)
+
     @cached_property
     def positions(self) -> dict[str, int]:
         """Name -> index in the columns."""

@@ -70,11 +70,10 @@ class Database:
         try:
             with self._turn, engine.connect() as connection:
                 yield connection
-                if writing:
-                    connection.commit()
-                    if engine.dialect.name == "sqlite":
-                        _empty_log(connection)
-        except sa.exc.SQLAlchemyError as error:
+                connection.commit()
+                if self._has_log():
+                    _empty_log(connection)
+        except (sa.exc.SQLAlchemyError, sqlite3.Error) as error:
             raise _translate(error, self.address, self._engine.url) from None  # it has the user
 
     def check_writable(self, connection: sa.Connection) -> None:
@@ -117,6 +116,11 @@ class Database:
         if self._engine.dialect.name == "postgresql":
             self._postgres = connection
 
+    def _has_log(self) -> bool:
+        # Also after a read: a reader that has ended may have kept a write from emptying the log.
+        log = Path(f"{self._engine.url.database}-wal")
+        return self._engine.dialect.name == "sqlite" and log.exists() and log.stat().st_size > 0
+
     def _identify_file(self) -> tuple[object, ...] | None:
         if self._engine.dialect.name == "sqlite":
             path = Path(str(self._engine.url.database))
@@ -125,6 +129,17 @@ class Database:
                 # SQLite does not notice that others write into an immutable file.
                 return status.st_dev, status.st_ino, mode, status.st_mtime_ns if mode else None
         return None
+
+
+def open_blob(
+    connection: sa.Connection, column: sa.Column[Any], chosen: sa.ColumnElement[bool], mode: str
+) -> sqlite3.Blob:
+    """Opens a value of one row in SQLite, to `read`, or to `write` without a copy of the row."""
+    query = sa.select(sa.literal_column("rowid", sa.Integer))
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    rowid = connection.execute(query.select_from(column.table).where(chosen)).scalar_one()
+    return driver.blobopen(column.table.name, column.name, rowid, readonly=mode == "read")
 
 
 def is_memory(location: str | None) -> bool:
@@ -296,14 +311,14 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
 
 
-def _translate(error: sa.exc.SQLAlchemyError, address: str, url: sa.URL) -> errors.StoreError:
+def _translate(error: Exception, address: str, url: sa.URL) -> errors.StoreError:
     # SQLAlchemy's own errors have no origin, for example a timeout of its pool.
-    origin = error.orig if isinstance(error, sa.exc.DBAPIError) else None
+    origin = error.orig if isinstance(error, sa.exc.DBAPIError) else error
     state, code = getattr(origin, "sqlstate", None), getattr(origin, "sqlite_errorcode", 0)
     basic_code = code & 0xFF  # the upper bits are details
     if basic_code == sqlite3.SQLITE_NOTADB:
         return errors.StoreIncompatible(f"label_store {address}: the file is not a SQLite database")
-    line, *_ = str(origin or error).strip().split("\n")
+    line, *_ = str(origin).strip().split("\n")
     users = filter(None, (url.username, *url.normalized_query.get("user", ())))
     hidden = (r'(?<=user |role )".*?"', *(rf"(?<!\w){re.escape(user)}(?!\w)" for user in users))
     reason = f"label_store {address}: {re.sub('|'.join(hidden), '***', line)}"
