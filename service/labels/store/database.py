@@ -73,7 +73,7 @@ class Database:
                 connection.commit()
                 if self._has_log():
                     _empty_log(connection)
-        except (sa.exc.SQLAlchemyError, sqlite3.Error) as error:
+        except sa.exc.SQLAlchemyError as error:
             raise _translate(error, self.address, self._engine.url) from None  # it has the user
 
     def check_writable(self, connection: sa.Connection) -> None:
@@ -129,17 +129,6 @@ class Database:
                 # SQLite does not notice that others write into an immutable file.
                 return status.st_dev, status.st_ino, mode, status.st_mtime_ns if mode else None
         return None
-
-
-def open_blob(
-    connection: sa.Connection, column: sa.Column[Any], chosen: sa.ColumnElement[bool], mode: str
-) -> sqlite3.Blob:
-    """Opens a value of one row in SQLite, to `read`, or to `write` without a copy of the row."""
-    query = sa.select(sa.literal_column("rowid", sa.Integer))
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, sqlite3.Connection)
-    rowid = connection.execute(query.select_from(column.table).where(chosen)).scalar_one()
-    return driver.blobopen(column.table.name, column.name, rowid, readonly=mode == "read")
 
 
 def is_memory(location: str | None) -> bool:
@@ -311,14 +300,14 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
 
 
-def _translate(error: Exception, address: str, url: sa.URL) -> errors.StoreError:
+def _translate(error: sa.exc.SQLAlchemyError, address: str, url: sa.URL) -> errors.StoreError:
     # SQLAlchemy's own errors have no origin, for example a timeout of its pool.
-    origin = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+    origin = error.orig if isinstance(error, sa.exc.DBAPIError) else None
     state, code = getattr(origin, "sqlstate", None), getattr(origin, "sqlite_errorcode", 0)
     basic_code = code & 0xFF  # the upper bits are details
     if basic_code == sqlite3.SQLITE_NOTADB:
         return errors.StoreIncompatible(f"label_store {address}: the file is not a SQLite database")
-    line, *_ = str(origin).strip().split("\n")
+    line, *_ = str(origin or error).strip().split("\n")
     users = filter(None, (url.username, *url.normalized_query.get("user", ())))
     hidden = (r'(?<=user |role )".*?"', *(rf"(?<!\w){re.escape(user)}(?!\w)" for user in users))
     reason = f"label_store {address}: {re.sub('|'.join(hidden), '***', line)}"

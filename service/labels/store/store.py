@@ -20,7 +20,7 @@ from service.bundle.card import Calibration
 from service.engine.heads import Embeddings
 from service.labels.definition import Definition, check_size
 from service.labels.examples import Example, Examples
-from service.labels.store.database import Database, open_blob
+from service.labels.store.database import Database
 
 ABSENT = 0
 """`if_version` of a set that must not exist; the first revision is 1."""
@@ -231,7 +231,7 @@ class LabelStore:
                 where = (definition.encoder or "", definition.name)
                 connection.execute(sa.delete(_EXAMPLES).where(_match_examples(*where)))
                 for label, examples in definition.examples.items():
-                    _put_examples(connection, (*where, label), version, examples.to_bytes())
+                    _put_examples(connection, (*where, label), version, examples)
             return WriteResult(version, created=known is None)
 
     def hash(self, definition: Definition, version: int) -> str:
@@ -244,15 +244,13 @@ class LabelStore:
             self._find(connection, definition.name, version)
             if not definition.given:
                 return definition.digest
-            if connection.dialect.name == "sqlite":
-                content = _read_blob(connection, chosen)
-            else:
-                is_whole = len(definition.given) == len(definition.names)
-                hashed = sa.func.sha256(sa.literal(definition.pack()).concat(column))
-                query = sa.select(hashed if is_whole else column).where(chosen)
-                content = connection.execute(query).scalar_one()
-                if is_whole:
-                    return bytes(content).hex()
+            is_hashed = connection.dialect.name == "postgresql"
+            is_hashed &= len(definition.given) == len(definition.names)
+            hashed = sa.func.sha256(sa.literal(definition.pack()).concat(column))
+            query = sa.select(hashed if is_hashed else column).where(chosen)
+            content = connection.execute(query).scalar_one()
+            if is_hashed:
+                return bytes(content).hex()
         embeddings = np.frombuffer(content, "<f4").reshape(len(definition.names), -1)
         return replace_fields(definition, embeddings=_choose(embeddings, definition.given)).digest
 
@@ -268,22 +266,10 @@ class LabelStore:
             version, found = self._begin_write(connection, name, known[0])
             if found != known:  # a backup that was restored since `hash`
                 raise errors.LabelSetChanged(name, str(known[0]))
-            old = connection.execute(sa.select(_SETS.c.labels).where(chosen)).scalar_one()
-            labels = _pack_labels(definition, len(old))
-            if connection.dialect.name == "sqlite" and len(labels) == len(old):
-                # An `UPDATE` takes 0.15 s and the memory of the row twice. This leaves the number
-                # of the version alone, so the table of examples has it.
-                before, after = (np.frombuffer(text.encode(), np.uint8) for text in (old, labels))
-                first, last = np.flatnonzero(before != after)[[0, -1]].tolist()
-                with open_blob(connection, _SETS.c.labels, chosen, "write") as blob:
-                    blob.seek(first)
-                    blob.write(after[first : last + 1].tobytes())
-                with open_blob(connection, _SETS.c.digest, chosen, "write") as blob:
-                    blob.write(digest.encode())
-                _put_examples(connection, ("", name, ""), version, b"")
-            else:
-                row = {"version": version, "digest": digest, "labels": labels}
-                connection.execute(sa.update(_SETS).where(chosen).values(row))
+            query = sa.select(sa.func.length(_SETS.c.labels)).where(chosen)
+            labels = _pack_labels(definition, connection.execute(query).scalar_one())
+            row = {"version": version, "digest": digest, "labels": labels}
+            connection.execute(sa.update(_SETS).where(chosen).values(row))
             connection.execute(sa.update(_STATE).values(revision=version))
             return WriteResult(version)
 
@@ -321,7 +307,7 @@ class LabelStore:
             examples = earlier.add(positive, negative)
             added = examples.count - earlier.count
             if added:
-                _put_examples(connection, key, version, examples.to_bytes())
+                _put_examples(connection, key, version, examples)
                 connection.execute(sa.update(_STATE).values(revision=version))
             return WriteResult(version, known is None, added, entry)
 
@@ -403,12 +389,9 @@ class LabelStore:
     def _read(
         self, connection: sa.Connection, name: str, space: str | None = None
     ) -> StoreEntry | None:
-        chosen, is_file = self._match(name, space), connection.dialect.name == "sqlite"
-        columns = [c for c in _SETS.c if not (is_file and c is _SETS.c.embeddings)]
-        query: sa.Select[Any] = sa.select(*columns, self._version.label("latest")).where(chosen)
-        if (row := connection.execute(query).one_or_none()) is None:
-            return None
-        return _decode_row(row, _read_blob(connection, chosen) if is_file else row.embeddings)
+        query = sa.select(_SETS, self._version.label("latest")).where(self._match(name, space))
+        row = connection.execute(query).one_or_none()
+        return None if row is None else _decode_row(row)
 
     def _put(
         self,
@@ -497,12 +480,6 @@ def _pack_labels(definition: Definition, size: int = 0) -> str:
     return labels.ljust(most if len(labels) > size else size)
 
 
-def _read_blob(connection: sa.Connection, chosen: sa.ColumnElement[bool]) -> bytes:
-    """Returns a set's embeddings from SQLite, where a query takes the memory twice."""
-    with open_blob(connection, _SETS.c.embeddings, chosen, "read") as blob:
-        return blob.read()
-
-
 def _choose(embeddings: Embeddings, given: Sequence[int]) -> Embeddings:
     return embeddings if len(given) == len(embeddings) else embeddings[list(given)]
 
@@ -551,10 +528,10 @@ def _match_examples(*key: str | None) -> sa.ColumnElement[bool]:
 
 
 def _put_examples(
-    connection: sa.Connection, key: tuple[str, str, str], version: int, content: bytes
+    connection: sa.Connection, key: tuple[str, str, str], version: int, examples: Examples
 ) -> None:
     connection.execute(sa.delete(_EXAMPLES).where(_match_examples(*key)))
-    connection.execute(sa.insert(_EXAMPLES).values((*key, version, content)))
+    connection.execute(sa.insert(_EXAMPLES).values((*key, version, examples.to_bytes())))
 
 
 def _make_tables(connection: sa.Connection, database: Database) -> bool:
@@ -582,7 +559,7 @@ def _make_tables(connection: sa.Connection, database: Database) -> bool:
     return sa.inspect(connection).has_table(_EXAMPLES.name)
 
 
-def _decode_row(row: sa.Row[Any], content: bytes) -> StoreEntry:
+def _decode_row(row: sa.Row[Any]) -> StoreEntry:
     try:
         columns: dict[str, Any] = {
             name: tuple(values) for name, values in json.loads(row.labels).items()
@@ -590,7 +567,7 @@ def _decode_row(row: sa.Row[Any], content: bytes) -> StoreEntry:
         pair = columns.pop("calibration", None)
         calibration = None if pair is None else Calibration(scale=pair[0], shift=pair[1])
         count = len(columns["names"])
-        embeddings = np.frombuffer(content, "<f4").reshape(count, -1)
+        embeddings = np.frombuffer(row.embeddings, "<f4").reshape(count, -1)
         embeddings = embeddings.astype(np.float32, copy=False)
         definition = Definition(
             name=row.name,
