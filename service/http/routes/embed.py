@@ -28,12 +28,7 @@ from service.http.responses.openapi import (
 )
 from service.http.responses.problems import OPENAI_PREFIX, describe_problem
 from service.http.responses.schemas import ImageFailure, NameAndVersion
-from service.http.routes.predict import (
-    MAX_BATCH_IMAGES,
-    PHOTO_PROBLEMS,
-    answer_long,
-    limit_images,
-)
+from service.http.routes.predict import MAX_BATCH_IMAGES, PHOTO_PROBLEMS, answer_long, limit_images
 from service.http.security.keys import PREDICT, ROUTE_PROBLEMS
 from service.http.security.rates import LIMITED
 from service.pipeline.pipeline import Pipeline

@@ -96,7 +96,7 @@ async def add_examples(
         groups = ([PhotoScore(score=score) for score in group] for group in scores)
         scored = dict(zip(("positive", "negative"), groups, strict=True))
         answer = LearntAnswer(**describe_learnt(result, label), **scored)
-        return await answer_set(request, served, result.labels, answer, created=result.created)
+        return await answer_set(request, result.labels, answer, created=result.created)
 
 
 @router.delete(
@@ -112,7 +112,7 @@ async def delete_examples(request: Request, served: Served, name: Name, label: L
     with pipeline.admit():
         version = await demand_version(request, pipeline.catalogue, name)
         work = pipeline.catalogue.writable(name).delete_examples(name, label, version)
-        return await answer_set(request, served, await cancel_on_disconnect(request, work))
+        return await answer_set(request, await cancel_on_disconnect(request, work))
 
 
 @router.post(

@@ -118,7 +118,7 @@ async def read_label_set(request: Request, served: Served, name: Name) -> Respon
     labels = served.pipeline.catalogue.find(name)
     if _has_version(request, labels):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=_make_tag(labels))
-    return await answer_set(request, served, labels)
+    return await answer_set(request, labels)
 
 
 @router.put(
@@ -179,7 +179,7 @@ async def change_thresholds(request: Request, served: Served, name: Name) -> Res
     with pipeline.admit():
         version = await demand_version(request, pipeline.catalogue, name)
         work = pipeline.catalogue.writable(name).calibrate(name, thresholds, if_version=version)
-        return await answer_set(request, served, await cancel_on_disconnect(request, work))
+        return await answer_set(request, await cancel_on_disconnect(request, work))
 
 
 @router.delete(
@@ -209,7 +209,7 @@ async def _register(request: Request, served: ServedPipeline, name: str | None =
         sets = pipeline.catalogue.writable(definition.name)
         work = sets.register(definition, replace=name is not None, if_version=version)
         labels, created = await cancel_on_disconnect(request, work)
-        return await answer_set(request, served, labels, created=created)
+        return await answer_set(request, labels, created=created)
 
 
 async def demand_version(request: Request, catalogue: Catalogue, name: str) -> int | None:
@@ -267,18 +267,14 @@ def _define(body: dict[str, Any], name: str | None = None) -> Definition:
 
 
 async def answer_set(
-    request: Request,
-    served: ServedPipeline,
-    labels: LabelSet,
-    answer: BaseModel | None = None,
-    *,
-    created: bool = False,
+    request: Request, labels: LabelSet, answer: BaseModel | None = None, *, created: bool = False
 ) -> Response:
     """Answers a request for a set, or a change of it, by default with the whole set."""
     content = labels.content if answer is None else answer.model_dump_json().encode()
     if answer is None and not request.scope.get("is_head"):
         CALLER.get().charge((labels.num_labels - 1) // UNIT_LABELS)
     if content is None:
+        served: ServedPipeline = request.app.state.served
         content = await served.run_in_side_thread(labels.write)
     headers, status = _make_tag(labels), HTTPStatus.OK
     if created:
