@@ -3,7 +3,6 @@
 python -m tests.faults.forged 20000 --seed 0
 """
 
-import argparse
 import io
 import random
 import re
@@ -29,18 +28,14 @@ from tests.support.label_store import define, make_examples
 _MEMORY_BYTES = 1 << 30
 _NUMBERS = [*b"0 -1 2 1e999 65536 300000000".split(), b"9" * 19, b"9" * 5000, b"[" * 999]
 _COMPRESSIONS = [*[zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED] * 4, zipfile.ZIP_BZIP2]
-
-
-def make_seeds() -> dict[str, bytes]:
-    """Returns a good file of each kind, by its ending."""
-    learnt = {name: Examples.empty(8).add(make_examples(2)) for name in "ab"}
-    labels = define("pets", "a", "b", "c", given=(2,), examples=learnt, encoder="e" * 64)
-    return {
-        ".npz": pack_label_set(labels, np.eye(3, 6, dtype=np.float32)),
-        ".json": b'{"labels": ["a", {"name": "b", "embedding": [1, 2e1], "threshold": 0.5}]}',
-        ".csv": b'name,prompt,threshold\ncat,"a cat, asleep",0.5\ndog,,\n',
-        ".txt": b"cat\nwooden table\n",
-    }
+_LEARNT = {name: Examples.empty(8).add(make_examples(2)) for name in "ab"}
+_LABELS = define("pets", "a", "b", "c", given=(2,), examples=_LEARNT, encoder="e" * 64)
+_SEEDS = {
+    ".npz": pack_label_set(_LABELS, np.eye(3, 6, dtype=np.float32)),
+    ".json": b'{"labels": ["a", {"name": "b", "embedding": [1, 2e1], "threshold": 0.5}]}',
+    ".csv": b'name,prompt,threshold\ncat,"a cat, asleep",0.5\ndog,,\n',
+    ".txt": b"cat\nwooden table\n",
+}
 
 
 def mutate(content: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
@@ -68,13 +63,13 @@ def read_mutants(count: int, seed: int) -> tuple[Counter[str], int]:
     """Returns numbers of files by ending and end, and the memory taken in kB, in this process."""
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
     signal.signal(signal.SIGVTALRM, signal.default_int_handler)
-    rng, seeds, counts = random.Random(seed), make_seeds(), Counter[str]()
+    rng, counts = random.Random(seed), Counter[str]()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(count):
-            ending = rng.choice([*seeds, ".npz", ".npz"])
+            ending = rng.choice([*_SEEDS, ".npz", ".npz"])
             path = Path(folder, f"pets{ending}")
-            path.write_bytes(mutate(seeds[ending], [*seeds.values()], rng))
+            path.write_bytes(mutate(_SEEDS[ending], [*_SEEDS.values()], rng))
             signal.setitimer(signal.ITIMER_VIRTUAL, 1)
             try:
                 read_label_set_file(path)
@@ -88,16 +83,11 @@ def read_mutants(count: int, seed: int) -> tuple[Counter[str], int]:
     return counts, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 
 
-def run_apart(count: int, seed: int) -> tuple[Counter[str], int]:
+def run_apart(count: int, seed: int = 0) -> tuple[Counter[str], int]:
     """Returns `read_mutants` of a new process; raises what it raises."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(read_mutants, count, seed).result()
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("count", type=int, nargs="?", default=20_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    counts, taken = run_apart(arguments.count, arguments.seed)
-    sys.stdout.write(f"{counts}, {taken} kB of memory\n")
+    sys.stdout.write(f"{run_apart(*map(int, sys.argv[1:] or [20_000]))}\n")
