@@ -74,12 +74,10 @@ def read_label_set_file(
 ) -> Definition:
     """Reads a file that ends in one of `SUFFIXES`. Raises `StartError` with a one-line reason."""
     suffix = path.suffix.lower()
-    most, step = MAX_FILE_BYTES, ""
-    if suffix != ".npz":
-        most, step = MAX_TEXT_BYTES, ": use an .npz"
     try:
-        if path.stat().st_size > most:
-            raise InvalidLabelSet(f"The file must have at most {most} bytes{step}")
+        if path.stat().st_size > (MAX_FILE_BYTES if suffix == ".npz" else MAX_TEXT_BYTES):
+            limits = f"{MAX_TEXT_BYTES} bytes, an .npz {MAX_FILE_BYTES}"
+            raise InvalidLabelSet(f"The file must have at most {limits}")
         return parse_label_set(read_photo(path), suffix, name or path.stem, max_labels)
     except OSError as error:
         raise StartError(f"{path}: {error.strerror or 'cannot be read'}") from error
@@ -174,8 +172,9 @@ def _parse_json(content: bytes, name: str, max_labels: int) -> Definition:
     if not isinstance(value, dict):
         raise InvalidLabelSet("The file must be a JSON object")
     if value.setdefault("name", name) != name:
-        given = quote(json.dumps(value["name"]))
-        raise InvalidLabelSet(f"name must be {quote(name)}, or left out; it is {given}")
+        given = value["name"]
+        shown = quote(given) if isinstance(given, str) else "no text"
+        raise InvalidLabelSet(f"name must be {quote(name)}, or left out; it is {shown}")
     if isinstance(labels := value.get("labels"), list):
         check_size(len(labels), max_labels)
     try:

@@ -20,7 +20,10 @@ _MOST_HELD_OUT = 400
 _COMPONENTS = 64  # 1,000 are no better
 # Weight of the mean variance of all directions; 0.8 has a lower precision at the same recall.
 _SHRINKAGE = 0.9
-_ARRAYS = ("mean", "components", "variances", "rest", "held_out")
+_ARRAYS = {
+    **{"mean": np.float32, "components": np.float16, "variances": np.float32},
+    **{"rest": np.float32, "held_out": np.float16},
+}
 
 
 class Whitening:
@@ -40,11 +43,7 @@ class Whitening:
         """Takes the arrays by name. Raises `BundleError` if they do not fit each other."""
         try:
             self.arrays: dict[str, NDArray[Any]] = {
-                "mean": arrays["mean"].astype(np.float32),
-                "components": arrays["components"].astype(np.float16),
-                "variances": arrays["variances"].astype(np.float32),
-                "rest": arrays["rest"].astype(np.float32),
-                "held_out": arrays["held_out"].astype(np.float16),
+                name: arrays[name].astype(kind) for name, kind in _ARRAYS.items()
             }
             mean, components, variances, rest, held_out = self.arrays.values()
             fits = (
@@ -104,7 +103,7 @@ def read_whitening(content: bytes) -> Whitening:
     """Reads the content of `background.npz`. Raises `BundleError` if it is damaged."""
     try:
         # `to_bytes` does not compress.
-        return Whitening(read_arrays(content, _ARRAYS, most=len(content)))
+        return Whitening(read_arrays(content, tuple(_ARRAYS), most=len(content)))
     except ValueError as error:
         raise BundleError(f"background.npz {error}") from error
 

@@ -79,7 +79,12 @@ def test_npz_may_have_several_descriptions_of_a_label() -> None:
         (b'{"labels": "a"}', ".json", "labels: Input should be a valid list"),
         (b'{"labels": ["a", " "]}', ".json", "labels.1.name: Text should not be empty"),
         (b'{"labels": ["a"], "x": 1}', ".json", "x"),
-        (b'{"name": "vets", "labels": ["a"]}', ".json", "must be 'pets'"),
+        (
+            b'{"name": "vets", "labels": ["a"]}',
+            ".json",
+            "must be 'pets', or left out; it is 'vets'",
+        ),
+        (b'{"name": [1], "labels": ["a"]}', ".json", "must be 'pets', or left out; it is no text"),
         (b'{"labels": ["a", "a"]}', ".json", "appears twice"),
         (b"", ".npz", "readable"),
         (b"PK\x03\x04junk", ".npz", "readable"),
@@ -311,7 +316,10 @@ def test_file_of_too_many_labels_is_refused(ending: str) -> None:
     [
         (os.mkfifo, "Not a regular file"),
         (lambda path: path.symlink_to("/dev/zero"), "Not a regular file"),
-        (lambda path: (path.touch(), os.truncate(path, 1 << 40)), "at most 67108864 bytes: use an"),
+        (
+            lambda path: (path.touch(), os.truncate(path, 1 << 40)),
+            "at most 67108864 bytes, an .npz",
+        ),
         (lambda path: path.write_text('{"labels": ["a"], "x\\ny": 1}'), r"x\\ny: This name"),
     ],
 )
