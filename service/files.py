@@ -2,26 +2,32 @@
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 
-def replace_file(path: Path, content: bytes, staging: Path, *, keep: bool = False) -> None:
-    """Writes a file durably, through `staging` in the same folder.
+def replace_file(
+    path: Path, content: bytes, staging: str = "", *, keep: bool = False, mode: int = 0o666
+) -> None:
+    """Writes a file durably, through one called `staging` in its folder; a link is replaced.
 
-    `keep` keeps owner, mode and extended attributes of the file that is there.
+    It gets mode, times and extended attributes of the file that is there, with `keep` also its
+    owner, which may raise PermissionError; a new file gets `mode`, less the umask.
     """
-    staging.unlink(missing_ok=True)  # of a run that was killed; a link is not followed
+    staged = path.with_name(staging or f".ml-decoder.{os.getpid()}.tmp")
+    staged.unlink(missing_ok=True)  # of a run that was killed; a link is not followed
     try:
-        with staging.open("xb") as file:
-            if keep:
-                _copy_owner(path, file.fileno())
-                shutil.copystat(path, staging)
+        with open(staged, "xb", opener=partial(os.open, mode=mode)) as file:
+            if path.is_file() and not path.is_symlink():
+                if keep:
+                    _copy_owner(path, file.fileno())
+                shutil.copystat(path, staged)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        staging.replace(path)
+        staged.replace(path)
     finally:
-        staging.unlink(missing_ok=True)
+        staged.unlink(missing_ok=True)
 
 
 def _copy_owner(path: Path, file: int) -> None:

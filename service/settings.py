@@ -137,7 +137,7 @@ class Settings(BaseSettings):
     """Most labels in the label store, all sets together (default 200000)."""
 
     max_labels_per_set: int = Field(default=50_000, ge=1)
-    """Most labels in one registered label set (default 50000)."""
+    """Most labels in one label set of the store or the folder (default 50000)."""
 
     max_candidate_labels: int = Field(default=1000, ge=1)
     """Most candidate labels in one request (default 1000)."""

@@ -179,7 +179,7 @@ def retag(
         if is_empty:
             path.unlink(missing_ok=True)
         else:
-            replace_file(path, after, path.with_name(_STAGING), keep=status is not None)
+            replace_file(path, after, _STAGING, keep=True)
     tags, old = ([tag[-1] for tag in each.written] for each in (new, state))
     return Change(
         str(path),

@@ -99,7 +99,7 @@ def find_rejected(state: State, photo: Tags) -> tuple[str, ...]:
     for tag in state.written:
         if not held or any(fold_name(tag[-1]) not in levels for levels in held):
             names.setdefault(fold_name(tag[-1]), tag[-1])
-    if in_photo := _list_trees(photo):
+    if in_photo := {*_list_trees(photo)}:
         lost = (tag[-1] for tag in state.embedded if tag not in in_photo)
         names = {fold_name(name): name for name in lost} | names
     return tuple(names.values())
@@ -113,11 +113,10 @@ def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[s
     # The user's tags: of the sidecar, and of the photo in the fields that it does not replace.
     made = [field for field, tags in state.tags.items() if not tags or field in state.copies]
     roots = {tag[:-1] for tag in (*state.written, *wanted)} - {()} | {(ROOT,)}
+    known = {*state.written, *state.embedded}
     users = _find_users(state)
     embedded = [
-        tag
-        for tag in dict.fromkeys(_list_trees(photo))
-        if tag in state.written or tag in state.embedded or tag[:-1] in roots
+        tag for tag in dict.fromkeys(_list_trees(photo)) if tag in known or tag[:-1] in roots
     ]
     in_photo = _find_in_photo(photo, embedded, rejected)
     theirs = {field: in_photo[field] for field in made}
@@ -154,13 +153,17 @@ def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[s
         new = users[field] + new
         merged[field] = tuple(new) if new or tags == () else None  # an empty list stays
     of_photo = state.of_photo and is_needed
-    seen = (tag for tag in dict.fromkeys(_list_trees(photo)) if tag in embedded or tag in own)
+    noted = {*embedded, *own}
+    seen = (tag for tag in dict.fromkeys(_list_trees(photo)) if tag in noted)
     return State(merged, tuple(own), copies, tuple(rejected), of_photo, tuple(seen) * is_needed)
 
 
 def forget_lost(state: State) -> State:
     """Returns a state that does not remember which copies the user has deleted."""
-    there = {f: tuple(t for t in c if t in (state.tags[f] or ())) for f, c in state.copies.items()}
+    lost = {
+        field: {*copies} - {*(state.tags[field] or ())} for field, copies in state.copies.items()
+    }
+    there = {f: tuple(t for t in c if t not in lost[f]) for f, c in state.copies.items()}
     return replace(state, copies=there)
 
 
@@ -172,7 +175,8 @@ def _find_lost(state: State) -> dict[Field, list[Tag]]:
         left = state.tags[field]
         if left is None and is_there:
             left = copies
-        lost[field] = [tag for tag in copies if tag not in (left or ())]
+        there = {*(left or ())}
+        lost[field] = [tag for tag in copies if tag not in there]
     return lost
 
 

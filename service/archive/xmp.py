@@ -97,10 +97,11 @@ class Packet:
         if items is None:
             items = etree.SubElement(element, f"{_RDF}{field.kind}")
         old = {item: _split(item, field) for item in items.iterfind(_ITEM)}
+        wanted, there = {*tags}, {*old.values()}
         for item, tag in old.items():
-            if any(tag) and tag not in tags:
+            if any(tag) and tag not in wanted:
                 items.remove(item)
-        for tag in [tag for tag in tags if tag not in old.values()]:
+        for tag in [tag for tag in tags if tag not in there]:
             etree.SubElement(items, _ITEM).text = field.separator.join(tag)
 
     def list_properties(self) -> set[tuple[str, str]]:

@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from service.errors import quote
 from service.fields import ThresholdName, explain_error
 
 Precision = Literal["fp32", "fp16", "int8"]
@@ -61,7 +62,7 @@ class Record(BaseModel):
 def format_first_error(error: ValidationError, model: type[Record] | None = None) -> str:
     """Returns the first error as `field.path: message`; `model` is as in `explain_error`."""
     first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
+    where = ".".join(quote(str(part))[1:-1] for part in first["loc"])  # names of a stranger
     message = explain_error(first, model)
     return f"{where}: {message}" if where else message
 

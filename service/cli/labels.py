@@ -19,6 +19,7 @@ from service.cli.console import EXIT_SOME_FAILED, show_failure, write_json
 from service.cli.options import OneObject, add_flags, path_argument, path_option
 from service.errors import LabelSetChanged, LabelSetExists, StartError, list_names
 from service.fields import validate
+from service.files import replace_file
 from service.logs import configure_logs
 from service.settings import Settings
 
@@ -69,7 +70,7 @@ def add(  # noqa: PLR0913 - a command has a parameter for each flag
 
     ml-decoder labels add zoo --label 'red panda' --label bamboo
     """
-    definition = _define_set(name, label, file)
+    definition = _define_set(settings, name, label, file)
     if replace:
         _show([_run(settings, lambda sets: _register(sets, definition, replace=True))], as_json)
         return
@@ -194,7 +195,11 @@ def export_set(
 
     if file.suffix != ".npz":
         raise StartError(f"{file}: the name must end in .npz")
-    file.write_bytes(_run(settings, pack))
+    content = _run(settings, pack)
+    try:
+        replace_file(file, content, keep=True, mode=0o600)  # the mode of a new store
+    except OSError as error:
+        raise StartError(f"{file} was not written: {error.strerror or error}") from error
 
 
 def import_set(
@@ -207,7 +212,7 @@ def import_set(
     """Register the set of a file that `labels export` wrote, with what it has learnt."""
     if file.suffix != ".npz":
         raise StartError(f"{file}: the name must end in .npz; labels add reads other files")
-    definition = _define_set(file.stem, None, file)
+    definition = _define_set(settings, file.stem, None, file)
     try:
         labels = _run(settings, lambda sets: _register(sets, definition, replace=replace))
     except LabelSetExists as error:
@@ -216,14 +221,16 @@ def import_set(
     _show([labels], as_json)
 
 
-def _define_set(name: str, names: list[str] | None, file: Path | None) -> Definition:
+def _define_set(
+    settings: Settings, name: str, names: list[str] | None, file: Path | None
+) -> Definition:
     from service.labels.definition import LabelSetRecord
     from service.labels.files import read_label_set_file
 
     if bool(names) == (file is not None):
         raise StartError("labels add takes either --label or --file")
     if file is not None:
-        return read_label_set_file(file, name)
+        return read_label_set_file(file, name, settings.max_labels_per_set)
     given = {"name": name, "labels": names}
     return validate(LabelSetRecord, given, "command line").define()
 

@@ -47,7 +47,7 @@ def open_catalogue(
     card = bundle.card
     fixed = [FixedSet(labels, card.version, "bundle") for labels in read_bundle_sets(bundle)]
     if settings.label_sets is not None:
-        of_folder = read_label_set_folder(settings.label_sets)
+        of_folder = read_label_set_folder(settings.label_sets, settings.max_labels_per_set)
         fixed += [FixedSet(labels, _make_version(labels), "folder") for labels in of_folder]
     trained = None
     if card.trained_head is not None:

@@ -130,8 +130,8 @@ class Examples:
             parts = np.split(marks.reshape(-1, _MARK_BYTES), np.repeat(counts, 2).cumsum())
         except (struct.error, ValueError) as error:
             raise InvalidLabelSet(_DAMAGED) from error
-        is_finite = (np.abs((first, second, *totals.flat)) < _MOST_TOTAL).all()
-        if magic != _MAGIC or 2 * sum(counts) * _MARK_BYTES != len(marks) or not is_finite:
+        most = np.maximum(np.abs((first, second)).max(), np.abs(totals).max(initial=0))
+        if magic != _MAGIC or 2 * sum(counts) * _MARK_BYTES != len(marks) or not most < _MOST_TOTAL:
             raise InvalidLabelSet(_DAMAGED)
         positive, negative = totals.astype(np.float32)
         return cls(

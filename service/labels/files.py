@@ -16,7 +16,8 @@ import io
 import json
 import math
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,14 +31,28 @@ from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
 from service.errors import BundleError, InvalidLabelSet, LabelSetError, StartError, quote
 from service.fields import LabelSetName, LabelText, PromptText
-from service.labels.definition import Definition, LabelSetRecord, check_fit, refuse_duplicates
+from service.images.folders import read_photo
+from service.labels.arrays import read_arrays
+from service.labels.definition import (
+    Definition,
+    LabelSetRecord,
+    check_fit,
+    check_size,
+    refuse_duplicates,
+)
 from service.labels.examples import Examples
-from service.labels.whitening import UNREADABLE
 
 FOLDER_SUFFIXES = (".json", ".npz")
 """Other files of a folder of label sets are ignored: a text may be a README."""
 SUFFIXES = (*FOLDER_SUFFIXES, ".txt", ".csv")
 MAX_FILE_BYTES = 1 << 30
+MAX_TEXT_BYTES = 1 << 26
+"""Of JSON, text and CSV, which take up to 30 times their size in memory."""
+MAX_LABELS = 100_000
+"""Most labels of a set, unless a setting limits them: each takes 1 kB before it is checked."""
+# An export of RAM++ with one of 51 descriptions a label has 85 times the bytes of its file.
+_MAX_INFLATION = 100
+_SMALL_BYTES = 1 << 24  # arrays of this size are read from a file of any size
 _CSV_COLUMNS = ("name", "prompt", "threshold")
 _MAX_ENCODER_CHARACTERS = 64
 _NPZ_REQUIRED = ("names", "embeddings")
@@ -54,19 +69,23 @@ _calibration = TypeAdapter[Calibration | None](Calibration | None)
 ValueT = TypeVar("ValueT")
 
 
-def read_label_set_file(path: Path, name: str | None = None) -> Definition:
+def read_label_set_file(
+    path: Path, name: str | None = None, max_labels: int = MAX_LABELS
+) -> Definition:
     """Reads a file that ends in one of `SUFFIXES`. Raises `StartError` with a one-line reason."""
+    suffix = path.suffix.lower()
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InvalidLabelSet(f"The file must have at most {MAX_FILE_BYTES} bytes")
-        return parse_label_set(path.read_bytes(), path.suffix.lower(), name or path.stem)
+        if path.stat().st_size > (MAX_FILE_BYTES if suffix == ".npz" else MAX_TEXT_BYTES):
+            limits = f"{MAX_TEXT_BYTES} bytes, an .npz {MAX_FILE_BYTES}"
+            raise InvalidLabelSet(f"The file must have at most {limits}")
+        return parse_label_set(read_photo(path), suffix, name or path.stem, max_labels)
     except OSError as error:
         raise StartError(f"{path}: {error.strerror or 'cannot be read'}") from error
     except InvalidLabelSet as error:
         raise StartError(f"{path}: {error.reason}") from error
 
 
-def read_label_set_folder(folder: Path) -> tuple[Definition, ...]:
+def read_label_set_folder(folder: Path, max_labels: int = MAX_LABELS) -> tuple[Definition, ...]:
     """Reads every label set of a folder, ordered by name. Raises `StartError` as above."""
     if not folder.is_dir():
         raise StartError(f"label_sets must be an existing folder; it is {folder}")
@@ -75,7 +94,7 @@ def read_label_set_folder(folder: Path) -> tuple[Definition, ...]:
     for stem in stems:
         if stems.count(stem) > 1:
             raise StartError(f"label_sets: {folder} has two files of the set {stem}: remove one")
-    return tuple(read_label_set_file(path) for path in files)
+    return tuple(read_label_set_file(path, None, max_labels) for path in files)
 
 
 def read_bundle_sets(bundle: Bundle) -> tuple[Definition, ...]:
@@ -95,18 +114,21 @@ def read_bundle_sets(bundle: Bundle) -> tuple[Definition, ...]:
     return tuple(definitions)
 
 
-def parse_label_set(content: bytes, suffix: str, name: str) -> Definition:
+def parse_label_set(
+    content: bytes, suffix: str, name: str, max_labels: int = MAX_LABELS
+) -> Definition:
     """Parses the content of a file as the set `name`. Raises `InvalidLabelSet` if it is none."""
     _validate(_set_name, name, quote(name))
     if suffix == ".npz":
-        return _parse_npz(content, name)
+        return _parse_npz(content, name, max_labels)
     if suffix == ".json":
-        return _parse_json(content, name)
+        return _parse_json(content, name, max_labels)
     if suffix == ".txt":
         lines = enumerate(_decode(content).split("\n"), 1)
-        return _define_rows(((n, {"name": text}) for n, text in lines if text.strip()), name)
+        rows = ((n, {"name": text}) for n, text in lines if text.strip())
+        return _define_rows(rows, name, max_labels)
     if suffix == ".csv":
-        return _define_rows(_read_csv(_decode(content)), name)
+        return _define_rows(_read_csv(_decode(content)), name, max_labels)
     raise InvalidLabelSet(f"The name of the file must end in {' or '.join(SUFFIXES)}")
 
 
@@ -142,7 +164,7 @@ def pack_label_set(definition: Definition, embeddings: Embeddings | None = None)
     return stream.getvalue()
 
 
-def _parse_json(content: bytes, name: str) -> Definition:
+def _parse_json(content: bytes, name: str, max_labels: int) -> Definition:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -150,8 +172,11 @@ def _parse_json(content: bytes, name: str) -> Definition:
     if not isinstance(value, dict):
         raise InvalidLabelSet("The file must be a JSON object")
     if value.setdefault("name", name) != name:
-        given = quote(str(value["name"]))
-        raise InvalidLabelSet(f"name must be {quote(name)}, or left out; it is {given}")
+        given = value["name"]
+        shown = quote(given) if isinstance(given, str) else "no text"
+        raise InvalidLabelSet(f"name must be {quote(name)}, or left out; it is {shown}")
+    if isinstance(labels := value.get("labels"), list):
+        check_size(len(labels), max_labels)
     try:
         return LabelSetRecord.model_validate(value).define()
     except ValidationError as error:
@@ -208,9 +233,12 @@ def _read_header(cells: list[str], line: int) -> tuple[list[str], bool]:
     return columns, True
 
 
-def _define_rows(rows: Iterable[tuple[int, dict[str, str]]], name: str) -> Definition:
+def _define_rows(
+    rows: Iterator[tuple[int, dict[str, str]]], name: str, max_labels: int
+) -> Definition:
     """Returns the definition of labels with their line numbers, which `InvalidLabelSet` names."""
-    numbered = list(rows)
+    numbered = list(islice(rows, max_labels))
+    check_size(len(numbered) + sum(1 for _ in rows), max_labels)
     if not numbered:
         raise InvalidLabelSet("The file has no labels")
     lines, labels = zip(*numbered, strict=True)
@@ -232,11 +260,16 @@ def _define_rows(rows: Iterable[tuple[int, dict[str, str]]], name: str) -> Defin
     return record.define()
 
 
-def _parse_npz(content: bytes, name: str) -> Definition:
-    arrays = _read_arrays(content)
+def _parse_npz(content: bytes, name: str, max_labels: int) -> Definition:
+    most = min(MAX_FILE_BYTES, max(_SMALL_BYTES, _MAX_INFLATION * len(content)))
+    try:
+        arrays = read_arrays(content, _NPZ_REQUIRED, _NPZ_OPTIONAL, most=most)
+    except ValueError as error:
+        raise InvalidLabelSet(f"The file {error}") from error
     names, embeddings = arrays["names"], arrays["embeddings"]
     if names.ndim != 1 or names.dtype.kind != "U" or not len(names):
         raise InvalidLabelSet("names must be a list of texts")
+    check_size(len(names), max_labels)
     shaped = embeddings.ndim in (2, 3) and len(embeddings) == len(names)
     if not shaped or embeddings.dtype.kind != "f":
         raise InvalidLabelSet("embeddings must have one row of floats for each name")
@@ -276,7 +309,8 @@ def _read_examples(arrays: dict[str, NDArray[Any]], names: frozenset[str]) -> di
         learnt.ndim == sizes.ndim == content.ndim == 1
         and (learnt.dtype.kind, sizes.dtype.kind, encoder.dtype.kind) == ("U", "i", "U")
         and content.dtype == np.uint8
-        and len(learnt) == len(sizes) == len(names.intersection(learnt.tolist()))
+        and len(learnt) == len(sizes) <= len(names)
+        and len(names.intersection(learnt.tolist())) == len(learnt)
         and (sizes > 0).all()
         and sizes.sum() == len(content)
         and encoder.shape == ()
@@ -315,26 +349,3 @@ def _read_thresholds(values: Sequence[float]) -> tuple[float | None, ...]:
                 f"Threshold {number} of {len(values)} must be from 0 to 1; it is {value:g}"
             )
     return tuple(None if math.isnan(value) else value for value in values)
-
-
-def _read_arrays(content: bytes) -> dict[str, NDArray[Any]]:
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            known = {*_NPZ_REQUIRED, *_NPZ_OPTIONAL}
-            if not {*_NPZ_REQUIRED} <= members.keys() <= known:
-                raise InvalidLabelSet(
-                    f"The file must have the arrays {' and '.join(_NPZ_REQUIRED)}, and may have "
-                    f"{', '.join(_NPZ_OPTIONAL)}; it has "
-                    f"{errors.list_names([*members]) or 'none'}"
-                )
-            if sum(info.file_size for info in members.values()) > MAX_FILE_BYTES:
-                raise InvalidLabelSet(f"The arrays must have at most {MAX_FILE_BYTES} bytes")
-            return {
-                key: np.lib.format.read_array(io.BytesIO(archive.read(info)), allow_pickle=False)
-                for key, info in members.items()
-            }
-    except InvalidLabelSet:
-        raise
-    except UNREADABLE as error:
-        raise InvalidLabelSet("The file must be a readable .npz without pickles") from error

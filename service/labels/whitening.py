@@ -1,15 +1,13 @@
 """What photos look like to an encoder: the scale of learnt labels. Saved as `background.npz`."""
 
 import io
-import lzma
-import zipfile
-import zlib
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.errors import BundleError
+from service.labels.arrays import read_arrays
 
 MIN_PHOTOS = 200
 Vector: TypeAlias = NDArray[np.float32]
@@ -22,13 +20,10 @@ _MOST_HELD_OUT = 400
 _COMPONENTS = 64  # 1,000 are no better
 # Weight of the mean variance of all directions; 0.8 has a lower precision at the same recall.
 _SHRINKAGE = 0.9
-
-UNREADABLE = (
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
-    *(ValueError, TypeError, OSError, EOFError, RuntimeError, MemoryError),
-)
-"""Raised by numpy and zipfile on a damaged, encrypted or pickled `.npz`, or one that claims more
-bytes than the machine has."""
+_ARRAYS = {
+    **{"mean": np.float32, "components": np.float16, "variances": np.float32},
+    **{"rest": np.float32, "held_out": np.float16},
+}
 
 
 class Whitening:
@@ -48,15 +43,13 @@ class Whitening:
         """Takes the arrays by name. Raises `BundleError` if they do not fit each other."""
         try:
             self.arrays: dict[str, NDArray[Any]] = {
-                "mean": arrays["mean"].astype(np.float32),
-                "components": arrays["components"].astype(np.float16),
-                "variances": arrays["variances"].astype(np.float32),
-                "rest": arrays["rest"].astype(np.float32),
-                "held_out": arrays["held_out"].astype(np.float16),
+                name: arrays[name].astype(kind) for name, kind in _ARRAYS.items()
             }
             mean, components, variances, rest, held_out = self.arrays.values()
             fits = (
-                components.shape == (len(variances), len(mean))
+                mean.ndim == variances.ndim == 1
+                and len(variances) < len(mean)
+                and components.shape == (len(variances), len(mean))
                 and held_out.shape[1:] == mean.shape
                 and len(held_out) > 1
                 and rest.shape == ()
@@ -109,10 +102,10 @@ class Whitening:
 def read_whitening(content: bytes) -> Whitening:
     """Reads the content of `background.npz`. Raises `BundleError` if it is damaged."""
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            return Whitening(dict(arrays))
-    except UNREADABLE as error:
-        raise BundleError("background.npz cannot be read") from error
+        # `to_bytes` does not compress.
+        return Whitening(read_arrays(content, tuple(_ARRAYS), most=len(content)))
+    except ValueError as error:
+        raise BundleError(f"background.npz {error}") from error
 
 
 def fit_whitening(embeddings: Vectors) -> Whitening:

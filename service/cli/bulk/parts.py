@@ -33,6 +33,7 @@ QUESTION_FILE = "_bulk.json"
 _LOCK_FILE = "_bulk.lock"
 _PARTS = "part-*.parquet"
 _METADATA_KEY = b"ml-decoder"
+_MAX_QUESTION_BYTES = 1 << 26  # of 1,000 label sets 300 kB
 _ROWS_AT_ONCE = 16  # a row may have 9,605 labels of 1 kB each
 
 CATEGORIES = "categories"
@@ -179,8 +180,11 @@ class PartFolder:
     def _read_table(self, path: str, columns: list[str] | None = None) -> pa.Table:
         try:
             with self.filesystem.open_input_file(path) as file:
-                return pq.read_table(file, columns=columns)
-        except (OSError, pa.ArrowException) as error:
+                table = pq.read_table(file, columns=columns)
+            kinds = self._make_schema()
+            fields = [kinds.field(name) for name in table.column_names]
+            return table.cast(pa.schema(fields, table.schema.metadata))
+        except (OSError, KeyError, ValueError, pa.ArrowException) as error:
             raise StartError(f"{path} cannot be read: delete it to tag it again") from error
 
     def _write_table(self, path: str, table: pa.Table) -> None:
@@ -197,8 +201,7 @@ class PartFolder:
             with self.filesystem.open_output_stream(path) as stream:
                 stream.write(content)
             return
-        folder, name = os.path.split(path)
-        replace_file(Path(path), content, Path(folder) / f".{name}.{os.getpid()}.tmp")
+        replace_file(Path(path), content, f".{os.path.basename(path)}.{os.getpid()}.tmp")
 
 
 @contextmanager
@@ -219,12 +222,13 @@ def open_results(location: str) -> PartFolder:
     """Opens the results of an earlier run, to read them; raises StartError."""
     filesystem, folder = open_filesystem(location)
     try:
-        question = json.loads(read_file(filesystem, posixpath.join(folder, QUESTION_FILE)))
+        path = posixpath.join(folder, QUESTION_FILE)
+        question = json.loads(read_file(filesystem, path, _MAX_QUESTION_BYTES))
         Question.model_validate(question["question"])
         _list_changes(question, question)  # raises without a key
         _find_place(question["photos"])
         return PartFolder(filesystem, folder, question)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = "has no results: run bulk without --add-new, --from and --photos first"
         if not isinstance(error, FileNotFoundError):
             reason = f"has a {QUESTION_FILE} that cannot be read: use another folder"
@@ -287,7 +291,12 @@ def copy_results(location: str) -> Iterator[str]:
 
 @contextmanager
 def _lock(folder: str, location: str) -> Iterator[None]:
-    with (Path(folder) / _LOCK_FILE).open("w") as lock:
+    path = os.path.join(folder, _LOCK_FILE)
+    if os.path.islink(path):
+        raise StartError(f"{path} must be a file, not a link: delete it")
+    # Not "w", which empties a file that another run has locked.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    with open(os.open(path, flags, 0o666), "rb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -272,6 +273,15 @@ def test_tags_of_earlier_versions_are_own_and_no_longer_hide_others(tag: Tag, fo
         "TagsList": ["trips/holiday", "ml-decoder/cat"],
         "HierarchicalSubject": ["trips|holiday", "ml-decoder|cat"],
     }
+
+
+def test_time_does_not_grow_with_the_square_of_the_tags(tag: Tag, folder: Path) -> None:
+    items = "".join(f"<rdf:li>{number}</rdf:li>" for number in range(20_000))
+    sidecar = folder / "a.jpg.xmp"
+    sidecar.write_text(FOREIGN % items)
+    started = time.process_time()
+    assert tag("dog") == tag("cat") == {"sidecars": 1}
+    assert time.process_time() - started < 6  # 1.5 s; with a search of a list for each tag, 20
 
 
 def test_names_of_any_case_and_form_are_one(tag: Tag, folder: Path) -> None:

@@ -2,11 +2,14 @@
 
 import io
 import json
+import os
 import pickle
+import tracemalloc
 import zipfile
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -19,11 +22,13 @@ from service.errors import BundleError, InvalidLabelSet, StartError
 from service.labels.definition import Definition
 from service.labels.examples import Examples
 from service.labels.files import (
+    SUFFIXES,
     pack_label_set,
     parse_label_set,
     read_bundle_sets,
     read_label_set_folder,
 )
+from tests.faults.forged import run_apart
 from tests.support.label_store import define, make_examples
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, open_draft, tiny_draft
 
@@ -74,7 +79,12 @@ def test_npz_may_have_several_descriptions_of_a_label() -> None:
         (b'{"labels": "a"}', ".json", "labels: Input should be a valid list"),
         (b'{"labels": ["a", " "]}', ".json", "labels.1.name: Text should not be empty"),
         (b'{"labels": ["a"], "x": 1}', ".json", "x"),
-        (b'{"name": "vets", "labels": ["a"]}', ".json", "must be 'pets'"),
+        (
+            b'{"name": "vets", "labels": ["a"]}',
+            ".json",
+            "must be 'pets', or left out; it is 'vets'",
+        ),
+        (b'{"name": [1], "labels": ["a"]}', ".json", "must be 'pets', or left out; it is no text"),
         (b'{"labels": ["a", "a"]}', ".json", "appears twice"),
         (b"", ".npz", "readable"),
         (b"PK\x03\x04junk", ".npz", "readable"),
@@ -214,17 +224,6 @@ def test_examples_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
         parse_label_set(damaged, ".npz", "pets")
 
 
-def test_damaged_lzma_member_is_refused() -> None:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_LZMA) as archive:
-        for name in ("names", "embeddings"):
-            archive.writestr(f"{name}.npy", bytes(range(200)))
-    content = bytearray(buffer.getvalue())
-    content[43] ^= 0xFF  # the header of the first member's compressed data
-    with pytest.raises(InvalidLabelSet, match="readable"):
-        parse_label_set(bytes(content), ".npz", "pets")
-
-
 class Intruder:
     def __reduce__(self) -> tuple[Any, ...]:
         return (exec, ("raise AssertionError('code of a pickle ran')",))
@@ -240,17 +239,107 @@ def test_pickle_inside_an_npz_is_never_loaded() -> None:
             parse_label_set(content, ".npz", "pets")
 
 
-def test_array_header_beyond_the_file_is_refused_before_allocation() -> None:
-    content = GOOD.replace(b"'shape': (2, 3)", b"'shape': (2, 9)")
-    huge = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 3), }"
-    stream = io.BytesIO()
-    stream.write(np.lib.format.magic(1, 0) + len(huge).to_bytes(2, "little") + huge)
-    buffer = io.BytesIO(pack(names=np.array(["a"])))
-    with zipfile.ZipFile(buffer, "a") as archive:
-        archive.writestr("embeddings.npy", stream.getvalue())
-    for damaged in (content, buffer.getvalue()):
-        with pytest.raises(InvalidLabelSet, match="readable"):
-            parse_label_set(damaged, ".npz", "pets")
+def zip_names(
+    header: str, data: bytes = b"", compression: int = 8, members: Sequence[str] = ("names",)
+) -> bytes:
+    """Returns a file whose names have this header and data."""
+    length = len(header).to_bytes(2, "little")
+    buffer = io.BytesIO(pack(embeddings=np.ones((1, 3))))
+    with zipfile.ZipFile(buffer, "a", compression) as archive:
+        for member in members:
+            archive.writestr(member, b"\x93NUMPY\1\0" + length + header.encode() + data)
+    return buffer.getvalue()
+
+
+def claim_more(content: bytes) -> bytes:
+    """Returns a file in whose directory the last member has 4 bytes more."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        size = archive.infolist()[-1].file_size
+    before, _, after = content.rpartition(size.to_bytes(4, "little"))
+    return before + (size + 4).to_bytes(4, "little") + after
+
+
+def describe(kind: str, shape: str = "(1,)") -> str:
+    return f"{{'descr': {kind}, 'fortran_order': False, 'shape': {shape}, }}\n"
+
+
+ONE = (describe("'<U1'"), b"a\0\0\0")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (zip_names(describe("'<U0'", "(300000000,)")), "readable"),
+        (zip_names(describe("'<U1'", "(300000000,)")), "readable"),
+        (zip_names(describe("'<U1'", "(-1,)")), "readable"),
+        (zip_names(describe("'<U99999999'"), bytes(4)), "readable"),
+        (zip_names(describe("[('a', '<U1', (9, 9))]"), bytes(324)), "readable"),
+        (zip_names(describe("'|O'"), bytes(8)), "readable"),
+        (zip_names(describe("'<U1'", "(" * 5000)), "readable"),
+        (zip_names(describe("'<U1'"), b"\0\0\x11\0"), "readable"),  # no code point
+        (zip_names(*ONE, zipfile.ZIP_BZIP2), "readable"),
+        (zip_names(*ONE, zipfile.ZIP_LZMA), "readable"),
+        (zip_names(*ONE, members=("names", "names.npy")), "must have the arrays"),
+        (zip_names(describe("'<U1'", "(9999999,)"), b"a\0\0\0" * 9_999_999), "at most 16777216"),
+        (make_npz(["a"] * 100_001, np.ones((100_001, 0))), "at most 100000 labels"),
+        (claim_more(zip_names(describe("'<U1'", "(2,)"), b"a\0\0\0")), "readable"),
+    ],
+)
+def test_forged_array_is_refused_before_it_takes_memory(content: bytes, reason: str) -> None:
+    tracemalloc.start()
+    with pytest.raises(InvalidLabelSet, match=reason):
+        parse_label_set(content, ".npz", "pets")
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
+    assert parse_label_set(zip_names(*ONE), ".npz", "pets").names == ("a",)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("kind", ["<f2", ">f4", "<f8"])
+def test_arrays_of_any_order_are_read(order: Literal["C", "F"], kind: str) -> None:
+    rows = np.array([[1, 2, 3], [4, 5, 6]], kind, order=order)
+    found = parse_label_set(make_npz(["cat", "dog"], rows), ".npz", "pets")
+    np.testing.assert_array_equal(found.embeddings, rows)
+
+
+@pytest.mark.parametrize("ending", [".json", ".csv", ".txt", ".npz"])
+def test_file_of_too_many_labels_is_refused(ending: str) -> None:
+    lines = b"cat\ndog\n"
+    content = {".json": b'{"labels": ["cat", "dog"]}', ".npz": GOOD}.get(ending, lines)
+    with pytest.raises(InvalidLabelSet, match="at most 1 labels; this one has 2"):
+        parse_label_set(content, ending, "pets", 1)
+    assert parse_label_set(content, ending, "pets", 2).names == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("put", "reason"),
+    [
+        (os.mkfifo, "Not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "Not a regular file"),
+        (
+            lambda path: (path.touch(), os.truncate(path, 1 << 40)),
+            "at most 67108864 bytes, an .npz",
+        ),
+        (lambda path: path.write_text('{"labels": ["a"], "x\\ny": 1}'), r"x\\ny: This name"),
+    ],
+)
+def test_odd_file_in_a_folder_is_refused_in_one_line(
+    tmp_path: Path, put: Callable[[Path], object], reason: str
+) -> None:
+    put(tmp_path / "odd.json")
+    with pytest.raises(StartError, match=reason) as caught:
+        read_label_set_folder(tmp_path)
+    assert "\n" not in str(caught.value)
+    (tmp_path / "odd.json").unlink()
+    (tmp_path / "pets.npz").write_bytes(GOOD)
+    assert len(read_label_set_folder(tmp_path)) == 1
+
+
+def test_mutated_file_is_a_set_or_one_line() -> None:
+    counts, taken_kb = run_apart(300, seed=0)
+    kinds = {f"{ending} {end}" for ending in SUFFIXES for end in ("set", "lines: 1")}
+    assert (set(counts), counts.total()) == (kinds, 300)
+    assert taken_kb < 50_000
 
 
 def test_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:

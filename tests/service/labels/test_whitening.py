@@ -56,6 +56,13 @@ def damage(content: bytes) -> bytes:
     return content[:200] + bytes(20) + content[220:]
 
 
+def compress(content: bytes) -> bytes:
+    file = io.BytesIO()
+    with np.load(io.BytesIO(content)) as arrays:
+        np.savez_compressed(file, **{**arrays, "held_out": np.zeros((1000, WIDTH), np.float16)})
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -65,6 +72,7 @@ def damage(content: bytes) -> bytes:
         lambda content: content[:-50],
         damage,
         lambda content: content[: content.index(b"PK", 4)],
+        compress,
     ],
 )
 def test_damaged_file_is_a_bundle_error(
@@ -72,6 +80,21 @@ def test_damaged_file_is_a_bundle_error(
 ) -> None:
     with pytest.raises(BundleError, match="background"):
         read_whitening(change(whitening.to_bytes()))
+    assert read_whitening(whitening.to_bytes()).width == WIDTH
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"mean": np.zeros((WIDTH, 2)), "held_out": np.zeros((2, WIDTH, 2))},
+        {"variances": np.ones(WIDTH), "components": np.eye(WIDTH)},
+    ],
+)
+def test_arrays_of_other_shapes_are_a_bundle_error(
+    whitening: Whitening, arrays: dict[str, Any]
+) -> None:
+    with pytest.raises(BundleError, match="do not fit"):
+        read_whitening(pack(**(whitening.arrays | arrays)))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -78,8 +79,9 @@ def test_open_parts_refuses_another_question_and_parts_without_one(tmp_path: Pat
     with open_parts(str(tmp_path), QUESTION) as parts:
         parts.write([record("a")])
     assert_not_opened(tmp_path, "precision was none, is int8", QUESTION | {"precision": "int8"})
-    (tmp_path / QUESTION_FILE).write_text("{")
-    assert_not_opened(tmp_path, f"a {QUESTION_FILE} that cannot be read: use another folder")
+    for damaged in ("{", "[" * 100_000):
+        (tmp_path / QUESTION_FILE).write_text(damaged)
+        assert_not_opened(tmp_path, f"a {QUESTION_FILE} that cannot be read: use another folder")
     (tmp_path / QUESTION_FILE).unlink()
     assert_not_opened(tmp_path, "parts but no")
 
@@ -102,6 +104,12 @@ def test_open_parts_refuses_a_second_run_at_the_same_time(tmp_path: Path) -> Non
     with open_parts(str(tmp_path), QUESTION) as parts:
         assert_not_opened(tmp_path, "another run")
         parts.write([record("a")])
+    (tmp_path / "_bulk.lock").unlink()
+    (tmp_path / "target").write_text("mine")
+    (tmp_path / "_bulk.lock").symlink_to(tmp_path / "target")
+    assert_not_opened(tmp_path, "_bulk.lock must be a file, not a link: delete it")
+    assert (tmp_path / "target").read_text() == "mine"
+    (tmp_path / "_bulk.lock").unlink()
     with open_parts(str(tmp_path), QUESTION) as parts:
         assert parts.read_done() == {"a": True}
 
@@ -109,10 +117,16 @@ def test_open_parts_refuses_a_second_run_at_the_same_time(tmp_path: Path) -> Non
 def test_damaged_part_is_named_in_the_error(tmp_path: Path) -> None:
     with open_parts(str(tmp_path), QUESTION) as parts:
         parts.write([record("a")])
-        (tmp_path / "part-77.parquet").write_bytes(b"junk")
-        for read in (parts.read_done, lambda: parts.forget_failed(["a"])):
-            with pytest.raises(StartError, match=r"part-77\.parquet cannot be read"):
-                read()
+        damaged = tmp_path / "part-77.parquet"
+        odd = pa.table({"photo": [[1]], "error": [0.5], "labels": [1]})
+        for put in (lambda: damaged.write_bytes(b"junk"), lambda: pq.write_table(odd, damaged)):
+            put()
+            for read in (
+                *(parts.read_done, lambda: parts.forget_failed(["a"])),
+                lambda: [*parts.read_found()],
+            ):
+                with pytest.raises(StartError, match=r"part-77\.parquet cannot be read"):
+                    read()
         (tmp_path / "part-77.parquet").unlink()
         assert parts.read_done() == {"a": True}
 
