@@ -25,15 +25,12 @@ class Folder(NamedTuple):
     """
 
     path: str
-    lock: int | None  # file descriptor; None if the file system has no locks
+    lock: int  # file descriptor
 
     def leave(self) -> None:
         """Closes the lock, and removes the folder unless another process has it open."""
-        if self.lock is None:
-            shutil.rmtree(self.path, ignore_errors=True)
-        else:
-            os.close(self.lock)
-            _remove_unused(self.path)
+        os.close(self.lock)
+        _remove_unused(self.path)
 
 
 @contextmanager
@@ -41,17 +38,16 @@ def make_folder(parent: str | None = None) -> Iterator[Folder]:
     """Removes folders that killed processes left in `parent`, then yields a new one."""
     parent = parent or gettempdir()
     remove_left(parent)
-    path, lock = "", None
+    path, lock = "", -1
     while not os.path.isdir(path):  # another start may remove it before it is locked
         path = mkdtemp(prefix=_PREFIX, dir=parent)
-        with suppress(OSError):
+        with suppress(FileNotFoundError):
             lock = _lock(path)
     try:
         yield Folder(path, lock)
     finally:
         shutil.rmtree(path, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
+        os.close(lock)
 
 
 def remove_left(parent: str | None = None) -> None:
@@ -59,10 +55,10 @@ def remove_left(parent: str | None = None) -> None:
     with suppress(OSError), os.scandir(parent or gettempdir()) as entries:
         for entry in entries:
             if _NAME.fullmatch(entry.name):
-                _remove_unused(entry.path, log=True)
+                _remove_unused(entry.path)
 
 
-def _remove_unused(path: str, *, log: bool = False) -> None:
+def _remove_unused(path: str) -> None:
     with suppress(OSError):
         status = os.lstat(path)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
@@ -70,19 +66,19 @@ def _remove_unused(path: str, *, log: bool = False) -> None:
         lock = _lock(path, fcntl.LOCK_NB)
         try:
             shutil.rmtree(path)
-            if log:
-                logger.info("removed the folder of a killed process", extra={"folder": path})
+            logger.info("removed the folder of a killed process", extra={"folder": path})
         finally:
             os.close(lock)
 
 
 def _lock(path: str, flags: int = 0) -> int:
-    """Returns the descriptor of a folder's locked file. Raises `OSError` if it cannot."""
+    """Returns the descriptor of a folder's locked file. Raises `OSError` if another has it."""
     # Not the folder itself: locks of folders on NFS are not seen by other machines.
     lock = os.open(os.path.join(path, _LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | flags)
-    except OSError:
-        os.close(lock)
-        raise
+    except OSError:  # or the file system has no locks: then no process removes the folder
+        if flags:
+            os.close(lock)
+            raise
     return lock

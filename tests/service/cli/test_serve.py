@@ -123,6 +123,6 @@ def test_worker_sees_its_gpu_before_the_model_opens(
         opened.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     monkeypatch.setattr(serving, "_serve", note)
-    processes = serving._Processes(plan, Settings(), [Folder(str(tmp_path), None)], note)  # type: ignore[arg-type]
+    processes = serving._Processes(plan, Settings(), [Folder(str(tmp_path), 0)], note)  # type: ignore[arg-type]
     processes.serve(SimpleNamespace(number=4, is_orphan=bool))  # type: ignore[arg-type]
     assert opened == ["GPU-2"]
