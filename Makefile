@@ -109,6 +109,9 @@ COMPILE := $(LOCK)/bin/uv pip compile --quiet --upgrade --no-annotate --no-emit-
 lock: $(LOCK)/.installed ## Pin the newest versions that fit, in constraints/
 	$(COMPILE) --python-version 3.11.5 --python-platform x86_64-unknown-linux-gnu client/pyproject.toml \
 		--extra dev --extra ray --output-file constraints/dev.txt
+	printf '%s\n' build setuptools twine | $(patsubst pyproject.toml,-,$(COMPILE)) --constraint constraints/dev.txt \
+		--generate-hashes --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
+		--output-file constraints/release.txt
 	set -e; for runtime in cpu gpu openvino; do echo setuptools | $(COMPILE) - --constraint constraints/dev.txt \
 		--universal --python-version 3.11 --generate-hashes --extra bulk --extra fast --extra heif --extra otel \
 		--extra postgres --extra "$$runtime" --output-file "constraints/serve-$$runtime.txt"; done

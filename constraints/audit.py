@@ -2,12 +2,13 @@
 
 In: the constraint files beside this one. Out: exit code 1 and a line for each advisory; where the
 advisory service cannot be reached, a message and exit code 0, so that work without a network goes
-on. `make lint` runs it.
+on; any other failure of pip-audit is exit code 1. `make lint` runs it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 _FOLDER = Path(__file__).parent
 _SECONDS = 120
 # pip-audit wants hashes of all packages of a call, or of none.
-FILES = ([_FOLDER / "dev.txt"], sorted(_FOLDER.glob("serve-*.txt")))
+FILES = ([_FOLDER / "dev.txt"], sorted({*_FOLDER.glob("*.txt")} - {_FOLDER / "dev.txt"}))
 # OSV covers all indices; pinned packages need no resolving.
 _AUDIT = ("--vulnerability-service", "osv", "--no-deps", "--disable-pip", "--timeout", "5",
           "--progress-spinner", "off", "--format", "json")  # fmt: skip
@@ -34,7 +35,10 @@ def list_advisories(packages: list[dict[str, Any]]) -> list[str]:
 
 
 def audit(files: list[Path]) -> dict[str, Any] | None:
-    """Returns pip-audit's report on some constraint files, None where it could not ask."""
+    """Returns pip-audit's report on some constraint files, None where it could not ask.
+
+    Exits with a line if pip-audit is not there or fails for another reason.
+    """
     named = [argument for file in files for argument in ("--requirement", str(file))]
     command = [sys.executable, "-m", "pip_audit", *_AUDIT, *named]
     try:
@@ -42,8 +46,13 @@ def audit(files: list[Path]) -> dict[str, Any] | None:
             command, capture_output=True, text=True, timeout=_SECONDS, check=False
         )
         report: dict[str, Any] = json.loads(done.stdout)
-    except (subprocess.TimeoutExpired, json.JSONDecodeError):
+    except subprocess.TimeoutExpired:
         return None
+    except json.JSONDecodeError:
+        reason = done.stderr.strip().rpartition("\n")[2]
+        if re.search(r"onnect|[Tt]ime(d )?out", reason):
+            return None
+        sys.exit(f"audit: pip-audit failed: {reason}: make check installs it")
     return report
 
 

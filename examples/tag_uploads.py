@@ -27,6 +27,7 @@ async def run_client(app: FastAPI) -> AsyncIterator[None]:
 
 
 app = FastAPI(title="My photos", lifespan=run_client)
+MAX_BYTES = 20 * 2**20  # the service's default too
 photos: dict[str, dict[str, float]] = {}  # a database, in an app that is restarted
 
 
@@ -34,8 +35,13 @@ photos: dict[str, dict[str, float]] = {}  # a database, in an app that is restar
 async def upload(name: str, request: Request) -> dict[str, float]:
     """Takes a photo as the body of the request; returns its labels and their scores."""
     client: AsyncClient = request.app.state.client
+    photo = bytearray()
+    async for chunk in request.stream():
+        photo += chunk
+        if len(photo) > MAX_BYTES:
+            raise HTTPException(413, f"A photo must have at most {MAX_BYTES} bytes")
     try:
-        answer = await client.predict(await request.body(), top_k=5, threshold=0.5)
+        answer = await client.predict(bytes(photo), top_k=5, threshold=0.5)
     except ServiceProblem as problem:
         if problem.code != "invalid_image":  # anything else is no mistake of the uploader's
             raise HTTPException(502, str(problem)) from problem

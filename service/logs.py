@@ -93,8 +93,8 @@ class EventCounter(Generic[KeyT]):
         self._unlogged[key] += 1
 
     def _flush(self) -> None:
-        self._log(self._unlogged)
-        self._unlogged.clear()
+        events, self._unlogged = self._unlogged, Counter()  # first: `count` relies on it
+        self._log(events)
 
 
 def _quote(value: object) -> str:

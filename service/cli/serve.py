@@ -9,18 +9,16 @@ import gc
 import logging
 import math
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from service.cli.folders import Folder, make_folder, remove_left
 from service.engine.shared_arrays import SharedArrays
 from service.errors import BundleError, StartError
 from service.logs import configure_logs
@@ -56,6 +54,8 @@ def serve_model(
             )
     plan = plan_workers(settings)
     if plan.workers == 1:
+        for parent in (_MEMORY_FOLDER, None):
+            remove_left(parent)
         _serve(plan.adapt_settings(1, settings), open_graphs)
     else:
         of_worker = [
@@ -104,7 +104,7 @@ class _Processes:
 
     plan: Plan
     settings: Settings
-    folders: Sequence[str]
+    folders: Sequence[Folder]
     open_graphs: Callable[[Settings], Graphs]
 
     def serve(self, worker: Worker) -> None:
@@ -112,7 +112,7 @@ class _Processes:
         self.plan.shares[worker.number - 1].pin()
         if gpu := self.plan.find_gpu(worker.number):
             os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid  # before ONNX Runtime loads CUDA
-        arrays = SharedArrays(Path(self.folders[-1]), worker.number)
+        arrays = SharedArrays(Path(self.folders[-1].path), worker.number)
 
         def open_shared(settings: Settings) -> Graphs:
             return replace(self.open_graphs(settings), arrays=arrays)
@@ -121,7 +121,8 @@ class _Processes:
             _serve(self.plan.adapt_settings(worker.number, self.settings), open_shared, worker)
         finally:
             if worker.is_orphan():  # the supervisor was killed, before it removed them
-                _remove(self.folders)
+                for folder in self.folders:
+                    folder.leave()
 
 
 def _supervise(processes: _Processes) -> None:
@@ -166,7 +167,7 @@ def _measure_gpu(processes: _Processes) -> Callable[[], int] | None:
 
 
 @contextmanager
-def _share_state(settings: Settings) -> Iterator[tuple[Settings, Sequence[str]]]:
+def _share_state(settings: Settings) -> Iterator[tuple[Settings, Sequence[Folder]]]:
     """Gives workers a folder for their metrics, and a file instead of a label store in memory.
 
     Yields the workers' settings, and the folders, which are removed at the end.
@@ -176,23 +177,18 @@ def _share_state(settings: Settings) -> Iterator[tuple[Settings, Sequence[str]]]
     # prometheus_client reads the variable when it is imported.
     variable = "PROMETHEUS_MULTIPROC_DIR"
     parent = _MEMORY_FOLDER if os.access(_MEMORY_FOLDER, os.W_OK | os.X_OK) else None
-    make_folder = partial(TemporaryDirectory, prefix="ml-decoder-", ignore_cleanup_errors=True)
-    with make_folder(dir=parent) as metrics, make_folder() as folder:
+    with make_folder(parent) as metrics, make_folder() as folder:
         folders = metrics, folder
         # Until the supervisor has its own handler. An import could swallow an exception.
         signal.signal(signal.SIGTERM, lambda *_: _abort(folders))
-        os.environ.setdefault(variable, metrics)
+        os.environ.setdefault(variable, metrics.path)
         if is_memory(settings.label_store):
-            store = str(Path(folder) / "labels.db")
+            store = str(Path(folder.path) / "labels.db")
             settings = settings.model_copy(update={"label_store": store})
         yield settings, folders
 
 
-def _abort(folders: Sequence[str]) -> None:
-    _remove(folders)
-    os._exit(128 + signal.SIGTERM)
-
-
-def _remove(folders: Sequence[str]) -> None:
+def _abort(folders: Sequence[Folder]) -> None:
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.leave()
+    os._exit(128 + signal.SIGTERM)

@@ -53,14 +53,13 @@ class SharedArrays:
             name = _name(array)
             mapped = self._mapped.get(name)
             if mapped is None:
-                link = self._link(name, array)
-                if link is None:
+                mapped = self._map(name, array)
+                if mapped is None:
                     return array
-                mapped = self._mapped[name] = np.load(link, mmap_mode="r").view(np.ndarray)
-                weakref.finalize(mapped, _remove, link).atexit = False
+                self._mapped[name] = mapped
             return mapped  # type: ignore[return-value]
 
-    def _link(self, name: str, array: NDArray[np.generic]) -> Path | None:
+    def _map(self, name: str, array: NDArray[np.generic]) -> NDArray[np.generic] | None:
         content, link = self._folder / name, self._folder / f"{self._owner}-{next(_numbers)}-{name}"
         try:
             while not _add_link(content, link):
@@ -69,13 +68,16 @@ class SharedArrays:
                     np.save(file, array)
                     file.flush()
                     _add_link(Path(file.name), content)
+            mapped: NDArray[np.generic] = np.load(link, mmap_mode="r").view(np.ndarray)
         except OSError as error:
             logger.warning(
                 "a matrix of labels is not shared between processes: %s: check the space in %s",
                 *(error.strerror, self._folder.parent),
             )
+            _remove(link)
             return None
-        return link
+        weakref.finalize(mapped, _remove, link).atexit = False
+        return mapped
 
 
 def _name(array: NDArray[np.generic]) -> str:

@@ -133,14 +133,17 @@ class Server(uvicorn.Server):
     async def _reload(self) -> None:
         app: Any = self.config.app
         app.state.keys.reread(forced=True)
-        done = await self._served.reload()
-        app.state.metrics.reloads.labels("done" if done else "failed").inc()
-        ending = asyncio.create_task(self._end_earlier())
-        # Else the models of several workers would be in memory twice. But a client that reads its
-        # answer slowly does not stop the others.
-        await asyncio.wait({ending}, timeout=self._served.settings.drain_seconds)
-        if self._worker is not None:
-            self._worker.send(RELOADED if done else NOT_RELOADED)
+        done = False
+        try:
+            done = await self._served.reload()
+            app.state.metrics.reloads.labels("done" if done else "failed").inc()
+            ending = asyncio.create_task(self._end_earlier())
+            # Else the models of several workers would be in memory twice. But a client that reads
+            # its answer slowly does not stop the others.
+            await asyncio.wait({ending}, timeout=self._served.settings.drain_seconds)
+        finally:  # else the supervisor would wait, and ask no worker at the next SIGHUP
+            if self._worker is not None:
+                self._worker.send(RELOADED if done else NOT_RELOADED)
         await ending
 
     async def _end_earlier(self) -> None:

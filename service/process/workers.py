@@ -85,6 +85,7 @@ class _Slot:
     number: int
     process: ForkProcess = field(init=False)
     ready: bool = False
+    asked: bool = False  # to reload; a process that started since SIGHUP need not be
     reason: str = ""
     failed_starts: int = 0  # one after the other
     start_at: float = 0.0  # seconds of `time.monotonic`
@@ -100,8 +101,8 @@ class Supervisor:
     seconds. A failure before all have been ready is a failed start. Later, a replacement that fails
     is tried again after 1, 2, 4 and up to 30 seconds, as long as another worker is ready.
 
-    On SIGHUP the workers reload one after the other. After a failure the others are not asked. A
-    worker that is not running then reads what is there when it starts.
+    On SIGHUP the workers reload one after the other. After a failure the others are not asked. For
+    a worker that has ended, the start of its replacement is the reload.
 
     With `count_fitting`, worker 1 starts alone. Once it is ready, this returns how many may run. If
     that is fewer, worker 1 starts again, because its share of cores and limits is larger then.
@@ -124,7 +125,7 @@ class Supervisor:
         self._complete = mmap.mmap(-1, 1)
         self._suspects = Suspects(len(self._slots))
         self._stops = 0
-        self._to_reload: list[_Slot] = []  # the first of them has been asked
+        self._to_reload: list[_Slot] = []  # the first of them has been asked, or starts
 
     def run(self) -> None:
         """Returns after SIGTERM or Ctrl+C, when all workers have drained.
@@ -146,19 +147,16 @@ class Supervisor:
         """Starts the workers whose time has come; returns the seconds until the next one's."""
         if self._stops:
             return None
-        pauses = []
-        for slot in self._slots[: 1 if self._count_fitting else None]:
-            if slot not in self._running.values():
-                pause = slot.start_at - time.monotonic()
-                if pause > 0:
-                    pauses.append(pause)
-                else:
-                    self._start(slot)
-        return min(pauses, default=None)
+        slots = self._slots[: 1 if self._count_fitting else None]
+        for slot in slots:
+            if slot not in self._running.values() and slot.start_at <= time.monotonic():
+                self._start(slot)
+        missing = [slot.start_at for slot in slots if slot not in self._running.values()]
+        return max(0.0, min(missing) - time.monotonic()) if missing else None
 
     def _start(self, slot: _Slot) -> None:
         link, theirs = multiprocessing.Pipe()
-        slot.ready, slot.reason = False, ""
+        slot.ready, slot.asked, slot.reason = False, False, ""
         worker = Worker(
             number=slot.number,
             listens_at_once=slot.number == 1 and not self._complete[0],
@@ -175,6 +173,13 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             slot.process.start()
+        except OSError as error:  # such as no memory for another process
+            if not self._complete[0]:
+                raise
+            reason = f"no process can be started: {error.strerror}"
+            logger.error("worker ended", extra={"worker": slot.number, "reason": reason})
+            self._delay(slot, reason)
+            return
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         theirs.close()
@@ -228,18 +233,22 @@ class Supervisor:
     def _reload(self) -> None:
         asked = self._to_reload[:1]  # by an earlier SIGHUP; it is asked again
         self._to_reload = [*asked, *self._slots]
+        for slot in self._slots:
+            slot.start_at = 0.0  # the reason of failed starts may have been corrected
         if not asked:
             self._ask_next()
 
     def _ask_next(self) -> None:
-        while self._to_reload:
-            for link, slot in self._running.items():
-                if slot is self._to_reload[0]:
-                    with suppress(OSError):  # it has ended, and will be reaped
-                        link.send(_RELOAD)
-                    return
+        while self._to_reload and self._to_reload[0] not in self._slots:  # too many for the GPU
             del self._to_reload[0]
-        logger.info("all workers have reloaded")
+        if not self._to_reload:
+            logger.info("all workers have reloaded")
+            return
+        for link, slot in self._running.items():
+            if slot is self._to_reload[0]:
+                slot.asked = True
+                with suppress(OSError):  # it has ended, and will be reaped
+                    link.send(_RELOAD)
 
     def _note_reload(self, slot: _Slot, *, done: bool) -> None:
         if self._stops or self._to_reload[:1] != [slot]:
@@ -263,6 +272,8 @@ class Supervisor:
             slot.reason = message
             return
         slot.ready, slot.failed_starts = True, 0
+        if not slot.asked:
+            self._note_reload(slot, done=True)
         if self._count_fitting is not None:
             fitting, self._count_fitting = self._count_fitting(), None
             if fitting < len(self._slots):
@@ -284,7 +295,9 @@ class Supervisor:
         code = slot.process.exitcode or 0
         was_ready, slot.ready = slot.ready, False
         stack, refused = self._suspects.end(slot.number)
-        self._note_reload(slot, done=False)
+        if not slot.asked:
+            self._note_reload(slot, done=False)
+        slot.asked = False
         if self._stops and (not was_ready or code in (0, -signal.SIGTERM)):
             return
         reason = slot.reason or _describe(code)
@@ -294,8 +307,11 @@ class Supervisor:
         if stack:
             fields |= {"refused_photos": refused, "stack": stack}
         logger.error("worker ended", extra=fields)
-        if was_ready or self._stops:
-            return
+        if not (was_ready or self._stops):
+            self._delay(slot, reason)
+
+    def _delay(self, slot: _Slot, reason: str) -> None:
+        """Starts a worker again later, after a start that failed."""
         if not any(other.ready for other in self._slots):
             raise ServiceBroken(f"no worker can start: {reason}")
         pause = min(2.0**slot.failed_starts, _LONGEST_PAUSE_SECONDS)

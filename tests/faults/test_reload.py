@@ -19,7 +19,7 @@ from tests.faults.faulty_process import FaultyProcess
 from tests.faults.test_connections import HEAD, read_reply
 from tests.faults.test_load import occupy
 from tests.faults.test_start import flip_a_byte
-from tests.faults.test_workers import list_pids, read_value
+from tests.faults.test_workers import connect_to, kill, list_pids, read_value
 from tests.support.serving import PHOTO, send_image
 from tests.support.threads import wait_until
 from tests.support.tiny_bundle import copy_bundle, open_card, open_draft, write_draft
@@ -190,6 +190,32 @@ def test_signals_are_one_reload_while_it_loads_and_requests_end_on_their_bundle(
         assert server.wait() == 0
     assert server.stderr.count("reloaded model=") == 3
     assert "ERROR" not in server.stderr
+
+
+def test_worker_that_starts_is_waited_for_also_if_it_ends(
+    bundles: tuple[Path, Path], link: Path, open_bundle: Bundle, tmp_path: Path
+) -> None:
+    served = dataclasses.replace(open_bundle, path=link)
+    with FaultyProcess(served, tmp_path, "--workers", "2") as server:
+        server.wait_for_line("serving url=")
+        kill(server, 1)
+        reload(server, DONE[2])
+        server.shut()
+        kill(server, 2)
+        wait_until(lambda: len(list_pids(server, 2)) == 2)
+        put(link, bundles[1])
+        server.send_signal(signal.SIGHUP)
+        server.open(1)
+        wait_until(lambda: server.stderr.count("version=2") == 1)
+        kill(server, 2)  # it has been asked
+        wait_until(lambda: len(list_pids(server, 2)) == 3)
+        server.open()
+        wait_until(lambda: len(re.findall(DONE[2], server.stderr)) == 2)
+        for worker in (1, 2):
+            with connect_to(server, worker) as client:
+                assert send_image(client).json()["model"]["version"] == "2"
+        assert "has not reloaded" not in server.stderr
+        assert server.stop() == 0
 
 
 def test_keys_rotate_under_load(open_bundle: Bundle, tmp_path: Path) -> None:

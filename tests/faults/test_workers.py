@@ -288,11 +288,19 @@ def test_sigterm_drains_every_worker_and_a_second_one_fails_their_requests(
 def test_workers_end_with_their_supervisor_and_remove_its_files(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
-    with serve_two(open_bundle, TMPDIR=str(tmp_path)) as server:
+    with FaultyProcess(open_bundle, tmp_path, *TWO, TMPDIR=str(tmp_path)) as server:
+        server.wait_for_line("serving url=")
         assert list(tmp_path.glob("ml-decoder-*/labels.db"))
+        server.shut()
+        kill(server, 1)
+        wait_until(lambda: len(list_pids(server, 1)) == 2)
         server.send_signal(signal.SIGKILL)
+        wait_until(lambda: not os.path.exists(f"/proc/{list_pids(server, 2)[0]}/exe"))
+        assert list(tmp_path.glob("ml-decoder-*/labels.db"))  # of the worker that starts
+        server.open()
         assert server.wait() == -signal.SIGKILL  # stderr is closed when the workers have ended too
-        assert len(re.findall(r"draining seconds=20 worker=\d\n", server.stderr)) == 2
+        assert len(re.findall(r"draining seconds=300 worker=\d\n", server.stderr)) == 2
+        assert "Traceback" not in server.stderr
         assert not list(tmp_path.glob("ml-decoder-*"))
 
 

@@ -12,11 +12,14 @@ REPORT = (
     '{"dependencies": [{"name": "a", "version": "1.0", "vulns": [%s]}, '
     '{"name": "b", "version": "2", "vulns": []}, {"name": "c", "skip_reason": "x"}], "fixes": []}'
 )
-NO_NETWORK = "ERROR: no network"
+NO_NETWORK = "requests.exceptions.ConnectionError: no network"
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, *outputs: str) -> None:
-    done = [subprocess.CompletedProcess[str]([], 1, stdout=each, stderr="") for each in outputs]
+    done = [
+        subprocess.CompletedProcess[str]([], 1, each * (each[0] == "{"), f"Traceback\n{each}\n")
+        for each in outputs
+    ]
     monkeypatch.setattr(subprocess, "run", lambda *_args, **_options: done.pop(0))
 
 
@@ -39,6 +42,12 @@ def test_advisory_fails_and_is_named(
     printed = capsys.readouterr().out
     assert line in printed
     assert ("skipped" in printed) == (second == NO_NETWORK)
+
+
+def test_missing_pip_audit_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, NO_NETWORK, f"{audit.sys.executable}: No module named pip_audit")
+    with pytest.raises(SystemExit, match=r"pip-audit failed: .* No module named pip_audit"):
+        audit.main()
 
 
 @pytest.mark.parametrize("files", audit.FILES)

@@ -143,6 +143,10 @@ def test_app_tags_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
             for status, code, expected in ((400, "invalid_image", 422), (401, "", 502)):
                 service.set_answer({"title": "No", "code": code}, status)
                 assert client.put("/photos/c", content=b"photo").status_code == expected
+            large = iter([bytes(2**20)] * 21)  # without a Content-Length
+            assert client.put("/photos/c", content=large).status_code == 413
+            service.set_answer(find_label("cat", 0.9))
+            assert client.put("/photos/c", content=bytes(2**20)).status_code == 201
 
 
 def test_head_is_trained_and_exported(tmp_path: Path) -> None:

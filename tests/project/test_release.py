@@ -63,6 +63,17 @@ def test_actions_are_pinned_by_commit_and_images_by_digest() -> None:
     assert all(re.fullmatch(r"\S+:\S+@sha256:[0-9a-f]{64}", image) for image in others), others
 
 
+def test_workflow_installs_packages_with_hashes_only() -> None:
+    runs = "\n".join(s.get("run", "") for job in WORKFLOW["jobs"].values() for s in job["steps"])
+    installs = re.findall(r"pip install (.*)", runs)
+    assert installs
+    for arguments in installs:
+        hashed = re.fullmatch(r"--require-hashes --no-deps --requirement (\S+)", arguments)
+        assert hashed or arguments == "--no-deps dist/*.whl", arguments
+        assert not hashed or (ROOT / hashed[1]).exists()
+    assert "--no-isolation" in runs  # else `build` installs the newest setuptools
+
+
 def test_only_publishing_jobs_may_write() -> None:
     assert WORKFLOW["permissions"] == {"contents": "read"}
     jobs = WORKFLOW["jobs"]

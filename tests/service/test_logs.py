@@ -1,12 +1,14 @@
 """A log record is one line, as text or as JSON, with its fields and the request's id."""
 
+import asyncio
 import json
 import logging
 import sys
 
 import pytest
 
-from service.logs import LogFormat, add_request_id, make_formatter, request_id_of
+from service import logs
+from service.logs import EventCounter, LogFormat, add_request_id, make_formatter, request_id_of
 
 
 def make_record(sentence: str = "request", **fields: object) -> logging.LogRecord:
@@ -51,6 +53,24 @@ def test_traceback_is_in_the_json_object() -> None:
     line = make_formatter("json").format(record)
     assert len(line.splitlines()) == 1
     assert "ZeroDivisionError: a bug" in json.loads(line)["exc_info"]
+
+
+def test_events_are_counted_on_after_an_error_of_their_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "LOG_SECONDS", 0)
+    logged = list[dict[str, int]]()
+
+    def log(events: dict[str, int]) -> None:
+        logged.append(dict(events))
+        assert len(logged) > 1  # asyncio logs the failure
+
+    async def count() -> None:
+        counter = EventCounter[str](log)
+        for _ in range(2):
+            counter.count("a")
+            await asyncio.sleep(0.01)
+
+    asyncio.run(count())
+    assert logged == [{"a": 1}, {"a": 1}]
 
 
 def test_request_id_is_on_the_lines_of_its_request_only() -> None:

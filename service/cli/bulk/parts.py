@@ -11,7 +11,6 @@ import io
 import json
 import os
 import posixpath
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from service.cli.bulk.photo_store import open_filesystem, read_file
+from service.cli.folders import make_folder
 from service.errors import StartError
 from service.files import replace_file
 from service.pipeline.prediction import Prediction
@@ -274,7 +274,7 @@ def _list_changes(begun: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def copy_results(location: str) -> Iterator[str]:
     """Yields a temporary folder with the parts of results; new ones are lost with it."""
     filesystem, folder = open_filesystem(location)
-    with tempfile.TemporaryDirectory(prefix="ml-decoder-") as copy:
+    with make_folder() as (copy, _):
         for info in filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
             path = Path(copy, info.base_name)
             if not (path.match(_PARTS) or path.name == QUESTION_FILE):

@@ -19,9 +19,13 @@ from service import errors
 from service.settings import Settings, expand_home
 
 _MIN_CHARACTERS = 16
+# A comment after a key would be a part of it, and one after a comma a key; a file of another
+# encoding has NULs, and of several files a byte order mark within.
 _KEY = re.compile(
-    rf"(?:(?P<name>[A-Za-z0-9._-]{{1,64}}):)?(?P<key>(?!\s)[^:]{{{_MIN_CHARACTERS},}})"
+    r"(?!#)(?:(?P<name>[A-Za-z0-9._-]{1,64}):)?"
+    rf"(?P<key>(?!\s)(?:(?!\s#)[^:\x00-\x1f\x7f\ufeff]){{{_MIN_CHARACTERS},}})"
 )
+_MAX_FILE_BYTES = 2**20
 _REREAD_SECONDS = 1.0
 # Not part of a header's value (RFC 9110, section 5.5).
 _WHITE_SPACE = " \t"
@@ -87,24 +91,37 @@ class _KeySet:
         text = "" if secret is None else secret.get_secret_value()
         self._path = expand_home(text[1:]) if text.startswith("@") else None
         self._seen = _identify_file(self._path)  # before it is read
+        self._failure = ""  # of the last reading
         self.identities = {} if secret is None else self._read(text)
+        if self.identities:
+            logger.info("read keys", extra={"setting": setting, "keys": len(self.identities)})
         if self._seen is None:  # such as a pipe, which has the keys once
             self._path = None
 
     def reread(self, *, forced: bool) -> None:
         if self._path is None:
             return
-        before, self._seen = self._seen, _identify_file(self._path)
-        if self._seen == before and not forced:
+        seen = _identify_file(self._path)
+        if seen is not None and seen == self._seen and not forced:
             return
+        self._seen = None  # after an error, which may pass, the next call reads again
         try:
-            if self._seen is None:
+            if seen is None:
                 source = f"{self._setting}: the key file {self._path}"
                 raise errors.StartError(f"{source} is missing or is no regular file")
             self.identities = self._read("")
-        except errors.StartError as error:
-            logger.error("%s; the earlier keys stay valid: correct the file", error)
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+            if forced or reason != self._failure:
+                is_known = isinstance(error, errors.StartError)
+                logger.error(
+                    "%s; the earlier keys stay valid: correct the file",
+                    reason if is_known else f"{self._setting}: {reason}",
+                    exc_info=None if is_known else error,
+                )
+            self._failure = reason
         else:
+            self._seen, self._failure = seen, ""
             fields = {"setting": self._setting, "keys": len(self.identities)}
             logger.info("read the key file again", extra=fields)
 
@@ -114,18 +131,27 @@ class _KeySet:
         if self._path is not None:
             source += f": the key file {self._path}"
             try:
-                text = self._path.read_text(encoding="utf-8-sig")
+                with self._path.open("rb") as file:
+                    content = file.read(_MAX_FILE_BYTES + 1)
+                text = content.decode("utf-8-sig")
             except (OSError, ValueError) as error:
                 reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
                 raise errors.StartError(f"{source} cannot be read: {reason}") from error
-        lines = (key.strip() for line in text.splitlines() for key in line.split(","))
-        matches = [_KEY.fullmatch(line) for line in lines if line]
+            if len(content) > _MAX_FILE_BYTES:
+                raise errors.StartError(
+                    f"{source} must have at most {_MAX_FILE_BYTES} bytes: leave one key a line"
+                )
+        # `splitlines` would end a comment at a form feed or a line separator too.
+        lines = (line.strip() for line in re.split("[\r\n]", text))
+        keys = (key.strip() for line in lines if line[:1] != "#" for key in line.split(","))
+        matches = [_KEY.fullmatch(key) for key in keys if key]
         if not matches:
             raise errors.StartError(f"{source} contains no keys")
         if None in matches:
             raise errors.StartError(
                 f"{source}: a key must be KEY or NAME:KEY: a name of 1 to 64 letters, digits, '.', "
-                f"'_' and '-', a key of at least {_MIN_CHARACTERS} characters without a colon"
+                f"'_' and '-', a key of at least {_MIN_CHARACTERS} characters without colons and "
+                "control characters; a comment is a line that begins with '#'"
             )
         named = {(_digest(match["key"]), match["name"]) for match in matches if match}
         may = self._may_administrate

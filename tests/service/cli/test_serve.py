@@ -11,6 +11,7 @@ import pytest
 
 import service.pipeline.pipeline
 from service.cli import serve as serving
+from service.cli.folders import Folder
 from service.cli.serve import serve_model
 from service.errors import StartError
 from service.pipeline.loading import Graphs, open_graphs
@@ -80,7 +81,7 @@ def test_workers_share_a_label_store_instead_of_memory_and_a_folder_of_metrics(
             Path(os.environ.pop("PROMETHEUS_MULTIPROC_DIR")),
         ]
         assert all(folder.is_dir() for folder in folders)
-        assert {str(folder) for folder in folders} == {*removed}
+        assert {str(folder) for folder in folders} == {folder.path for folder in removed}
     assert not any(folder.exists() for folder in folders)
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "mine")
     with serving._share_state(Settings(label_store="a.db")) as (shared, _):
@@ -122,6 +123,6 @@ def test_worker_sees_its_gpu_before_the_model_opens(
         opened.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     monkeypatch.setattr(serving, "_serve", note)
-    processes = serving._Processes(plan, Settings(), [str(tmp_path)], note)  # type: ignore[arg-type]
+    processes = serving._Processes(plan, Settings(), [Folder(str(tmp_path), 0)], note)  # type: ignore[arg-type]
     processes.serve(SimpleNamespace(number=4, is_orphan=bool))  # type: ignore[arg-type]
     assert opened == ["GPU-2"]

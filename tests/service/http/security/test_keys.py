@@ -120,12 +120,16 @@ def test_openapi_document_describes_how_to_send_a_key(client: TestClient) -> Non
 def test_keys_come_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
     monkeypatch.setenv("HOME", str(tmp_path))
+    note = "# keys of the shop, and of its owner\f or both\u2028of its customers"
     for encoding in ("utf-8", "utf-8-sig"):  # Windows saves with a byte order mark
-        file.write_text(f"{PREDICT}\n\n{OTHER}\n", encoding)
-        for named in (f"@{file}", "@~/keys"):
-            ring = read_keys(predict_keys=named)
-            assert ring.identify(PREDICT)
-            assert ring.identify(OTHER)
+        for end in ("\n", "\r\n", "\r"):
+            lines = [note, PREDICT, "", f" #shop:{UNKNOWN}", OTHER]
+            file.write_bytes(end.join(lines).encode(encoding))
+            for named in (f"@{file}", "@~/keys"):
+                ring = read_keys(predict_keys=named)
+                assert ring.identify(PREDICT)
+                assert ring.identify(OTHER)
+                assert len(ring._sets[0].identities) == 2
 
 
 @pytest.mark.parametrize("kinds", [("predict",), ("admin",), ("predict", "admin")])
@@ -149,6 +153,8 @@ def test_administration_needs_a_key_if_there_is_any(
         *("short", ",", " ", "@/no/such/file/of/keys", f"{PREDICT},short", PREDICT[:15]),
         *("a:short", f":{PREDICT}", f"a b:{PREDICT}", f"a:b:{PREDICT}", f"a: {PREDICT}"),
         *(f"{PREDICT}:", f"{'a' * 65}:{PREDICT}", f"ä:{PREDICT}", f"a:{PREDICT},b:{PREDICT}"),
+        *(f"{PREDICT} # of the shop", f"{PREDICT},# of the whole shop", f"#{PREDICT}"),
+        *(f"{PREDICT}\n\ufeff# of the whole shop", "\0".join(PREDICT), f"{PREDICT}\tshop"),
     ],
 )
 def test_invalid_keys_stop_the_start_without_being_shown(text: str) -> None:
@@ -157,6 +163,7 @@ def test_invalid_keys_stop_the_start_without_being_shown(text: str) -> None:
     assert "admin_keys" in str(caught.value)
     assert "short" not in str(caught.value)
     assert PREDICT[:15] not in str(caught.value)
+    assert read_keys(admin_keys=f"\n# of the shop\n{PREDICT}").identify(PREDICT)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +172,8 @@ def test_invalid_keys_stop_the_start_without_being_shown(text: str) -> None:
         (None, "cannot be read: No such file or directory"),
         (b"\xff", "cannot be read: it is not UTF-8 text"),
         (b" \n,\n", "contains no keys"),
+        (b"# keys of the shop", "contains no keys"),
+        (b"x" * (2**20 + 1), "must have at most 1048576 bytes"),
     ],
 )
 def test_key_file_that_has_no_keys_is_named(
@@ -222,7 +231,10 @@ def test_address_is_an_ipv6_network_of_64_bits() -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(None, "is missing"), ("", "contains no keys"), (OTHER[:9], "a key must be")],
+    [
+        *((None, "is missing"), ("", "contains no keys"), (OTHER[:9], "a key must be")),
+        ("4 TB", "must have at most"),
+    ],
 )
 def test_keys_follow_their_file_but_one_without_valid_keys_is_one_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str | None, reason: str
@@ -232,9 +244,14 @@ def test_keys_follow_their_file_but_one_without_valid_keys_is_one_error(
     file.symlink_to("..data/keys")  # as Kubernetes mounts a secret
     mount_keys(tmp_path, f"old:{PREDICT}")
     ring = read_keys(predict_keys=f"@{file}", admin_keys=ADMIN)
+    fields = [(vars(record)["setting"], vars(record)["keys"]) for record in caplog.records]
+    assert fields == [("predict_keys", 1), ("admin_keys", 1)]
+    caplog.clear()
     ring.reread()
     assert not caplog.records
     mount_keys(tmp_path, content)
+    if content == "4 TB":
+        os.truncate(file, 2**42)
     for _ in range(3):
         ring.reread()
     (line,) = caplog.messages
@@ -248,6 +265,32 @@ def test_keys_follow_their_file_but_one_without_valid_keys_is_one_error(
     assert [ring.identify(key) for key in (PREDICT, OTHER)] == [None, ("new", False)]
     assert ring.identify(ADMIN)
     assert [vars(record)["keys"] for record in caplog.records[1:]] == [2, 2]
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), MemoryError()])
+def test_keys_are_read_again_after_an_error_that_passes(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(PREDICT)
+    ring = read_keys(predict_keys=f"@{file}", admin_keys=ADMIN)
+    file.write_text(OTHER)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "open", fail)
+        for _ in range(3):
+            ring.reread()
+    assert len(caplog.records) == 1
+    assert "predict_keys: " in caplog.text
+    assert ring.identify(PREDICT)
+    ring.reread()
+    assert [ring.identify(key) is None for key in (PREDICT, OTHER, ADMIN)] == [True, False, False]
 
 
 def mount_keys(folder: Path, content: str | None) -> None:
