@@ -2,6 +2,9 @@
 
 from contextvars import ContextVar
 
+UNIT_LABELS = 10_000
+"""A prediction counts one more unit of the rate limit for each of these after the first."""
+
 
 class Caller:
     """The client of a request; calls in side threads take turns by its `key`, or else by request.

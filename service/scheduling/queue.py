@@ -120,9 +120,12 @@ class BatchQueue(Generic[ItemT, ResultT]):
         """Returns the seconds, 1 to 60, that a full queue takes to drain."""
         return self.drain_rate.estimate_seconds(self._size, time.perf_counter())
 
-    def check_room(self) -> None:
-        """Raises QueueFull, with `retry_after_seconds`, if every place is taken."""
-        if self.is_full:
+    def check_room(self, taken: int | None = None) -> None:
+        """Raises QueueFull, with `retry_after_seconds`, if every place is taken.
+
+        `taken` are places of another queue of this size.
+        """
+        if self.is_full if taken is None else taken >= self._size:
             raise _make_refusal(self.estimate_wait())
 
     def put(self, item: ItemT, deadline: float) -> QueuedItem[ItemT, ResultT]:
