@@ -1,9 +1,8 @@
 """Runs a bundle's image graphs on one device: images uint8 [B, H, W, 3] -> logits."""
 
 import logging
-import math
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -15,7 +14,6 @@ from service.bundle.reader import Bundle
 from service.engine.devices import PROVIDERS, check_device, choose_precision, parse_cuda_options
 from service.engine.heads import (
     LABELS_PER_RUN,
-    LONG_LABELS,
     TRAINED_HEAD,
     Head,
     HeadResults,
@@ -62,8 +60,6 @@ class Engine:
         smallest = _SMALL_CPU_BATCH_SIZE if on_cpu else self.max_batch_size
         self.small_batch_size = min(smallest, self.max_batch_size)
         self.workers = config.threads if on_cpu else 1
-        self.max_labels = LONG_LABELS if on_cpu else math.inf
-        """Of one photo in a batch, as `count_scored` counts; more would delay the others."""
         self._card = bundle.card
         shared = replace(config, threads=1, parallel_runs=config.threads) if on_cpu else config
         self._shared = open_session_set(bundle, shared)
@@ -107,18 +103,14 @@ class Engine:
         padding = size - len(images)
         batch = np.concatenate([images, self._make_black(padding)]) if padding else images
         sessions = self._by_size.get(size, sessions)
-        with _name_failures(len(images)):
+        try:
             return sessions.run(batch, asked, explained, embedded)
-
-    def score_tokens(
-        self, tokens: NDArray[np.float32], heads: Sequence[Head], *, explained: bool
-    ) -> HeadResults:
-        """Runs heads in one thread on the tokens [S, C] of an earlier run; raises as `run`."""
-        with _name_failures(1):
-            (results,) = self._shared.run_heads(
-                tokens[np.newaxis], [heads], [0] if explained else ()
-            )
-        return results
+        except Exception as error:
+            # ONNX Runtime's exceptions have no common base, and none of their own for memory.
+            text = str(error).lower()
+            if isinstance(error, MemoryError) or any(s in text for s in _OUT_OF_MEMORY_SIGNS):
+                raise OutOfMemory(f"out of memory in a batch of {len(images)}") from error
+            raise InferenceFailed(f"a batch of {len(images)} failed") from error
 
     def score(self, embeddings: NDArray[np.float32], heads: Sequence[Head]) -> list[HeadResults]:
         """Runs heads on embeddings [B, C] of an earlier run; without two towers, `ZeroHead` only.
@@ -126,7 +118,8 @@ class Engine:
         Two towers score the first token, of any length; the others are for maps.
         """
         asked = [heads] * len(embeddings)
-        return self._shared.run_heads(embeddings[:, np.newaxis], asked)
+        sessions = replace(self._shared, long_labels=sys.maxsize)  # nothing waits for these
+        return sessions.run_heads(embeddings[:, np.newaxis], asked)
 
     def try_out(self) -> None:
         """Runs one black image. Raises `InferenceFailed` if the device does not work."""
@@ -196,18 +189,6 @@ class Engine:
         if self.device in CPU_DEVICES:
             return count
         return min(1 << (count - 1).bit_length(), self.max_batch_size)
-
-
-@contextmanager
-def _name_failures(count: int) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        # ONNX Runtime's exceptions have no common base, and none of their own for memory.
-        text = str(error).lower()
-        if isinstance(error, MemoryError) or any(s in text for s in _OUT_OF_MEMORY_SIGNS):
-            raise OutOfMemory(f"out of memory in a batch of {count}") from error
-        raise InferenceFailed(f"a batch of {count} failed") from error
 
 
 def open_engine(  # noqa: PLR0913 - a parameter for each setting

@@ -24,7 +24,7 @@ LABELS_PER_RUN = 1024
 """Most labels in one run of a graph: memory grows with images x labels, so this bounds it. Smaller
 runs of the open head would recompute keys and values from the tokens more often."""
 LONG_LABELS = 10_000
-"""A photo with more labels to score runs on a CPU outside the batches: 13 us a label."""
+"""A photo with more labels to score is long: on a core of a CPU, each takes 13 us."""
 # In labels that the open head scores in the time: 0.55 us for each label of the screen, and these.
 _SCREENED_SHARE, _MIN_SCREENED = 24, 90
 
@@ -140,7 +140,7 @@ class ScreenedLogits(NamedTuple):
 class HeadResults(NamedTuple):
     """Results of one image, in the order of its heads."""
 
-    # [L] or [N], or of `ScreenedQueries`: [0] if `Engine.run` would have to score too many labels.
+    # [L] or [N], or of `ScreenedQueries`: [0] if more than `LONG_LABELS` have to be scored.
     logits: tuple[LogitsArray | ScreenedLogits, ...]
     memories: tuple[NDArray[np.float32], ...] = ()  # [S, D], if the image is explained
     # Length 1, [C]: the mean token, or the first of two towers; if the image is embedded.

@@ -5,7 +5,6 @@ once for each distinct query matrix. The screened head takes its place for `Scre
 graph runs for `ZeroHead`.
 """
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -58,6 +57,7 @@ _SCREEN_OUTPUTS: dict[str, TensorSpec] = {
 }
 _Tokens: TypeAlias = NDArray[np.float32] | ort.OrtValue
 _Row: TypeAlias = LogitsArray | ScreenedLogits
+_Queries: TypeAlias = QueryArray | SomeQueries | JoinedQueries
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class SessionSet:
     screened_head: ort.InferenceSession | None = None
     query_cache: QueryCache | None = None  # on a GPU, in whose memory the tokens stay too
     one_by_one: bool = False  # one run of the encoder for each image
+    long_labels: int = LONG_LABELS  # a larger screened head of which most are needed is left out
     two_towers: bool = False  # an image's embedding is its first token, not the mean
 
     def run(
@@ -83,7 +84,7 @@ class SessionSet:
         started = time.perf_counter()
         tokens = self._encode(images)
         encoded = time.perf_counter()
-        results = self.run_heads(tokens, asked, explained, in_batch=True)
+        results = self.run_heads(tokens, asked, explained)
         if embedded:
             whole = tokens.numpy() if isinstance(tokens, ort.OrtValue) else tokens
             for row in embedded:
@@ -106,18 +107,9 @@ class SessionSet:
         return embedding
 
     def run_heads(
-        self,
-        tokens: _Tokens,
-        asked: Sequence[Sequence[Head]],
-        explained: Collection[int] = (),
-        *,
-        in_batch: bool = False,
+        self, tokens: _Tokens, asked: Sequence[Sequence[Head]], explained: Collection[int] = ()
     ) -> list[HeadResults]:
-        """Runs the heads alone, on tokens [B, S, C].
-
-        In a batch on a CPU, a screened head of which too many labels are needed gives no logits.
-        """
-        limit = LONG_LABELS if in_batch and self.query_cache is None else math.inf
+        """Runs the heads alone, on tokens [B, S, C]."""
         # By identity: requests of the same label set share its query matrix, and so a run.
         heads = {id(head): head for wanted in asked for head in wanted}
         rows_of: dict[int, list[int]] = defaultdict(list)
@@ -132,7 +124,7 @@ class SessionSet:
                 most = max(1, _SCREENED_PER_RUN // len(head))
             for rows in (all_rows[i : i + most] for i in range(0, len(all_rows), most)):
                 with_memory = any(row in explained for row in rows)
-                scored, kept = self._score(tokens, rows, head, limit, with_memory=with_memory)
+                scored, kept = self._score(tokens, rows, head, with_memory=with_memory)
                 keys = [(row, key) for row in rows]
                 logits.update(zip(keys, scored, strict=True))
                 memories.update(zip(keys, kept, strict=False))  # none without memory
@@ -145,13 +137,7 @@ class SessionSet:
         ]
 
     def _score(
-        self,
-        tokens: _Tokens,
-        rows: list[int],
-        head: Head,
-        limit: float = math.inf,
-        *,
-        with_memory: bool = False,
+        self, tokens: _Tokens, rows: list[int], head: Head, *, with_memory: bool = False
     ) -> tuple[Sequence[_Row], Sequence[LogitsArray]]:
         """Returns the logits of the rows and, with memory, their memories [S, D]."""
         if isinstance(head, ZeroHead):
@@ -173,11 +159,10 @@ class SessionSet:
         scored: list[_Row] = []
         for row, position in zip(rows, positions, strict=True):
             if needed[position] > labels.shape[1]:
-                if len(head) > limit:
-                    scored.append(np.zeros(0, np.float32))
-                    continue
-                (full,), _ = self._score(tokens, [row], head.queries)
-                scored.append(full)
+                full: Sequence[_Row] = [np.zeros(0, np.float32)]
+                if len(head) <= self.long_labels:
+                    full, _ = self._score(tokens, [row], head.queries)
+                scored += full
                 continue
             chosen = labels[position, : needed[position]]
             order = chosen.argsort()
@@ -203,10 +188,7 @@ class SessionSet:
         )
 
     def _run_head(
-        self,
-        tokens: Tensor,
-        head: TrainedHead | QueryArray | SomeQueries | JoinedQueries,
-        outputs: list[str],
+        self, tokens: Tensor, head: TrainedHead | _Queries, outputs: list[str]
     ) -> list[LogitsArray]:
         if isinstance(head, TrainedHead):
             assert self.trained_head is not None
@@ -217,7 +199,7 @@ class SessionSet:
         more = [run_graph(self.open_head, ["logits"], tokens=tokens, queries=q)[0] for q in chunks]
         return [np.concatenate([logits, *more], axis=1) if more else logits, *memory]
 
-    def _split(self, queries: QueryArray | SomeQueries | JoinedQueries) -> Iterable[Tensor]:
+    def _split(self, queries: _Queries) -> Iterable[Tensor]:
         starts = range(0, len(queries), LABELS_PER_RUN)
         chunks = (queries[start : start + LABELS_PER_RUN] for start in starts)
         if self.query_cache is None or not isinstance(queries, np.ndarray):

@@ -8,8 +8,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
-from functools import partial
 from typing import Literal
 
 from service import errors
@@ -44,8 +42,7 @@ from service.stages import Observer, Stage
 
 # Choosing from or scoring up to this many labels takes less time than switching to a thread.
 _MAX_INLINE_LABELS = 2000
-# 40 us each.
-_MAX_INLINE_SETS = 50
+_MAX_INLINE_SETS = 50  # 40 us each
 # In `include` and `exclude`: normalising combining marks, the slowest, takes some milliseconds.
 _MAX_INLINE_CHARACTERS = 5000
 
@@ -106,7 +103,6 @@ class Pipeline:
             max_wait_seconds=settings.max_wait_ms / 1000,
             count_side_items=lambda: self._side_threads.waiting,
         )
-        self._long_threads = SideThreads(0)  # its one thread leaves a core to small questions
         self._batcher = Batcher[Item, Result](
             inference.run,
             self.queue,
@@ -216,11 +212,10 @@ class Pipeline:
             image, output = done.result.image, done.result.output
             scored = output.logits, selection, output.embedding
             run_in_side_thread = self._side_threads.run
-            if (count := selection.num_labels) <= _MAX_INLINE_LABELS:
+            if selection.num_labels <= _MAX_INLINE_LABELS:
                 labels = score_labels(*scored)
             else:
-                threads = self._long_threads if count > LONG_LABELS else self._side_threads
-                labels = await threads.run(deadline, score_labels, *scored)
+                labels = await run_in_side_thread(deadline, score_labels, *scored)
             explanations: tuple[Explanation, ...] = ()
             if explained:
                 size = image.width, image.height
@@ -269,20 +264,12 @@ class Pipeline:
                 started = time.perf_counter()
                 photo = await self._decode(photo, deadline)
                 decoding = (Stage("decode", started, time.perf_counter()),)
-            if (count := count_scored(heads)) > UNIT_LABELS:
-                CALLER.get().charge((count - 1) // UNIT_LABELS)
-            item, joined = Item(photo, heads, explained, embedded), time.perf_counter()
-            is_long = count > self.engine.max_labels
-            done = await self._batcher.submit(_leave_heads(item) if is_long else item, deadline)
-            if not all(map(len, done.result.output.logits)):  # many labels reach a low threshold
-                is_long = True
-                screened = sum(len(head) for head in heads if isinstance(head, ScreenedQueries))
-                CALLER.get().charge(screened // UNIT_LABELS)
-                item = _leave_heads(replace(item, photo=done.result.image))
-                done = await self._batcher.submit(item, deadline)
-            if is_long:
-                self.queue.check_room(self._long_threads.waiting)
-                done = await self._score_long(done, heads, deadline, explained=explained)
+            joined = time.perf_counter()
+            done = await self._submit(Item(photo, heads, explained, embedded), deadline)
+            if not all(map(len, done.result.output.logits)):  # most labels reach the threshold
+                exact = [h.queries if isinstance(h, ScreenedQueries) else h for h in heads]
+                item = Item(done.result.image, tuple(exact), explained, embedded)
+                done = await self._submit(item, deadline)
         except (errors.ImageError, errors.InferenceFailed):  # its place is free as well
             self.queue.drain_rate.note_answer(time.perf_counter())
             raise
@@ -293,19 +280,10 @@ class Pipeline:
             observer.on_prediction(stages, done.batch_size)
         return done, stages
 
-    async def _score_long(
-        self, done: Done[Result], heads: tuple[Head, ...], deadline: float, *, explained: bool
-    ) -> Done[Result]:
-        """Returns the result with the logits of heads that did not run in the batch."""
-        started, output = time.perf_counter(), done.result.output
-        assert output.tokens is not None
-        score = partial(self.engine.score_tokens, output.tokens, heads, explained=explained)
-        scored = await self._long_threads.run(deadline, score)
-        ended = time.perf_counter()
-        output = output._replace(logits=scored.logits, memories=scored.memories)
-        stages = (*done.result.stages, Stage("head", started, ended))
-        result = replace(done.result, output=output, stages=stages)
-        return replace(done, result=result, run_seconds=done.run_seconds + ended - started)
+    async def _submit(self, item: Item, deadline: float) -> Done[Result]:
+        if (count := count_scored(item.heads)) > UNIT_LABELS:
+            CALLER.get().charge((count - 1) // UNIT_LABELS)
+        return await self._batcher.submit(item, deadline, is_long=count > LONG_LABELS)
 
     async def _decode(self, photo: bytes | Jpeg, deadline: float) -> DecodedImage:
         run, contract = self._side_threads.run, self.bundle.card.input
@@ -336,17 +314,10 @@ class Pipeline:
         await self._batcher.drain(deadline)
         await self.catalogue.stop()
         self._side_threads.stop()
-        self._long_threads.stop()
 
     def abort_waiting(self) -> None:
         """Fails the photos in the queue and on the engine with `Draining`."""
         self._batcher.fail_all()
-        self._long_threads.stop()
-
-
-def _leave_heads(item: Item) -> Item:
-    """Returns an item for the tokens of its photo alone."""
-    return replace(item, heads=(), explained=True, embedded=True)
 
 
 def limit_pixels(file_bytes: int) -> int:

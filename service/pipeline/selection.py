@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 import numpy as np
@@ -131,10 +131,8 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
         if chosen.any():
             some = labels.all_positions if chosen.all() else np.flatnonzero(chosen)
             parts.append(_select(labels, some, question, is_alone=len(sets) == 1))
-    if len(parts) >= _MIN_JOINED:
-        runs = (list(run) for _, run in groupby(parts, _find_kind))
-        parts = [part for run in runs for part in _join(run)]
-    return Selection(question, tuple(sets), tuple(parts), hidden)
+    runs = (_join(list(run)) for _, run in groupby(parts, _find_kind))
+    return Selection(question, tuple(sets), tuple(chain.from_iterable(runs)), hidden)
 
 
 def _use_threshold(sets: Sequence[LabelSet], threshold: Threshold | None) -> Sequence[LabelSet]:

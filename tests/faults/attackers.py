@@ -1,4 +1,3 @@
-# ruff: noqa: T201
 """What six attackers at once cost a client with photos; started by hand, with rows to leave out.
 
     python -m tests.faults.attackers GET PATCH
@@ -53,10 +52,10 @@ def make_rows() -> dict[str, Request]:
 
 
 def ask_again(
-    address: Any, request: Request, ends: float, pause: float = 0
+    address: tuple[str, int], request: Request, ends: float, pause: float = 0
 ) -> Iterator[tuple[int, float]]:
     """Yields the status and the seconds of each request until a time."""
-    connection = http.client.HTTPConnection(*address, timeout=120)
+    connection = http.client.HTTPConnection(address[0], address[1], timeout=120)
     headers = {"Content-Type": request.content_type}
     while (started := time.monotonic()) < ends:
         connection.request(request.method, request.path, request.content, headers)
