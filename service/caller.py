@@ -3,7 +3,7 @@
 from contextvars import ContextVar
 
 UNIT_LABELS = 10_000
-"""A prediction counts one more unit of the rate limit for each of these after the first."""
+"""An answer counts one unit more of the rate limit for each started so many labels after these."""
 
 
 class Caller:
@@ -18,7 +18,7 @@ class Caller:
         """Counts the photos of a request once they are read; may raise `RateLimited`."""
 
     def charge(self, units: int) -> None:
-        """Counts what a photo costs beyond one unit of the rate limit; never refuses."""
+        """Counts what a photo or answer costs beyond one unit; never refuses."""
 
 
 CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - it has no state

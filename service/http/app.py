@@ -151,6 +151,7 @@ async def lifespan(app: FastAPI, *, opened_first: bool = False) -> AsyncIterator
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+        served.side_threads.stop()
 
 
 def _find_version() -> str:

@@ -62,11 +62,12 @@ class LabelSetBuilder:
     ) -> LabelSet:
         """Returns the snapshot of a set without its examples.
 
-        `start` has the queries of its first labels, which are not computed again. Raises
-        `InvalidLabelSet` for embeddings that do not fit, or make the model overflow.
+        `start` has the queries of its first labels, which are not computed again; if it has all,
+        `embeddings` may be empty. Raises `InvalidLabelSet` for embeddings that do not fit, or make
+        the model overflow.
         """
         encoders = self.encoders
-        if encoders is None or not embeddings.shape[1]:
+        if encoders is None or (start is None and not embeddings.shape[1]):
             return make_open_set(definition, None, None, version=version, origin=origin)
         if start is None or len(start.queries) < len(embeddings):
             new = embeddings[0 if start is None else len(start.queries) :]
@@ -74,7 +75,8 @@ class LabelSetBuilder:
             parts = [*([] if start is None else [start]), await encoders.project(new)]
             # Of 10,000 labels, 85 MB are copied: 0.2 s.
             start = await asyncio.to_thread(_join, parts, self._arrays)
-        return encoders.make_set(definition, start, version, origin)
+        # 33 ms for 50,000 labels.
+        return await asyncio.to_thread(encoders.make_set, definition, start, version, origin)
 
     async def add_examples(
         self, labels: LabelSet, examples: Mapping[str, Examples], others: Collection[str]

@@ -2,10 +2,10 @@
 
 import hashlib
 import json
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -165,12 +165,16 @@ class Definition:
     @cached_property
     def digest(self) -> str:
         """Hash of all but `embedding_space`, `examples` and `encoder`, sha256 in hex."""
+        digest = hashlib.sha256(self.pack())
+        digest.update(np.ascontiguousarray(self.embeddings, "<f4").ravel().view(np.uint8).data)
+        return digest.hexdigest()
+
+    def pack(self) -> bytes:
+        """Returns what `digest` hashes before the embeddings."""
         columns: list[object] = [self.name, self.names, self.prompts, self.thresholds, self.given]
         if self.calibration is not None:  # so that sets without it keep their digests
             columns.append([self.calibration.scale, self.calibration.shift])
-        digest = hashlib.sha256(json.dumps(columns).encode())
-        digest.update(np.ascontiguousarray(self.embeddings, "<f4").tobytes())
-        return digest.hexdigest()
+        return json.dumps(columns).encode()
 
     @cached_property
     def rows(self) -> dict[str, LabelRow]:
@@ -196,7 +200,9 @@ class Definition:
 
     def cut(self, count: int) -> "Definition":
         """Returns the set with its first `count` labels only, and all examples."""
-        return self.with_rows(dict(islice(self.rows.items(), count)))
+        columns = {n: getattr(self, n)[:count] for n in ("names", "prompts", "thresholds")}
+        kept = bisect_left(self.given, count)
+        return replace(self, **columns, given=self.given[:kept], embeddings=self.embeddings[:kept])
 
     def without(self, known: "Definition") -> "Definition":
         """Returns the set without labels of `known`.

@@ -16,6 +16,7 @@ from typing import ParamSpec, TypeVar
 from service import errors
 from service.errors import quote
 from service.labels.builder import LabelSetBuilder
+from service.labels.definition import Definition
 from service.labels.examples import Examples
 from service.labels.label_set import LabelSet
 from service.labels.store.store import ExamplesRow, LabelStore, SetVersion, StoreEntry, StoreState
@@ -156,8 +157,9 @@ class StoredSets:
                 if entry is None:
                     return None  # deleted meanwhile; the next poll differs
                 definition, start = entry.definition, None
-                if base is not None and definition.cut(base.num_labels).digest == base.digest:
-                    start = base.vectors  # of its first labels
+                if base is not None and entry.embeddings.shape[1]:
+                    is_extended = await asyncio.to_thread(_extends, definition, base)
+                    start = base.vectors if is_extended else None  # of its first labels
                 labels = await self._builder.make(definition, entry.embeddings, start=start)
             labels = replace_fields(labels, version=str(version.version))
             old: dict[str, Examples] = {}
@@ -225,6 +227,13 @@ class StoredSets:
         finally:
             done.cancel()  # if the caller was cancelled before the call began
         return done.result()
+
+
+def _extends(definition: Definition, base: LabelSet) -> bool:
+    """Returns whether a set begins with the labels of `base`, whatever their thresholds."""
+    first, thresholds = definition.cut(base.num_labels), base.own_thresholds
+    first = replace_fields(first, thresholds=thresholds, calibration=base.own_calibration)
+    return first.digest == base.digest
 
 
 def _parse_examples(

@@ -2,8 +2,9 @@
 
 import base64
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -36,14 +37,26 @@ class Prediction:
     embedding: NDArray[np.float32] | None = None  # [D], of length 1, if the question asks
     packed: bool = False  # whether `describe` writes the embedding in base64
 
-    def describe(self, overlays: Iterable[str] = ()) -> dict[str, Any]:
+    def describe(self, overlays: Iterable[str] = (), *, lazily: bool = False) -> dict[str, Any]:
         """Returns read-only JSON values; `overlays` are paths or URLs of the overlays.
 
-        Scores and thresholds are rounded to six decimals, maps to three.
+        Scores and thresholds are rounded to six decimals, maps to three. `lazily` makes the labels
+        a generator: other threads run while `to_json` writes many.
         """
-        labels: list[dict[str, Any]] = []
+        labels = self._describe_labels(overlays)
+        answer: dict[str, Any] = {
+            "image": {"width": self.width, "height": self.height},
+            "labels": labels if lazily else [*labels],
+        }
+        if self.embedding is not None:
+            answer["embedding"] = write_embedding(self.embedding, packed=self.packed)
+        answer["timings"] = vars(self.timings)
+        return answer
+
+    def _describe_labels(self, overlays: Iterable[str]) -> Iterator[dict[str, Any]]:
+        explained = self.explanations and zip_longest(self.explanations, overlays)
         for label in self.labels:
-            described = {
+            described: dict[str, Any] = {
                 "label": label.label,
                 "score": _round(label.score),
                 "threshold": _round(label.threshold),
@@ -53,19 +66,13 @@ class Prediction:
             }
             if label.category is not None:
                 described["category"] = label.category
-            labels.append(described)
-        for described, explanation in zip(labels, self.explanations, strict=False):
-            described["map"] = explanation.map.astype(float).round(3).tolist()
-        for described, overlay in zip(labels, overlays, strict=False):
-            described["overlay"] = overlay
-        answer: dict[str, Any] = {
-            "image": {"width": self.width, "height": self.height},
-            "labels": labels,
-        }
-        if self.embedding is not None:
-            answer["embedding"] = write_embedding(self.embedding, packed=self.packed)
-        answer["timings"] = vars(self.timings)
-        return answer
+            if explained:
+                explanation, overlay = next(explained, (None, None))
+                if explanation is not None:
+                    described["map"] = explanation.map.astype(float).round(3).tolist()
+                if overlay is not None:
+                    described["overlay"] = overlay
+            yield described
 
 
 def write_embedding(embedding: NDArray[np.float32], *, packed: bool) -> list[float] | str:

@@ -7,11 +7,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import TypeVar, TypeVarTuple
 
 from service.errors import BundleError, Draining, NotReady, ServiceBroken, ServiceError, StartError
 from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.scheduling.tasks import SideThreads
 from service.settings import Settings, check_variables
 from service.stages import Observer
+
+ArgumentTs = TypeVarTuple("ArgumentTs")
+ResultT = TypeVar("ResultT")
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +28,7 @@ class ServedPipeline:
 
     `reload` replaces it by one of the bundle and label sets that are on disk then.
     `failure` says in one line for the operator why the pipeline cannot be opened, or broke.
+    `side_threads` read bodies and write answers; `lifespan` stops them after the last request.
     """
 
     def __init__(self, settings: Settings, open_pipeline: OpenPipeline = open_pipeline) -> None:
@@ -31,6 +37,8 @@ class ServedPipeline:
         self.observers: list[Observer] = []
         self.opened: Pipeline | None = None  # while it loads
         self.draining = False
+        # Two: most of their work holds Python's lock. Photos have threads of their own.
+        self.side_threads = SideThreads(1)
         # As a worker: whether all workers of the start are ready.
         self.others_ready: Callable[[], bool] = lambda: True
         self._open_pipeline = open_pipeline
@@ -55,6 +63,13 @@ class ServedPipeline:
     def ready(self) -> bool:
         """Whether requests are answered now."""
         return not self.draining and self.opened is not None and self.opened.state == "ready"
+
+    async def run_in_side_thread(
+        self, work: Callable[[*ArgumentTs], ResultT], *arguments: *ArgumentTs
+    ) -> ResultT:
+        """Calls a function within the time of a request. Raises as `SideThreads.run`."""
+        deadline = asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
+        return await self.side_threads.run(deadline, work, *arguments)
 
     def check_ready(self) -> None:
         """Raises `UnavailableError` if requests are not answered now."""

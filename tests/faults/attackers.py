@@ -3,11 +3,10 @@
     python -m tests.faults.attackers GET PATCH
 
 Each attacker loops over one request of few bytes. The client sends one photo after the other: alone
-for 10 seconds, then with the attackers, twice each.
+for 10 seconds, then with the attackers, twice each, and alone.
 """
 
 import http.client
-import json
 import multiprocessing
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import Any
 
 import numpy as np
 
@@ -65,12 +63,12 @@ def ask_again(
         time.sleep(pause)
 
 
-def attack(address: Any, name: str, ends: float) -> None:
+def attack(address: tuple[str, int], name: str, ends: float) -> None:
     answers = list(ask_again(address, make_rows()[name], ends))
     print(f"    {name}: {dict(Counter(status for status, _ in answers))}", flush=True)
 
 
-def measure(address: Any, names: list[str]) -> None:
+def measure(address: tuple[str, int], names: list[str]) -> None:
     """Prints what the client sees while the named attackers send their requests."""
     ends = time.monotonic() + SECONDS + 1
     processes = [multiprocessing.Process(target=attack, args=(address, n, ends)) for n in names]
@@ -108,8 +106,7 @@ def main() -> None:
         with ServerProcess(*serve_command(BUNDLE), "--label-store", store) as server:
             with server.open_client() as client:
                 for name in make_names(ONE_LABEL_SETS):
-                    label = {"labels": [json.dumps(name)]}
-                    client.put(f"/labels/{name}", json=label).raise_for_status()
+                    client.put(f"/labels/{name}", json={"labels": [name]}).raise_for_status()
             for attackers in ([], names) * 2 + ([],):
                 measure(server.find_address(), attackers)
 

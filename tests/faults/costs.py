@@ -3,7 +3,9 @@
     python -m tests.faults.costs
 
 Bytes are those of head and body. Processor seconds and memory are the server's, from /proc; the
-memory is the peak above that of the idle server, and what is left of it 1 second later.
+memory is the peak above that of the idle server, and what is left of it 1 second later. Units are
+those of the rate limit; `/livez` is its slowest answer meanwhile. The rate limit refuses nothing:
+each request comes from a loopback address of its own (Linux).
 """
 
 import http.client
@@ -11,16 +13,24 @@ import json
 import math
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, islice, product
+from ipaddress import ip_address
+from itertools import chain, count, islice, product
 from pathlib import Path
 from string import ascii_lowercase
+from tempfile import TemporaryDirectory
+from threading import Event
 
+import numpy as np
 import psutil
 from PIL import Image
 
+from service.bundle.reader import load_bundle
 from service.http.requests.uploads import MAX_EXAMPLES
 from service.http.routes.predict import MAX_BATCH_IMAGES
 from service.pipeline.pipeline import limit_pixels
@@ -33,9 +43,13 @@ from tests.support.photos import encode_picture
 from tests.support.serving import to_base64
 
 KILOBYTE, MIB = 1000, 2**20
-SET = "costs"
+SET, LARGE = "costs", "big"
+LARGE_LABELS, SMALL_SETS, NUMBERS = 50_000, 990, 5_000_000
 _BOUNDARY = "b"
 _BOMB_SIDE = 7000  # 49 megapixels
+_NEW = b"0.1000"  # a threshold, which differs each time: the same again would be no change
+_ADDRESSES = map(str, map(ip_address, count(2**24 * 127 + 256)))
+_RATE_SECONDS = 3600  # for each unit
 
 
 @dataclass(frozen=True)
@@ -116,47 +130,106 @@ def make_requests(model: str, label: str) -> Iterator[Request]:
     for count in (50, 1000):
         path = f"/predict?candidate_labels={','.join(make_names(count))}"
         yield Request(f"{count} candidate labels", "POST", path, dense, "image/webp")
+    yield from make_large_requests(dense)
     yield as_json("2,000 labels", "PUT", f"/labels/{SET}", {"labels": make_names(2000)})
     for path in ("/labels", f"/labels/{SET}", "/labels/everyday", "/info", "/openapi.json",
                  "/docs", "/", "/metrics", "/readyz"):  # fmt: skip
         yield Request("", "GET", path)
 
 
+def make_large_requests(photo: bytes) -> Iterator[Request]:
+    """Yields requests about the largest set, and about many."""
+    for method in ("GET", "HEAD"):
+        yield Request("50,000 labels", method, f"/labels/{LARGE}")
+    body = {"images": [to_base64(photo)] * MAX_BATCH_IMAGES}
+    every = f"label_set={LARGE}&threshold=0"
+    yield Request("all of 50,000 labels", "POST", f"/predict?{every}", photo, "image/webp")
+    yield as_json("16 x all of 50,000 labels", "POST", f"/predict/batch?{every}", body)
+    changed = as_json("", "PATCH", "", {"labels": [{"name": "0", "threshold": 0.5}]}).content
+    content = changed.replace(b"0.5", _NEW)
+    path = f"/labels/{LARGE}"
+    yield Request("a threshold of 50,000", "PATCH", path, content, "application/json")
+    path = f"/predict/batch?label_set={','.join(make_names(SMALL_SETS))}"
+    yield as_json(f"16 x {SMALL_SETS} sets", "POST", path, body)
+    yield as_json("5 million numbers", "POST", "/v1/embeddings", {"input": [0] * NUMBERS})
+
+
+def make_sets(folder: Path, width: int) -> tuple[str, ...]:
+    """Makes a store with a large set and a folder of small ones; returns the flags for both."""
+    rows = np.random.default_rng(0).standard_normal((LARGE_LABELS, width)).astype(np.float32)
+    file, store, sets = folder / f"{LARGE}.npz", folder / "labels.db", folder / "sets"
+    np.savez(file, names=np.arange(LARGE_LABELS).astype(str), embeddings=rows)
+    flags = ("--label-store", str(store))
+    command = [sys.executable, "-m", "service.cli", "labels", "import", str(file), *flags]
+    subprocess.run([*command, "--bundle", str(BUNDLE)], check=True, stdout=subprocess.DEVNULL)
+    sets.mkdir()
+    for name, row in zip(make_names(SMALL_SETS), rows.tolist(), strict=False):
+        labels = [{"name": name, "embedding": row}]
+        (sets / f"{name}.json").write_text(json.dumps({"labels": labels}))
+    return (*flags, "--label-sets", str(sets))
+
+
 def main() -> None:
-    flags = ("--label-store", "memory", "--candidate-cache-size", "0")
-    print("| route | request | bytes | processor s | s/kB | peak MB | left MB | answer kB |")
-    print("|---|---|---|---|---|---|---|---|")
-    with ServerProcess(*serve_command(BUNDLE), *flags) as server:
-        with server.open_client() as client:
-            model = client.get("/info").json()["model"]["name"]
-            label = client.get("/labels/everyday").json()["labels"][0]["name"]
-        for request in make_requests(model, label):
-            print(measure(server, request), flush=True)
+    bundle = load_bundle(BUNDLE)
+    assert bundle.card.open_head is not None
+    flags = ("--candidate-cache-size", "0", "--rate-limit", f"1/{_RATE_SECONDS}seconds")
+    print("| request | what | bytes | processor s | s/kB | units | /livez ms | peak MB | left MB "
+          "| answer kB |")  # fmt: skip
+    print("|---" * 10 + "|")
+    with TemporaryDirectory() as folder:
+        sets = make_sets(Path(folder), bundle.card.open_head.embedding_space.width)
+        with ServerProcess(*serve_command(BUNDLE), *flags, *sets) as server:
+            server.wait_for_line("ready model=")
+            for request in make_requests(bundle.card.name, "lamp"):
+                print(measure(server, request), flush=True)
+
+
+def send(server: ServerProcess, raw: bytes, method: str, source: str) -> tuple[int, str, int]:
+    """Returns status, `Retry-After` and the length of the answer."""
+    address = server.find_address()
+    with socket.create_connection(address, 300, source_address=(source, 0)) as connection:
+        connection.sendall(raw)
+        response = http.client.HTTPResponse(connection, method=method)
+        response.begin()
+        return response.status, response.getheader("Retry-After", "0"), len(response.read())
+
+
+def find_slowest(server: ServerProcess, ended: Event) -> float:
+    """Asks `/livez` until the event; returns the seconds of its slowest answer."""
+    slowest, raw = 0.0, Request("", "GET", "/livez").encode()
+    while not ended.wait(0.005):
+        started = time.monotonic()
+        send(server, raw, "GET", "127.0.0.1")
+        slowest = max(slowest, time.monotonic() - started)
+    return slowest
 
 
 def measure(server: ServerProcess, request: Request) -> str:
     """Sends a request again and again for 1 second; returns a row of the table."""
-    process, raw = psutil.Process(server.pid), request.encode()
+    process, raw, ended = psutil.Process(server.pid), request.encode(), Event()
     Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # resets VmHWM
     idle, before, ends = server.read_memory(), sum(process.cpu_times()[:2]), time.monotonic() + 1
-    times = answered = 0
-    while not times or time.monotonic() < ends:
-        with socket.create_connection(server.find_address(), timeout=300) as connection:
-            connection.sendall(raw)
-            response = http.client.HTTPResponse(connection, method=request.method)
-            response.begin()
-            answered = len(response.read())
-            times += 1
-    seconds = (sum(process.cpu_times()[:2]) - before) / times
+    times = 0
+    with ThreadPoolExecutor(1) as thread:
+        slowest = thread.submit(find_slowest, server, ended)
+        while not times or time.monotonic() < ends:
+            times, source = times + 1, next(_ADDRESSES)
+            sent = raw.replace(_NEW, b"0.1%03d" % times)
+            status, _, answered = send(server, sent, request.method, source)
+        seconds = (sum(process.cpu_times()[:2]) - before) / times
+        ended.set()
+    refused = send(server, Request("", "GET", "/info").encode(), "GET", source)
+    units = math.ceil(int(refused[1]) / _RATE_SECONDS)
     time.sleep(1)
     peak, left = (server.read_memory(field) - idle for field in ("VmHWM", "VmRSS"))
     figures = (
         *(len(raw), f"{seconds:.3f}", f"{seconds / len(raw) * KILOBYTE:.2f}"),
+        *(units, f"{slowest.result() * 1000:.0f}"),
         *(f"{max(0, size) / MIB:.0f}" for size in (peak, left)),
         f"{answered / KILOBYTE:.0f}",
     )
     path = request.path.partition("?")[0]
-    shown = [f"{request.method} {path}", f"{request.what} ({response.status})", *map(str, figures)]
+    shown = [f"{request.method} {path}", f"{request.what} ({status})", *map(str, figures)]
     return f"| {' | '.join(shown)} |"
 
 

@@ -145,7 +145,8 @@ def _write_output(
         ]
     tensor: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": shape}
     if not output.parameters.binary_data:
-        return {**tensor, "data": values}, b""
+        # A generator, so that other threads run between the values of long outputs.
+        return {**tensor, "data": (value for value in values)}, b""
     if datatype == "FP32":
         raw = scores.astype("<f4").tobytes()
     else:

@@ -1,6 +1,5 @@
 """The routes of `/v2`, for the model and version of the bundle; `model_alias` is a second name."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -88,7 +87,7 @@ async def infer(request: Request, served: Served, pipeline: Model, name: ModelNa
     the first set. A photo that cannot be used fails the whole request; the error names it.
     """
     body = await Body(request, served.settings).read()
-    asked = await asyncio.to_thread(
+    asked = await served.run_in_side_thread(
         parse_infer_request,
         body,
         request.headers.get(HEADER_LENGTH),
@@ -98,7 +97,7 @@ async def infer(request: Request, served: Served, pipeline: Model, name: ModelNa
     CALLER.get().count_photos(len(asked.photos))
     selection, predictions = await cancel_on_disconnect(request, _score(pipeline, asked))
     # Thousands of labels would block the event loop.
-    return await asyncio.to_thread(
+    return await served.run_in_side_thread(
         write_infer_answer, asked, name, pipeline.bundle.card.version, selection, predictions
     )
 

@@ -1,6 +1,5 @@
 """JSON bodies; `pydantic_core.from_json` takes repeated members and blocks all threads."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +8,7 @@ from starlette.requests import Request
 
 from service.errors import MalformedBody, UnsupportedMediaType
 from service.http.requests.body import JSON, Body, read_media_type
-from service.labels.definition import MAX_EMBEDDING_VALUES
-from service.settings import Settings
+from service.pipeline.served import ServedPipeline
 
 MAX_PARTS = 500_000
 """Most lists, objects and texts of a body: 20 MB of these stop all threads for seconds. Numbers are
@@ -20,21 +18,25 @@ _MAX_MEMBERS = 100
 _QUICK_BYTES = 65536
 
 
-async def read_json_object(request: Request, settings: Settings, labels: int = 0) -> dict[str, Any]:
-    """Reads a body of JSON, with up to `labels` labels. Raises as `Body` and `parse_json`."""
-    body = Body(request, settings)
+async def read_json_object(
+    request: Request, served: ServedPipeline, labels: int = 0, label_numbers: int = 0
+) -> dict[str, Any]:
+    """Reads a body of JSON with up to `labels` labels of so many numbers; raises as `read_json`."""
+    body = Body(request, served.settings)
     if read_media_type(request.headers.get("content-type", "")) != JSON:
         raise UnsupportedMediaType(JSON)
     # A label may be an object of three members, one of them a text or a list of numbers.
-    return await read_json(body, MAX_PARTS + 6 * labels, MAX_EMBEDDING_VALUES * labels)
+    return await read_json(body, served, MAX_PARTS + 6 * labels, label_numbers * labels)
 
 
-async def read_json(body: Body, max_parts: int = MAX_PARTS, max_numbers: int = 0) -> dict[str, Any]:
-    """Calls `parse_json`, in a thread if the body is long."""
+async def read_json(
+    body: Body, served: ServedPipeline, max_parts: int = MAX_PARTS, max_numbers: int = 0
+) -> dict[str, Any]:
+    """Calls `parse_json`, in a side thread if the body is long. Raises as both, and as `Body`."""
     text = await body.read()
     if len(text) <= _QUICK_BYTES:
         return parse_json(text, max_parts, max_numbers)
-    return await asyncio.to_thread(parse_json, text, max_parts, max_numbers)
+    return await served.run_in_side_thread(parse_json, text, max_parts, max_numbers)
 
 
 def _read_int(digits: str) -> int:

@@ -1,6 +1,5 @@
 """Reads a `Question` from query string and body; a parameter in both must be the same."""
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import lru_cache
@@ -102,7 +101,7 @@ def _separate(text: str) -> list[str]:
 _read_cached = lru_cache(maxsize=256)(_read_query_string)
 
 
-async def add_fields(query: Question, fields: dict[str, Any], max_candidates: int) -> Question:
+async def add_fields(query: Question, fields: dict[str, Any], served: ServedPipeline) -> Question:
     """Adds parameters of a body, not yet checked.
 
     Raises RequestError if one is invalid, and InvalidLabelSet for too many candidates.
@@ -111,10 +110,10 @@ async def add_fields(query: Question, fields: dict[str, Any], max_candidates: in
         return query
     candidates = fields.get("candidate_labels")
     if isinstance(candidates, list):
-        check_candidates(candidates, max_candidates)
+        check_candidates(candidates, served.settings.max_candidate_labels)
         characters = sum(len(name) for name in candidates if isinstance(name, str))
         if characters > _QUICK_CHARACTERS:
-            return await asyncio.to_thread(_merge, query, fields)
+            return await served.run_in_side_thread(_merge, query, fields)
     return _merge(query, fields)
 
 

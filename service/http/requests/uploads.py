@@ -17,6 +17,7 @@ from service.errors import MalformedBody, quote
 from service.http.requests.body import BYTES, JSON, MULTIPART, RAW_IMAGE, Body, read_media_type
 from service.http.requests.json import read_json
 from service.http.requests.parameters import NOT_UTF8, read_texts
+from service.pipeline.served import ServedPipeline
 from service.question import Question
 from service.settings import Settings
 
@@ -82,15 +83,15 @@ def _decode_base64(text: bytes | str, reason: str) -> bytes:
         raise MalformedBody(reason) from error
 
 
-async def read_upload(request: Request, shape: UploadShape, settings: Settings) -> Upload:
+async def read_upload(request: Request, shape: UploadShape, served: ServedPipeline) -> Upload:
     """Reads the body of a request. Raises the errors of `Body`, and RequestError if invalid."""
-    body = Body(request, settings)
+    body = Body(request, served.settings)
     content_type = request.headers.get("content-type", "")
     media_type = read_media_type(content_type)
     if media_type == MULTIPART:
         return await read_form(body, content_type, shape)
     if media_type == JSON:
-        return _read_json(await read_json(body), shape)
+        return _read_json(await read_json(body, served), shape)
     length = request.headers.get("content-length", "0")
     if not media_type and length == "0" and "transfer-encoding" not in request.headers:
         raise errors.MissingField(shape.image_field)

@@ -26,7 +26,8 @@ class DirectRouter:
             route = self._routes.get(scope["path"].removeprefix(scope["root_path"]))
         if route is None:
             # HEAD is answered as GET; the server leaves out the body.
-            asked = {**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope
+            is_head = scope.get("method") == "HEAD"
+            asked = {**scope, "method": "GET", "is_head": True} if is_head else scope
             try:
                 await self._app(asked, receive, send)
             finally:

@@ -9,7 +9,7 @@ import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
-from pydantic_core import PydanticCustomError, to_json
+from pydantic_core import PydanticCustomError
 
 from service import errors
 from service.caller import CALLER
@@ -28,7 +28,7 @@ from service.http.responses.openapi import (
 )
 from service.http.responses.problems import OPENAI_PREFIX, describe_problem
 from service.http.responses.schemas import ImageFailure, NameAndVersion
-from service.http.routes.predict import MAX_BATCH_IMAGES, PHOTO_PROBLEMS, limit_images
+from service.http.routes.predict import MAX_BATCH_IMAGES, PHOTO_PROBLEMS, answer_long, limit_images
 from service.http.security.keys import PREDICT, ROUTE_PROBLEMS
 from service.http.security.rates import LIMITED
 from service.pipeline.pipeline import Pipeline
@@ -129,7 +129,7 @@ async def embed(
     """
     pipeline, settings = served.pipeline, served.settings
     shape = UploadShape(limit_images(settings), batch=True, fields=_SHAPE.fields)
-    upload = await read_upload(request, shape, settings)
+    upload = await read_upload(request, shape, served)
     texts = validate(EmbedFields, upload.fields, "body").texts
     if not (upload.images or texts):
         raise errors.MissingField(shape.image_field)
@@ -144,7 +144,7 @@ async def embed(
         "images": _describe(photos, encoding),
         "texts": _describe(rows, encoding),
     }
-    return Response(await asyncio.to_thread(to_json, answer, exclude_none=True), media_type=JSON)
+    return await answer_long(served, answer)
 
 
 @router.get(f"{OPENAI_PREFIX}/models", responses=document_openai_errors(*ROUTE_PROBLEMS))
@@ -167,7 +167,7 @@ async def embed_for_openai(request: Request, served: Served) -> Response:
     If an image cannot be used, the request fails. `usage` is 0: tokens are not counted.
     """
     pipeline, limit = served.pipeline, limit_images(served.settings)
-    body = await read_json_object(request, served.settings)
+    body = await read_json_object(request, served)
     asked = validate(OpenAIRequest, {k: v for k, v in body.items() if v is not None}, "body")
     card, width = pipeline.bundle.card, pipeline.engine.width
     if asked.model not in (None, card.name):
@@ -195,7 +195,7 @@ async def embed_for_openai(request: Request, served: Served) -> Response:
     data = ({"object": "embedding", "index": index, **item} for index, item in items)
     usage = {"prompt_tokens": 0, "total_tokens": 0}
     answer = {"object": "list", "data": data, "model": card.name, "usage": usage}
-    return Response(await asyncio.to_thread(to_json, answer, exclude_none=True), media_type=JSON)
+    return await answer_long(served, answer)
 
 
 async def _embed(

@@ -1,6 +1,5 @@
 """`/labels`: registers label sets, which `/predict` uses by name. 201 and 200 mean durable."""
 
-import asyncio
 import re
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -9,6 +8,7 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel
 
 from service import errors
+from service.caller import CALLER, UNIT_LABELS
 from service.errors import InvalidParameters, LabelSetChanged, ProblemValue, quote
 from service.fields import LabelSetName, validate
 from service.http.requests.body import JSON, cancel_on_disconnect
@@ -26,6 +26,7 @@ from service.http.security.keys import ADMINISTRATE, PREDICT, ROUTE_PROBLEMS
 from service.http.security.rates import LIMITED
 from service.labels.catalogue import Catalogue
 from service.labels.definition import (
+    MAX_EMBEDDING_VALUES,
     Definition,
     LabelSetRecord,
     ThresholdsRecord,
@@ -36,9 +37,10 @@ from service.labels.label_set import LabelSet
 from service.labels.store.store import ABSENT, PRESENT
 from service.pipeline.served import ServedPipeline
 
-NAME_PROBLEMS = (*ROUTE_PROBLEMS, errors.LabelSetNotFound, errors.StoreUnavailable)
+_ANSWER_PROBLEMS = (*ROUTE_PROBLEMS, errors.DeadlineExceeded, errors.OutOfMemory)
+NAME_PROBLEMS = (*_ANSWER_PROBLEMS, errors.LabelSetNotFound, errors.StoreUnavailable)
 WRITE_PROBLEMS = (
-    *ROUTE_PROBLEMS,
+    *_ANSWER_PROBLEMS,
     errors.CrossSite,
     errors.Forbidden,
     errors.NoOpenHead,
@@ -169,8 +171,9 @@ async def change_thresholds(request: Request, served: Served, name: Name) -> Res
     A `threshold` of null is the open head's. A write at the same time can cause 412.
     """
     pipeline = served.pipeline
-    body = await read_json_object(request, served.settings, served.settings.max_labels_per_set)
-    given = (await asyncio.to_thread(validate, ThresholdsRecord, body, "body")).labels
+    body = await read_json_object(request, served, served.settings.max_labels_per_set)
+    _check_count(body, served)
+    given = (await served.run_in_side_thread(validate, ThresholdsRecord, body, "body")).labels
     refuse_duplicates(tuple(label.name for label in given))
     thresholds = {label.name: label.threshold for label in given}
     with pipeline.admit():
@@ -196,8 +199,10 @@ async def delete_label_set(request: Request, served: Served, name: Name) -> None
 
 async def _register(request: Request, served: ServedPipeline, name: str | None = None) -> Response:
     pipeline, version = served.pipeline, None
-    body = await read_json_object(request, served.settings, served.settings.max_labels_per_set)
-    definition = await asyncio.to_thread(_define, body, served.settings.max_labels_per_set, name)
+    limit = served.settings.max_labels_per_set
+    body = await read_json_object(request, served, limit, MAX_EMBEDDING_VALUES)
+    _check_count(body, served)
+    definition = await served.run_in_side_thread(_define, body, name)
     with pipeline.admit():
         if name is not None:
             version = await demand_version(request, pipeline.catalogue, name)
@@ -247,10 +252,13 @@ def _make_tag(labels: LabelSet) -> dict[str, str]:
     return {"ETag": f'"{labels.version}"'}
 
 
-def _define(body: dict[str, Any], max_labels: int, name: str | None = None) -> Definition:
+def _check_count(body: dict[str, Any], served: ServedPipeline) -> None:
     labels = body.get("labels")
-    if isinstance(labels, list):
-        check_size(len(labels), max_labels)  # before each of them is checked
+    if isinstance(labels, list):  # before each of them is checked
+        check_size(len(labels), served.settings.max_labels_per_set)
+
+
+def _define(body: dict[str, Any], name: str | None = None) -> Definition:
     if name is not None and body.setdefault("name", name) != name:
         raise InvalidParameters(
             [ProblemValue("body", "name", f"Should be the name in the path, {quote(name)}")]
@@ -262,11 +270,12 @@ async def answer_set(
     request: Request, labels: LabelSet, answer: BaseModel | None = None, *, created: bool = False
 ) -> Response:
     """Answers a request for a set, or a change of it, by default with the whole set."""
-
-    def write() -> str:
-        return (answer or LabelSetAnswer(**labels.describe())).model_dump_json()
-
-    content = await asyncio.to_thread(write)  # thousands of labels would block the event loop
+    content = labels.content if answer is None else answer.model_dump_json().encode()
+    if answer is None and not request.scope.get("is_head"):
+        CALLER.get().charge((labels.num_labels - 1) // UNIT_LABELS)
+    if content is None:
+        served: ServedPipeline = request.app.state.served
+        content = await served.run_in_side_thread(labels.write)
     headers, status = _make_tag(labels), HTTPStatus.OK
     if created:
         headers["Location"] = f"{request.scope['root_path']}/labels/{labels.name}"

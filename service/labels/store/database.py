@@ -70,10 +70,9 @@ class Database:
         try:
             with self._turn, engine.connect() as connection:
                 yield connection
-                if writing:
-                    connection.commit()
-                    if engine.dialect.name == "sqlite":
-                        _empty_log(connection)
+                connection.commit()
+                if self._has_log():
+                    _empty_log(connection)
         except sa.exc.SQLAlchemyError as error:
             raise _translate(error, self.address, self._engine.url) from None  # it has the user
 
@@ -116,6 +115,11 @@ class Database:
         self._file = self._identify_file()
         if self._engine.dialect.name == "postgresql":
             self._postgres = connection
+
+    def _has_log(self) -> bool:
+        # Also after a read: a reader that has ended may have kept a write from emptying the log.
+        log = Path(f"{self._engine.url.database}-wal")
+        return self._engine.dialect.name == "sqlite" and log.exists() and log.stat().st_size > 0
 
     def _identify_file(self) -> tuple[object, ...] | None:
         if self._engine.dialect.name == "sqlite":

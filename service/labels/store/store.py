@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ import sqlalchemy as sa
 from service import errors
 from service.bundle.card import Calibration
 from service.engine.heads import Embeddings
-from service.labels.definition import Definition, LabelRow, check_size
+from service.labels.definition import Definition, check_size
 from service.labels.examples import Example, Examples
 from service.labels.store.database import Database
 
@@ -28,6 +29,7 @@ PRESENT = -1
 
 SCHEMA_VERSION = 1
 _DAMAGED = "Its row in the database is damaged: register the set again"
+_SLACK = 24  # most characters of a threshold
 _ADVISORY_LOCK = 0x6D6C6465636F6465  # any number: "mldecode"
 
 _metadata = sa.MetaData()
@@ -232,6 +234,45 @@ class LabelStore:
                     _put_examples(connection, (*where, label), version, examples)
             return WriteResult(version, created=known is None)
 
+    def hash(self, definition: Definition, version: int) -> str:
+        """Returns the digest that a set has with the embeddings that are stored.
+
+        Raises `LabelSetChanged` if they are of another version.
+        """
+        chosen, column = self._match(definition.name), _SETS.c.embeddings
+        with self._connect() as connection:
+            self._find(connection, definition.name, version)
+            if not definition.given:
+                return definition.digest
+            is_hashed = connection.dialect.name == "postgresql"
+            is_hashed &= len(definition.given) == len(definition.names)
+            hashed = sa.func.sha256(sa.literal(definition.pack()).concat(column))
+            query = sa.select(hashed if is_hashed else column).where(chosen)
+            content = connection.execute(query).scalar_one()
+            if is_hashed:
+                return bytes(content).hex()
+        embeddings = np.frombuffer(content, "<f4").reshape(len(definition.names), -1)
+        return replace_fields(definition, embeddings=_choose(embeddings, definition.given)).digest
+
+    def calibrate(
+        self, definition: Definition, digest: str, known: tuple[int, str | None]
+    ) -> WriteResult:
+        """Writes thresholds and calibration of the set of this version and digest.
+
+        Its embeddings are not written: those of 50,000 labels are 77 MB. Raises `LabelSetChanged`.
+        """
+        name, chosen = definition.name, self._match(definition.name)
+        with self._connect(writing=True) as connection:
+            version, found = self._begin_write(connection, name, known[0])
+            if found != known:  # a backup that was restored since `hash`
+                raise errors.LabelSetChanged(name, str(known[0]))
+            query = sa.select(sa.func.length(_SETS.c.labels)).where(chosen)
+            labels = _pack_labels(definition, connection.execute(query).scalar_one())
+            row = {"version": version, "digest": digest, "labels": labels}
+            connection.execute(sa.update(_SETS).where(chosen).values(row))
+            connection.execute(sa.update(_STATE).values(revision=version))
+            return WriteResult(version)
+
     def learn(  # noqa: PLR0913 - names and options are keywords
         self,
         name: str,
@@ -362,32 +403,23 @@ class LabelStore:
         """Writes a set's row and deletes examples of labels that it had."""
         name = definition.name
         self._check_limits(connection, name, len(definition.names))
-        if self._has_examples:
+        learnt = sa.select(_EXAMPLES.c.label).where(_match_examples(None, name)).distinct()
+        if self._has_examples and (removed := {*connection.execute(learnt).scalars()}):
             query = sa.select(_SETS.c.space, _SETS.c.labels).where(_SETS.c.name == name)
             rows = {row.space: row.labels for row in connection.execute(query)}
-            learnt = sa.select(_EXAMPLES.c.label).where(_match_examples(None, name)).distinct()
-            removed = {*connection.execute(learnt).scalars()}
             # Examples of an unknown set are left from a service of a version without examples.
             if rows:
                 removed &= _read_names(rows.get(self._space)).difference(definition.names)
             for label in removed:
                 connection.execute(sa.delete(_EXAMPLES).where(_match_examples(None, name, label)))
         connection.execute(sa.delete(_SETS).where(self._match(name)))
-        columns: dict[str, Sequence[object]] = {
-            "names": definition.names,
-            "prompts": definition.prompts,
-            "thresholds": definition.thresholds,
-            "given": definition.given,
-        }
-        if (calibration := definition.calibration) is not None:
-            columns["calibration"] = (calibration.scale, calibration.shift)
         row = sa.insert(_SETS).values(
             space=self._space,
             name=name,
             version=version,
             num_labels=len(definition.names),
             digest=definition.digest,
-            labels=json.dumps(columns),
+            labels=_pack_labels(definition),
             embeddings=np.ascontiguousarray(embeddings, "<f4").ravel().view(np.uint8).data,
         )
         connection.execute(row)
@@ -433,6 +465,25 @@ def check_version(name: str, version: int | None, if_version: int | None) -> Non
         raise errors.LabelSetChanged(name, None if version is None else str(version))
 
 
+def _pack_labels(definition: Definition, size: int = 0) -> str:
+    """Returns the JSON of a row, of `size` characters or, if that is too few, with slack."""
+    columns: dict[str, Sequence[object]] = {
+        "names": definition.names,
+        "prompts": definition.prompts,
+        "given": definition.given,
+    }
+    if (calibration := definition.calibration) is not None:
+        columns["calibration"] = (calibration.scale, calibration.shift)
+    columns["thresholds"] = definition.thresholds  # last: all that follows a change is written
+    labels = json.dumps(columns, separators=(",", ":"))
+    most = len(labels) + _SLACK * (len(definition.names) + 2)
+    return labels.ljust(most if len(labels) > size else size)
+
+
+def _choose(embeddings: Embeddings, given: Sequence[int]) -> Embeddings:
+    return embeddings if len(given) == len(embeddings) else embeddings[list(given)]
+
+
 def _find_same(definition: Definition, known: SetVersion | None, replace: bool) -> int | None:
     if known is None:
         return None
@@ -461,7 +512,12 @@ def _append(
         if embedding is None:  # the label was deleted meanwhile
             raise errors.LabelSetChanged(name, str(entry.version))
         row = embedding
-    definition = old.with_rows(old.rows | {label: LabelRow()})
+    definition = replace_fields(
+        old,
+        names=(*old.names, label),
+        prompts=(*old.prompts, None),
+        thresholds=(*old.thresholds, None),
+    )
     return definition, np.concatenate((entry.embeddings, row))
 
 
@@ -515,7 +571,7 @@ def _decode_row(row: sa.Row[Any]) -> StoreEntry:
         embeddings = embeddings.astype(np.float32, copy=False)
         definition = Definition(
             name=row.name,
-            embeddings=embeddings[list(columns["given"])],
+            embeddings=_choose(embeddings, columns["given"]),
             calibration=calibration,
             **columns,
         )

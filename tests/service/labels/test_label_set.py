@@ -45,7 +45,9 @@ def test_description_is_the_answer_of_the_service_for_sets_of_all_kinds() -> Non
     ranked = replace(open_set(), ranked=True)
     sets = (make_trained_set(labels, head), open_set(own), other_model, ranked)
     described = [each.describe() for each in sets]
-    assert [LabelSetAnswer(**each).model_dump(mode="json") for each in described] == described
+    answers = [LabelSetAnswer(**each) for each in described]
+    assert [answer.model_dump(mode="json") for answer in answers] == described
+    assert [each.write().decode() for each in sets] == [a.model_dump_json() for a in answers]
     cat, yak, _ = described[2]["labels"]
     assert ("examples" in cat, yak["examples"]["this_model"]) == (False, False)
 

@@ -541,8 +541,14 @@ async def test_follower_loads_examples_alone_and_projects_new_labels_only(
         monkeypatch.setattr(LabelEncoders, "project", count_rows)
         last = await learn(sets, "yak", seed=1)
         await follower.refresh()
+        own_scale = Calibration(scale=2.0, shift=0.0)
+        tuned = await sets.calibrate("pets", {"dog": 0.9}, own_scale)
+        assert await sets.calibrate("pets", {"dog": 0.9}) is tuned, "written again"
+        await follower.refresh()
         assert rows == [1, 1, 1]  # its text, then one row in each process
         grown = follower.by_name["pets"]
+        assert (grown.version, grown.own_calibration) == (tuned.version, own_scale)
+        assert grown.thresholds.tolist() == tuned.thresholds.tolist()
         assert grown.learnt.positions.tolist() == [1, 2]
         assert grown.learnt.examples[0] is after.learnt.examples[0], "read again"
         np.testing.assert_array_equal(grown.queries, last.labels.queries)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic_core import to_json
 
 from service.pipeline.explanation import Explanation
 from service.pipeline.prediction import Prediction, Timings, add_up_timings
@@ -52,6 +53,8 @@ def test_described_prediction_has_maps_and_overlays_of_its_explained_labels_only
             "timings": {"decode_ms": 1, "queue_ms": 2, "inference_ms": 3, "total_ms": 6},
         }
     assert [label["label"] for label in prediction.describe()["labels"]] == ["cat", "dog"]
+    lazy = prediction.describe(["cat.png"], lazily=True)
+    assert to_json(lazy) == to_json(prediction.describe(["cat.png"]))
 
 
 def test_described_embedding_is_a_list_or_base64_after_the_labels() -> None:

@@ -37,6 +37,13 @@ def test_millions_of_values_are_refused_before_they_are_parsed(
     assert words in response.text
 
 
+def test_thresholds_may_not_have_the_numbers_of_embeddings(client: TestClient) -> None:
+    content = f'{{"labels": [{",".join("1" * 2 * MAX_PARTS)}]}}'
+    headers = {"Content-Type": "application/json"}
+    response = client.patch("/labels/everyday", content=content, headers=headers)
+    assert (response.status_code, "values" in response.text) == (400, True)
+
+
 @pytest.mark.parametrize(
     ("number", "times"), [("1", 1_000_000), ("1e1", 1_000_000), ("9" * 4000, 4000)]
 )

@@ -14,13 +14,19 @@ from service.http.requests.parameters import (
     add_fields,
     read_parameters,
 )
+from service.pipeline.served import ServedPipeline
 from service.question import Question
+from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
 
 
 def read(text: str) -> Question:
     return read_parameters(Request({"type": "http", "query_string": text.encode()}))
+
+
+def serve(max_candidates: int = 10) -> ServedPipeline:
+    return ServedPipeline(Settings(max_candidate_labels=max_candidates))
 
 
 def test_every_parameter_is_either_single_or_a_list() -> None:
@@ -48,7 +54,7 @@ def test_every_parameter_is_either_single_or_a_list() -> None:
 async def test_parameters_of_query_and_body_are_merged(
     query: dict[str, Any], fields: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    assert await add_fields(Question(**query), fields, 10) == Question(**expected)
+    assert await add_fields(Question(**query), fields, serve()) == Question(**expected)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +71,7 @@ async def test_different_values_in_query_and_body_conflict(
     name: str, query: Any, body: Any
 ) -> None:
     with pytest.raises(RepeatedField, match=name):
-        await add_fields(Question.model_validate({name: query}), {name: body}, 10)
+        await add_fields(Question.model_validate({name: query}), {name: body}, serve())
 
 
 @pytest.mark.parametrize(
@@ -74,7 +80,7 @@ async def test_different_values_in_query_and_body_conflict(
 )
 async def test_bad_field_is_named_once_with_its_place(name: str, value: Any) -> None:
     with pytest.raises(InvalidParameters) as caught:
-        await add_fields(Question(), {name: value}, 10)
+        await add_fields(Question(), {name: value}, serve())
     # The name of an item of a list ends with its index.
     assert [wrong.name.partition(".")[0] for wrong in caught.value.values] == [name]
     assert [wrong.where for wrong in caught.value.values] == ["body"]
@@ -137,8 +143,8 @@ def test_query_string_of_many_names_is_read_in_one_pass() -> None:
 
 async def test_too_many_candidate_labels_are_refused_before_each_is_checked() -> None:
     with pytest.raises(InvalidLabelSet, match="at most 3"):
-        await add_fields(Question(), {"candidate_labels": [1, 2, 3, 4]}, 3)
-    question = await add_fields(Question(), {"candidate_labels": ["a", "b", "c"]}, 3)
+        await add_fields(Question(), {"candidate_labels": [1, 2, 3, 4]}, serve(3))
+    question = await add_fields(Question(), {"candidate_labels": ["a", "b", "c"]}, serve(3))
     assert question.candidate_labels == ["a", "b", "c"]
 
 
@@ -149,7 +155,7 @@ async def test_event_loop_runs_while_long_candidate_labels_are_checked(
     others = asyncio.Event()
     asyncio.get_running_loop().call_soon(others.set)
     names = [str(number).ljust(length, "x") for number in range(50)]
-    question = await add_fields(Question(top_k=1), {"candidate_labels": names}, 50)
+    question = await add_fields(Question(top_k=1), {"candidate_labels": names}, serve(50))
     assert question == Question(top_k=1, candidate_labels=names)
     assert others.is_set() is not in_loop
 
@@ -157,4 +163,4 @@ async def test_event_loop_runs_while_long_candidate_labels_are_checked(
 @pytest.mark.parametrize("value", ["cat", 5, [5], [["cat"]]])
 async def test_candidate_labels_that_are_not_texts_are_bad_values(value: Any) -> None:
     with pytest.raises(InvalidParameters, match="candidate_labels"):
-        await add_fields(Question(), {"candidate_labels": value}, 3)
+        await add_fields(Question(), {"candidate_labels": value}, serve(3))

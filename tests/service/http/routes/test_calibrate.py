@@ -139,6 +139,7 @@ def test_found_threshold_is_kept_and_all_else_stays(client: TestClient) -> None:
         ("/labels/pets", [{"name": "cat", "threshold": True}], 422, "invalid_parameters"),
         ("/labels/pets", [{"name": "cat"}], 422, "invalid_parameters"),
         ("/labels/pets", [], 422, "invalid_parameters"),
+        ("/labels/pets", [""] * 50_001, 422, "invalid_labels"),  # before each is checked
     ],
 )
 def test_wrong_change_of_thresholds_is_refused(

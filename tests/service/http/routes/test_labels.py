@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
 from service.http.requests import json as json_bodies
+from service.labels.label_set import LabelSet
 from service.labels.store.store import LabelStore
 from tests.support.serving import (
     PHOTO,
@@ -20,7 +21,7 @@ from tests.support.serving import (
     send_images,
     serve_app,
 )
-from tests.support.threads import Gate
+from tests.support.threads import Gate, wait_until
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, write_open_bundle
 
 BUNDLE = "open_bundle"
@@ -70,6 +71,26 @@ def test_registered_set_is_returned_and_listed(client: TestClient) -> None:
     answer = send_image(client, params={"label_set": "pets"}).json()
     assert answer["label_set"] == {"name": "pets", "version": body["version"]}
     assert answer["label_sets"] == [answer["label_set"]]
+
+
+def test_set_is_described_once_for_all_that_ask_and_never_for_304(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app: Any = client.app
+    served = app.state.served
+    vars(served.pipeline.catalogue.find("trained")).pop("_content", None)
+    with monkeypatch.context() as patch, ThreadPoolExecutor() as threads:
+        gate = Gate(patch, LabelSet, "_describe_labels")
+        known = client.get("/labels/trained", headers={"If-None-Match": "*"})
+        assert (known.status_code, gate.arrivals) == (304, 0)
+        asked = [threads.submit(client.get, "/labels/trained") for _ in range(3)]
+        gate.wait()
+        wait_until(lambda: served.side_threads.waiting == 3)
+        gate.open()
+        (content,) = {response.result(SECONDS).content for response in asked}
+        head = client.head("/labels/trained")
+        assert (head.headers["content-length"], gate.arrivals) == (str(len(content)), 1)
+    assert len(client.get("/labels/trained").json()["labels"]) == 5
 
 
 def test_answer_names_the_labels_of_a_registered_set_that_an_earlier_set_answers(

@@ -1,8 +1,7 @@
 """Tests of JSON written without pydantic against its pydantic models."""
 
-import asyncio
 import json
-from typing import Any
+from threading import get_ident
 
 import pytest
 from fastapi.testclient import TestClient
@@ -10,8 +9,8 @@ from pydantic import BaseModel
 
 from service.http.responses.schemas import BatchAnswer, PredictAnswer
 from service.http.routes import predict
+from service.pipeline import prediction
 from tests.support.serving import PHOTO, send_image, send_images
-from tests.support.threads import PATIENCE_SECONDS
 
 BUNDLE = "mapped_bundle"
 NAMES = ["Füchse 🦊", 'quo"te\\', "赤い"]
@@ -53,15 +52,25 @@ def test_answer_of_a_batch_with_a_failure_fits_its_model(client: TestClient) -> 
     assert bad["error"]["code"] == "invalid_image"
 
 
-def test_event_loop_runs_between_the_images_of_a_batch(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("in_loop", [True, False])
+def test_long_answer_is_described_in_a_side_thread_and_is_the_same(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, *, in_loop: bool
 ) -> None:
-    describe, loop = predict._describe_image, client.portal.call(asyncio.get_running_loop)
+    round_value, loop_thread, threads = prediction._round, client.portal.call(get_ident), set[int]()
 
-    def wait_for_loop(prediction: Any) -> dict[str, Any]:
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(PATIENCE_SECONDS)
-        return describe(prediction)
+    def remember(value: float) -> float:
+        threads.add(get_ident())
+        return round_value(value)
 
+    asked = {"threshold": 0}
+    expected = send_image(client, params=asked).json()["labels"]
     with monkeypatch.context() as patch:
-        patch.setattr(predict, "_describe_image", wait_for_loop)
-        assert len(send_images(client, [PHOTO] * 5).json()["results"]) == 5
+        patch.setattr(prediction, "_round", remember)
+        patch.setattr(predict, "_MAX_INLINE_LABELS", 2 * len(expected) if in_loop else 1)
+        one = send_image(client, params=asked)
+        batch = send_images(client, [PHOTO] * 2, params=asked)
+    assert_described(PredictAnswer, one.text)
+    assert_described(BatchAnswer, batch.text)
+    results = [one.json(), *batch.json()["results"]]
+    assert [result["labels"] for result in results] == [expected] * 3
+    assert [thread == loop_thread for thread in threads] == [in_loop] * len(threads)

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ from PIL import Image
 
 from service.bundle.reader import Bundle
 from service.errors import RateLimited, StartError
+from service.http.requests import json
+from service.http.routes import labels
 from service.http.security.rates import RateLimiter
 from tests.support.photos import encode_picture
 from tests.support.serving import PHOTO, assert_problem, send_image, serve_app, to_base64
+from tests.support.threads import Gate, wait_until
 
 KEYS = ["first-key-00000001", "second-key-0000001"]
 CROWD = [f"address {number}" for number in range(1000)]
@@ -196,6 +200,48 @@ def test_large_photo_counts_for_each_12_mi_pixels(client: TestClient) -> None:
     photos = (large, large, PHOTO, PHOTO)
     codes = [send_image(client, photo).status_code for photo in photos]
     assert codes == [200, 200, 200, 429]
+
+
+def test_answer_of_many_labels_counts_more_but_not_304_and_head(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(labels, "UNIT_LABELS", 2)
+        set_rate(client, "5/hour")
+        path, known = "/labels/everyday", {"If-None-Match": "*"}  # of three labels
+        assert client.head(path).status_code == 200
+        assert client.get(path, headers=known).status_code == 304
+        codes = [client.get(path).status_code for _ in "abc"]
+    assert codes == [200, 200, 429]
+    set_rate(client, "5/hour")
+    assert [client.get("/labels/everyday").status_code for _ in "abcde"] == [200] * 5
+
+
+def test_long_bodies_of_one_key_do_not_delay_those_of_others(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_rate(client, "99/hour")
+    parse, parsed, served = json.parse_json, list[int](), client.app.state.served  # type: ignore[attr-defined]
+
+    def remember(body: bytes, *limits: Any) -> dict[str, Any]:
+        parsed.append(len(body))
+        return parse(body, *limits)
+
+    def ask(spaces: int, key: str) -> None:
+        body, headers = {"image": to_base64(PHOTO) + "\n" * spaces}, {"X-API-Key": key}
+        asks.append(clients.submit(client.post, "/predict", json=body, headers=headers))
+        wait_until(lambda: served.side_threads.waiting == len(asks))
+
+    asks: list[Future[Any]] = []
+    with monkeypatch.context() as patch, ThreadPoolExecutor(8) as clients:
+        patch.setattr(json, "parse_json", remember)
+        gate = Gate(patch, json, "parse_json")
+        for _ in range(7):
+            ask(100_000, KEYS[0])
+        ask(90_000, KEYS[1])
+        gate.open()
+        assert [asked.result().status_code for asked in asks] == [200] * 8
+    assert parsed.index(min(parsed)) <= 4  # two ran, one has its turn before, one at the same time
 
 
 def test_request_of_more_photos_than_the_rate_needs_all_of_it(clock: Clock) -> None:

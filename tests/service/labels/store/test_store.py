@@ -1,9 +1,11 @@
 """The store keeps acknowledged writes whole, on SQLite and on PostgreSQL."""
 
 import os
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +264,43 @@ def test_full_disk_raises_store_full_and_changes_nothing(file_store: LabelStore)
     assert learn(file_store, "dog") == (2, False)
 
 
+@pytest.mark.parametrize("given", [(0, 1), (1,), ()])
+@pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
+def test_thresholds_are_written_without_the_embeddings(
+    store: LabelStore, location: str, given: tuple[int, ...]
+) -> None:
+    rows = np.random.default_rng(0).normal(size=(2, 100_000)).astype(np.float32)
+    before = define("pets", "cat", "dog", given=given, embeddings=rows[list(given)])
+    store.write(before, rows, replace=False)
+    # Version 1.0 left no space for longer thresholds: then SQLite writes the row once more.
+    run_in_database(store, "UPDATE label_sets SET labels = trim(labels)")
+    with closing(open_store(location)) as other, other.database.connect() as reader:
+        other._read_state(reader)  # else the log of SQLite is emptied
+        sizes = []
+        for threshold in (0.1234567890123456, 0.5, 1e-05, None):
+            start = measure_log(store, location)
+            changed = replace_fields(before, thresholds=(threshold, None), embeddings=rows[:0])
+            known = store.read_versions()[1]["pets"]
+            digest = store.hash(changed, known.version)
+            version = store.calibrate(changed, digest, known).version
+            sizes.append(measure_log(store, location) - start)
+            assert store.read_versions()[1]["pets"] == (version, digest) != known
+            found = store.read("pets")
+            assert found.definition.thresholds == changed.thresholds
+            np.testing.assert_array_equal(found.embeddings, rows)
+            with pytest.raises(errors.LabelSetChanged):
+                store.calibrate(changed, digest, known)
+    assert max(sizes[1:]) < 100_000 < rows.nbytes
+
+
+def measure_log(store: LabelStore, location: str) -> int:
+    if location.startswith("postgres"):
+        with store.database.connect() as connection:
+            query = "SELECT pg_current_wal_lsn() - '0/0'"
+            return int(connection.exec_driver_sql(query).scalar_one())
+    return Path(f"{location}-wal").stat().st_size
+
+
 def test_damaged_row_is_an_invalid_set(path: Path, file_store: LabelStore) -> None:
     put(file_store, "pets", "cat")
     run_sql(path, "UPDATE label_sets SET labels = '{'")
@@ -336,16 +375,40 @@ def test_examples_raise_the_version_of_its_set_and_leave_its_row(store: LabelSto
     assert (read_counts(store), find_versions(store)) == ({}, {"pets": first + 3})
 
 
-def test_deleted_examples_are_not_in_the_file(path: Path, file_store: LabelStore) -> None:
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize(
+    "delete",
+    [
+        lambda store: store.delete_examples("pets", "cat"),
+        lambda store: store.delete("pets"),
+        lambda store: put(store, "pets", "dog"),
+        lambda store: learn(store, "cat", seed=1, replace=True),
+    ],
+)
+def test_deleted_examples_are_not_in_the_file(
+    path: Path, file_store: LabelStore, delete: Callable[[LabelStore], object], is_read: bool
+) -> None:
     put(file_store, "pets", "cat")
     learn(file_store, "cat")
     (row,) = file_store.read_examples("pets", "e")
     content = row.content[40:100]
-    assert content in path.read_bytes()
+
+    def is_there() -> bool:
+        return any(content in each.read_bytes() for each in path.parent.glob(f"{path.name}*"))
+
+    assert is_there()
     with file_store.database.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA secure_delete").scalar_one() == 1
-    file_store.delete_examples("pets", "cat")
-    assert not any(content in each.read_bytes() for each in path.parent.glob(f"{path.name}*"))
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        if is_read:
+            reader.execute("BEGIN").execute("SELECT count(*) FROM label_sets").fetchall()
+        delete(file_store)
+        file_store.read_state()
+        assert is_there() == is_read
+        if is_read:
+            reader.execute("COMMIT")
+            file_store.read_state()  # as a poll does
+        assert not is_there()
 
 
 def test_label_of_a_set_that_changed_meanwhile_is_not_appended_without_its_text(
