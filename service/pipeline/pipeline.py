@@ -283,7 +283,8 @@ class Pipeline:
     async def _submit(self, item: Item, deadline: float) -> Done[Result]:
         if (count := count_scored(item.heads)) > UNIT_LABELS:
             CALLER.get().charge((count - 1) // UNIT_LABELS)
-        return await self._batcher.submit(item, deadline, is_long=count > LONG_LABELS)
+        is_long = count > LONG_LABELS and self.engine.device in CPU_DEVICES
+        return await self._batcher.submit(item, deadline, is_long=is_long)
 
     async def _decode(self, photo: bytes | Jpeg, deadline: float) -> DecodedImage:
         run, contract = self._side_threads.run, self.bundle.card.input
