@@ -1,6 +1,7 @@
 """Runs a bundle's image graphs on one device: images uint8 [B, H, W, 3] -> logits."""
 
 import logging
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -117,7 +118,8 @@ class Engine:
         Two towers score the first token, of any length; the others are for maps.
         """
         asked = [heads] * len(embeddings)
-        return self._shared.run_heads(embeddings[:, np.newaxis], asked)
+        sessions = replace(self._shared, long_labels=sys.maxsize)  # nothing waits for these
+        return sessions.run_heads(embeddings[:, np.newaxis], asked)
 
     def try_out(self) -> None:
         """Runs one black image. Raises `InferenceFailed` if the device does not work."""

@@ -20,9 +20,11 @@ from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.engine.heads import (
     LABELS_PER_RUN,
+    LONG_LABELS,
     Head,
     HeadResults,
     Images,
+    JoinedQueries,
     LogitsArray,
     QueryArray,
     ScreenedLogits,
@@ -55,6 +57,7 @@ _SCREEN_OUTPUTS: dict[str, TensorSpec] = {
 }
 _Tokens: TypeAlias = NDArray[np.float32] | ort.OrtValue
 _Row: TypeAlias = LogitsArray | ScreenedLogits
+_Queries: TypeAlias = QueryArray | SomeQueries | JoinedQueries
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class SessionSet:
     screened_head: ort.InferenceSession | None = None
     query_cache: QueryCache | None = None  # on a GPU, in whose memory the tokens stay too
     one_by_one: bool = False  # one run of the encoder for each image
+    long_labels: int = LONG_LABELS  # a larger screened head of which most are needed is left out
     two_towers: bool = False  # an image's embedding is its first token, not the mean
 
     def run(
@@ -155,8 +159,10 @@ class SessionSet:
         scored: list[_Row] = []
         for row, position in zip(rows, positions, strict=True):
             if needed[position] > labels.shape[1]:
-                (full,), _ = self._score(tokens, [row], head.queries)
-                scored.append(full)
+                full: Sequence[_Row] = [np.zeros(0, np.float32)]
+                if len(head) <= self.long_labels:
+                    full, _ = self._score(tokens, [row], head.queries)
+                scored += full
                 continue
             chosen = labels[position, : needed[position]]
             order = chosen.argsort()
@@ -182,7 +188,7 @@ class SessionSet:
         )
 
     def _run_head(
-        self, tokens: Tensor, head: TrainedHead | QueryArray | SomeQueries, outputs: list[str]
+        self, tokens: Tensor, head: TrainedHead | _Queries, outputs: list[str]
     ) -> list[LogitsArray]:
         if isinstance(head, TrainedHead):
             assert self.trained_head is not None
@@ -193,10 +199,10 @@ class SessionSet:
         more = [run_graph(self.open_head, ["logits"], tokens=tokens, queries=q)[0] for q in chunks]
         return [np.concatenate([logits, *more], axis=1) if more else logits, *memory]
 
-    def _split(self, queries: QueryArray | SomeQueries) -> Iterable[Tensor]:
+    def _split(self, queries: _Queries) -> Iterable[Tensor]:
         starts = range(0, len(queries), LABELS_PER_RUN)
         chunks = (queries[start : start + LABELS_PER_RUN] for start in starts)
-        if self.query_cache is None or isinstance(queries, SomeQueries):
+        if self.query_cache is None or not isinstance(queries, np.ndarray):
             return chunks
         return self.query_cache.find(queries, list(chunks))
 

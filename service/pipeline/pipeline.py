@@ -12,9 +12,16 @@ from typing import Literal
 
 from service import errors
 from service.bundle.card import CPU_DEVICES
-from service.caller import CALLER
+from service.caller import CALLER, UNIT_LABELS
 from service.engine.engine import Engine
-from service.engine.heads import Head, LogitsArray, ScreenedLogits
+from service.engine.heads import (
+    LONG_LABELS,
+    Head,
+    LogitsArray,
+    ScreenedLogits,
+    ScreenedQueries,
+    count_scored,
+)
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import START_OF_IMAGE, Jpeg, parse_jpeg
 from service.labels.catalogue import open_catalogue
@@ -35,6 +42,7 @@ from service.stages import Observer, Stage
 
 # Choosing from or scoring up to this many labels takes less time than switching to a thread.
 _MAX_INLINE_LABELS = 2000
+_MAX_INLINE_SETS = 50  # 40 us each
 # In `include` and `exclude`: normalising combining marks, the slowest, takes some milliseconds.
 _MAX_INLINE_CHARACTERS = 5000
 
@@ -172,7 +180,11 @@ class Pipeline:
                 sets = await pinning  # never waits; a timeout would cost 6 us
             names = (*(question.include or ()), *(question.exclude or ()))
             num_labels = sum(labels.num_labels for labels in sets)
-            if sum(map(len, names)) <= _MAX_INLINE_CHARACTERS and num_labels <= _MAX_INLINE_LABELS:
+            if (
+                sum(map(len, names)) <= _MAX_INLINE_CHARACTERS
+                and num_labels <= _MAX_INLINE_LABELS
+                and len(sets) <= _MAX_INLINE_SETS
+            ):
                 selection = select_labels(sets, question)
             else:
                 run_in_side_thread = self._side_threads.run
@@ -253,7 +265,11 @@ class Pipeline:
                 photo = await self._decode(photo, deadline)
                 decoding = (Stage("decode", started, time.perf_counter()),)
             joined = time.perf_counter()
-            done = await self._batcher.submit(Item(photo, heads, explained, embedded), deadline)
+            done = await self._submit(Item(photo, heads, explained, embedded), deadline)
+            if not all(map(len, done.result.output.logits)):  # most labels reach the threshold
+                exact = [h.queries if isinstance(h, ScreenedQueries) else h for h in heads]
+                item = Item(done.result.image, tuple(exact), explained, embedded)
+                done = await self._submit(item, deadline)
         except (errors.ImageError, errors.InferenceFailed):  # its place is free as well
             self.queue.drain_rate.note_answer(time.perf_counter())
             raise
@@ -263,6 +279,12 @@ class Pipeline:
         for observer in self.observers:
             observer.on_prediction(stages, done.batch_size)
         return done, stages
+
+    async def _submit(self, item: Item, deadline: float) -> Done[Result]:
+        if (count := count_scored(item.heads)) > UNIT_LABELS:
+            CALLER.get().charge((count - 1) // UNIT_LABELS)
+        is_long = count > LONG_LABELS and self.engine.device in CPU_DEVICES
+        return await self._batcher.submit(item, deadline, is_long=is_long)
 
     async def _decode(self, photo: bytes | Jpeg, deadline: float) -> DecodedImage:
         run, contract = self._side_threads.run, self.bundle.card.input

@@ -80,7 +80,7 @@ class Batcher(Generic[ItemT, ResultT]):
             threading.Thread(target=self._work, args=(core,), name=name, daemon=True).start()
         self._watch()
 
-    async def submit(self, item: ItemT, deadline: float) -> Done[ResultT]:
+    async def submit(self, item: ItemT, deadline: float, *, is_long: bool = False) -> Done[ResultT]:
         """Returns the item's own result; a cancelled caller frees its place at once.
 
         An item that is still queued at `deadline`, on the event loop's clock, is never run. As
@@ -95,7 +95,7 @@ class Batcher(Generic[ItemT, ResultT]):
             raise errors.Draining("the batcher is draining")
         if not self.healthy:
             raise errors.NotReady("the batcher is not running")
-        queued = self._queue.put(item, deadline)
+        queued = self._queue.put(item, deadline, is_long=is_long)
         timer = asyncio.get_running_loop().call_at(deadline, self._expire, queued)
         try:
             return await queued.future
@@ -145,8 +145,9 @@ class Batcher(Generic[ItemT, ResultT]):
         finally:
             self._call_in_loop(partial(self._on_worker_end, batch))
 
-    def _uses_all_threads(self, core: Core) -> bool:
-        is_only_one = len(self._runs) == 1 and not self._queue
+    def _uses_all_threads(self, core: Core, first: QueuedItem[ItemT, ResultT]) -> bool:
+        # The next item must not wait for the threads of a long one.
+        is_only_one = len(self._runs) == 1 and not self._queue and not first.is_long
         if is_only_one:
             core.unpin()
         return is_only_one
@@ -162,7 +163,7 @@ class Batcher(Generic[ItemT, ResultT]):
         report: Callable[[], None]
         return_seconds = 0.0
         try:
-            uses_all_threads = partial(self._uses_all_threads, core)
+            uses_all_threads = partial(self._uses_all_threads, core, batch[0])
             results = self._run_batch([queued.item for queued in batch], uses_all_threads)
             if len(results) != len(batch):
                 raise errors.InferenceFailed(f"{len(results)} results for {len(batch)} items")
@@ -180,7 +181,7 @@ class Batcher(Generic[ItemT, ResultT]):
             report = partial(_deliver, batch, results, started, seconds)
         finally:
             self._runs.remove(run)
-            self._queue.finish(len(batch), return_seconds)
+            self._queue.finish(len(batch), return_seconds, is_long=batch[0].is_long)
         # Last: a client's next item must not find that this batch still runs.
         self._call_in_loop(report)
 

@@ -5,10 +5,12 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, TypeVar
 
+from service.caller import CALLER
 from service.errors import QueueFull
 
 ItemT = TypeVar("ItemT")
@@ -36,6 +38,45 @@ class QueuedItem(Generic[ItemT, ResultT]):
     arrived: float  # on `time.perf_counter`, which is finer than the event loop's clock
     deadline: float  # on the event loop's clock
     future: asyncio.Future[Done[ResultT]]
+    is_long: bool = False
+
+
+class _Turns(Generic[ItemT, ResultT]):
+    """Items in the order of arrival for each caller; callers take turns."""
+
+    def __init__(self) -> None:
+        # By caller, the next turn first.
+        self._lanes: dict[Hashable, deque[QueuedItem[ItemT, ResultT]]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lanes.values()))
+
+    def __iter__(self) -> Iterator[QueuedItem[ItemT, ResultT]]:
+        return chain.from_iterable(self._lanes.values())
+
+    def append(self, queued: QueuedItem[ItemT, ResultT]) -> None:
+        caller = CALLER.get()
+        self._lanes.setdefault(caller.key or caller, deque()).append(queued)
+
+    def popleft(self) -> QueuedItem[ItemT, ResultT]:
+        key = next(iter(self._lanes))
+        lane = self._lanes.pop(key)
+        queued = lane.popleft()
+        if lane:
+            self._lanes[key] = lane
+        return queued
+
+    def remove(self, queued: QueuedItem[ItemT, ResultT]) -> None:
+        for key, lane in self._lanes.items():
+            # Checked first: an error of `remove` would print the item, photo and all.
+            if queued in lane:
+                lane.remove(queued)
+                if not lane:
+                    del self._lanes[key]
+                return
+
+    def clear(self) -> None:
+        self._lanes.clear()
 
 
 @dataclass(frozen=True)
@@ -73,8 +114,9 @@ class DrainRate:
 
 
 class BatchQueue(Generic[ItemT, ResultT]):
-    """A first-in first-out queue of `size` places; `workers` threads call `take` and `finish`.
+    """A queue of `size` places for callers in turns; `workers` threads call `take` and `finish`.
 
+    Long items run alone, in turn with the others, and leave a worker to them if there are several.
     `count_side_items` returns how many places are taken by items in side threads. A free worker
     waits up to `max_wait_seconds` for the oldest item's batch to fill. The caller notes
     answers in `drain_rate`.
@@ -95,7 +137,10 @@ class BatchQueue(Generic[ItemT, ResultT]):
         self._max_wait_seconds = max_wait_seconds
         self.drain_rate = DrainRate()
         self._count_side_items = count_side_items
-        self._items: deque[QueuedItem[ItemT, ResultT]] = deque()
+        self._items = _Turns[ItemT, ResultT]()
+        self._long = _Turns[ItemT, ResultT]()
+        self._long_running = 0
+        self._is_long_next = True  # if both wait
         self._changed = threading.Condition()
         self._takers = 0  # workers that wait in `take`
         self._under_way = 0  # items in running batches
@@ -104,12 +149,12 @@ class BatchQueue(Generic[ItemT, ResultT]):
         self._closed = False
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._items) + len(self._long)
 
     @property
     def places_taken(self) -> int:
         """Items in the queue and in side threads."""
-        return len(self._items) + self._count_side_items()
+        return len(self) + self._count_side_items()
 
     @property
     def is_full(self) -> bool:
@@ -125,32 +170,37 @@ class BatchQueue(Generic[ItemT, ResultT]):
         if self.is_full:
             raise _make_refusal(self.estimate_wait())
 
-    def put(self, item: ItemT, deadline: float) -> QueuedItem[ItemT, ResultT]:
+    def put(
+        self, item: ItemT, deadline: float, *, is_long: bool = False
+    ) -> QueuedItem[ItemT, ResultT]:
         """Adds an item, to be dropped after `deadline` on the event loop's clock.
 
         `check_room` comes first: at once, or before the item's work in a side thread.
         """
         future = asyncio.get_running_loop().create_future()
-        queued: QueuedItem[ItemT, ResultT] = QueuedItem(item, time.perf_counter(), deadline, future)
+        arrived = time.perf_counter()
+        queued: QueuedItem[ItemT, ResultT] = QueuedItem(item, arrived, deadline, future, is_long)
         with self._changed:
-            self._items.append(queued)
+            (self._long if is_long else self._items).append(queued)
             self._changed.notify()
         return queued
 
     def remove(self, queued: QueuedItem[ItemT, ResultT]) -> None:
         """Frees an item's place if a worker has not taken it."""
         with self._changed:
-            # Checked first: an error of `remove` would print the item, photo and all.
-            if queued in self._items:
-                self._items.remove(queued)
+            (self._long if queued.is_long else self._items).remove(queued)
 
-    def finish(self, count: int, return_seconds: float) -> None:
+    def finish(self, count: int, return_seconds: float, *, is_long: bool = False) -> None:
         """Notes a finished batch, whose clients may send the next items within `return_seconds`.
 
         Until then a worker waits for its share of `count`. With one client, one item is enough.
         """
         with self._changed:
             self._under_way -= count
+            if is_long:
+                self._long_running -= 1
+                self._changed.notify_all()  # closed, a worker may wait to take the next
+                return
             self._returning = count
             self._return_by = time.perf_counter() + return_seconds
 
@@ -162,11 +212,14 @@ class BatchQueue(Generic[ItemT, ResultT]):
         with self._changed:
             self._takers += 1
             try:
-                while self._items or not self._closed:
+                while len(self) or not self._closed:
+                    if batch := self._take_long():
+                        return batch
                     pause = self._find_pause()
                     if pause != 0:
                         self._changed.wait(pause)
-                    elif batch := self._cut(self._choose_batch_size()):
+                    elif batch := self._cut(self._items, self._choose_batch_size()):
+                        self._is_long_next = True
                         return batch
             finally:
                 self._takers -= 1
@@ -181,10 +234,20 @@ class BatchQueue(Generic[ItemT, ResultT]):
     def fail(self, error: Exception) -> None:
         """Empties the queue; every item fails with `error`."""
         with self._changed:
-            left = list(self._items)
+            left = [*self._items, *self._long]
             self._items.clear()
+            self._long.clear()
             self._changed.notify_all()
         fail_items(left, error)
+
+    def _take_long(self) -> list[QueuedItem[ItemT, ResultT]]:
+        is_free = self._long_running < max(1, self._workers - 1)
+        if not (self._long and is_free and (self._is_long_next or not self._items)):
+            return []
+        self._is_long_next = False
+        taken = self._cut(self._long, 1)
+        self._long_running += len(taken)
+        return taken
 
     def _find_pause(self) -> float | None:
         """Returns the seconds to wait before the next batch; None waits for a change."""
@@ -193,7 +256,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
         if self._closed or len(self._items) >= self._batch_sizes.most:
             return 0
         now = time.perf_counter()
-        until = self._items[0].arrived + self._max_wait_seconds
+        until = min(queued.arrived for queued in self._items) + self._max_wait_seconds
         if len(self._items) < math.ceil(self._returning / self._takers):
             until = max(until, self._return_by)
         return max(0.0, until - now)
@@ -209,10 +272,10 @@ class BatchQueue(Generic[ItemT, ResultT]):
         items = len(self._items) + self._under_way + self._returning
         return min(share, sizes.most, max(sizes.small, items // (self._workers + 1)))
 
-    def _cut(self, count: int) -> list[QueuedItem[ItemT, ResultT]]:
+    def _cut(self, items: _Turns[ItemT, ResultT], count: int) -> list[QueuedItem[ItemT, ResultT]]:
         taken: list[QueuedItem[ItemT, ResultT]] = []
-        while self._items and len(taken) < count:
-            queued = self._items.popleft()
+        while items and len(taken) < count:
+            queued = items.popleft()
             if not queued.future.done() and queued.deadline > queued.future.get_loop().time():
                 taken.append(queued)
         self._under_way += len(taken)

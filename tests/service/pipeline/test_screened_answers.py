@@ -5,19 +5,23 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
 
 from service.bundle.reader import Bundle
+from service.caller import Caller
 from service.engine.heads import ScreenedQueries, SomeQueries
 from service.labels.definition import Definition
+from service.pipeline import pipeline as pipeline_module
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.selection import select_labels
 from service.question import Question
+from service.scheduling.queue import BatchQueue
 from tests.service.pipeline.conftest import make_learnt, running
 from tests.support.photos import make_photo
-from tests.support.tiny_bundle import EMBEDDING_WIDTH, write_screened_bundle
+from tests.support.tiny_bundle import EMBEDDING_WIDTH, tiny_screened_head, write_screened_bundle
 
 pytestmark = pytest.mark.anyio
 
@@ -66,6 +70,7 @@ QUESTIONS: list[dict[str, Any]] = [
     {"exclude": list(NAMES[:20])},
     {"exclude": list(NAMES[100:120]), "top_k": 30},
     {"label_set": ("trained", "many"), "top_k": 12},
+    {"threshold": 0.0, "top_k": 12},
 ]
 
 
@@ -124,6 +129,40 @@ async def test_question_that_may_need_most_labels_takes_the_open_head(
     for question in (Question(candidate_labels=["cat", "dog"]), Question(label_set=("trained",))):
         selection = await pipelines[0].select(question)
         assert not isinstance(selection.heads[0], ScreenedQueries | SomeQueries)
+
+
+async def test_long_photo_waits_apart_and_counts_by_its_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = write_screened_bundle(tmp_path, screened_head=tiny_screened_head(most=50))
+    for name in ("LONG_LABELS", "UNIT_LABELS"):
+        monkeypatch.setattr(pipeline_module, name, 120)
+    put = Mock(wraps=BatchQueue.put)
+    monkeypatch.setattr(BatchQueue, "put", lambda *given, **options: put(*given, **options))
+    charge = Mock()
+    monkeypatch.setattr(Caller, "charge", charge)
+    async with running(small) as screened, running(small, screen=False) as full:
+        for pipeline in (screened, full):
+            await pipeline.catalogue.writable("many").register(MANY)
+        for name in ("_shared", "_all_threads"):
+            sessions = replace(getattr(screened.engine, name), long_labels=120)
+            monkeypatch.setattr(screened.engine, name, sessions)
+        for values, are_long in (
+            ({"threshold": 0.0}, [True]),
+            ({"threshold": 1e-9}, [False, True]),  # the screen finds that it needs them all
+            ({"threshold": 1e-9, "explain": True}, [False, True]),
+            ({"threshold": 0.999999}, [False]),
+        ):
+            question, answers = Question(label_set=("many",), **values), []
+            for pipeline in (full, screened):
+                put.reset_mock()
+                charge.reset_mock()
+                selection = await pipeline.select(question)
+                answers.append(await pipeline.predict(make_photo(0), selection))
+            assert [one.kwargs["is_long"] for one in put.call_args_list] == are_long
+            assert charge.call_args_list == ([call(299 // 120)] if are_long[-1] else [])
+            assert answers[0].labels == answers[1].labels
+            assert len(answers[0].explanations) == len(answers[1].explanations)
 
 
 async def test_screened_answer_has_maps(pipelines: tuple[Pipeline, Pipeline]) -> None:

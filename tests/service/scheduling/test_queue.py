@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from service.caller import CALLER, Caller
 from service.errors import Draining, QueueFull
 from service.scheduling.queue import BatchQueue, BatchSizes, DrainRate, QueuedItem, fail_items
 
@@ -47,6 +48,36 @@ async def test_items_leave_in_the_order_of_arrival() -> None:
     assert items_of(queue.take()) == [0, 1, 2]
     assert items_of(queue.take()) == [3, 4]
     assert len(queue) == 0
+
+
+async def test_callers_take_turns() -> None:
+    queue = make_queue(9, batch_sizes=BatchSizes(3, 3))
+
+    async def ask(*items: int) -> list[QueuedItem[int, int]]:
+        CALLER.set(Caller())
+        return put_all(queue, items)
+
+    for items in ((1, 2, 3, 4), (5,), (6, 7)):
+        last = await asyncio.create_task(ask(*items))
+    queue.remove(last[-1])
+    assert items_of(queue.take()) == [1, 5, 6]
+    assert items_of(queue.take()) == [2, 3, 4]
+
+
+async def test_long_item_runs_alone_in_turn_with_others_and_leaves_them_a_worker() -> None:
+    queue = make_queue(4, workers=2)
+    for item in (1, 2):
+        queue.put(item, NEVER, is_long=True)
+    put_all(queue, [3, 4])
+    assert queue.is_full
+    assert items_of(queue.take()) == [1]
+    assert items_of(queue.take()) == [3, 4]
+    put_all(queue, [5])
+    assert items_of(queue.take()) == [5]
+    queue.finish(1, 0, is_long=True)
+    put_all(queue, [6])
+    queue.close()
+    assert [items_of(queue.take()) for _ in range(3)] == [[2], [6], []]
 
 
 @pytest.mark.parametrize(
