@@ -40,6 +40,7 @@ _json_object = TypeAdapter(dict[str, Any])
 _model_args = TypeAdapter(dict[str, ModelArgument | None])
 # Of timm's arguments: what the tensors and the preparation of photos show.
 _READ_ELSEWHERE = {"num_classes", "in_chans", "img_size"}
+_MAX_SHARED = 4  # sum of all tensors over the file's size: some share memory
 _MAX_DEPTH = 3  # of dictionaries: the file's, one of its wrappings, `module` in that
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # By the status of a hub's answer.
@@ -90,7 +91,7 @@ def _read_one(path: Path, add: Callable[[bytes], object]) -> tuple[Any, Mapping[
     add(data)
     if is_plain:
         return _parse_safetensors(path.name, data)
-    return _take_plain(path.name, unpickle(path.name, data), len(data)), {}
+    return _Plain(path.name, len(data)).take(unpickle(path.name, data)), {}
 
 
 def _read_parts(checkpoint: Path | str, index: str, add: Callable[[bytes], object]) -> State:
@@ -282,17 +283,33 @@ def _parse_safetensors(name: str, data: bytes) -> tuple[State, Mapping[str, str]
     return state, header.get("__metadata__", {})
 
 
-def _take_plain(name: str, value: Any, size: int, depth: int = _MAX_DEPTH) -> Any:  # noqa: ANN401
+class _Plain:
     """Checks tensors, and copies dictionaries without the attributes that a pickle may set."""
-    if isinstance(value, dict) and depth:
-        items = dict.items(value)
-        return {key: _take_plain(name, item, size, depth - 1) for key, item in items}
-    if isinstance(value, Tensor):
-        dense = value.layout is torch.strided and not value.is_quantized
-        # A few bytes can be a view of any size, which the network would allocate.
-        if not dense or max((value.nbytes, *value.shape)) > size or value.device.type != "cpu":
-            raise CheckpointError(
-                f"{name} has a tensor that is sparse, quantised or larger than the file: store "
-                "dense tensors, with torch.save(model.state_dict(), FILE)"
-            )
-    return value
+
+    def __init__(self, name: str, size: int) -> None:
+        self._name, self._size, self._left = name, size, _MAX_SHARED * size
+        self._taken: dict[tuple[int, int], Any] = {}
+
+    def take(self, value: Any, depth: int = _MAX_DEPTH) -> Any:  # noqa: ANN401
+        """Returns the copy; one dictionary in a million places is copied once."""
+        if isinstance(value, dict) and depth:
+            place = (id(value), depth)
+            if place not in self._taken:
+                items = dict.items(value)
+                self._taken[place] = {key: self.take(item, depth - 1) for key, item in items}
+            return self._taken[place]
+        if isinstance(value, Tensor):
+            dense = value.layout is torch.strided and not value.is_quantized
+            self._left -= value.nbytes if dense else 0
+            # A few bytes can be views of any size, which the network would allocate.
+            if (
+                not dense
+                or max((value.nbytes, *value.shape)) > self._size
+                or self._left < 0
+                or value.device.type != "cpu"
+            ):
+                raise CheckpointError(
+                    f"{self._name} has a tensor that is sparse, quantised or larger than the file: "
+                    "store dense tensors, with torch.save(model.state_dict(), FILE)"
+                )
+        return value

@@ -3,10 +3,12 @@
 import argparse
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from models.checkpoints.description import CheckpointError, Description, State, read_names
 from models.checkpoints.layouts.unsupported import refuse_unsupported
@@ -42,6 +44,10 @@ _METRIC = re.compile(
     r"(.*\.)?((\w*_)?metrics?(_\w+)?|(train|valid|val|test)_\w+|confmat|thresholds)(\..+)?"
 )
 
+# Parameters that any network may have: timm's largest has 1,700, and 10,000 take 1 s to build.
+_MAX_PARAMETERS = 10_000
+
+Module = TypeVar("Module", bound=nn.Module)
 logger = logging.getLogger(__name__)
 
 
@@ -127,18 +133,21 @@ def _refuse_other_averages(content: Mapping[object, object]) -> None:
                 )
 
 
-def _has_weights(value: object, depth: int = 3) -> bool:
-    if isinstance(value, Unread):
-        return True
-    if isinstance(value, Tensor):
-        return value.dim() > 1
+def _has_weights(value: object) -> bool:
+    level = [value]
+    for _ in range(4):
+        for item in level:
+            if isinstance(item, Unread) or (isinstance(item, Tensor) and item.dim() > 1):
+                return True
+        # By identity: in a pickle of 5 kB, lists in lists can have one list 10 million times.
+        level = list({id(inner): inner for item in level for inner in _list_items(item)}.values())
+    return False
+
+
+def _list_items(value: object) -> Iterable[object]:
     inner = value.values() if isinstance(value, Mapping) else value
-    return (
-        depth > 0
-        and isinstance(inner, Iterable)
-        and not isinstance(inner, str | bytes)
-        and any(_has_weights(item, depth - 1) for item in inner)
-    )
+    is_plain = isinstance(inner, str | bytes | Tensor) or not isinstance(inner, Iterable)
+    return () if is_plain else inner
 
 
 def _open(value: object) -> dict[str, Any] | None:
@@ -241,6 +250,40 @@ def try_to_fill(module: nn.Module, state: Mapping[str, Tensor]) -> str | None:
         if not tensor.is_meta and not tensor.isfinite().all():
             raise CheckpointError(f"{key} has NaN or infinite numbers: give another checkpoint")
     return None
+
+
+def build_filled(build: Callable[[], Module], state: Mapping[str, Tensor]) -> Module:
+    """Builds a module and fills it, as `fill` does.
+
+    A stranger's configuration has any sizes, so the module is built on the meta device first: other
+    sizes than the tensors' and more layers raise CheckpointError before memory is allocated.
+    """
+    most, count = max(_MAX_PARAMETERS, 4 * len(state)), 0
+
+    def limit(_: nn.Module, __: str, parameter: nn.Parameter | None) -> None:
+        nonlocal count
+        count += parameter is not None and parameter.is_meta
+        if count > most:
+            raise CheckpointError(
+                f"the configuration has more layers than the file has tensors, {len(state)}: give "
+                "the configuration of this file"
+            )
+
+    with register_module_parameter_registration_hook(limit), torch.device("meta"):
+        fill(build(), {key: tensor.to("meta") for key, tensor in state.items()})
+    module = build()
+    fill(module, state)
+    return module
+
+
+def fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Fills a module as `try_to_fill` does; raises CheckpointError if the state is not its own."""
+    for key, tensor in module.state_dict().items():
+        if tensor.is_floating_point() and key in state and not state[key].is_floating_point():
+            kind = str(state[key].dtype).removeprefix("torch.")
+            raise CheckpointError(f"{key} has numbers of type {kind}: store float32")
+    if reason := try_to_fill(module, state):
+        raise CheckpointError(f"the checkpoint is not of this network: {reason}")
 
 
 def unpack_attentions(state: Mapping[str, Tensor]) -> State:
