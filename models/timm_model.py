@@ -57,7 +57,9 @@ def create_timm(
     tables = sum(table.nbytes for table in model.buffers())
     size = tables + sum(parameter.nbytes for parameter in model.parameters())
     if size > _MAX_BYTES or tables > _MAX_TABLES:
-        raise BackboneError(f"{name} has {size / 1e9:.1f} GB of weights and tables: too large to be exported")
+        raise BackboneError(
+            f"{name} has {size / 1e9:.1f} GB of weights and tables: too large to be exported"
+        )
     if torch.empty(0).is_meta:  # the caller wants no memory either
         return model
     return _build(name, image_size, options)

@@ -53,7 +53,7 @@ def read_clip(
     logging.set_verbosity_error()  # it would log every file that it reads
     config = read_json(checkpoint, CONFIG)
     written = config.get("model_type")
-    if written in _TEMPLATES:
+    if isinstance(written, str) and written in _TEMPLATES:
         stored = _read_transformers(checkpoint, name, config)
     elif open_clip := read_json(checkpoint, "open_clip_config.json"):
         stored = _read_open_clip(checkpoint, name, open_clip)

@@ -91,7 +91,7 @@ def _read_one(path: Path, add: Callable[[bytes], object]) -> tuple[Any, Mapping[
     add(data)
     if is_plain:
         return _parse_safetensors(path.name, data)
-    return _Plain(path.name, len(data)).take(unpickle(path.name, data)), {}
+    return _take_plain(path.name, unpickle(path.name, data), len(data)), {}
 
 
 def _read_parts(checkpoint: Path | str, index: str, add: Callable[[bytes], object]) -> State:
@@ -283,33 +283,28 @@ def _parse_safetensors(name: str, data: bytes) -> tuple[State, Mapping[str, str]
     return state, header.get("__metadata__", {})
 
 
-class _Plain:
+def _take_plain(name: str, content: Any, size: int) -> Any:  # noqa: ANN401
     """Checks tensors, and copies dictionaries without the attributes that a pickle may set."""
+    taken: dict[tuple[int, int], Any] = {}  # one dictionary may be in a million places
+    left = _MAX_SHARED * size
 
-    def __init__(self, name: str, size: int) -> None:
-        self._name, self._size, self._left = name, size, _MAX_SHARED * size
-        self._taken: dict[tuple[int, int], Any] = {}
-
-    def take(self, value: Any, depth: int = _MAX_DEPTH) -> Any:  # noqa: ANN401
-        """Returns the copy; one dictionary in a million places is copied once."""
+    def take(value: Any, depth: int) -> Any:  # noqa: ANN401
+        nonlocal left
         if isinstance(value, dict) and depth:
             place = (id(value), depth)
-            if place not in self._taken:
-                items = dict.items(value)
-                self._taken[place] = {key: self.take(item, depth - 1) for key, item in items}
-            return self._taken[place]
+            if place not in taken:
+                taken[place] = {key: take(item, depth - 1) for key, item in dict.items(value)}
+            return taken[place]
         if isinstance(value, Tensor):
             dense = value.layout is torch.strided and not value.is_quantized
-            self._left -= value.nbytes if dense else 0
             # A few bytes can be views of any size, which the network would allocate.
-            if (
-                not dense
-                or max((value.nbytes, *value.shape)) > self._size
-                or self._left < 0
-                or value.device.type != "cpu"
-            ):
+            larger = not dense or max((value.nbytes, *value.shape)) > size
+            left -= 0 if larger else value.nbytes
+            if larger or left < 0 or value.device.type != "cpu":
                 raise CheckpointError(
-                    f"{self._name} has a tensor that is sparse, quantised or larger than the file: "
-                    "store dense tensors, with torch.save(model.state_dict(), FILE)"
+                    f"{name} has a tensor that is sparse, quantised or larger than the file: store "
+                    "dense tensors, with torch.save(model.state_dict(), FILE)"
                 )
         return value
+
+    return take(content, _MAX_DEPTH)

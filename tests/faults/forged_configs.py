@@ -1,7 +1,7 @@
-"""Mutates the descriptions of small models: `python -m tests.faults.forged_configs --mutants 20000`.
+"""Mutates models' descriptions: `python -m tests.faults.forged_configs --mutants 5000 --seed 0`.
 
-An export's reader gets 1 GB and 20 s for each mutant: it returns a model or raises one line. Prints
-the count of each outcome; exits with 1 after any other error, or if a good model fails at the end.
+The reader of an export gets 1.1 GB and 20 s for each mutant: it returns a model or raises one line.
+Prints the count of each outcome; exits with 1 after another one, or if a good model fails at last.
 """
 
 import argparse
@@ -23,80 +23,62 @@ from safetensors.torch import load, save, save_file
 from export.sources.trained import read_source
 from models.checkpoints.checkpoint import write_checkpoint
 from models.commands import RequestError
-from models.config import Query2LabelConfig
-from models.network import Network
-from models.text import TextEncoder, read_text_encoder
+from models.text import read_text_encoder
 from tests.export.tiny_network import LABELS, make_network
 from tests.models.tiny_text import write_text_encoder
 from tests.models.tiny_towers import KINDS, write_towers
 
-_BYTES, _SECONDS = 1 << 30, 20
+_BYTES, _SECONDS = 2 << 30, 20  # torch and transformers take 0.9 GB
 _DEEP: Any = json.loads("[" * 500 + "]" * 500)
-_VALUES = (0, -1, 2, 2**31, 2**63, 10**30, 1e308, float("nan"), "x", "", None, True, [], [2**31] * 3,
-    [[1]], {}, {"a": 2**40}, _DEEP)  # fmt: skip
-_OWN = "own.safetensors"
+_VALUES: tuple[Any, ...] = (0, -1, 2, 2**31, 2**63, 10**30, 1e308, float("nan"), "x", "", None,
+    True, [], [2**31] * 3, [[1]], {}, {"a": 2**40}, _DEEP)  # fmt: skip
 
 
 def write_models(folder: Path) -> list[Path]:
-    """Writes models; returns the files to mutate. A safetensors file has JSON in its metadata."""
-    network = make_network()
-    write_checkpoint(folder / _OWN, network, LABELS, {"training_data": "x"})
-    head = Query2LabelConfig(num_classes=3, encoder_width=256, decoder_width=32, grid=(1, 2))
-    other = Network(network.config.model_copy(update={"head": head}))
-    write_checkpoint(folder / f"other-{_OWN}", other, LABELS, {"training_data": "x"})
+    """Returns the files to mutate; a safetensors file has JSON in its metadata."""
+    own = folder / "own.safetensors"
+    write_checkpoint(own, make_network(), LABELS, {"training_data": "x"})
+    folders = [write_towers(folder / kind, kind) for kind in KINDS]
     for name in ("test_resnet", "test_vit"):
-        path = folder / name
-        path.mkdir()
-        save_file(timm.create_model(name, num_classes=3).state_dict(), path / "model.safetensors")
-        sizes = {"input_size": [3, 160, 160], "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 0.9}
+        folders.append(folder / name)
+        folders[-1].mkdir()
+        state = timm.create_model(name, num_classes=3).state_dict()
+        save_file(state, folder / name / "model.safetensors")
+        sizes = {"input_size": [3, 160, 160], "mean": [0.5] * 3, "crop_pct": 0.9}
         config = {"architecture": name, "label_names": LABELS, "pretrained_cfg": sizes}
         config["model_args"] = {"drop_rate": 0.0}
-        (path / "config.json").write_text(json.dumps(config))
-    towers = [write_towers(folder / kind, kind) for kind in KINDS]
-    folders = [*towers, write_text_encoder(folder / "bert")]
-    files = [file for path in folders for file in path.glob("*.json")]
-    return [*folder.glob(f"*{_OWN}"), *folder.glob("test_*/config.json"), *files]
+        (folder / name / "config.json").write_text(json.dumps(config))
+    folders.append(write_text_encoder(folder / "bert"))
+    return [own, *(file for path in folders for file in path.glob("*.json"))]
 
 
 def read(path: Path) -> None:
     """Reads a file's model as an export does, and runs it once."""
     if path.parent.name == "bert":
-        embed(read_text_encoder(path.parent))
+        read_text_encoder(path.parent)
         return
-    source = read_source(path if path.suffix == ".safetensors" else path.parent)
-    spec = source.network.config.input
+    network = read_source(path if path.suffix == ".safetensors" else path.parent).network
     with torch.inference_mode():
-        source.network.backbone(torch.zeros(1, 3, spec.height, spec.width))
-    if source.text is not None:
-        embed(source.text)
-
-
-def embed(text: TextEncoder) -> None:
-    text.check(["a photo"])
-    text.embed(["a photo"])
+        network.backbone(torch.zeros(1, 3, network.config.input.height, network.config.input.width))
 
 
 def mutate(rng: random.Random, text: str) -> str:
     """Replaces, drops or doubles a value of a JSON document."""
-    document = json.loads(text)
-    places: list[tuple[Any, Any]] = []
+    document, places = json.loads(text), list[tuple[Any, Any]]()
     branches = [document]
     for branch in branches:
         keys = list(branch) if isinstance(branch, dict) else list(range(len(branch)))
-        # Of long lists, such as vocabularies, some.
-        places += [(branch, key) for key in rng.sample(keys, min(len(keys), 20))]
+        places += [(branch, key) for key in rng.sample(keys, min(len(keys), 20))]  # vocabularies
         branches += [branch[key] for key in keys if isinstance(branch[key], dict | list)]
-    container, key = rng.choice(places)
-    value, action = rng.choice(_VALUES), rng.random()
+    (container, key), value, action = rng.choice(places), rng.choice(_VALUES), rng.random()
     if action < 0.8:
         container[key] = value
     elif action < 0.9:
         del container[key]
     text = json.dumps(document)
-    names = list(re.finditer(r'"(\w+)": ', text))
-    if action >= 0.9 and names:
-        name = rng.choice(names)
-        text = f"{text[: name.start()]}{name[0]}{json.dumps(value)}, {text[name.start() :]}"
+    names = list(re.finditer(r'"\w+": ', text)) if action >= 0.9 else []
+    for name in rng.sample(names, min(len(names), 1)):
+        text = f"{text[: name.end()]}{json.dumps(value)}, {text[name.start() :]}"
     return text
 
 
@@ -104,8 +86,7 @@ def try_mutant(rng: random.Random, path: Path) -> str:
     """Mutates one file, reads the model and puts the file back; returns the outcome."""
     good = path.read_bytes()
     if path.suffix == ".safetensors":
-        length = int.from_bytes(good[:8], "little")
-        metadata = json.loads(good[8 : 8 + length])["__metadata__"]
+        metadata = json.loads(good[8 : 8 + int.from_bytes(good[:8], "little")])["__metadata__"]
         key = rng.choice(sorted(metadata))
         path.write_bytes(save(load(good), metadata | {key: mutate(rng, metadata[key])}))
     else:
@@ -119,27 +100,25 @@ def try_mutant(rng: random.Random, path: Path) -> str:
         return f"{type(error).__name__}: {error} {path.parent.name}/{path.name}"
     finally:
         signal.alarm(0)
-        mutant = path.read_bytes()
-        (path.parent.parent / "last").write_bytes(mutant)
         path.write_bytes(good)
     return "read"
 
 
 def stop(*_: object) -> None:
+    """Ends a mutant that takes too long."""
     raise TimeoutError(f"after {_SECONDS} s")
 
 
 def main() -> int:
+    """Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mutants", type=int, default=20_000)
+    parser.add_argument("--mutants", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     rng, outcomes = random.Random(given.seed), Counter[str]()
     signal.signal(signal.SIGALRM, stop)
     with tempfile.TemporaryDirectory() as folder:
         files = write_models(Path(folder))
-        for path in files:
-            read(path)
         resource.setrlimit(resource.RLIMIT_DATA, (_BYTES, _BYTES))
         for _ in range(given.mutants):
             outcomes[try_mutant(rng, rng.choice(files))] += 1
@@ -147,7 +126,7 @@ def main() -> int:
             read(path)
     for outcome, count in outcomes.most_common():
         sys.stdout.write(f"{count} {outcome}\n")
-    return int(outcomes.keys() > {"read", "refused"})
+    return int(not outcomes.keys() <= {"read", "refused"})
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import argparse
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -146,8 +146,8 @@ def _has_weights(value: object) -> bool:
 
 def _list_items(value: object) -> Iterable[object]:
     inner = value.values() if isinstance(value, Mapping) else value
-    is_plain = isinstance(inner, str | bytes | Tensor) or not isinstance(inner, Iterable)
-    return () if is_plain else inner
+    is_list = isinstance(inner, Iterable) and not isinstance(inner, str | bytes | Tensor)
+    return cast("Iterable[object]", inner) if is_list else ()
 
 
 def _open(value: object) -> dict[str, Any] | None:
