@@ -168,7 +168,8 @@ def add_hint_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `Hints` that do not concern open labels."""
     add = parser.add_argument
     add("--backbone", help="timm name, if the checkpoint has none")
-    add("--image-size", type=int, help="pixels, if the checkpoint has no size")
+    add("--image-size", type=int, help="pixels, if the checkpoint has no size, or "
+        "more than 1536 x 1536")  # fmt: skip
     add("--num-heads", type=int, help="attention heads, if not 8 (ML-Decoder) or 4 (Query2Label)")
     add("--pre-norm", action=argparse.BooleanOptionalAction, help="Query2Label's norms are before "
         "the attention, if the file has no encoder to show it")  # fmt: skip
