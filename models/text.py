@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BertConfig, BertModel
 
-from models.checkpoints.layouts.state import build_filled
 from models.commands import RequestError
+from models.meta import build_checked
 
 MAX_TOKENS = 128
 """Longer texts are truncated, as in the service."""
@@ -132,13 +132,14 @@ def read_text_encoder(folder: Path | None = None, name: str | None = None) -> Te
         state = load_file(weights)
         tokenizer = (folder / "tokenizer.json").read_bytes()
         sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
-        bert = build_filled(
+        bert = build_checked(
             lambda: BertModel(config, add_pooling_layer=False),
             {k: v for k, v in state.items() if not k.startswith(_UNUSED)},
+            nn.Module.load_state_dict,
         )
         bert.set_attn_implementation("eager")  # a fused kernel cannot be traced
-    except RequestError as error:
-        raise RequestError(f"the weights in {folder} are not those of its BERT: {error}") from error
+    except (RequestError, RuntimeError) as error:
+        raise RequestError(f"the weights in {folder} are not those of its BERT") from error
     except Exception as error:  # the libraries raise many types
         raise RequestError(f"{folder} has no BERT encoder with its tokenizer") from error
     module = SentenceEmbedding(bert).eval().requires_grad_(False)

@@ -24,6 +24,7 @@ from models.checkpoints.formats import is_on_hub, is_repository
 from models.checkpoints.layouts.open_clip import describe_model, describe_photos, rename_open_clip
 from models.checkpoints.layouts.state import build_filled, unwrap
 from models.checkpoints.preparation import take_rgb
+from models.commands import RequestError
 from models.config import CosineConfig, InputConfig, NetworkConfig, crop_share
 from models.text import TextEncoder
 from models.towers import ClipTexts, SiglipTexts, TowerNetwork
@@ -123,7 +124,7 @@ def _build(name: str, config: Mapping[str, Any], state: State) -> CLIPModel | Si
 
     try:
         return build_filled(build, state)
-    except CheckpointError as error:
+    except RequestError as error:
         raise CheckpointError(f"{name}: {error}") from error
     except Exception as error:  # the library raises many types for an odd configuration
         raise CheckpointError(f"{name} has a config.json that is damaged") from error

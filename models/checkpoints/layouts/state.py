@@ -4,15 +4,14 @@ import argparse
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, cast
 
-import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from models.checkpoints.description import CheckpointError, Description, State, read_names
 from models.checkpoints.layouts.unsupported import refuse_unsupported
 from models.checkpoints.pickles import Unread
+from models.meta import Module, build_checked
 
 # Where training code puts the weights of a file: averaged ones (EMA, SWA), which are preferred.
 _AVERAGED = (
@@ -44,10 +43,6 @@ _METRIC = re.compile(
     r"(.*\.)?((\w*_)?metrics?(_\w+)?|(train|valid|val|test)_\w+|confmat|thresholds)(\..+)?"
 )
 
-# Parameters that any network may have: timm's largest has 1,700, and 10,000 take 1 s to build.
-_MAX_PARAMETERS = 10_000
-
-Module = TypeVar("Module", bound=nn.Module)
 logger = logging.getLogger(__name__)
 
 
@@ -253,27 +248,8 @@ def try_to_fill(module: nn.Module, state: Mapping[str, Tensor]) -> str | None:
 
 
 def build_filled(build: Callable[[], Module], state: Mapping[str, Tensor]) -> Module:
-    """Builds a module and fills it, as `fill` does.
-
-    A stranger's configuration has any sizes, so the module is built on the meta device first: other
-    sizes than the tensors' and more layers raise CheckpointError before memory is allocated.
-    """
-    most, count = max(_MAX_PARAMETERS, 4 * len(state)), 0
-
-    def limit(_: nn.Module, __: str, parameter: nn.Parameter | None) -> None:
-        nonlocal count
-        count += parameter is not None and parameter.is_meta
-        if count > most:
-            raise CheckpointError(
-                f"the configuration has more layers than the file has tensors, {len(state)}: give "
-                "the configuration of this file"
-            )
-
-    with register_module_parameter_registration_hook(limit), torch.device("meta"):
-        fill(build(), {key: tensor.to("meta") for key, tensor in state.items()})
-    module = build()
-    fill(module, state)
-    return module
+    """Builds a module and fills it, as `build_checked` and `fill` do."""
+    return build_checked(build, state, fill)
 
 
 def fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
