@@ -2,6 +2,8 @@
 
 import hashlib
 import importlib.util
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +16,15 @@ from torch.nn import functional
 from transformers import BertConfig, BertModel
 
 from models.commands import RequestError
+from models.meta import build_checked
 
 MAX_TOKENS = 128
 """Longer texts are truncated, as in the service."""
 
 _BATCH = 64
+_PROBE = "a photo"
+# A stranger's replacements of "a" by "aa", 22 times in 1.5 kB, take 4 s for a text of one "a".
+_MAX_GROWTH = 1000
 # Parts of published checkpoints that a mean over tokens does not need.
 _UNUSED = ("pooler.", "embeddings.position_ids")
 
@@ -49,6 +55,22 @@ class TextEncoder:
     sha256: str  # of the weights' file
     in_8_bits: bool = True  # whether a bundle stores its weights so
 
+    def __post_init__(self) -> None:
+        """Raises RequestError for a tokenizer that is damaged, or not of this module."""
+        try:
+            rules = json.loads(self.tokenizer)
+            if (growth := _count_growth(rules.get("normalizer"))) > _MAX_GROWTH:
+                raise ValueError(f"normalizer may make {growth} characters of one")
+            self.check([_PROBE])
+            self.embed([_PROBE])
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the libraries raise many types, also Rust's panics
+            reason = " ".join(str(error).split())
+            raise RequestError(
+                f"the tokenizer.json of {self.name} is damaged or not of its weights: {reason:.200}"
+            ) from error
+
     def tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Returns (input_ids, attention_mask), int64 [L, T] each, padded to the longest text."""
         rules = Tokenizer.from_str(self.tokenizer.decode())
@@ -63,6 +85,7 @@ class TextEncoder:
         rules = Tokenizer.from_str(self.tokenizer.decode())
         limit = min(MAX_TOKENS, (rules.truncation or {}).get("max_length", MAX_TOKENS))
         rules.enable_truncation(limit)
+        rules.no_padding()  # as in the service
         for text, encoding in zip(texts, rules.encode_batch(list(texts)), strict=True):
             if encoding.overflowing:
                 raise RequestError(f"{text!r} has more than {limit} tokens: shorten it")
@@ -80,6 +103,14 @@ class TextEncoder:
         As in the service, `wooden_table` is encoded as `wooden table`.
         """
         return self.embed([template.replace("{}", name.replace("_", " ")) for name in names])
+
+
+def _count_growth(rules: object) -> int:
+    """Returns how many characters a tokenizer's replacements make of one at most."""
+    inner = rules.values() if isinstance(rules, dict) else rules if isinstance(rules, list) else ()
+    content = rules.get("content") if isinstance(rules, dict) else ""
+    own = len(content) if isinstance(content, str) else 1
+    return max(own, 1) * math.prod(map(_count_growth, inner))
 
 
 def read_text_encoder(folder: Path | None = None, name: str | None = None) -> TextEncoder:
@@ -101,14 +132,16 @@ def read_text_encoder(folder: Path | None = None, name: str | None = None) -> Te
         state = load_file(weights)
         tokenizer = (folder / "tokenizer.json").read_bytes()
         sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
-        bert = BertModel(config, add_pooling_layer=False)
+        bert = build_checked(
+            lambda: BertModel(config, add_pooling_layer=False),
+            {k: v for k, v in state.items() if not k.startswith(_UNUSED)},
+            nn.Module.load_state_dict,
+        )
         bert.set_attn_implementation("eager")  # a fused kernel cannot be traced
+    except (RequestError, RuntimeError) as error:
+        raise RequestError(f"the weights in {folder} are not those of its BERT") from error
     except Exception as error:  # the libraries raise many types
         raise RequestError(f"{folder} has no BERT encoder with its tokenizer") from error
-    try:
-        bert.load_state_dict({k: v for k, v in state.items() if not k.startswith(_UNUSED)})
-    except RuntimeError as error:
-        raise RequestError(f"the weights in {folder} are not those of its BERT") from error
     module = SentenceEmbedding(bert).eval().requires_grad_(False)
     name = name or folder.resolve().name
     return TextEncoder(name, config.hidden_size, module, tokenizer, sha256)

@@ -21,6 +21,8 @@ _OURS = {"args", "kwargs", "cfg", "num_classes", "in_chans", "img_size", "device
 _MAX_NUMBER, _MAX_COUNT = 16384, 512
 _COUNTS = re.compile("depth|layers|blocks|block_config|stages|window_size")
 _MAX_BYTES = 4 << 30  # of parameters and buffers; an ONNX file has at most 2 GB, in 16 bits
+# Of tables that a model computes: BEiT of 512 pixels has 200 MB, a window of 128 pixels 2 GB.
+_MAX_TABLES = 1 << 29
 
 
 class BackboneError(RequestError, ValueError):
@@ -52,9 +54,12 @@ def create_timm(
         given = ", ".join(f"{key}={value!r:.80}" for key, value in arguments.items())
         reason = str(error).partition("\n")[0]
         raise BackboneError(f"timm cannot build {name} with {given}: {reason}") from error
-    size = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
-    if size > _MAX_BYTES:
-        raise BackboneError(f"{name} has {size / 1e9:.1f} GB of weights: too large to be exported")
+    tables = sum(table.nbytes for table in model.buffers())
+    size = tables + sum(parameter.nbytes for parameter in model.parameters())
+    if size > _MAX_BYTES or tables > _MAX_TABLES:
+        raise BackboneError(
+            f"{name} has {size / 1e9:.1f} GB of weights and tables: too large to be exported"
+        )
     if torch.empty(0).is_meta:  # the caller wants no memory either
         return model
     return _build(name, image_size, options)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
-from torch import Tensor, nn
+from pydantic import TypeAdapter, ValidationError
+from torch import nn
 
 from models.checkpoints.description import (
     NO_HINTS,
@@ -20,7 +20,7 @@ from models.checkpoints.description import (
     first_reason,
 )
 from models.checkpoints.files import CheckpointFile, read_file, write_file
-from models.checkpoints.layouts.state import try_to_fill
+from models.checkpoints.layouts.state import build_filled
 from models.checkpoints.layouts.translate import read_bare_backbone, read_foreign
 from models.checkpoints.preparation import take_rgb
 from models.commands import RequestError
@@ -29,6 +29,7 @@ from models.network import Network, build_head
 
 _EXAMPLE_TOLERANCE = 1e-3  # of the largest logit
 _CONFIG_KEY, _LABELS_KEY, _NOTES_KEY = "config", "label_names", "notes"
+_names, _notes = TypeAdapter(tuple[str, ...]), TypeAdapter(dict[str, str])
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,10 @@ def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) 
 
 def _build(name: str, weights: Weights, hints: Hints) -> nn.Module:
     if not isinstance(weights.config, NetworkConfig):
-        head = build_head(weights.config)
-        fill(head, weights.state)
-        return head.eval()
-    network = Network(hints.complete(name, weights.config))
-    fill(network, weights.state)
-    network.eval()
+        head = weights.config
+        return build_filled(lambda: build_head(head), weights.state).eval()
+    config = hints.complete(name, weights.config)
+    network = build_filled(lambda: Network(config), weights.state).eval()
     if weights.example is not None:
         images, expected = weights.example
         with torch.inference_mode():
@@ -126,22 +125,12 @@ def write_checkpoint(
     write_file(path, network, metadata)
 
 
-def fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Fills a module as `try_to_fill` does; raises CheckpointError if the state is not its own."""
-    for key, tensor in module.state_dict().items():
-        if tensor.is_floating_point() and key in state and not state[key].is_floating_point():
-            kind = str(state[key].dtype).removeprefix("torch.")
-            raise CheckpointError(f"{key} has numbers of type {kind}: store float32")
-    if reason := try_to_fill(module, state):
-        raise CheckpointError(f"the checkpoint is not of this network: {reason}")
-
-
 def _read_own(file: CheckpointFile) -> Weights:
     try:
         config = NetworkConfig.model_validate_json(file.metadata[_CONFIG_KEY])
-        label_names = tuple(json.loads(file.metadata.get(_LABELS_KEY, "[]"))) or None
-        notes = json.loads(file.metadata.get(_NOTES_KEY, "{}"))
-    except (KeyError, ValueError, TypeError) as error:
+        label_names = _names.validate_json(file.metadata.get(_LABELS_KEY, "[]")) or None
+        notes = _notes.validate_json(file.metadata.get(_NOTES_KEY, "{}"))
+    except ValueError as error:
         reason = f": {first_reason(error)}" if isinstance(error, ValidationError) else ""
         raise CheckpointError(
             f"{file.name} has a damaged network configuration, or one that is not supported{reason}"

@@ -18,13 +18,13 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from models.checkpoints.checkpoint import fill
 from models.checkpoints.description import NO_HINTS, CheckpointError, Hints, State
 from models.checkpoints.files import CONFIG, fetch, fetch_needed, read_json, read_weights
 from models.checkpoints.formats import is_on_hub, is_repository
 from models.checkpoints.layouts.open_clip import describe_model, describe_photos, rename_open_clip
-from models.checkpoints.layouts.state import unwrap
+from models.checkpoints.layouts.state import build_filled, unwrap
 from models.checkpoints.preparation import take_rgb
+from models.commands import RequestError
 from models.config import CosineConfig, InputConfig, NetworkConfig, crop_share
 from models.text import TextEncoder
 from models.towers import ClipTexts, SiglipTexts, TowerNetwork
@@ -54,7 +54,7 @@ def read_clip(
     logging.set_verbosity_error()  # it would log every file that it reads
     config = read_json(checkpoint, CONFIG)
     written = config.get("model_type")
-    if written in _TEMPLATES:
+    if isinstance(written, str) and written in _TEMPLATES:
         stored = _read_transformers(checkpoint, name, config)
     elif open_clip := read_json(checkpoint, "open_clip_config.json"):
         stored = _read_open_clip(checkpoint, name, open_clip)
@@ -113,17 +113,21 @@ def _read_open_clip(checkpoint: Path | str, name: str, config: Mapping[str, Any]
 
 def _build(name: str, config: Mapping[str, Any], state: State) -> CLIPModel | SiglipModel:
     """Builds a model from the content of a `config.json`."""
-    model: Any
-    try:
+
+    def build() -> Any:  # noqa: ANN401
         if config["model_type"] == "clip":
-            model = CLIPModel(CLIPConfig.from_dict(dict(config)))
+            model: Any = CLIPModel(CLIPConfig.from_dict(dict(config)))
         else:
             model = SiglipModel(SiglipConfig.from_dict(dict(config)))
         model.set_attn_implementation("eager")  # a fused kernel cannot be traced
+        return model
+
+    try:
+        return build_filled(build, state)
+    except RequestError as error:
+        raise CheckpointError(f"{name}: {error}") from error
     except Exception as error:  # the library raises many types for an odd configuration
         raise CheckpointError(f"{name} has a config.json that is damaged") from error
-    fill(model, state)
-    return model
 
 
 def _read_preparation(folder: Path, size: int) -> InputConfig:

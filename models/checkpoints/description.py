@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 State: TypeAlias = "dict[str, Tensor]"
 Channels = Literal["rgb", "bgr"]
 NO_PADDING = "none"
+_MAX_PIXELS = 1536**2  # timm's largest models take 1024 x 1024; a ResNet-18 needs 380 MB at 1536
 
 
 class CheckpointError(RequestError):
@@ -73,6 +74,7 @@ class Hints:
     def complete(self, name: str, config: NetworkConfig) -> NetworkConfig:
         """Adds hints to a file's configuration; raises CheckpointError if one contradicts it."""
         self._check(name, config)
+        self.check_size(name, config.input)
         changes: dict[str, object] = {"input": self._prepare(config.input)}
         if self.single_label:
             changes["activation"] = "softmax"
@@ -86,6 +88,14 @@ class Hints:
             return NetworkConfig.model_validate(dict(config) | changes)
         except ValidationError as error:
             raise CheckpointError(f"{name}: {first_reason(error)}") from error
+
+    def check_size(self, name: str, spec: InputConfig) -> None:
+        """Raises CheckpointError for a size that takes gigabytes, unless the user gives it too."""
+        if spec.height * spec.width > _MAX_PIXELS and self.image_size is None:
+            raise CheckpointError(
+                f"{name} takes photos of {spec.height} x {spec.width} pixels: give --image-size if "
+                "this is right"
+            )
 
     def _prepare(self, spec: InputConfig) -> InputConfig:
         changes: dict[str, object] = {}
@@ -158,7 +168,8 @@ def add_hint_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `Hints` that do not concern open labels."""
     add = parser.add_argument
     add("--backbone", help="timm name, if the checkpoint has none")
-    add("--image-size", type=int, help="pixels, if the checkpoint has no size")
+    add("--image-size", type=int, help="pixels, if the checkpoint has no size, or "
+        "more than 1536 x 1536")  # fmt: skip
     add("--num-heads", type=int, help="attention heads, if not 8 (ML-Decoder) or 4 (Query2Label)")
     add("--pre-norm", action=argparse.BooleanOptionalAction, help="Query2Label's norms are before "
         "the attention, if the file has no encoder to show it")  # fmt: skip

@@ -40,6 +40,7 @@ _json_object = TypeAdapter(dict[str, Any])
 _model_args = TypeAdapter(dict[str, ModelArgument | None])
 # Of timm's arguments: what the tensors and the preparation of photos show.
 _READ_ELSEWHERE = {"num_classes", "in_chans", "img_size"}
+_MAX_SHARED = 4  # sum of all tensors over the file's size: some share memory
 _MAX_DEPTH = 3  # of dictionaries: the file's, one of its wrappings, `module` in that
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # By the status of a hub's answer.
@@ -282,17 +283,28 @@ def _parse_safetensors(name: str, data: bytes) -> tuple[State, Mapping[str, str]
     return state, header.get("__metadata__", {})
 
 
-def _take_plain(name: str, value: Any, size: int, depth: int = _MAX_DEPTH) -> Any:  # noqa: ANN401
+def _take_plain(name: str, content: Any, size: int) -> Any:  # noqa: ANN401
     """Checks tensors, and copies dictionaries without the attributes that a pickle may set."""
-    if isinstance(value, dict) and depth:
-        items = dict.items(value)
-        return {key: _take_plain(name, item, size, depth - 1) for key, item in items}
-    if isinstance(value, Tensor):
-        dense = value.layout is torch.strided and not value.is_quantized
-        # A few bytes can be a view of any size, which the network would allocate.
-        if not dense or max((value.nbytes, *value.shape)) > size or value.device.type != "cpu":
-            raise CheckpointError(
-                f"{name} has a tensor that is sparse, quantised or larger than the file: store "
-                "dense tensors, with torch.save(model.state_dict(), FILE)"
-            )
-    return value
+    taken: dict[tuple[int, int], Any] = {}  # one dictionary may be in a million places
+    left = _MAX_SHARED * size
+
+    def take(value: Any, depth: int) -> Any:  # noqa: ANN401
+        nonlocal left
+        if isinstance(value, dict) and depth:
+            place = (id(value), depth)
+            if place not in taken:
+                taken[place] = {key: take(item, depth - 1) for key, item in dict.items(value)}
+            return taken[place]
+        if isinstance(value, Tensor):
+            dense = value.layout is torch.strided and not value.is_quantized
+            # A few bytes can be views of any size, which the network would allocate.
+            larger = not dense or max((value.nbytes, *value.shape)) > size
+            left -= 0 if larger else value.nbytes
+            if larger or left < 0 or value.device.type != "cpu":
+                raise CheckpointError(
+                    f"{name} has a tensor that is sparse, quantised or larger than the file: store "
+                    "dense tensors, with torch.save(model.state_dict(), FILE)"
+                )
+        return value
+
+    return take(content, _MAX_DEPTH)

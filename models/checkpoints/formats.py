@@ -81,6 +81,7 @@ def _check_zip(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:  # reads the directory at its end
             inside = {name.rpartition("/")[2] for name in archive.namelist()}
+            size = sum(info.file_size for info in archive.infolist())
     except (zipfile.BadZipFile, OSError) as error:
         raise CheckpointError(f"{path.name} is damaged or cut off: its end is missing") from error
     if "constants.pkl" in inside:
@@ -88,5 +89,7 @@ def _check_zip(path: Path) -> None:
             f"{path.name} is a TorchScript program: store its weights, with "
             "torch.save(model.state_dict(), FILE)"
         )
+    if size > path.stat().st_size:  # torch would unpack 1 MB to 1 GB
+        raise CheckpointError(f"{path.name} is compressed: store it as torch.save writes it")
     if "data.pkl" not in inside:
         raise CheckpointError(f"{path.name} is a zip archive that torch.save did not write")

@@ -9,9 +9,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import nn
 
-from models.checkpoints.checkpoint import fill
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.files import read_file, write_file
+from models.checkpoints.layouts.state import build_filled
 from models.config import ZeroShotMLDecoderConfig
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import TextEncoder
@@ -72,6 +72,5 @@ def read_open_head(path: Path) -> OpenHeadCheckpoint:
         origin = Origin.model_validate_json(file.metadata[_ORIGIN_KEY])
     except (KeyError, ValidationError) as error:
         raise CheckpointError(f"{path.name} has no open head of ours") from error
-    head = ZeroShotMLDecoder(config)
-    fill(head, file.content)
+    head = build_filled(lambda: ZeroShotMLDecoder(config), file.content)
     return OpenHeadCheckpoint(head.eval(), origin)

@@ -3,10 +3,11 @@
 from torch import nn
 
 from models.backbones.backbone import Backbone, input_config
-from models.checkpoints.checkpoint import fill, read_backbone, read_checkpoint
+from models.checkpoints.checkpoint import read_backbone, read_checkpoint
 from models.checkpoints.description import CheckpointError, Description, Hints
 from models.checkpoints.files import CheckpointFile
 from models.checkpoints.layouts.backbones import take_pooled_norm
+from models.checkpoints.layouts.state import fill
 from models.checkpoints.preparation import TAGS
 from models.checkpoints.pretrained import load_pretrained
 from models.config import GapConfig, HeadConfig, InputConfig, MLDecoderConfig, NetworkConfig

@@ -208,6 +208,12 @@ class EmbeddingSpace(Record):
     template: Annotated[str, StringConstraints(pattern=r"^[^{}]*\{\}[^{}]*$", max_length=200)]
     descriptions: int = Field(default=1, ge=1)  # divides E
 
+    @model_validator(mode="after")
+    def _descriptions_divide_width(self) -> Self:
+        if self.width % self.descriptions:
+            raise ValueError(f"descriptions must divide width {self.width}: {self.descriptions}")
+        return self
+
     @property
     def fingerprint(self) -> str:
         """Sha256 in hex."""

@@ -33,7 +33,7 @@ ORDER = {
         http.open_inference  http.app  process  ray_app  cli
     """,
     "models": """
-        commands  config  text  timm_model  metrics  data  heads  towers  backbones  network
+        commands  config  meta  text  timm_model  metrics  data  heads  towers  backbones  network
         checkpoints
         train  train_open  average  evaluate  evaluate_open
     """,

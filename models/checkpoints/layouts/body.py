@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any, cast
 
 import timm
@@ -60,14 +61,19 @@ def read_body(
     spec = prepare(name, hints, described)
     norm_pooled = any(f".{key}".endswith(".fc_norm.weight") for key in state)
     features: Features = hints.features or "forward_features"
-    backbone = Backbone(
+    build = partial(
+        Backbone,
         name,
         (spec.height, spec.width),
         features=features,
         norm_pooled=norm_pooled,
         model_args=described.model_args,
     )
-    state = take_body(state, list_names(backbone.body))
+    with torch.device("meta"):  # a forged file is refused before memory is allocated
+        model = build().body
+        state = take_body(state, list_names(model))
+        _refuse_larger(name, model, state, spec)
+    backbone = build()
     body = _fit(state, backbone, spec)
     log_left_out(state.keys() - body.keys(), "the backbone's own classifier")
     if hints.features is None and body.keys() <= state.keys():
@@ -153,6 +159,7 @@ def prepare(
     elif known.keys() & {"input_size", "img_size"}:
         size = None
     spec, photos = input_config(name, size, known, crop=hints.crop), described.photos
+    hints.check_size(name, spec)
     if photos is None:
         return spec
     sides = {"height": spec.height, "width": spec.width}
@@ -179,6 +186,17 @@ def _fit(state: State, backbone: Backbone, spec: InputConfig) -> State:
         body |= {key: torch.zeros_like(model[key]) for key in missing}
     fill_model(backbone.name, backbone.body, body, spec)
     return body
+
+
+def _refuse_larger(name: str, model: nn.Module, state: State, spec: InputConfig) -> None:
+    """Refuses a model if its tensors that the file lacks have more numbers than the file."""
+    lacked = sum(
+        tensor.numel()
+        for key, tensor in model.state_dict().items()
+        if key not in state or state[key].shape != tensor.shape
+    )
+    if lacked > sum(tensor.numel() for tensor in state.values()):
+        fill_model(name, model, {key: tensor.to("meta") for key, tensor in state.items()}, spec)
 
 
 def fill_model(name: str, model: nn.Module, state: State, spec: InputConfig) -> None:

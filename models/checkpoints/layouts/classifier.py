@@ -148,6 +148,8 @@ def _read_asl(state: State, hints: Hints, described: Description) -> Weights | N
             {leaf: head[f"{layer}.{leaf}"].double() for leaf in LEAVES}
             for layer in ("embedding_generator.0", "FC")
         )
+        if len(top["bias"]) * len(under["weight"][0]) > 8 * sum(v.numel() for v in state.values()):
+            raise CheckpointError("the file's head has too few features to be merged")
         weight, bias = top["weight"] @ under["weight"], top["weight"] @ under["bias"] + top["bias"]
         linear = {"weight": weight.float(), "bias": bias.float()}
     if len(linear) != 2:

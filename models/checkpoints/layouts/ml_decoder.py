@@ -8,6 +8,7 @@ from torch import Tensor
 
 from models.checkpoints.description import CheckpointError, State
 from models.checkpoints.layouts.state import (
+    build_filled,
     find_prefix,
     log_left_out,
     rename,
@@ -118,9 +119,10 @@ def _fold_self_attention(queries: Tensor, packed: State, num_heads: int) -> Tens
 
     A layer of torch normalises q + attention(q), ours q + q.
     """
-    attention = Attention(queries.shape[1], num_heads, 0.0).double()
     whole = queries.double().unsqueeze(0)
-    attention.load_state_dict(unpack_attentions(packed))
+    attention = build_filled(
+        lambda: Attention(queries.shape[1], num_heads, 0.0).double(), unpack_attentions(packed)
+    )
     with torch.no_grad():
         folded: Tensor = ((whole + attention(whole, whole, whole)) / 2)[0]
     return folded.to(queries.dtype)

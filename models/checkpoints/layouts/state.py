@@ -3,14 +3,15 @@
 import argparse
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, cast
 
 from torch import Tensor, nn
 
 from models.checkpoints.description import CheckpointError, Description, State, read_names
 from models.checkpoints.layouts.unsupported import refuse_unsupported
 from models.checkpoints.pickles import Unread
+from models.meta import Module, build_checked
 
 # Where training code puts the weights of a file: averaged ones (EMA, SWA), which are preferred.
 _AVERAGED = (
@@ -127,18 +128,21 @@ def _refuse_other_averages(content: Mapping[object, object]) -> None:
                 )
 
 
-def _has_weights(value: object, depth: int = 3) -> bool:
-    if isinstance(value, Unread):
-        return True
-    if isinstance(value, Tensor):
-        return value.dim() > 1
+def _has_weights(value: object) -> bool:
+    level = [value]
+    for _ in range(4):
+        for item in level:
+            if isinstance(item, Unread) or (isinstance(item, Tensor) and item.dim() > 1):
+                return True
+        # By identity: in a pickle of 5 kB, lists in lists can have one list 10 million times.
+        level = list({id(inner): inner for item in level for inner in _list_items(item)}.values())
+    return False
+
+
+def _list_items(value: object) -> Iterable[object]:
     inner = value.values() if isinstance(value, Mapping) else value
-    return (
-        depth > 0
-        and isinstance(inner, Iterable)
-        and not isinstance(inner, str | bytes)
-        and any(_has_weights(item, depth - 1) for item in inner)
-    )
+    is_list = isinstance(inner, Iterable) and not isinstance(inner, str | bytes | Tensor)
+    return cast("Iterable[object]", inner) if is_list else ()
 
 
 def _open(value: object) -> dict[str, Any] | None:
@@ -241,6 +245,21 @@ def try_to_fill(module: nn.Module, state: Mapping[str, Tensor]) -> str | None:
         if not tensor.is_meta and not tensor.isfinite().all():
             raise CheckpointError(f"{key} has NaN or infinite numbers: give another checkpoint")
     return None
+
+
+def build_filled(build: Callable[[], Module], state: Mapping[str, Tensor]) -> Module:
+    """Builds a module and fills it, as `build_checked` and `fill` do."""
+    return build_checked(build, state, fill)
+
+
+def fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Fills a module as `try_to_fill` does; raises CheckpointError if the state is not its own."""
+    for key, tensor in module.state_dict().items():
+        if tensor.is_floating_point() and key in state and not state[key].is_floating_point():
+            kind = str(state[key].dtype).removeprefix("torch.")
+            raise CheckpointError(f"{key} has numbers of type {kind}: store float32")
+    if reason := try_to_fill(module, state):
+        raise CheckpointError(f"the checkpoint is not of this network: {reason}")
 
 
 def unpack_attentions(state: Mapping[str, Tensor]) -> State:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from models.checkpoints.checkpoint import fill, load_checkpoint, read_checkpoint, write_checkpoint
+from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
 from models.checkpoints.description import CheckpointError
+from models.checkpoints.layouts.state import fill
 from tests.export.tiny_network import INPUT, LABELS, make_network
 from tests.models.checkpoints import assert_gives
 

@@ -56,6 +56,10 @@ def test_repository_has_the_architecture_the_preparation_and_the_label_names(hub
     assert (spec.height, spec.width, spec.interpolation) == (96, 128, "bilinear")
     assert spec.mean == (0.5, 0.5, 0.5)
     assert read_checkpoint(REFERENCE).label_names == ("sea", "meadow", "rose")
+    config["pretrained_cfg"] = {"input_size": [3, 4096, 4096]}
+    (hub / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="of 4096 x 4096 pixels: give --image-size if this"):
+        read_config(REFERENCE)
     hinted = read_config(REFERENCE, Hints(image_size=64)).input
     assert (hinted.height, hinted.width) == (64, 64)
 

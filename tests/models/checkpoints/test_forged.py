@@ -5,8 +5,10 @@ import subprocess
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pytest
@@ -14,9 +16,10 @@ import torch
 from safetensors.torch import save_file
 from timm.layers.ml_decoder import MLDecoder
 
-from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
+from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
-from models.checkpoints.layouts import classifier
+from models.checkpoints.layouts import body, classifier
+from tests.export.tiny_network import LABELS, make_network
 
 scalar: Any = np.float64().__reduce__()[0]  # rebuilds numpy's numbers
 
@@ -168,15 +171,80 @@ def test_types_that_torch_lacks_are_refused(tmp_path: Path) -> None:
 def test_forged_number_of_classes_is_refused_before_a_network_takes_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    devices, create = [], classifier.create_timm
+    devices = []
 
-    def create_on_known_device(*arguments: Any) -> Any:
+    def watch(create: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         devices.append(torch.get_default_device().type)
-        return create(*arguments)
+        return create(*arguments, **options)
 
-    monkeypatch.setattr(classifier, "create_timm", create_on_known_device)
+    for module, name in ((classifier, "create_timm"), (body, "Backbone")):
+        monkeypatch.setattr(module, name, partial(watch, getattr(module, name)))
     path = tmp_path / "forged.safetensors"
     save_file({"fc.weight": torch.zeros(10**6, 0)}, path)
     with pytest.raises(CheckpointError, match="resnet18"):
         read_checkpoint(path, Hints(backbone="resnet18"))
+    head = MLDecoder(3, -1, 16, 8).state_dict()
+    save_file(head | {"body.x": torch.zeros(2)}, path)
+    with pytest.raises(CheckpointError, match="its resnet18"):
+        read_checkpoint(path, Hints(backbone="resnet18"))
     assert set(devices) == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_classes": 10**12}, r"size mismatch for head\.queries"),
+        ({"kind": "ram", "num_layers": 10**9}, "more layers than the file has tensors"),
+    ],
+)
+def test_forged_sizes_are_compared_with_the_tensors_first(
+    changes: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    network, path = make_network(), tmp_path / "own.safetensors"
+    write_checkpoint(path, network, LABELS, {})
+    fields = {"encoder_width": 256, "decoder_width": 32, "num_classes": 3} | changes
+    forged = {"kind": "ml_decoder", "num_heads": 4, "feedforward_width": 64} | fields
+    config = json.loads(network.config.model_dump_json()) | {"head": forged}
+    save_file(network.state_dict(), tmp_path / "f.safetensors", {"config": json.dumps(config)})
+    with pytest.raises(CheckpointError, match=reason):
+        load_checkpoint(tmp_path / "f.safetensors")
+    load_checkpoint(path)
+
+
+def test_small_file_that_takes_memory_is_refused(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.pth", tmp_path / "bad.pth"
+    torch.save(content := MLDecoder(3, -1, 16, 8).state_dict(), good)
+    with ZipFile(good) as plain, ZipFile(bad, "w", ZIP_DEFLATED) as packed:
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    with pytest.raises(CheckpointError, match="is compressed"):
+        load_checkpoint(bad)
+    torch.save(
+        content | {str(i): content["decoder.layers.0.linear1.weight"] for i in range(9)}, bad
+    )
+    with pytest.raises(CheckpointError, match="larger than the file"):
+        load_checkpoint(bad)
+    nested: Any = {"a": torch.zeros(2)}
+    for _ in range(3):
+        nested = dict.fromkeys(range(2000), nested)
+    merged = {"embedding_generator.0.weight": torch.zeros(1, 10**6), "FC.bias": torch.zeros(10**6)}
+    head = {f"head.{key}": tensor for key, tensor in merged.items()}
+    head |= {
+        "head.embedding_generator.0.bias": torch.zeros(1),
+        "body.conv1.0.weight": torch.ones(1),
+    }
+    deep: Any = [1]
+    for _ in range(3):
+        deep = [deep] * 2000
+    for forged in (nested, {"my_ema": deep}, head | {"head.FC.weight": torch.zeros(10**6, 1)}):
+        torch.save(forged, bad)
+        with pytest.raises(CheckpointError, match=r"no tensors under a usual|too few features"):
+            load_checkpoint(bad)
+    load_checkpoint(good)
+
+
+def test_mutated_descriptions_give_a_model_or_one_line() -> None:
+    command = [sys.executable, "-m", "tests.faults.forged_configs", "--mutants", "50"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " refused" in run.stdout

@@ -44,6 +44,10 @@ def test_manifest_that_is_not_an_object_is_refused(
             lambda m: m["card"]["open_head"].update(by_purpose={"recall": {"threshold": 1.5}}),
             r"card\.open_head\.by_purpose\.recall\.threshold",
         ),
+        (
+            lambda m: m["card"]["open_head"]["embedding_space"].update(descriptions=10**9),
+            "descriptions must divide width",
+        ),
         (lambda m: m["files"].pop("labels.json"), "lists no labels.json"),
         (lambda m: m["graphs"].pop("encoder"), "lists no encoder graph"),
         (lambda m: m["graphs"]["encoder"].update(fp32="other.onnx"), "not among the manifest"),
