@@ -15,7 +15,6 @@ from service.bundle.card import CPU_DEVICES
 from service.caller import CALLER, UNIT_LABELS
 from service.engine.engine import Engine
 from service.engine.heads import (
-    LONG_LABELS,
     Head,
     LogitsArray,
     ScreenedLogits,
@@ -48,6 +47,8 @@ _MAX_INLINE_CHARACTERS = 5000
 
 _MAX_CONCURRENCY = 16
 _NOTHING = nullcontext()
+# On a CPU, scoring so many takes as long as encoding a photo (default bundle).
+_WEIGHT_LABELS = 800
 
 UNIT_PIXELS = 12 * 2**20
 """A photo counts one unit of the rate limit for each started 12 Mi pixels, as most cameras have."""
@@ -283,8 +284,8 @@ class Pipeline:
     async def _submit(self, item: Item, deadline: float) -> Done[Result]:
         if (count := count_scored(item.heads)) > UNIT_LABELS:
             CALLER.get().charge((count - 1) // UNIT_LABELS)
-        is_long = count > LONG_LABELS and self.engine.device in CPU_DEVICES
-        return await self._batcher.submit(item, deadline, is_long=is_long)
+        weight = 1 + count // _WEIGHT_LABELS if self.engine.device in CPU_DEVICES else 1
+        return await self._batcher.submit(item, deadline, weight)
 
     async def _decode(self, photo: bytes | Jpeg, deadline: float) -> DecodedImage:
         run, contract = self._side_threads.run, self.bundle.card.input

@@ -80,7 +80,7 @@ class Batcher(Generic[ItemT, ResultT]):
             threading.Thread(target=self._work, args=(core,), name=name, daemon=True).start()
         self._watch()
 
-    async def submit(self, item: ItemT, deadline: float, *, is_long: bool = False) -> Done[ResultT]:
+    async def submit(self, item: ItemT, deadline: float, weight: int = 1) -> Done[ResultT]:
         """Returns the item's own result; a cancelled caller frees its place at once.
 
         An item that is still queued at `deadline`, on the event loop's clock, is never run. As
@@ -95,7 +95,7 @@ class Batcher(Generic[ItemT, ResultT]):
             raise errors.Draining("the batcher is draining")
         if not self.healthy:
             raise errors.NotReady("the batcher is not running")
-        queued = self._queue.put(item, deadline, is_long=is_long)
+        queued = self._queue.put(item, deadline, weight)
         timer = asyncio.get_running_loop().call_at(deadline, self._expire, queued)
         try:
             return await queued.future

@@ -18,7 +18,7 @@ from service.pipeline import pipeline as pipeline_module
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.selection import select_labels
 from service.question import Question
-from service.scheduling.queue import BatchQueue
+from service.scheduling.queue import LONG_WEIGHT, BatchQueue
 from tests.service.pipeline.conftest import make_learnt, running
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, tiny_screened_head, write_screened_bundle
@@ -135,8 +135,8 @@ async def test_long_photo_waits_apart_and_counts_by_its_labels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = write_screened_bundle(tmp_path, screened_head=tiny_screened_head(most=50))
-    for name in ("LONG_LABELS", "UNIT_LABELS"):
-        monkeypatch.setattr(pipeline_module, name, 120)
+    for name, value in {"_WEIGHT_LABELS": 10, "UNIT_LABELS": 120}.items():
+        monkeypatch.setattr(pipeline_module, name, value)
     put = Mock(wraps=BatchQueue.put)
     monkeypatch.setattr(BatchQueue, "put", lambda *given, **options: put(*given, **options))
     charge = Mock()
@@ -159,7 +159,7 @@ async def test_long_photo_waits_apart_and_counts_by_its_labels(
                 charge.reset_mock()
                 selection = await pipeline.select(question)
                 answers.append(await pipeline.predict(make_photo(0), selection))
-            assert [one.kwargs["is_long"] for one in put.call_args_list] == are_long
+            assert [one.args[-1] > LONG_WEIGHT for one in put.call_args_list] == are_long
             assert charge.call_args_list == ([call(299 // 120)] if are_long[-1] else [])
             assert answers[0].labels == answers[1].labels
             assert len(answers[0].explanations) == len(answers[1].explanations)

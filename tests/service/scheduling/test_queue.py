@@ -9,7 +9,14 @@ import pytest
 
 from service.caller import CALLER, Caller
 from service.errors import Draining, QueueFull
-from service.scheduling.queue import BatchQueue, BatchSizes, DrainRate, QueuedItem, fail_items
+from service.scheduling.queue import (
+    LONG_WEIGHT,
+    BatchQueue,
+    BatchSizes,
+    DrainRate,
+    QueuedItem,
+    fail_items,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -51,7 +58,7 @@ async def test_items_leave_in_the_order_of_arrival() -> None:
 
 
 async def test_callers_take_turns() -> None:
-    queue = make_queue(9, batch_sizes=BatchSizes(3, 3))
+    queue = make_queue(8, batch_sizes=BatchSizes(3, 3))
 
     async def ask(*items: int) -> list[QueuedItem[int, int]]:
         CALLER.set(Caller())
@@ -64,10 +71,17 @@ async def test_callers_take_turns() -> None:
     assert items_of(queue.take()) == [2, 3, 4]
 
 
+async def test_heavy_items_make_a_batch_short() -> None:
+    queue = make_queue(8, batch_sizes=BatchSizes(4, 4))
+    for item, weight in enumerate((2, 2, 1, 1, 1, 1, 5, 4)):
+        queue.put(item, NEVER, weight)
+    assert [items_of(queue.take()) for _ in range(4)] == [[0, 1], [2, 3, 4, 5], [6], [7]]
+
+
 async def test_long_item_runs_alone_in_turn_with_others_and_leaves_them_a_worker() -> None:
     queue = make_queue(4, workers=2)
     for item in (1, 2):
-        queue.put(item, NEVER, is_long=True)
+        queue.put(item, NEVER, LONG_WEIGHT + 1)
     put_all(queue, [3, 4])
     assert queue.is_full
     assert items_of(queue.take()) == [1]
@@ -91,7 +105,7 @@ async def test_batch_leaves_as_many_items_for_the_other_worker(items: int, size:
 
 
 async def test_batches_keep_their_size_while_answered_clients_come_back() -> None:
-    queue = make_queue(9, batch_sizes=BatchSizes(4, 2), workers=2)
+    queue = make_queue(8, batch_sizes=BatchSizes(4, 2), workers=2)
     put_all(queue, range(9))
     sizes = [len(queue.take()), len(queue.take())]
 
@@ -104,7 +118,7 @@ async def test_batches_keep_their_size_while_answered_clients_come_back() -> Non
 
 
 async def test_finished_items_do_not_count_for_the_batch_size() -> None:
-    queue = make_queue(9, batch_sizes=BatchSizes(9, 2))
+    queue = make_queue(8, batch_sizes=BatchSizes(9, 2))
     for _ in range(9):
         answer(queue, 1, 0)
     put_all(queue, range(8))
