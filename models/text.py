@@ -2,8 +2,6 @@
 
 import hashlib
 import importlib.util
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +21,6 @@ MAX_TOKENS = 128
 
 _BATCH = 64
 _PROBE = "a photo"
-# A stranger's replacements of "a" by "aa", 22 times in 1.5 kB, take 4 s for a text of one "a".
-_MAX_GROWTH = 1000
 # Parts of published checkpoints that a mean over tokens does not need.
 _UNUSED = ("pooler.", "embeddings.position_ids")
 
@@ -58,9 +54,6 @@ class TextEncoder:
     def __post_init__(self) -> None:
         """Raises RequestError for a tokenizer that is damaged, or not of this module."""
         try:
-            rules = json.loads(self.tokenizer)
-            if (growth := _count_growth(rules.get("normalizer"))) > _MAX_GROWTH:
-                raise ValueError(f"normalizer may make {growth} characters of one")
             self.check([_PROBE])
             self.embed([_PROBE])
         except (KeyboardInterrupt, SystemExit):
@@ -103,14 +96,6 @@ class TextEncoder:
         As in the service, `wooden_table` is encoded as `wooden table`.
         """
         return self.embed([template.replace("{}", name.replace("_", " ")) for name in names])
-
-
-def _count_growth(rules: object) -> int:
-    """Returns how many characters a tokenizer's replacements make of one at most."""
-    inner = rules.values() if isinstance(rules, dict) else rules if isinstance(rules, list) else ()
-    content = rules.get("content") if isinstance(rules, dict) else ""
-    own = len(content) if isinstance(content, str) else 1
-    return max(own, 1) * math.prod(map(_count_growth, inner))
 
 
 def read_text_encoder(folder: Path | None = None, name: str | None = None) -> TextEncoder:
