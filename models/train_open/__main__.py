@@ -45,14 +45,13 @@ def main(argv: list[str] | None = None) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="its encoder is used and stays as it is")
     add("--text-encoder", type=Path, help="folder; unset takes the installed package's")
-    add("--text-encoder-name", help="name of the embedding space (default: the folder's)")
     add("--hold-out", type=Path, action="append", default=[], help="text file of names or labelled "
         "folder: no concept of such a name is trained on; may be repeated")  # fmt: skip
     arguments = parser.parse_args(argv)
     recipe = read_recipe(arguments, OpenRecipe)
     context = make_context(arguments)
     hold_out = [name for path in arguments.hold_out for name in read_hold_out(path)]
-    text = read_text_encoder(arguments.text_encoder, arguments.text_encoder_name)
+    text = read_text_encoder(arguments.text_encoder)
     init = None if arguments.init is None else read_open_head(arguments.init)
     figures = train(context, recipe, read_sources(arguments.checkpoint, text), hold_out, init)
     summary = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())

@@ -1,11 +1,9 @@
 """Temporary folders, which the next start removes if their owner was killed."""
 
 import fcntl
-import logging
 import os
 import re
 import shutil
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from tempfile import gettempdir, mkdtemp
@@ -13,9 +11,8 @@ from typing import NamedTuple
 
 _PREFIX = "ml-decoder-run-"
 _NAME = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
+# Not the folder itself: locks of folders on NFS are not seen by other machines.
 _LOCK_FILE = ".lock"
-
-logger = logging.getLogger(__name__)
 
 
 class Folder(NamedTuple):
@@ -36,13 +33,14 @@ class Folder(NamedTuple):
 @contextmanager
 def make_folder(parent: str | None = None) -> Iterator[Folder]:
     """Removes folders that killed processes left in `parent`, then yields a new one."""
-    parent = parent or gettempdir()
     remove_left(parent)
     path, lock = "", -1
     while not os.path.isdir(path):  # another start may remove it before it is locked
         path = mkdtemp(prefix=_PREFIX, dir=parent)
         with suppress(FileNotFoundError):
-            lock = _lock(path)
+            lock = os.open(os.path.join(path, _LOCK_FILE), os.O_RDWR | os.O_CREAT, 0o600)
+            with suppress(OSError):  # a file system without locks: no other process removes it
+                fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         yield Folder(path, lock)
     finally:
@@ -54,31 +52,12 @@ def remove_left(parent: str | None = None) -> None:
     """Removes the folders of this user in `parent` that no process uses."""
     with suppress(OSError), os.scandir(parent or gettempdir()) as entries:
         for entry in entries:
-            if _NAME.fullmatch(entry.name):
+            is_folder = _NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+            if is_folder and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
                 _remove_unused(entry.path)
 
 
 def _remove_unused(path: str) -> None:
-    with suppress(OSError):
-        status = os.lstat(path)
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            return
-        lock = _lock(path, fcntl.LOCK_NB)
-        try:
-            shutil.rmtree(path)
-            logger.info("removed the folder of a killed process", extra={"folder": path})
-        finally:
-            os.close(lock)
-
-
-def _lock(path: str, flags: int = 0) -> int:
-    """Returns the descriptor of a folder's locked file. Raises `OSError` if another has it."""
-    # Not the folder itself: locks of folders on NFS are not seen by other machines.
-    lock = os.open(os.path.join(path, _LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | flags)
-    except OSError:  # or the file system has no locks: then no process removes the folder
-        if flags:
-            os.close(lock)
-            raise
-    return lock
+    with suppress(OSError), open(os.path.join(path, _LOCK_FILE), "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path)

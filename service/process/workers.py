@@ -297,7 +297,6 @@ class Supervisor:
         stack, refused = self._suspects.end(slot.number)
         if not slot.asked:
             self._note_reload(slot, done=False)
-        slot.asked = False
         if self._stops and (not was_ready or code in (0, -signal.SIGTERM)):
             return
         reason = slot.reason or _describe(code)

@@ -10,8 +10,6 @@ from models.commands import RequestError
 from models.text import TextEncoder, read_text_encoder
 from tests.models.tiny_text import WIDTH, write_text_encoder
 
-DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
-
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> TextEncoder:
@@ -63,26 +61,13 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(tmp_path: Path) -
         read_text_encoder(folder)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"model": 3}, "is damaged or not of its weights"),
-        ({"normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 60}}, "may make 1152921"),
-    ],
-)
-def test_forged_tokenizer_is_refused(
-    changes: dict[str, object], reason: str, tmp_path: Path
-) -> None:
+def test_forged_tokenizer_is_refused(tmp_path: Path) -> None:
     file = write_text_encoder(tmp_path / "tiny") / "tokenizer.json"
     good = json.loads(file.read_text())
-    file.write_text(json.dumps(good | changes))
-    with pytest.raises(RequestError, match=reason):
+    file.write_text(json.dumps(good | {"model": 3}))
+    with pytest.raises(RequestError, match="is damaged or not of its weights"):
         read_text_encoder(file.parent)
-    padding: dict[str, object] = {
-        "strategy": {"Fixed": 10**12},
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-    }
+    padding = {"strategy": {"Fixed": 10**12}, "direction": "Right", "pad_to_multiple_of": None}
     padding |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
     file.write_text(json.dumps(good | {"padding": padding}))
     read_text_encoder(file.parent).check(["red"])

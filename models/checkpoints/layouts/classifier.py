@@ -17,7 +17,7 @@ import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from timm.layers import SelectAdaptivePool2d
 from timm.models import ResNet
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.backbones.backbone import count_prefix_tokens, flatten_features
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
@@ -33,6 +33,7 @@ from models.checkpoints.layouts.body import (
 from models.checkpoints.layouts.state import LEAVES, find_prefix, refuse_others, take
 from models.config import GapConfig, NetworkConfig, TimmHeadConfig
 from models.heads.baselines import Gap
+from models.meta import build_checked
 from models.network import Network
 from models.timm_model import classifier_names, create_timm, is_channels_last
 
@@ -168,19 +169,18 @@ def _read_timm(name: str, state: State, hints: Hints, described: Description) ->
     spec = prepare(name, hints, described)
     weight = state.get(f"{classifier_names(name)[0]}.weight")
     classes = 1 if weight is None else len(weight)  # `fill_model` names a missing one
-
     create = partial(
         create_timm, name, (spec.height, spec.width), {"num_classes": classes}, described.model_args
     )
-    with torch.device("meta"):  # a forged file is refused before memory is allocated
-        model: Any = create()
+
+    def fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         # Older versions of timm stored these too.
         computed = {key for key, _ in model.named_buffers()} - model.state_dict().keys()
-        state = {key: tensor for key, tensor in state.items() if key not in computed}
-        fill_model(name, model, {key: tensor.to("meta") for key, tensor in state.items()}, spec)
-    model = create().eval()
-    state = model.state_dict() | state  # perhaps without counters
-    fill_model(name, model, state, spec)
+        kept = {key: tensor for key, tensor in state.items() if key not in computed}
+        fill_model(name, model, kept, spec)
+
+    model: Any = build_checked(create, state, fill).eval()
+    state = model.state_dict()
     images = torch.rand(1, 3, spec.height, spec.width, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         example, features = (images, model(images)), model.forward_features(images)

@@ -28,7 +28,7 @@ from service.http.responses.openapi import (
 )
 from service.http.responses.problems import OPENAI_PREFIX, describe_problem
 from service.http.responses.schemas import ImageFailure, NameAndVersion
-from service.http.routes.predict import MAX_BATCH_IMAGES, PHOTO_PROBLEMS, answer_long, limit_images
+from service.http.routes.predict import MAX_BATCH_IMAGES, PHOTO_PROBLEMS, limit_images, write_answer
 from service.http.security.keys import PREDICT, ROUTE_PROBLEMS
 from service.http.security.rates import LIMITED
 from service.pipeline.pipeline import Pipeline
@@ -144,7 +144,7 @@ async def embed(
         "images": _describe(photos, encoding),
         "texts": _describe(rows, encoding),
     }
-    return await answer_long(served, answer)
+    return await write_answer(served, answer)
 
 
 @router.get(f"{OPENAI_PREFIX}/models", responses=document_openai_errors(*ROUTE_PROBLEMS))
@@ -195,7 +195,7 @@ async def embed_for_openai(request: Request, served: Served) -> Response:
     data = ({"object": "embedding", "index": index, **item} for index, item in items)
     usage = {"prompt_tokens": 0, "total_tokens": 0}
     answer = {"object": "list", "data": data, "model": card.name, "usage": usage}
-    return await answer_long(served, answer)
+    return await write_answer(served, answer)
 
 
 async def _embed(

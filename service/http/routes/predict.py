@@ -78,9 +78,7 @@ async def predict(request: Request) -> Response:
         **_describe_image(prediction, lazily=is_long),
         "request_id": request.state.request_id,
     }
-    if is_long:
-        return await answer_long(request.app.state.served, answer)
-    return Response(to_json(answer), media_type=JSON)
+    return await write_answer(request.app.state.served, answer, is_long=is_long)
 
 
 @router.post(
@@ -109,15 +107,16 @@ async def predict_batch(request: Request) -> Response:
         ),
         "request_id": request.state.request_id,
     }
-    if is_long:
-        return await answer_long(request.app.state.served, answer)
-    return Response(to_json(answer, exclude_none=True), media_type=JSON)
+    return await write_answer(request.app.state.served, answer, is_long=is_long)
 
 
-async def answer_long(served: ServedPipeline, answer: Mapping[str, Any]) -> Response:
-    """Writes JSON in a side thread; other threads run between the items of generators in it."""
-    write = partial(to_json, exclude_none=True)
-    return Response(await served.run_in_side_thread(write, answer), media_type=JSON)
+async def write_answer(
+    served: ServedPipeline, answer: Mapping[str, Any], *, is_long: bool = True
+) -> Response:
+    """Writes JSON, if long in a side thread; others run between the items of its generators."""
+    write = partial(to_json, answer, exclude_none=True)
+    content = await served.run_in_side_thread(write) if is_long else write()
+    return Response(content, media_type=JSON)
 
 
 def limit_images(settings: Settings) -> int:

@@ -111,14 +111,10 @@ class _KeySet:
                 raise errors.StartError(f"{source} is missing or is no regular file")
             self.identities = self._read("")
         except Exception as error:
-            reason = str(error) or type(error).__name__
+            is_known = isinstance(error, errors.StartError)
+            reason = str(error) if is_known else f"{self._setting}: {error!r}"
             if forced or reason != self._failure:
-                is_known = isinstance(error, errors.StartError)
-                logger.error(
-                    "%s; the earlier keys stay valid: correct the file",
-                    reason if is_known else f"{self._setting}: {reason}",
-                    exc_info=None if is_known else error,
-                )
+                logger.error("%s; the earlier keys stay valid: correct the file", reason)
             self._failure = reason
         else:
             self._seen, self._failure = seen, ""

@@ -22,6 +22,7 @@ from tests.support.serving import assert_problem, send_image, serve_app
 PREDICT, OTHER, ADMIN = "predict-key-000001", "geheimer Schlüssel à", "admin-key-00000001"
 UNKNOWN, NEXT = "made-up-key-000001", "predict-key-000002"
 PETS = {"name": "pets", "labels": ["cat"]}
+KEPT = "the earlier keys stay valid: correct the file"
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +257,7 @@ def test_keys_follow_their_file_but_one_without_valid_keys_is_one_error(
         ring.reread()
     (line,) = caplog.messages
     assert reason in line
-    assert line.endswith("the earlier keys stay valid: correct the file")
+    assert line.endswith(KEPT)
     assert OTHER[:9] not in line
     assert ring.identify(PREDICT)
     mount_keys(tmp_path, f"new:{OTHER}\nops:{NEXT}")
@@ -267,12 +268,8 @@ def test_keys_follow_their_file_but_one_without_valid_keys_is_one_error(
     assert [vars(record)["keys"] for record in caplog.records[1:]] == [2, 2]
 
 
-@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), MemoryError()])
 def test_keys_are_read_again_after_an_error_that_passes(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "keys"
     file.write_text(PREDICT)
@@ -280,14 +277,13 @@ def test_keys_are_read_again_after_an_error_that_passes(
     file.write_text(OTHER)
 
     def fail(*_: object) -> None:
-        raise error
+        raise MemoryError
 
     with monkeypatch.context() as failing:
         failing.setattr(Path, "open", fail)
         for _ in range(3):
             ring.reread()
-    assert len(caplog.records) == 1
-    assert "predict_keys: " in caplog.text
+    assert caplog.messages == [f"predict_keys: MemoryError(); {KEPT}"]
     assert ring.identify(PREDICT)
     ring.reread()
     assert [ring.identify(key) is None for key in (PREDICT, OTHER, ADMIN)] == [True, False, False]
