@@ -37,8 +37,7 @@ from service.http.routes.predict import MAX_BATCH_IMAGES
 from service.pipeline.pipeline import limit_pixels
 from service.question import MAX_EXPLAINED
 from tests.benchmarks.servers import BUNDLE
-from tests.e2e.server_process import ServerProcess
-from tests.faults.conftest import serve_command
+from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.odd_files import make_dense_webp
 from tests.support.photos import encode_picture
 from tests.support.serving import to_base64
