@@ -16,6 +16,7 @@ import pytest
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess, serve_command
 from tests.e2e.test_metrics import read_value
+from tests.faults.conftest import serve
 from tests.faults.faulty_process import FaultyProcess
 from tests.faults.faulty_server import make_fault
 from tests.faults.test_load import occupy
@@ -25,14 +26,6 @@ from tests.support.threads import wait_until
 from tests.support.tiny_bundle import copy_bundle
 
 TWO = ("--workers", "2")
-
-
-@contextmanager
-def serve_two(bundle: Bundle, *flags: str, **variables: str) -> Iterator[ServerProcess]:
-    command = serve_command(bundle, "--label-store", "memory", *TWO, *flags)
-    with ServerProcess(*command, **variables) as server:
-        server.wait_for_line("serving url=")
-        yield server
 
 
 def list_pids(server: ServerProcess, worker: int) -> list[int]:
@@ -104,7 +97,8 @@ class Load:
 @pytest.fixture(scope="module")
 def two(open_bundle: Bundle) -> Iterator[ServerProcess]:
     """Two workers that all live until the end."""
-    with serve_two(open_bundle, "--metrics-port", "0") as server:
+    with serve(open_bundle, *TWO, "--metrics-port", "0") as (server, _):
+        server.wait_for_line("serving url=")
         yield server
         assert server.stop() == 0
     assert "Traceback" not in server.stderr
