@@ -32,8 +32,9 @@ _LISTENING = re.compile(r"listening address=(\S+) port=(\d+)")
 _PATIENCE_SECONDS = 120.0
 
 
-def serve_command(bundle: Bundle, *flags: str) -> tuple[str, ...]:
-    return ("serve", "--bundle", str(bundle.path), "--port", "0", "--device", "cpu", *flags)
+def serve_command(bundle: Bundle | Path, *flags: str) -> tuple[str, ...]:
+    path = bundle.path if isinstance(bundle, Bundle) else bundle
+    return ("serve", "--bundle", str(path), "--port", "0", "--device", "cpu", *flags)
 
 
 class ServerProcess:
@@ -102,10 +103,6 @@ class ServerProcess:
         line = re.search(rf"{field}:\s+(\d+) kB", status)
         assert line
         return int(line[1]) * 1024
-
-    def read_policy(self) -> int:
-        """Returns the scheduling policy of the main thread (`os.SCHED_...`)."""
-        return os.sched_getscheduler(self._process.pid)
 
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)

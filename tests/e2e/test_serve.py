@@ -60,4 +60,4 @@ def test_last_line_of_the_start_is_the_url_and_an_interrupt_exits_0(tiny_bundle:
 def test_event_loop_runs_as_sched_batch(server: ServerProcess) -> None:
     with server.open_client() as client:
         assert_still_serving(client)
-    assert server.read_policy() == os.SCHED_BATCH
+    assert os.sched_getscheduler(server.pid) == os.SCHED_BATCH

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 
 from service.bundle.reader import Bundle
-from tests.e2e.server_process import ServerProcess
+from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.serving import assert_still_serving
 
 MAX_BODY_BYTES = 500_000
@@ -36,10 +35,6 @@ def serve(
     bundle: Bundle, *flags: str, **variables: str
 ) -> Iterator[tuple[ServerProcess, httpx.Client]]:
     """Yields a server with a label store in memory, and a client."""
-    command = (*serve_command(bundle.path), "--label-store", "memory", *flags)
+    command = serve_command(bundle, "--label-store", "memory", *flags)
     with ServerProcess(*command, **variables) as server, server.open_client() as client:
         yield server, client
-
-
-def serve_command(bundle: Path) -> tuple[str, ...]:
-    return ("serve", "--bundle", str(bundle), "--port", "0", "--device", "cpu")

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
 from itertools import chain, count, islice, product
@@ -36,8 +37,7 @@ from service.http.routes.predict import MAX_BATCH_IMAGES
 from service.pipeline.pipeline import limit_pixels
 from service.question import MAX_EXPLAINED
 from tests.benchmarks.servers import BUNDLE
-from tests.e2e.server_process import ServerProcess
-from tests.faults.conftest import serve_command
+from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.odd_files import make_dense_webp
 from tests.support.photos import encode_picture
 from tests.support.serving import to_base64
@@ -47,9 +47,13 @@ SET, LARGE = "costs", "big"
 LARGE_LABELS, SMALL_SETS, NUMBERS = 50_000, 990, 5_000_000
 _BOUNDARY = "b"
 _BOMB_SIDE = 7000  # 49 megapixels
+_SIDE = math.isqrt(limit_pixels(len(make_dense_webp(1, 1))))  # of the largest in as few bytes
+DENSE = make_dense_webp(_SIDE, _SIDE)
 _NEW = b"0.1000"  # a threshold, which differs each time: the same again would be no change
 _ADDRESSES = map(str, map(ip_address, count(2**24 * 127 + 256)))
 _RATE_SECONDS = 3600  # for each unit
+
+Address = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -102,8 +106,7 @@ def make_photos() -> Iterator[tuple[str, bytes]]:
     """Yields names and files of photos that take long for their bytes."""
     bomb = make_dense_webp(_BOMB_SIDE, _BOMB_SIDE)
     yield "WebP of 49 megapixels in 28 bytes", bomb
-    side = math.isqrt(limit_pixels(len(bomb)))
-    yield f"WebP of {side} x {side} pixels", make_dense_webp(side, side)
+    yield f"WebP of {_SIDE} x {_SIDE} pixels", DENSE
     padding = (_BOMB_SIDE**2 - limit_pixels(0)) // (limit_pixels(1) - limit_pixels(0)) + 1
     yield "WebP of 49 megapixels, as short as read", bomb + bytes(padding)
     picture = Image.new("RGBA", (_BOMB_SIDE, _BOMB_SIDE))
@@ -119,31 +122,30 @@ def make_requests(model: str, label: str) -> Iterator[Request]:
         if len(photo) < KILOBYTE:
             path = f"/labels/everyday/calibrate?label={label}"
             yield as_form(f"200 x {what[5:]}", path, ["positive"] * MAX_EXAMPLES, photo)
-    dense = dict(islice(make_photos(), 2)).popitem()[1]
     overlays = "explain=overlay&top_k="
-    yield Request("100 overlays", "POST", f"/predict?{overlays}100", dense, "image/webp")
-    images = {"images": [to_base64(dense)] * MAX_BATCH_IMAGES}
+    yield Request("100 overlays", "POST", f"/predict?{overlays}100", DENSE, "image/webp")
+    images = {"images": [to_base64(DENSE)] * MAX_BATCH_IMAGES}
     few = MAX_EXPLAINED // MAX_BATCH_IMAGES
     yield as_json(f"16 x {few} overlays", "POST", f"/predict/batch?{overlays}{few}", images)
-    yield Request("all labels", "POST", "/predict?threshold=0", dense, "image/webp")
+    yield Request("all labels", "POST", "/predict?threshold=0", DENSE, "image/webp")
     yield as_json("16 x all labels", "POST", "/predict/batch?threshold=0", images)
     for count in (50, 1000):
         path = f"/predict?candidate_labels={','.join(make_names(count))}"
-        yield Request(f"{count} candidate labels", "POST", path, dense, "image/webp")
-    yield from make_large_requests(dense)
+        yield Request(f"{count} candidate labels", "POST", path, DENSE, "image/webp")
+    yield from make_large_requests()
     yield as_json("2,000 labels", "PUT", f"/labels/{SET}", {"labels": make_names(2000)})
     for path in ("/labels", f"/labels/{SET}", "/labels/everyday", "/info", "/openapi.json",
                  "/docs", "/", "/metrics", "/readyz"):  # fmt: skip
         yield Request("", "GET", path)
 
 
-def make_large_requests(photo: bytes) -> Iterator[Request]:
+def make_large_requests() -> Iterator[Request]:
     """Yields requests about the largest set, and about many."""
     for method in ("GET", "HEAD"):
         yield Request("50,000 labels", method, f"/labels/{LARGE}")
-    body = {"images": [to_base64(photo)] * MAX_BATCH_IMAGES}
+    body = {"images": [to_base64(DENSE)] * MAX_BATCH_IMAGES}
     every = f"label_set={LARGE}&threshold=0"
-    yield Request("all of 50,000 labels", "POST", f"/predict?{every}", photo, "image/webp")
+    yield Request("all of 50,000 labels", "POST", f"/predict?{every}", DENSE, "image/webp")
     yield as_json("16 x all of 50,000 labels", "POST", f"/predict/batch?{every}", body)
     changed = as_json("", "PATCH", "", {"labels": [{"name": "0", "threshold": 0.5}]}).content
     content = changed.replace(b"0.5", _NEW)
@@ -154,78 +156,93 @@ def make_large_requests(photo: bytes) -> Iterator[Request]:
     yield as_json("5 million numbers", "POST", "/v1/embeddings", {"input": [0] * NUMBERS})
 
 
-def make_sets(folder: Path, width: int) -> tuple[str, ...]:
-    """Makes a store with a large set and a folder of small ones; returns the flags for both."""
-    rows = np.random.default_rng(0).standard_normal((LARGE_LABELS, width)).astype(np.float32)
-    file, store, sets = folder / f"{LARGE}.npz", folder / "labels.db", folder / "sets"
-    np.savez(file, names=np.arange(LARGE_LABELS).astype(str), embeddings=rows)
-    flags = ("--label-store", str(store))
-    command = [sys.executable, "-m", "service.cli", "labels", "import", str(file), *flags]
-    subprocess.run([*command, "--bundle", str(BUNDLE)], check=True, stdout=subprocess.DEVNULL)
-    sets.mkdir()
-    for name, row in zip(make_names(SMALL_SETS), rows.tolist(), strict=False):
-        labels = [{"name": name, "embedding": row}]
-        (sets / f"{name}.json").write_text(json.dumps({"labels": labels}))
-    return (*flags, "--label-sets", str(sets))
+@contextmanager
+def serve_large(*flags: str) -> Iterator[ServerProcess]:
+    """Yields a server of the default bundle with a large label set and many small ones."""
+    head = load_bundle(BUNDLE).card.open_head
+    assert head is not None
+    shape = LARGE_LABELS, head.embedding_space.width
+    rows = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    with TemporaryDirectory() as name:
+        file, store, sets = (Path(name, each) for each in (f"{LARGE}.npz", "labels.db", "sets"))
+        np.savez(file, names=np.arange(LARGE_LABELS).astype(str), embeddings=rows)
+        stored = ("--label-store", str(store))
+        command = [sys.executable, "-m", "service.cli", "labels", "import", str(file), *stored]
+        subprocess.run([*command, "--bundle", str(BUNDLE)], check=True, stdout=subprocess.DEVNULL)
+        sets.mkdir()
+        for label, row in zip(make_names(SMALL_SETS), rows.tolist(), strict=False):
+            labels = [{"name": label, "embedding": row}]
+            (sets / f"{label}.json").write_text(json.dumps({"labels": labels}))
+        flags = (*flags, *stored, "--label-sets", str(sets))
+        with ServerProcess(*serve_command(BUNDLE), *flags) as server:
+            server.wait_for_line("ready model=")
+            yield server
 
 
 def main() -> None:
-    bundle = load_bundle(BUNDLE)
-    assert bundle.card.open_head is not None
     flags = ("--candidate-cache-size", "0", "--rate-limit", f"1/{_RATE_SECONDS}seconds")
     print("| request | what | bytes | processor s | s/kB | units | /livez ms | peak MB | left MB "
           "| answer kB |")  # fmt: skip
     print("|---" * 10 + "|")
-    with TemporaryDirectory() as folder:
-        sets = make_sets(Path(folder), bundle.card.open_head.embedding_space.width)
-        with ServerProcess(*serve_command(BUNDLE), *flags, *sets) as server:
-            server.wait_for_line("ready model=")
-            for request in make_requests(bundle.card.name, "lamp"):
-                print(measure(server, request), flush=True)
+    with serve_large(*flags) as server:
+        for request in make_requests(load_bundle(BUNDLE).card.name, "lamp"):
+            print(measure(server, request), flush=True)
 
 
-def send(server: ServerProcess, raw: bytes, method: str, source: str) -> tuple[int, str, int]:
+def send(
+    address: Address, request: Request, number: int = 0, source: str = "127.0.0.1"
+) -> tuple[int, str, int]:
     """Returns status, `Retry-After` and the length of the answer."""
-    address = server.find_address()
+    raw = request.encode().replace(_NEW, b"0.1%03d" % (number % 1000))
     with socket.create_connection(address, 300, source_address=(source, 0)) as connection:
         connection.sendall(raw)
-        response = http.client.HTTPResponse(connection, method=method)
+        response = http.client.HTTPResponse(connection, method=request.method)
         response.begin()
         return response.status, response.getheader("Retry-After", "0"), len(response.read())
 
 
-def find_slowest(server: ServerProcess, ended: Event) -> float:
-    """Asks `/livez` until the event; returns the seconds of its slowest answer."""
-    slowest, raw = 0.0, Request("", "GET", "/livez").encode()
-    while not ended.wait(0.005):
-        started = time.monotonic()
-        send(server, raw, "GET", "127.0.0.1")
-        slowest = max(slowest, time.monotonic() - started)
-    return slowest
+@contextmanager
+def watch_health(address: Address) -> Iterator[list[float]]:
+    """Asks `/livez` in another thread until the end; yields the times in milliseconds."""
+    times, ended = [0.0], Event()
+
+    def ask() -> None:
+        while not ended.wait(0.005):
+            started = time.monotonic()
+            send(address, Request("", "GET", "/livez"))
+            times.append(1000 * (time.monotonic() - started))
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(ask)
+        try:
+            yield times
+        finally:
+            ended.set()
 
 
 def measure(server: ServerProcess, request: Request) -> str:
     """Sends a request again and again for 1 second; returns a row of the table."""
-    process, raw, ended = psutil.Process(server.pid), request.encode(), Event()
+    process, size, address = (
+        psutil.Process(server.pid),
+        len(request.encode()),
+        server.find_address(),
+    )
     Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # resets VmHWM
     idle, before, ends = server.read_memory(), sum(process.cpu_times()[:2]), time.monotonic() + 1
-    times = 0
-    with ThreadPoolExecutor(1) as thread:
-        slowest = thread.submit(find_slowest, server, ended)
+    times, size = 0, len(request.encode())
+    with watch_health(address) as health:
         while not times or time.monotonic() < ends:
             times, source = times + 1, next(_ADDRESSES)
-            sent = raw.replace(_NEW, b"0.1%03d" % times)
-            status, _, answered = send(server, sent, request.method, source)
+            status, _, answered = send(address, request, times, source)
         seconds = (sum(process.cpu_times()[:2]) - before) / times
-        ended.set()
-    refused = send(server, Request("", "GET", "/info").encode(), "GET", source)
+    refused = send(address, Request("", "GET", "/info"), source=source)
     units = math.ceil(int(refused[1]) / _RATE_SECONDS)
     time.sleep(1)
     peak, left = (server.read_memory(field) - idle for field in ("VmHWM", "VmRSS"))
     figures = (
-        *(len(raw), f"{seconds:.3f}", f"{seconds / len(raw) * KILOBYTE:.2f}"),
-        *(units, f"{slowest.result() * 1000:.0f}"),
-        *(f"{max(0, size) / MIB:.0f}" for size in (peak, left)),
+        *(size, f"{seconds:.3f}", f"{seconds / size * KILOBYTE:.2f}"),
+        *(units, f"{max(health):.0f}"),
+        *(f"{max(0, more) / MIB:.0f}" for more in (peak, left)),
         f"{answered / KILOBYTE:.0f}",
     )
     path = request.path.partition("?")[0]

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from service.bundle.reader import Bundle
-from tests.e2e.server_process import ServerProcess
-from tests.faults.conftest import serve_command
+from tests.e2e.server_process import ServerProcess, serve_command
 
 
 class FaultyProcess(ServerProcess):
@@ -21,7 +20,7 @@ class FaultyProcess(ServerProcess):
         # Neither limit ends what a test holds.
         limits = ("--deadline-ms", "300000", "--drain-seconds", "300", "--label-store", "memory")
         variables = {"FAULTS_HOLD": str(self._hold), "FAULTS_OPEN": str(self._open)}
-        super().__init__(*serve_command(bundle.path), *limits, *flags, **variables, **more)
+        super().__init__(*serve_command(bundle, *limits, *flags), **variables, **more)
 
     def release(self) -> None:
         self._hold.touch()

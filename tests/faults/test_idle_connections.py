@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from service.bundle.reader import Bundle
-from tests.e2e.server_process import ServerProcess
-from tests.faults.conftest import serve, serve_command
+from tests.e2e.server_process import ServerProcess, serve_command
+from tests.faults.conftest import serve
 from tests.faults.test_connections import HEAD, LAST, LIVE, connect, read_reply, talk
 from tests.support.serving import assert_problem, assert_still_serving, send_image
 from tests.support.threads import wait_until
@@ -64,7 +64,7 @@ class LimitedFiles(ServerProcess):
 
 @pytest.fixture(scope="module")
 def limited(open_bundle: Bundle) -> Iterator[LimitedFiles]:
-    command = (*serve_command(open_bundle.path), "--label-store", "memory", "--metrics-port", "0")
+    command = serve_command(open_bundle, "--label-store", "memory", "--metrics-port", "0")
     with LimitedFiles(*command, *PATIENT) as server:
         yield server
         assert server.stop() == 0

@@ -13,13 +13,14 @@ from typing import Self
 import pytest
 
 from service.bundle.reader import Bundle
-from tests.e2e.server_process import ServerProcess
-from tests.faults.conftest import serve, serve_command
+from tests.e2e.server_process import ServerProcess, serve_command
+from tests.e2e.test_metrics import read_value
+from tests.faults.conftest import serve
 from tests.faults.faulty_process import FaultyProcess
 from tests.faults.test_connections import HEAD, read_reply
 from tests.faults.test_load import occupy
 from tests.faults.test_start import flip_a_byte
-from tests.faults.test_workers import connect_to, kill, list_pids, read_value
+from tests.faults.test_workers import connect_to, kill, list_pids
 from tests.support.serving import PHOTO, send_image
 from tests.support.threads import wait_until
 from tests.support.tiny_bundle import copy_bundle, open_card, open_draft, write_draft

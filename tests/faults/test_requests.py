@@ -1,4 +1,4 @@
-"""Odd paths, methods, headers, queries and texts get a problem or change nothing."""
+"""Unknown names in the query of a route change nothing."""
 
 import httpx2 as httpx
 import pytest

@@ -8,8 +8,8 @@ import pytest
 
 from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
-from tests.e2e.server_process import ServerProcess
-from tests.faults.conftest import serve, serve_command
+from tests.e2e.server_process import ServerProcess, serve_command
+from tests.faults.conftest import serve
 from tests.support.serving import assert_problem, assert_still_serving
 
 
@@ -50,15 +50,6 @@ def test_folder_of_bundles_is_refused_by_their_names(open_bundle: Bundle) -> Non
         load_bundle(open_bundle.path.parent)
 
 
-def assert_start_fails(*command: str, says: str = "", **variables: str) -> None:
-    with ServerProcess(*command, "--log-level", "error", **variables) as server:
-        assert server.wait() == 2
-        lines = server.stderr.splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("ml-decoder: ")
-    assert says in lines[0]
-
-
 @pytest.mark.skipif(
     shutil.which("unshare") is None
     or subprocess.run(["unshare", "--user", "true"], check=False).returncode != 0,
@@ -67,7 +58,7 @@ def assert_start_fails(*command: str, says: str = "", **variables: str) -> None:
 def test_user_without_a_home_folder_gets_predictions_and_one_line_about_the_store(
     open_bundle: Bundle,
 ) -> None:
-    command = serve_command(open_bundle.path)
+    command = serve_command(open_bundle)
     with HomelessServer(*command, "--label-store", "~/labels") as refused:
         assert refused.wait() == 2
     words = "ml-decoder: this user has no home folder for ~/labels: set HOME"

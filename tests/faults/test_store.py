@@ -15,8 +15,7 @@ import httpx2 as httpx
 import pytest
 
 from service.bundle.reader import Bundle
-from tests.e2e.server_process import ServerProcess
-from tests.faults.conftest import serve_command
+from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.postgres import Postgres
 from tests.support.serving import assert_problem, assert_still_serving, labels_of, send_image
 
@@ -66,7 +65,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 def start(bundle: Bundle, folder: Path, *flags: str) -> ServerProcess:
     store = str(folder / "labels.db")
-    return ServerProcess(*serve_command(bundle.path), "--label-store", store, *flags)
+    return ServerProcess(*serve_command(bundle, "--label-store", store, *flags))
 
 
 def assert_predictions_go_on(client: httpx.Client) -> None:
@@ -161,7 +160,7 @@ def test_service_on_a_read_only_mount_follows_a_writer(open_bundle: Bundle, disk
 def test_hanging_database_delays_neither_predictions_nor_the_shutdown(
     open_bundle: Bundle, postgres: Postgres
 ) -> None:
-    command = (*serve_command(open_bundle.path), "--label-store", postgres.url)
+    command = serve_command(open_bundle, "--label-store", postgres.url)
     with (
         ServerProcess(*command, "--drain-seconds", "1") as server,
         server.open_client() as client,

@@ -14,25 +14,18 @@ import httpx2 as httpx
 import pytest
 
 from service.bundle.reader import Bundle
-from tests.e2e.server_process import ServerProcess
-from tests.faults.conftest import serve_command
+from tests.e2e.server_process import ServerProcess, serve_command
+from tests.e2e.test_metrics import read_value
+from tests.faults.conftest import serve
 from tests.faults.faulty_process import FaultyProcess
 from tests.faults.faulty_server import make_fault
 from tests.faults.test_load import occupy
-from tests.faults.test_start import assert_start_fails, flip_a_byte
+from tests.faults.test_start import flip_a_byte
 from tests.support.serving import assert_problem, assert_still_serving, send_image
 from tests.support.threads import wait_until
 from tests.support.tiny_bundle import copy_bundle
 
 TWO = ("--workers", "2")
-
-
-@contextmanager
-def serve_two(bundle: Bundle, *flags: str, **variables: str) -> Iterator[ServerProcess]:
-    command = (*serve_command(bundle.path), "--label-store", "memory", *TWO, *flags)
-    with ServerProcess(*command, **variables) as server:
-        server.wait_for_line("serving url=")
-        yield server
 
 
 def list_pids(server: ServerProcess, worker: int) -> list[int]:
@@ -101,15 +94,11 @@ class Load:
         self._threads.shutdown()
 
 
-def read_value(client: httpx.Client, sample: str) -> float:
-    line = re.search(rf"^{re.escape(sample)} (\S+)$", client.get("/metrics").text, re.MULTILINE)
-    return float(line[1]) if line else 0.0
-
-
 @pytest.fixture(scope="module")
 def two(open_bundle: Bundle) -> Iterator[ServerProcess]:
     """Two workers that all live until the end."""
-    with serve_two(open_bundle, "--metrics-port", "0") as server:
+    with serve(open_bundle, *TWO, "--metrics-port", "0") as (server, _):
+        server.wait_for_line("serving url=")
         yield server
         assert server.stop() == 0
     assert "Traceback" not in server.stderr
@@ -343,4 +332,6 @@ def test_crash_of_a_single_process_is_the_last_line_of_its_log(
 def test_bad_start_of_workers_is_one_line(open_bundle: Bundle, tmp_path: Path) -> None:
     damaged = copy_bundle(open_bundle, tmp_path)
     flip_a_byte(damaged)
-    assert_start_fails(*serve_command(damaged), *TWO, says="encoder")
+    with ServerProcess(*serve_command(damaged, *TWO, "--log-level", "error")) as server:
+        assert server.wait() == 2
+    assert re.fullmatch("ml-decoder: .*encoder.*\n", server.stderr)

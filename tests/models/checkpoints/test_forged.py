@@ -242,10 +242,3 @@ def test_small_file_that_takes_memory_is_refused(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=reason):
             load_checkpoint(bad)
     load_checkpoint(good)
-
-
-def test_mutated_descriptions_give_a_model_or_one_line() -> None:
-    command = [sys.executable, "-m", "tests.faults.forged_configs", "--mutants", "50"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert " refused" in run.stdout

@@ -22,13 +22,11 @@ from service.errors import BundleError, InvalidLabelSet, StartError
 from service.labels.definition import Definition
 from service.labels.examples import Examples
 from service.labels.files import (
-    SUFFIXES,
     pack_label_set,
     parse_label_set,
     read_bundle_sets,
     read_label_set_folder,
 )
-from tests.faults.forged import run_apart
 from tests.support.label_store import define, make_examples
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, open_draft, tiny_draft
 
@@ -333,13 +331,6 @@ def test_odd_file_in_a_folder_is_refused_in_one_line(
     (tmp_path / "odd.json").unlink()
     (tmp_path / "pets.npz").write_bytes(GOOD)
     assert len(read_label_set_folder(tmp_path)) == 1
-
-
-def test_mutated_file_is_a_set_or_one_line() -> None:
-    counts, taken_kb = run_apart(300, seed=0)
-    kinds = {f"{ending} {end}" for ending in SUFFIXES for end in ("set", "lines: 1")}
-    assert (set(counts), counts.total()) == (kinds, 300)
-    assert taken_kb < 50_000
 
 
 def test_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
