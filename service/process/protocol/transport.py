@@ -63,7 +63,8 @@ class LingeringTransport:
                 data = head + data
             else:
                 self._transport.write(head)
-        self._transport.write(data)
+        # Until Python 3.12, asyncio copies what the socket does not take, of bytes twice.
+        self._transport.write(memoryview(data))
 
     def close(self) -> None:
         if self._head:
