@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from threading import Lock
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -110,7 +109,6 @@ class LabelSet:
     measured: Mapping[Purpose, NDArray[np.float64]] = field(default_factory=dict)
     # Scores only rank: all thresholds are 0, and by default the `MOST_RANKED` best labels answer.
     ranked: bool = False
-    _writing: Lock = field(default_factory=Lock, init=False, repr=False)
 
     @property
     def num_labels(self) -> int:
@@ -176,18 +174,9 @@ class LabelSet:
         """Queries and keys; None for trained labels and without texts."""
         return None if self.queries is None else LabelVectors(self.queries, self.keys)
 
-    @property
-    def content(self) -> bytes | None:
-        """What `write` has returned: about 90 bytes a label, next to 6 kB of its vectors."""
-        return vars(self).get("_content")
-
-    def write(self) -> bytes:
-        """Returns the set as JSON, as `GET /labels/NAME` answers; 0.1 s for 50,000 labels, once."""
-        with self._writing:  # threads that ask at the same time wait for one of them
-            return self._content
-
     @cached_property
-    def _content(self) -> bytes:
+    def content(self) -> bytes:
+        """The set as JSON, as `GET /labels/NAME` answers: 90 bytes a label, 0.1 s for 50,000."""
         # The labels come one by one, so that other threads run between them.
         return to_json({**self._describe_whole(), "labels": self._describe_labels()})
 

@@ -47,7 +47,7 @@ def test_description_is_the_answer_of_the_service_for_sets_of_all_kinds() -> Non
     described = [each.describe() for each in sets]
     answers = [LabelSetAnswer(**each) for each in described]
     assert [answer.model_dump(mode="json") for answer in answers] == described
-    assert [each.write().decode() for each in sets] == [a.model_dump_json() for a in answers]
+    assert [each.content.decode() for each in sets] == [a.model_dump_json() for a in answers]
     cat, yak, _ = described[2]["labels"]
     assert ("examples" in cat, yak["examples"]["this_model"]) == (False, False)
 
