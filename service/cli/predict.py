@@ -83,6 +83,7 @@ def _write_json(photo: PhotoResult) -> None:
     record = {"error": photo.failure}
     if photo.prediction is not None:
         record = photo.prediction.describe(map(str, photo.overlays))
+        record["labels"] = [*record["labels"]]
     write_json({"photo": str(photo.path), **record})
 
 

@@ -50,7 +50,7 @@ Record = dict[str, Any]
 def make_record(photo: str, prediction: Prediction) -> Record:
     """Returns the row of a photo that has labels."""
     answer = prediction.describe()
-    row = {"photo": photo, **answer["image"], "labels": answer["labels"]}
+    row = {"photo": photo, **answer["image"], "labels": [*answer["labels"]]}
     return row if prediction.embedding is None else row | {"embedding": prediction.embedding}
 
 
