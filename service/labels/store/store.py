@@ -238,25 +238,20 @@ class LabelStore:
     def calibrate(self, definition: Definition, known: SetVersion) -> WriteResult:
         """Writes thresholds and calibration of the set of this version and digest.
 
-        Its embeddings are read, if some were given, for the new digest, and never written: those
-        of 50,000 labels are 77 MB. Raises `LabelSetChanged`.
+        Its embeddings are not written: those of 50,000 labels are 77 MB. Raises `LabelSetChanged`.
         """
         name, chosen = definition.name, self._match(definition.name)
         with self._connect(writing=True) as connection:
             version, found = self._begin_write(connection, name, known.version)
             if found != known:  # a backup that was restored
                 raise errors.LabelSetChanged(name, str(known.version))
-            if given := definition.given:
-                query = sa.select(_SETS.c.embeddings).where(chosen)
-                rows = np.frombuffer(connection.execute(query).scalar_one(), "<f4")
-                embeddings = _choose(rows.reshape(len(definition.names), -1), given)
-                definition = replace_fields(definition, embeddings=embeddings)
+            digest = self._hash(connection, definition)
             size = connection.execute(sa.select(sa.func.length(_SETS.c.labels)).where(chosen))
             labels = _pack_labels(definition, size.scalar_one())
-            row = {"version": version, "digest": definition.digest, "labels": labels}
+            row = {"version": version, "digest": digest, "labels": labels}
             connection.execute(sa.update(_SETS).where(chosen).values(row))
             connection.execute(sa.update(_STATE).values(revision=version))
-            return WriteResult(version, digest=definition.digest)
+            return WriteResult(version, digest=digest)
 
     def learn(  # noqa: PLR0913 - names and options are keywords
         self,
@@ -409,6 +404,15 @@ class LabelStore:
         )
         connection.execute(row)
         connection.execute(sa.update(_STATE).values(revision=version))
+
+    def _hash(self, connection: sa.Connection, definition: Definition) -> str:
+        """Returns the digest of a set with its stored embeddings, which are freed: 77 MB."""
+        if not definition.given:
+            return definition.digest
+        query = sa.select(_SETS.c.embeddings).where(self._match(definition.name))
+        rows = np.frombuffer(connection.execute(query).scalar_one(), "<f4")
+        embeddings = _choose(rows.reshape(len(definition.names), -1), definition.given)
+        return replace_fields(definition, embeddings=embeddings).digest
 
     def _begin_write(
         self, connection: sa.Connection, name: str, if_version: int | None
