@@ -32,23 +32,18 @@ def read_arrays(
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             infos = archive.infolist()
             names = [info.filename.removesuffix(".npy") for info in infos]
+            total = sum(info.file_size for info in infos)
             if not {*required} <= {*names} <= {*required, *optional} or len({*names}) < len(names):
                 more = f", and may have {', '.join(optional)}" if optional else ""
-                raise _Refused(
-                    f"must have the arrays {' and '.join(required)}{more}; it has "
-                    f"{list_names(names) or 'none'}"
-                )
-            if (total := sum(info.file_size for info in infos)) > most:
-                raise _Refused(f"must have at most {most} bytes of arrays, not {total}: {_STEP}")
-            return {n: _read_array(archive, info) for n, info in zip(names, infos, strict=True)}
-    except _Refused:
-        raise
+                reason = f"must have the arrays {' and '.join(required)}{more}; it has "
+                reason += list_names(names) or "none"
+            elif total > most:
+                reason = f"must have at most {most} bytes of arrays, not {total}: {_STEP}"
+            else:
+                return {n: _read_array(archive, info) for n, info in zip(names, infos, strict=True)}
     except Exception as error:  # of a damaged header, which is evaluated as Python, any type
         raise ValueError(f"must be a readable .npz without pickles: {_STEP}") from error
-
-
-class _Refused(ValueError):
-    pass
+    raise ValueError(reason)
 
 
 def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
