@@ -273,10 +273,10 @@ async def answer_set(
     if answer is not None:
         content = answer.model_dump_json().encode()
     else:
-        served: ServedPipeline = request.app.state.served
-        content = await served.run_in_side_thread(lambda: labels.content)
         if not request.scope.get("is_head"):
             CALLER.get().charge((labels.num_labels - 1) // UNIT_LABELS)
+        served: ServedPipeline = request.app.state.served
+        content = await served.run_in_side_thread(lambda: labels.content)
     headers, status = _make_tag(labels), HTTPStatus.OK
     if created:
         headers["Location"] = f"{request.scope['root_path']}/labels/{labels.name}"
