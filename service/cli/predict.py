@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 from rich.console import Console
@@ -80,9 +81,10 @@ async def predict_photos(
 
 
 def _write_json(photo: PhotoResult) -> None:
-    record = {"error": photo.failure}
+    record: dict[str, Any] = {"error": photo.failure}
     if photo.prediction is not None:
         record = photo.prediction.describe(map(str, photo.overlays))
+        record["labels"] = [*record["labels"]]
     write_json({"photo": str(photo.path), **record})
 
 

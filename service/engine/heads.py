@@ -1,6 +1,6 @@
 """Types of the engine's inputs and outputs; no ONNX Runtime, so that commands start fast."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -57,24 +57,6 @@ class SomeQueries:
         return self.queries[self.chosen[rows]]
 
 
-class JoinedQueries:
-    """Rows of many small matrices, for one run. They are copied when it needs them."""
-
-    def __init__(self, parts: Sequence[tuple[QueryArray, NDArray[np.intp]]]) -> None:
-        """Each part is a matrix [L, K] with its chosen rows."""
-        self._matrices = [queries for queries, _ in parts]
-        self._owners = np.repeat(np.arange(len(parts)), [len(chosen) for _, chosen in parts])
-        self._rows = np.concatenate([chosen for _, chosen in parts])
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, rows: slice | NDArray[np.int64]) -> QueryArray:
-        """Returns a copy."""
-        pairs = zip(self._owners[rows].tolist(), self._rows[rows].tolist(), strict=True)
-        return np.stack([self._matrices[owner][row] for owner, row in pairs])
-
-
 @dataclass(frozen=True, eq=False)
 class ScreenedQueries:
     """Labels of a set, of which the screened head scores those that may be in an answer.
@@ -110,24 +92,18 @@ class TrainedHead(Enum):
 
 TRAINED_HEAD: Final = TrainedHead.TRAINED
 
-Head: TypeAlias = (
-    TrainedHead | QueryArray | SomeQueries | JoinedQueries | ScreenedQueries | ZeroHead
-)
+Head: TypeAlias = TrainedHead | QueryArray | SomeQueries | ScreenedQueries | ZeroHead
 """The head to run for a label set: queries are for the open head, or the screened one."""
 
 
-def count_scored(heads: Iterable[Head]) -> int:
+def count_scored(heads: Sequence[Head]) -> int:
     """Returns how many labels the open head scores in the time of these heads for a photo.
 
     The trained head and `ZeroHead` count nothing.
     """
-    count = 0
-    for head in heads:
-        if isinstance(head, ScreenedQueries):
-            count += _MIN_SCREENED + len(head) // _SCREENED_SHARE
-        elif not isinstance(head, TrainedHead | ZeroHead):
-            count += len(head)
-    return count
+    screened = [len(head) for head in heads if isinstance(head, ScreenedQueries)]
+    others = (len(head) for head in heads if isinstance(head, np.ndarray | SomeQueries))
+    return sum(_MIN_SCREENED + count // _SCREENED_SHARE for count in screened) + sum(others)
 
 
 class ScreenedLogits(NamedTuple):

@@ -7,8 +7,9 @@ graph runs for `ZeroHead`.
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,7 +25,6 @@ from service.engine.heads import (
     Head,
     HeadResults,
     Images,
-    JoinedQueries,
     LogitsArray,
     QueryArray,
     ScreenedLogits,
@@ -41,6 +41,8 @@ from service.stages import Stage
 # Images x labels of one run of the screened head, which takes 0.4 kB for each. With 50,000 labels,
 # a batch of 4 photos takes 0.87 of the time of 4 runs.
 _SCREENED_PER_RUN = 256 * LABELS_PER_RUN
+# A run takes as long as 50 labels, so many sets of fewer share one if the same images ask for them.
+_MAX_JOINED_LABELS, _MIN_JOINED, _MOST_JOINED = 50, 8, 128
 _GPU_MEMORY = "cuda"  # ONNX Runtime's name of it
 _MATRIX: TensorSpec = ("float", (None,))  # queries or logits
 _MEMORY: TensorSpec = ("float", (None, None))
@@ -57,7 +59,7 @@ _SCREEN_OUTPUTS: dict[str, TensorSpec] = {
 }
 _Tokens: TypeAlias = NDArray[np.float32] | ort.OrtValue
 _Row: TypeAlias = LogitsArray | ScreenedLogits
-_Queries: TypeAlias = QueryArray | SomeQueries | JoinedQueries
+_Queries: TypeAlias = QueryArray | SomeQueries
 
 
 @dataclass(frozen=True)
@@ -117,17 +119,21 @@ class SessionSet:
             rows_of[key].append(row)
         logits: dict[tuple[int, int], _Row] = {}
         memories: dict[tuple[int, int], LogitsArray] = {}
-        for key, all_rows in rows_of.items():
-            head = heads[key]
+        for keys, head, ends in _join_small(heads, rows_of):
+            all_rows = rows_of[keys[0]]
             most = len(all_rows)
             if isinstance(head, ScreenedQueries):
                 most = max(1, _SCREENED_PER_RUN // len(head))
             for rows in (all_rows[i : i + most] for i in range(0, len(all_rows), most)):
                 with_memory = any(row in explained for row in rows)
                 scored, kept = self._score(tokens, rows, head, with_memory=with_memory)
-                keys = [(row, key) for row in rows]
-                logits.update(zip(keys, scored, strict=True))
-                memories.update(zip(keys, kept, strict=False))  # none without memory
+                for row, values in zip(rows, scored, strict=True):
+                    parts: Sequence[_Row] = [values]
+                    if not isinstance(values, ScreenedLogits):
+                        parts = np.split(values, ends)
+                    logits.update(zip(((row, key) for key in keys), parts, strict=True))
+                for row, memory in zip(rows, kept, strict=False):  # none without memory
+                    memories.update(((row, key), memory) for key in keys)
         return [
             HeadResults(
                 tuple(logits[row, id(head)] for head in wanted),
@@ -205,6 +211,28 @@ class SessionSet:
         if self.query_cache is None or not isinstance(queries, np.ndarray):
             return chunks
         return self.query_cache.find(queries, list(chunks))
+
+
+def _join_small(
+    heads: Mapping[int, Head], rows_of: Mapping[int, Sequence[int]]
+) -> Iterator[tuple[list[int], Head, list[int]]]:
+    """Yields keys with a head to run: one, or many small open ones of equal rows as one.
+
+    The numbers are where the logits of each but the last end.
+    """
+    small: dict[tuple[int, ...], dict[int, QueryArray | SomeQueries]] = defaultdict(dict)
+    for key, rows in rows_of.items():
+        head = heads[key]
+        if isinstance(head, np.ndarray | SomeQueries) and len(head) <= _MAX_JOINED_LABELS:
+            small[tuple(rows)][key] = head
+        else:
+            yield [key], head, []
+    for known in small.values():
+        step = _MOST_JOINED if len(known) >= _MIN_JOINED else 1
+        for keys in ([*known][i : i + step] for i in range(0, len(known), step)):
+            some = [known[key] for key in keys]
+            joined = some[0] if step == 1 else np.concatenate([queries[:] for queries in some])
+            yield keys, joined, [*accumulate(map(len, some[:-1]))]
 
 
 def open_session_set(bundle: Bundle, config: SessionConfig) -> SessionSet:

@@ -86,9 +86,9 @@ class QueryCache:
     """Copies of label sets' queries in GPU memory, so that batches need not send them.
 
     A set's matrix is the key, by identity, with the number of chunks that it is cut into: the open
-    head and the screened head cut it differently. An entry is evicted when its matrix is freed, and
-    over `max_bytes`, least recently used first. If the GPU is full, the limit becomes half of the
-    bytes that did not fit. `memory` is ONNX Runtime's name of the GPU's memory.
+    head and the screened head cut it differently. The next load evicts entries of matrices that are
+    gone, and over `max_bytes` the least recently used. If the GPU is full, the limit becomes half
+    of the bytes that did not fit. `memory` is ONNX Runtime's name of the GPU's memory.
     """
 
     def __init__(self, memory: str, max_bytes: int = _MAX_CACHED_BYTES) -> None:
@@ -106,39 +106,29 @@ class QueryCache:
             return chunks
         key = (id(queries), len(chunks))
         with self._lock:
-            entry = self._entries.pop(key, None) or self._load(queries, chunks)
+            entry = self._entries.pop(key, None)
+            if entry is None or entry.matrix() is not queries:  # another one had this `id`
+                entry = self._load(queries, chunks)
             if entry is None:
                 return chunks
             self._entries[key] = entry
         return entry.chunks
 
     def _load(self, queries: QueryArray, chunks: Sequence[QueryArray]) -> _Entry | None:
-        kept_bytes = self._evict(queries.nbytes)
+        self._entries = {
+            k: entry for k, entry in self._entries.items() if entry.matrix() is not None
+        }
+        wanted_bytes = queries.nbytes + sum(entry.num_bytes for entry in self._entries.values())
+        for key in [*self._entries]:
+            if wanted_bytes > self._max_bytes:
+                wanted_bytes -= self._entries.pop(key).num_bytes
         try:
             copies = tuple(_copy(chunk, self.memory) for chunk in chunks)
         except Exception:  # ONNX Runtime's exceptions have no common base
             # Batches then send the queries; if the GPU is lost, their runs raise an error.
-            self._max_bytes = (kept_bytes + queries.nbytes) // 2
+            self._max_bytes = wanted_bytes // 2
             return None
-        key, cache = (id(queries), len(chunks)), weakref.ref(self)
-
-        # A matrix may be freed in any thread, even within the lock, so this takes none: `pop` is
-        # atomic, and no other matrix gets this `id` before it.
-        def remove(_matrix: weakref.ref[QueryArray]) -> None:
-            if (owner := cache()) is not None:
-                owner._entries.pop(key, None)
-
-        return _Entry(weakref.ref(queries, remove), copies, queries.nbytes)
-
-    def _evict(self, num_bytes: int) -> int:
-        """Makes room for `num_bytes`; returns the bytes that stay cached."""
-        entries = self._entries.copy()  # a garbage collection may remove entries meanwhile
-        kept_bytes = sum(entry.num_bytes for entry in entries.values())
-        for key, entry in entries.items():
-            if kept_bytes + num_bytes > self._max_bytes:
-                self._entries.pop(key, None)
-                kept_bytes -= entry.num_bytes
-        return kept_bytes
+        return _Entry(weakref.ref(queries), copies, queries.nbytes)
 
 
 def _copy(chunk: QueryArray, memory: str) -> ort.OrtValue:

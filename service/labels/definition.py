@@ -165,16 +165,12 @@ class Definition:
     @cached_property
     def digest(self) -> str:
         """Hash of all but `embedding_space`, `examples` and `encoder`, sha256 in hex."""
-        digest = hashlib.sha256(self.pack())
-        digest.update(np.ascontiguousarray(self.embeddings, "<f4").ravel().view(np.uint8).data)
-        return digest.hexdigest()
-
-    def pack(self) -> bytes:
-        """Returns what `digest` hashes before the embeddings."""
         columns: list[object] = [self.name, self.names, self.prompts, self.thresholds, self.given]
         if self.calibration is not None:  # so that sets without it keep their digests
             columns.append([self.calibration.scale, self.calibration.shift])
-        return json.dumps(columns).encode()
+        digest = hashlib.sha256(json.dumps(columns).encode())
+        digest.update(np.ascontiguousarray(self.embeddings, "<f4").ravel().view(np.uint8).data)
+        return digest.hexdigest()
 
     @cached_property
     def rows(self) -> dict[str, LabelRow]:

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from threading import Lock
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -110,7 +109,6 @@ class LabelSet:
     measured: Mapping[Purpose, NDArray[np.float64]] = field(default_factory=dict)
     # Scores only rank: all thresholds are 0, and by default the `MOST_RANKED` best labels answer.
     ranked: bool = False
-    _writing: Lock = field(default_factory=Lock, init=False, repr=False)
 
     @property
     def num_labels(self) -> int:
@@ -176,29 +174,17 @@ class LabelSet:
         """Queries and keys; None for trained labels and without texts."""
         return None if self.queries is None else LabelVectors(self.queries, self.keys)
 
-    @property
-    def content(self) -> bytes | None:
-        """What `write` has returned: about 90 bytes a label, next to 6 kB of its vectors."""
-        return vars(self).get("_content")
-
-    def write(self) -> bytes:
-        """Returns the set as JSON, as `GET /labels/NAME` answers; 0.1 s for 50,000 labels, once."""
-        with self._writing:  # threads that ask at the same time wait for one of them
-            return self._content
-
     @cached_property
-    def _content(self) -> bytes:
-        # The labels come one by one, so that other threads run between them.
-        return to_json({**self._describe_whole(), "labels": self._describe_labels()})
+    def content(self) -> bytes:
+        """The set as JSON, as `GET /labels/NAME` answers: 90 bytes a label, 0.1 s for 50,000."""
+        return to_json(self.describe())
 
     def describe(self) -> dict[str, Any]:
-        """Returns the set with its labels as JSON values."""
-        return {**self._describe_whole(), "labels": [*self._describe_labels()]}
-
-    def _describe_whole(self) -> dict[str, Any]:
+        """Returns the set as JSON values; its labels are a generator, as of a prediction."""
         described = {key: getattr(self, key) for key in _SUMMARY}
         kept = {k: v for k, v in described.items() if v or k not in _LEFT_OUT_IF_EMPTY}
-        return {**kept, "calibration": self.own_calibration and self.own_calibration.model_dump()}
+        calibration = self.own_calibration and self.own_calibration.model_dump()
+        return {**kept, "calibration": calibration, "labels": self._describe_labels()}
 
     def _describe_labels(self) -> Iterator[dict[str, Any]]:
         examples = dict.fromkeys(self.unused_examples, _OTHER_MODEL)

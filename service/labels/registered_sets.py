@@ -19,7 +19,14 @@ from service.labels.definition import Definition
 from service.labels.examples import Example
 from service.labels.label_set import LabelSet
 from service.labels.store.database import MEMORY
-from service.labels.store.store import ABSENT, PRESENT, LabelStore, WriteResult, check_version
+from service.labels.store.store import (
+    ABSENT,
+    PRESENT,
+    LabelStore,
+    SetVersion,
+    WriteResult,
+    check_version,
+)
 from service.labels.stored_sets import StoredSets
 
 logger = logging.getLogger(__name__)
@@ -166,11 +173,9 @@ class RegisteredSets(StoredSets):
             return old
         given = tuple(np.flatnonzero(old.own_embeddings).tolist())
         definition = Definition(name, old.names, old.prompts, new, given, calibration=calibration)
-        # Without the embeddings: those of 50,000 labels are 77 MB.
-        digest = await self._call(self._store.hash, definition, version)
         made = await self._builder.make(definition, definition.embeddings, start=old.vectors)
-        write = partial(self._store.calibrate, definition, digest, (version, old.digest))
-        return (await self._write_set(replace_fields(made, digest=digest), write))[0]
+        write = partial(self._store.calibrate, definition, SetVersion(version, old.digest or ""))
+        return (await self._write_set(made, write))[0]
 
     async def prepare_label(self, name: str, label: str) -> PreparedLabel:
         """Encodes the text of a label to learn, if the set has room for it.
@@ -289,6 +294,7 @@ class RegisteredSets(StoredSets):
         self, made: LabelSet, write: Callable[[], WriteResult]
     ) -> tuple[LabelSet, bool]:
         written, labels = await self._write(made.name, write, made)
+        made = replace_fields(made, digest=written.digest or made.digest)
         if labels is None or labels.digest != made.digest or int(labels.version) < written.version:
             # Another client has changed the set since, and this one must not overwrite that.
             labels = replace_fields(made, version=str(written.version))
@@ -301,6 +307,8 @@ class RegisteredSets(StoredSets):
         labels = None
         async with self._changing:
             result = await self._call(write)
+            if made is not None and result.digest is not None:
+                made = replace_fields(made, digest=result.digest)
             try:
                 await self._load_sets(name, made, result.entry)
                 labels = self.by_name.get(name)

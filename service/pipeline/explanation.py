@@ -17,7 +17,6 @@ from PIL import Image
 
 from service.bundle.card import InputContract
 from service.bundle.reader import Bundle
-from service.engine.heads import JoinedQueries
 from service.engine.session_set import MapGraphs
 from service.pipeline.scoring import ScoredLabel
 from service.pipeline.selection import Selection
@@ -76,8 +75,7 @@ class Explainer:
         names = [label.label for label in labels[:MAX_EXPLAINED]]
         maps: dict[str, MapArray] = {}
         for part, memory in zip(selection.parts, memories, strict=True):
-            positions = part.labels.positions
-            queries = part.head if isinstance(part.head, JoinedQueries) else part.labels.queries
+            positions, queries = part.labels.positions, part.labels.queries
             # A label that is in several sets is answered by the first.
             answered = [name for name in names if name in positions and name not in maps]
             if answered and part.labels.source != "examples":

@@ -6,7 +6,7 @@ bytes -> decode -> queue -> batch on the engine -> scores -> labels, maps -> pre
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Literal
 
@@ -181,11 +181,7 @@ class Pipeline:
                 sets = await pinning  # never waits; a timeout would cost 6 us
             names = (*(question.include or ()), *(question.exclude or ()))
             num_labels = sum(labels.num_labels for labels in sets)
-            if (
-                sum(map(len, names)) <= _MAX_INLINE_CHARACTERS
-                and num_labels <= _MAX_INLINE_LABELS
-                and len(sets) <= _MAX_INLINE_SETS
-            ):
+            if sum(map(len, names)) <= _MAX_INLINE_CHARACTERS and _is_quick(num_labels, sets):
                 selection = select_labels(sets, question)
             else:
                 run_in_side_thread = self._side_threads.run
@@ -213,7 +209,7 @@ class Pipeline:
             image, output = done.result.image, done.result.output
             scored = output.logits, selection, output.embedding
             run_in_side_thread = self._side_threads.run
-            if selection.num_labels <= _MAX_INLINE_LABELS:
+            if _is_quick(selection.num_labels, selection.parts):
                 labels = score_labels(*scored)
             else:
                 labels = await run_in_side_thread(deadline, score_labels, *scored)
@@ -320,6 +316,11 @@ class Pipeline:
     def abort_waiting(self) -> None:
         """Fails the photos in the queue and on the engine with `Draining`."""
         self._batcher.fail_all()
+
+
+def _is_quick(num_labels: int, sets: Sized) -> bool:
+    """Returns whether choosing from these sets, or scoring them, takes less than a thread."""
+    return num_labels <= _MAX_INLINE_LABELS and len(sets) <= _MAX_INLINE_SETS
 
 
 def limit_pixels(file_bytes: int) -> int:

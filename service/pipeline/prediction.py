@@ -37,16 +37,15 @@ class Prediction:
     embedding: NDArray[np.float32] | None = None  # [D], of length 1, if the question asks
     packed: bool = False  # whether `describe` writes the embedding in base64
 
-    def describe(self, overlays: Iterable[str] = (), *, lazily: bool = False) -> dict[str, Any]:
+    def describe(self, overlays: Iterable[str] = ()) -> dict[str, Any]:
         """Returns read-only JSON values; `overlays` are paths or URLs of the overlays.
 
-        Scores and thresholds are rounded to six decimals, maps to three. `lazily` makes the labels
-        a generator: other threads run while `to_json` writes many.
+        Scores and thresholds are rounded to six decimals, maps to three. The labels are a
+        generator: other threads run while `to_json` writes many.
         """
-        labels = self._describe_labels(overlays)
         answer: dict[str, Any] = {
             "image": {"width": self.width, "height": self.height},
-            "labels": labels if lazily else [*labels],
+            "labels": self._describe_labels(overlays),
         }
         if self.embedding is not None:
             answer["embedding"] = write_embedding(self.embedding, packed=self.packed)
@@ -54,7 +53,7 @@ class Prediction:
         return answer
 
     def _describe_labels(self, overlays: Iterable[str]) -> Iterator[dict[str, Any]]:
-        explained = self.explanations and zip_longest(self.explanations, overlays)
+        explained = zip_longest(self.explanations, overlays)
         for label in self.labels:
             described: dict[str, Any] = {
                 "label": label.label,
@@ -66,12 +65,11 @@ class Prediction:
             }
             if label.category is not None:
                 described["category"] = label.category
-            if explained:
-                explanation, overlay = next(explained, (None, None))
-                if explanation is not None:
-                    described["map"] = explanation.map.astype(float).round(3).tolist()
-                if overlay is not None:
-                    described["overlay"] = overlay
+            explanation, overlay = next(explained, (None, None))
+            if explanation is not None:
+                described["map"] = explanation.map.astype(float).round(3).tolist()
+            if overlay is not None:
+                described["overlay"] = overlay
             yield described
 
 

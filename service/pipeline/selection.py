@@ -2,23 +2,15 @@
 
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, groupby
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle.card import RANKED
-from service.engine.heads import (
-    TRAINED_HEAD,
-    Head,
-    JoinedQueries,
-    ScreenedQueries,
-    SomeQueries,
-    ZeroHead,
-)
+from service.engine.heads import TRAINED_HEAD, Head, SomeQueries, ZeroHead
 from service.errors import ConflictingLabels, NotMeasured, UnknownCategory, UnknownLabel
 from service.labels.label_set import LabelSet
 from service.pipeline.found import FoundRule, find_needed, make_rule
@@ -30,8 +22,6 @@ _MIN_SCREENED = 200
 _MIN_WANTED = 10
 # The screen keeps half of a set for the best fifth.
 _MOST_WANTED = 5
-# A head run takes as long as 50 labels of it. Requests share the run of a set, not of joined ones.
-_MIN_JOINED, _MAX_JOINED_LABELS = 8, 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +121,7 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
         if chosen.any():
             some = labels.all_positions if chosen.all() else np.flatnonzero(chosen)
             parts.append(_select(labels, some, question, is_alone=len(sets) == 1))
-    runs = (_join(list(run)) for _, run in groupby(parts, _find_kind))
-    return Selection(question, tuple(sets), tuple(chain.from_iterable(runs)), hidden)
+    return Selection(question, tuple(sets), tuple(parts), hidden)
 
 
 def _use_threshold(sets: Sequence[LabelSet], threshold: Threshold | None) -> Sequence[LabelSet]:
@@ -185,33 +174,6 @@ def _select(
             if len(chosen) >= max(_MIN_SCREENED, _MOST_WANTED * wanted) and threshold != 0:
                 head = labels.screen(threshold, wanted, chosen)
     return SelectedLabels(labels, chosen, head, rule)
-
-
-def _find_kind(part: SelectedLabels) -> FoundRule | int:
-    """Returns the rule of a part that can be joined with its neighbours, else its own key."""
-    labels = part.labels
-    is_open = not isinstance(part.head, ScreenedQueries) and labels.source == "zero_shot"
-    is_plain = labels.activation == "sigmoid" and labels.learnt is None and labels.ratings is None
-    is_small = len(part.chosen) <= _MAX_JOINED_LABELS
-    return part.rule if is_open and is_plain and is_small and part.rule.most is None else id(part)
-
-
-def _join(parts: Sequence[SelectedLabels]) -> Sequence[SelectedLabels]:
-    """Returns neighbours of one kind as one part, whose set has their chosen labels only."""
-    if len(parts) < _MIN_JOINED:
-        return parts
-    pairs = [(part.labels, part.chosen) for part in parts]
-    queries = [(labels.queries, chosen) for labels, chosen in pairs if labels.queries is not None]
-    joined = replace(
-        parts[0].labels,
-        name=", ".join(labels.name for labels, _ in pairs),
-        names=tuple(labels.names[row] for labels, chosen in pairs for row in chosen.tolist()),
-        thresholds=np.concatenate([labels.thresholds[chosen] for labels, chosen in pairs]),
-        calibrated=np.concatenate([labels.calibrated[chosen] for labels, chosen in pairs]),
-        calibration=np.concatenate([labels.pairs[:, chosen] for labels, chosen in pairs], axis=1),
-    )
-    head = JoinedQueries(queries)
-    return [SelectedLabels(joined, joined.all_positions, head, parts[0].rule)]
 
 
 def _resolve_names(sets: Sequence[LabelSet], names: Sequence[str]) -> tuple[str, ...]:

@@ -5,13 +5,12 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Generic, TypeVar
 
-from service.caller import CALLER
 from service.errors import QueueFull
+from service.scheduling.turns import Turns
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -46,44 +45,6 @@ class QueuedItem(Generic[ItemT, ResultT]):
     def is_long(self) -> bool:
         """Whether it runs alone."""
         return self.weight > LONG_WEIGHT
-
-
-class _Turns(Generic[ItemT, ResultT]):
-    """Items in the order of arrival for each caller; callers take turns."""
-
-    def __init__(self) -> None:
-        # By caller, the next turn first.
-        self._lanes: dict[Hashable, deque[QueuedItem[ItemT, ResultT]]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._lanes.values()))
-
-    def __iter__(self) -> Iterator[QueuedItem[ItemT, ResultT]]:
-        return chain.from_iterable(self._lanes.values())
-
-    def append(self, queued: QueuedItem[ItemT, ResultT]) -> None:
-        caller = CALLER.get()
-        self._lanes.setdefault(caller.key or caller, deque()).append(queued)
-
-    def popleft(self) -> QueuedItem[ItemT, ResultT]:
-        key = next(iter(self._lanes))
-        lane = self._lanes.pop(key)
-        queued = lane.popleft()
-        if lane:
-            self._lanes[key] = lane
-        return queued
-
-    def remove(self, queued: QueuedItem[ItemT, ResultT]) -> None:
-        for key, lane in self._lanes.items():
-            # Checked first: an error of `remove` would print the item, photo and all.
-            if queued in lane:
-                lane.remove(queued)
-                if not lane:
-                    del self._lanes[key]
-                return
-
-    def clear(self) -> None:
-        self._lanes.clear()
 
 
 @dataclass(frozen=True)
@@ -144,8 +105,8 @@ class BatchQueue(Generic[ItemT, ResultT]):
         self._max_wait_seconds = max_wait_seconds
         self.drain_rate = DrainRate()
         self._count_side_items = count_side_items
-        self._items = _Turns[ItemT, ResultT]()
-        self._long = _Turns[ItemT, ResultT]()
+        self._items = Turns[QueuedItem[ItemT, ResultT]]()
+        self._long = Turns[QueuedItem[ItemT, ResultT]]()
         self._long_running = 0
         self._is_long_next = True  # if both wait
         self._changed = threading.Condition()
@@ -277,10 +238,13 @@ class BatchQueue(Generic[ItemT, ResultT]):
         items = len(self._items) + self._under_way + self._returning
         return min(share, sizes.most, max(sizes.small, items // (self._workers + 1)))
 
-    def _cut(self, items: _Turns[ItemT, ResultT], count: int) -> list[QueuedItem[ItemT, ResultT]]:
+    def _cut(
+        self, items: Turns[QueuedItem[ItemT, ResultT]], count: int
+    ) -> list[QueuedItem[ItemT, ResultT]]:
         taken: list[QueuedItem[ItemT, ResultT]] = []
         while items and sum(queued.weight for queued in taken) < count:
-            queued = items.popleft()
+            queued = next(iter(items))
+            items.remove(queued)
             if not queued.future.done() and queued.deadline > queued.future.get_loop().time():
                 taken.append(queued)
         self._under_way += len(taken)

@@ -2,16 +2,15 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any, TypeVar, TypeVarTuple
 
-from service.caller import CALLER
 from service.errors import DeadlineExceeded, Draining, OutOfMemory, without_frames
+from service.scheduling.turns import Turns
 
 ArgumentTs = TypeVarTuple("ArgumentTs")
 ResultT = TypeVar("ResultT")
@@ -75,7 +74,7 @@ class _Call:
 class SideThreads:
     """Threads for work outside the engine's workers; belongs to one event loop.
 
-    Callers (`CALLER`) take turns. Calls with `pixels` run in at most `threads` threads and have at
+    Callers take turns. Calls with `pixels` run in at most `threads` threads and have at
     most `max_pixels` together, but one of them may always run. One more thread is for calls
     without, so that a small photo never waits for large ones.
     """
@@ -86,7 +85,7 @@ class SideThreads:
         self._free = threads + 1
         self._max_large, self._max_pixels = threads, max_pixels
         self._running: list[int] = []  # pixels of the running calls that have some
-        self._lanes: dict[Hashable, deque[_Call]] = {}  # by caller, the next turn first
+        self._calls = Turns[_Call]()  # that have not started
 
     async def run(
         self,
@@ -99,11 +98,9 @@ class SideThreads:
 
         A call that has not started at the deadline, on the event loop's clock, is never run.
         """
-        caller = CALLER.get()
-        key = caller.key or caller
         future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
         call = _Call(lambda: work(*arguments), pixels, future)
-        self._lanes.setdefault(key, deque()).append(call)
+        self._calls.append(call)
         self.waiting += 1
         try:
             self._start_calls()
@@ -115,17 +112,16 @@ class SideThreads:
             raise OutOfMemory("out of memory in a side thread") from error
         finally:
             self.waiting -= 1
-            if call in self._lanes.get(key, ()):  # it never started: free its photo
-                self._remove(key, call)
+            self._calls.remove(call)  # if it never started: frees its photo
             # The future's error refers to this frame, and the frame to the future.
             del call, future
 
     def stop(self) -> None:
         """Ends the threads once their running calls end; the others fail with `Draining`."""
-        for call in chain.from_iterable(self._lanes.values()):
+        for call in self._calls:
             if not call.future.done():
                 call.future.set_exception(Draining("stopped before this call was run"))
-        self._lanes.clear()
+        self._calls.clear()
         self._threads.shutdown(wait=False)
 
     def _start_calls(self) -> None:
@@ -138,13 +134,12 @@ class SideThreads:
 
     def _take_next(self) -> _Call | None:
         is_full = False
-        for key, lane in self._lanes.items():
-            for call in lane:
-                # No large call overtakes another: a larger one would never find enough room.
-                is_full = is_full or (call.pixels > 0 and not self._has_room(call.pixels))
-                if not (call.pixels and is_full) and not call.future.done():
-                    self._remove(key, call)
-                    return call
+        for call in self._calls:
+            # No large call overtakes another: a larger one would never find enough room.
+            is_full = is_full or (call.pixels > 0 and not self._has_room(call.pixels))
+            if not (call.pixels and is_full) and not call.future.done():
+                self._calls.remove(call)
+                return call
         return None
 
     def _has_room(self, pixels: int) -> bool:
@@ -152,13 +147,6 @@ class SideThreads:
         return not others or (
             len(others) < self._max_large and sum(others) + pixels <= self._max_pixels
         )
-
-    def _remove(self, key: Hashable, call: _Call) -> None:
-        """Removes a call that has not started, and ends its caller's turn."""
-        lane = self._lanes.pop(key)
-        lane.remove(call)
-        if lane:
-            self._lanes[key] = lane
 
     def _end(self, call: _Call, done: asyncio.Future[Any]) -> None:
         self._free += 1

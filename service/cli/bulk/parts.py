@@ -50,7 +50,7 @@ Record = dict[str, Any]
 def make_record(photo: str, prediction: Prediction) -> Record:
     """Returns the row of a photo that has labels."""
     answer = prediction.describe()
-    row = {"photo": photo, **answer["image"], "labels": answer["labels"]}
+    row = {"photo": photo, **answer["image"], "labels": [*answer["labels"]]}
     return row if prediction.embedding is None else row | {"embedding": prediction.embedding}
 
 
@@ -180,11 +180,8 @@ class PartFolder:
     def _read_table(self, path: str, columns: list[str] | None = None) -> pa.Table:
         try:
             with self.filesystem.open_input_file(path) as file:
-                table = pq.read_table(file, columns=columns)
-            kinds = self._make_schema()
-            fields = [kinds.field(name) for name in table.column_names]
-            return table.cast(pa.schema(fields, table.schema.metadata))
-        except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+                return pq.read_table(file, columns=columns, schema=self._make_schema())
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise StartError(f"{path} cannot be read: delete it to tag it again") from error
 
     def _write_table(self, path: str, table: pa.Table) -> None:

@@ -270,12 +270,13 @@ async def answer_set(
     request: Request, labels: LabelSet, answer: BaseModel | None = None, *, created: bool = False
 ) -> Response:
     """Answers a request for a set, or a change of it, by default with the whole set."""
-    content = labels.content if answer is None else answer.model_dump_json().encode()
-    if answer is None and not request.scope.get("is_head"):
-        CALLER.get().charge((labels.num_labels - 1) // UNIT_LABELS)
-    if content is None:
+    if answer is not None:
+        content = answer.model_dump_json().encode()
+    else:
+        if not request.scope.get("is_head"):
+            CALLER.get().charge((labels.num_labels - 1) // UNIT_LABELS)
         served: ServedPipeline = request.app.state.served
-        content = await served.run_in_side_thread(labels.write)
+        content = await served.run_in_side_thread(lambda: labels.content)
     headers, status = _make_tag(labels), HTTPStatus.OK
     if created:
         headers["Location"] = f"{request.scope['root_path']}/labels/{labels.name}"

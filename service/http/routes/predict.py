@@ -75,7 +75,7 @@ async def predict(request: Request) -> Response:
     # Without pydantic models, which would take as long as the rest of an answer.
     answer = {
         **_describe_model(pipeline, selection),
-        **_describe_image(prediction, lazily=is_long),
+        **_describe_image(prediction),
         "request_id": request.state.request_id,
     }
     return await write_answer(request.app.state.served, answer, is_long=is_long)
@@ -102,7 +102,7 @@ async def predict_batch(request: Request) -> Response:
     answer = {
         **_describe_model(pipeline, selection),
         "results": (
-            _describe_image(result, lazily=is_long) if isinstance(result, Prediction) else result
+            _describe_image(result) if isinstance(result, Prediction) else result
             for result in results
         ),
         "request_id": request.state.request_id,
@@ -194,13 +194,13 @@ def _describe_model(pipeline: Pipeline, selection: Selection) -> dict[str, Any]:
     }
 
 
-def _describe_image(prediction: Prediction, *, lazily: bool) -> dict[str, Any]:
+def _describe_image(prediction: Prediction) -> dict[str, Any]:
     overlays = (
         f"data:image/png;base64,{base64.b64encode(explanation.overlay).decode()}"
         for explanation in prediction.explanations
         if explanation.overlay is not None
     )
-    return prediction.describe(overlays, lazily=lazily)
+    return prediction.describe(overlays)
 
 
 ROUTES = tuple(route for route in router.routes if isinstance(route, APIRoute))

@@ -108,6 +108,7 @@ class WriteResult(NamedTuple):
     created: bool = False  # whether the set's name is new
     added: int = 0  # new examples
     entry: StoreEntry | None = None  # the set that a new label was appended to, with the label
+    digest: str | None = None  # of a set that `calibrate` has changed
 
 
 class ExamplesRow(NamedTuple):
@@ -234,44 +235,23 @@ class LabelStore:
                     _put_examples(connection, (*where, label), version, examples)
             return WriteResult(version, created=known is None)
 
-    def hash(self, definition: Definition, version: int) -> str:
-        """Returns the digest that a set has with the embeddings that are stored.
-
-        Raises `LabelSetChanged` if they are of another version.
-        """
-        chosen, column = self._match(definition.name), _SETS.c.embeddings
-        with self._connect() as connection:
-            self._find(connection, definition.name, version)
-            if not definition.given:
-                return definition.digest
-            is_hashed = connection.dialect.name == "postgresql"
-            is_hashed &= len(definition.given) == len(definition.names)
-            hashed = sa.func.sha256(sa.literal(definition.pack()).concat(column))
-            query = sa.select(hashed if is_hashed else column).where(chosen)
-            content = connection.execute(query).scalar_one()
-            if is_hashed:
-                return bytes(content).hex()
-        embeddings = np.frombuffer(content, "<f4").reshape(len(definition.names), -1)
-        return replace_fields(definition, embeddings=_choose(embeddings, definition.given)).digest
-
-    def calibrate(
-        self, definition: Definition, digest: str, known: tuple[int, str | None]
-    ) -> WriteResult:
+    def calibrate(self, definition: Definition, known: SetVersion) -> WriteResult:
         """Writes thresholds and calibration of the set of this version and digest.
 
         Its embeddings are not written: those of 50,000 labels are 77 MB. Raises `LabelSetChanged`.
         """
         name, chosen = definition.name, self._match(definition.name)
         with self._connect(writing=True) as connection:
-            version, found = self._begin_write(connection, name, known[0])
-            if found != known:  # a backup that was restored since `hash`
-                raise errors.LabelSetChanged(name, str(known[0]))
-            query = sa.select(sa.func.length(_SETS.c.labels)).where(chosen)
-            labels = _pack_labels(definition, connection.execute(query).scalar_one())
+            version, found = self._begin_write(connection, name, known.version)
+            if found != known:  # a backup that was restored
+                raise errors.LabelSetChanged(name, str(known.version))
+            digest = self._hash(connection, definition)
+            size = connection.execute(sa.select(sa.func.length(_SETS.c.labels)).where(chosen))
+            labels = _pack_labels(definition, size.scalar_one())
             row = {"version": version, "digest": digest, "labels": labels}
             connection.execute(sa.update(_SETS).where(chosen).values(row))
             connection.execute(sa.update(_STATE).values(revision=version))
-            return WriteResult(version)
+            return WriteResult(version, digest=digest)
 
     def learn(  # noqa: PLR0913 - names and options are keywords
         self,
@@ -424,6 +404,15 @@ class LabelStore:
         )
         connection.execute(row)
         connection.execute(sa.update(_STATE).values(revision=version))
+
+    def _hash(self, connection: sa.Connection, definition: Definition) -> str:
+        """Returns the digest of a set with its stored embeddings, which are freed: 77 MB."""
+        if not definition.given:
+            return definition.digest
+        query = sa.select(_SETS.c.embeddings).where(self._match(definition.name))
+        rows = np.frombuffer(connection.execute(query).scalar_one(), "<f4")
+        embeddings = _choose(rows.reshape(len(definition.names), -1), definition.given)
+        return replace_fields(definition, embeddings=embeddings).digest
 
     def _begin_write(
         self, connection: sa.Connection, name: str, if_version: int | None

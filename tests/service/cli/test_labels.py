@@ -43,31 +43,19 @@ def test_added_set_is_listed_used_and_removed(run_open: Run, photo: Path) -> Non
     assert list_names(run_open) == ["trained", "everyday"]
 
 
-def test_export_replaces_a_file_whole_or_leaves_it(
-    run_open: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_export_replaces_a_link_and_keeps_the_mode_of_a_file(run_open: Run, tmp_path: Path) -> None:
     run_open(*ADD)
-    file, target = tmp_path / "a" / "zoo.npz", tmp_path / "target"
-    file.parent.mkdir()
+    file, target, folder = (tmp_path / name for name in ("zoo.npz", "target", "folder.npz"))
     target.write_text("mine")
     file.symlink_to(target)
-    assert run_open("labels", "export", "zoo", file) == (0, "", "")
-    content = file.read_bytes()
-    assert (file.is_symlink(), target.read_text()) == (False, "mine")
-    assert file.stat().st_mode & 0o777 == 0o600
-    file.chmod(0o640)
-
-    def fill_disk(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    run_open(*ADD[:-1], "newt")
-    with monkeypatch.context() as patch:
-        patch.setattr("service.files.os.fsync", fill_disk)
-        reason = "zoo.npz was not written: No space left on device"
-        assert_refused(run_open, reason, "labels", "export", "zoo", file)
-    assert ([*file.parent.iterdir()], file.read_bytes()) == ([file], content)
-    assert run_open("labels", "export", "zoo", file) == (0, "", "")
-    assert (file.read_bytes() != content, file.stat().st_mode & 0o777) == (True, 0o640)
+    folder.mkdir()
+    export = ("labels", "export", "zoo")
+    assert_refused(run_open, "folder.npz was not written: Is a directory", *export, folder)
+    for mode in (0o600, 0o640):
+        assert run_open(*export, file) == (0, "", "")
+        assert (file.is_symlink(), file.stat().st_mode & 0o777) == (False, mode)
+        file.chmod(0o640)
+    assert target.read_text() == "mine"
 
 
 def test_file_of_more_labels_than_the_setting_is_refused(run_open: Run, tmp_path: Path) -> None:

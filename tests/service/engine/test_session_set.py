@@ -122,6 +122,25 @@ def test_heads_on_a_gpu_run_from_the_first_to_the_last_row_that_asks(open_bundle
     assert_same_logits(answers, sessions, images, asked)
 
 
+def test_many_small_sets_of_the_same_images_share_runs(mapped_bundle: Bundle) -> None:
+    plain = open_session_set(mapped_bundle, SessionConfig("cpu", "fp32"))
+    opened, images = CountingSession(plain.open_head), random_images(9, 2)
+    sessions = replace(plain, query_cache=QueryCache("cpu"), open_head=opened)
+    small: list[Head] = [random_queries(i, 1 + i % 3) for i in range(150)]
+    small[5] = SomeQueries(random_queries(5, 4), np.array([1, 3]))
+    asked = [[*small[:30], TRAINED_HEAD, *small[30:]], small[:9]]
+
+    answers = sessions.run(images, asked, explained=[0])
+
+    assert opened.sizes == [2, 1, 1]
+    for head, logits, memory in zip(asked[0], *answers[0][:2], strict=True):
+        (alone, _) = plain.run(images, [[head], []], explained=[0])
+        np.testing.assert_allclose(logits, alone.logits[0], atol=TOLERANCE)  # type: ignore[arg-type]
+        np.testing.assert_allclose(memory, alone.memories[0], atol=TOLERANCE)
+    for first, second in zip(answers[0].logits, answers[1].logits, strict=False):
+        assert first.shape == second.shape  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("two_towers", [False, True])
 def test_embedding_is_the_mean_or_first_token_of_the_rows_that_ask(

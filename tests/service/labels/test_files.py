@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -290,14 +290,6 @@ def test_forged_array_is_refused_before_it_takes_memory(content: bytes, reason: 
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
     assert parse_label_set(zip_names(*ONE), ".npz", "pets").names == ("a",)
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("kind", ["<f2", ">f4", "<f8"])
-def test_arrays_of_any_order_are_read(order: Literal["C", "F"], kind: str) -> None:
-    rows = np.array([[1, 2, 3], [4, 5, 6]], kind, order=order)
-    found = parse_label_set(make_npz(["cat", "dog"], rows), ".npz", "pets")
-    np.testing.assert_array_equal(found.embeddings, rows)
 
 
 @pytest.mark.parametrize("ending", [".json", ".csv", ".txt", ".npz"])

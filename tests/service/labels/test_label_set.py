@@ -44,12 +44,10 @@ def test_description_is_the_answer_of_the_service_for_sets_of_all_kinds() -> Non
     other_model = replace(open_set(), unused_examples=frozenset({"yak"}))
     ranked = replace(open_set(), ranked=True)
     sets = (make_trained_set(labels, head), open_set(own), other_model, ranked)
-    described = [each.describe() for each in sets]
-    answers = [LabelSetAnswer(**each) for each in described]
-    assert [answer.model_dump(mode="json") for answer in answers] == described
-    assert [each.write().decode() for each in sets] == [a.model_dump_json() for a in answers]
-    cat, yak, _ = described[2]["labels"]
-    assert ("examples" in cat, yak["examples"]["this_model"]) == (False, False)
+    answers = [LabelSetAnswer.model_validate_json(each.content) for each in sets]
+    assert [each.content.decode() for each in sets] == [a.model_dump_json() for a in answers]
+    cat, yak, _ = answers[2].labels
+    assert (cat.examples, yak.examples.this_model) == (None, False)
 
 
 @pytest.mark.parametrize(("fallback", "expected"), [(0.3, 0.3), (0.0, 0.0), (None, 0.5)])

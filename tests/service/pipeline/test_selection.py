@@ -1,7 +1,6 @@
 """Tests of selection: a label's score does not depend on the other sets and labels asked for."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from service.engine.engine import Engine, open_engine
 from service.engine.heads import TRAINED_HEAD, SomeQueries, ZeroHead
 from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import LabelSet, make_trained_set
-from service.pipeline import selection as selection_module
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
@@ -94,28 +92,6 @@ def test_labels_of_a_registered_set_that_an_earlier_set_answers_are_hidden() -> 
         assert select_labels(sets, question).hidden.get("mine") == hidden
     found = select_labels([others, mine], Question()).describe_hidden()
     assert found == "labels answered by a set named before theirs: 2 of mine"
-
-
-@pytest.mark.parametrize("values", [{}, {"top_k": 5}, {"threshold": 0.3}, {"min_labels": 99}])
-def test_many_small_sets_run_as_one_head_with_the_same_answer(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]
-) -> None:
-    sets = [random_label_set(i, [f"{i // 2}", f"{i}-"]) for i in range(20)]
-    pairs = np.array([[2.0, 0.5], [-1.0, 1.0]])
-    sets[3] = replace(sets[3], calibration=pairs, thresholds=np.array([0.9, 0.1]))
-    sets[10] = TRAINED
-    question, image = Question(**values), np.full((1, SIDE, SIDE, 3), 77, np.uint8)
-    answers = []
-    for least, heads in ((8, 3), (99, 20)):
-        monkeypatch.setattr(selection_module, "_MIN_JOINED", least)
-        selection = select_labels(sets, question)
-        assert len(selection.heads) == heads
-        ((logits, *_),) = engine.run(image, [selection.heads])
-        answers.append((score_labels(logits, selection), selection.hidden))
-    (found, hidden), (wanted, expected) = answers
-    assert hidden == expected
-    assert [x._replace(score=0) for x in found] == [x._replace(score=0) for x in wanted]
-    assert [x.score for x in found] == pytest.approx([x.score for x in wanted], abs=TOLERANCE)
 
 
 def test_set_does_not_run_without_a_chosen_label() -> None:

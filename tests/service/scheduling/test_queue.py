@@ -48,15 +48,6 @@ def items_of(batch: list[QueuedItem[int, int]]) -> list[int]:
     return [waiting.item for waiting in batch]
 
 
-async def test_items_leave_in_the_order_of_arrival() -> None:
-    queue = make_queue(batch_sizes=BatchSizes(3, 3))
-    put_all(queue, range(5))
-
-    assert items_of(queue.take()) == [0, 1, 2]
-    assert items_of(queue.take()) == [3, 4]
-    assert len(queue) == 0
-
-
 async def test_callers_take_turns() -> None:
     queue = make_queue(8, batch_sizes=BatchSizes(3, 3))
 
