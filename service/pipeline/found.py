@@ -19,8 +19,6 @@ Positions = NDArray[np.intp]
 
 # Sorting up to this many scores is as fast as partitioning them first.
 _MAX_SORTED = 500
-# Of 50,000 labels, the screen scores 850 exactly for the 100 best.
-_FEW = 500
 # The screen compares logits less the threshold's in float32: a threshold of 1 would be infinite.
 _MAX_FLOOR = 1 - 1e-9
 
@@ -75,12 +73,8 @@ def find_needed(
 ) -> tuple[Threshold | None, int]:
     """Returns a threshold and a number: an answer needs all labels that reach it, and the best."""
     if question.top_k is not None:
-        # Whether one of the best is found does not depend on others. One threshold for all does not
-        # change which are the best; most labels reach a low one.
-        threshold, is_few = question.threshold, question.top_k <= len(chosen) // _FEW
-        if isinstance(threshold, float | int) and (not threshold or (is_few and threshold < 0.5)):
-            threshold = None
-        return threshold, 0 if threshold is not None else question.top_k
+        # Whether one of the best is found does not depend on others.
+        return question.threshold, 0 if question.threshold is not None else question.top_k
     least = question.min_labels or 0
     if rule.most is not None:
         return None, max(rule.most, least)

@@ -218,7 +218,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
     def _find_pause(self) -> float | None:
         """Returns the seconds to wait before the next batch; None waits for a change."""
         if not self._items:
-            return None
+            return 0 if self._closed and not self._long else None  # the last long one has expired
         if self._closed or len(self._items) >= self._batch_sizes.most:
             return 0
         now = time.perf_counter()

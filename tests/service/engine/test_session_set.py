@@ -132,7 +132,7 @@ def test_many_small_sets_of_the_same_images_share_runs(mapped_bundle: Bundle) ->
 
     answers = sessions.run(images, asked, explained=[0])
 
-    assert opened.sizes == [2, 1, 1]
+    assert sorted(opened.sizes) == [1, 1, 2]
     for head, logits, memory in zip(asked[0], *answers[0][:2], strict=True):
         (alone, _) = plain.run(images, [[head], []], explained=[0])
         np.testing.assert_allclose(logits, alone.logits[0], atol=TOLERANCE)  # type: ignore[arg-type]

@@ -70,7 +70,6 @@ QUESTIONS: list[dict[str, Any]] = [
     {"exclude": list(NAMES[:20])},
     {"exclude": list(NAMES[100:120]), "top_k": 30},
     {"label_set": ("trained", "many"), "top_k": 12},
-    {"threshold": 0.0, "top_k": 12},
 ]
 
 

@@ -82,7 +82,10 @@ async def test_long_item_runs_alone_in_turn_with_others_and_leaves_them_a_worker
     queue.finish(1, 0, is_long=True)
     put_all(queue, [6])
     queue.close()
-    assert [items_of(queue.take()) for _ in range(3)] == [[2], [6], []]
+    assert [items_of(queue.take()) for _ in range(2)] == [[2], [6]]
+    queue.finish(1, 0, is_long=True)
+    queue.put(7, 0.0, LONG_WEIGHT + 1)  # has expired
+    assert queue.take() == []
 
 
 @pytest.mark.parametrize(
