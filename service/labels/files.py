@@ -165,6 +165,8 @@ def pack_label_set(definition: Definition, embeddings: Embeddings | None = None)
 
 
 def _parse_json(content: bytes, name: str, max_labels: int) -> Definition:
+    # A label has an object and a list of numbers; 20 million empty objects would take 1.7 GB.
+    check_size((content.count(b"{") + content.count(b"[")) // 2 - 1, max_labels)
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:

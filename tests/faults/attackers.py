@@ -7,6 +7,7 @@ the other: alone for 10 seconds, then with the attackers, twice each, and alone.
 """
 
 import multiprocessing
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,7 @@ def ask_again(address: Address, request: Request, ends: float) -> Iterator[tuple
 
 
 def attack(address: Address, request: Request, ends: float) -> None:
+    os.nice(19)  # the cores are the service's and the client's, as if attackers had their own
     statuses = Counter(status for status, _ in ask_again(address, request, ends))
     print(f"    {request.method} {request.what}: {dict(statuses)}", flush=True)
 

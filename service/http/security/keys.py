@@ -91,7 +91,7 @@ class _KeySet:
         text = "" if secret is None else secret.get_secret_value()
         self._path = expand_home(text[1:]) if text.startswith("@") else None
         self._seen = _identify_file(self._path)  # before it is read
-        self._failure = ""  # of the last reading
+        self._failure: tuple[object, ...] = ()  # of the last reading
         self.identities = {} if secret is None else self._read(text)
         if self.identities:
             logger.info("read keys", extra={"setting": setting, "keys": len(self.identities)})
@@ -113,11 +113,11 @@ class _KeySet:
         except Exception as error:
             is_known = isinstance(error, errors.StartError)
             reason = str(error) if is_known else f"{self._setting}: {error!r}"
-            if forced or reason != self._failure:
+            if forced or (seen, reason) != self._failure:
                 logger.error("%s; the earlier keys stay valid: correct the file", reason)
-            self._failure = reason
+            self._failure = seen, reason
         else:
-            self._seen, self._failure = seen, ""
+            self._seen, self._failure = seen, ()
             fields = {"setting": self._setting, "keys": len(self.identities)}
             logger.info("read the key file again", extra=fields)
 

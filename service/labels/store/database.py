@@ -118,8 +118,10 @@ class Database:
 
     def _has_log(self) -> bool:
         # Also after a read: a reader that has ended may have kept a write from emptying the log.
-        log = Path(f"{self._engine.url.database}-wal")
-        return self._engine.dialect.name == "sqlite" and log.exists() and log.stat().st_size > 0
+        with suppress(OSError):
+            log = Path(f"{self._engine.url.database}-wal")
+            return self._engine.dialect.name == "sqlite" and log.stat().st_size > 0
+        return False
 
     def _identify_file(self) -> tuple[object, ...] | None:
         if self._engine.dialect.name == "sqlite":
