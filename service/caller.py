@@ -3,7 +3,7 @@
 from contextvars import ContextVar
 
 UNIT_LABELS = 10_000
-"""An answer counts one unit more of the rate limit for each started so many labels after these."""
+"""An answer counts one unit of the rate limit for each started 10,000 labels."""
 
 
 class Caller:
@@ -19,6 +19,11 @@ class Caller:
 
     def charge(self, units: int) -> None:
         """Counts what a photo or answer costs beyond one unit; never refuses."""
+
+    def charge_labels(self, labels: int) -> None:
+        """Counts what the labels of an answer cost beyond one unit; never refuses."""
+        if labels > UNIT_LABELS:
+            self.charge((labels - 1) // UNIT_LABELS)
 
 
 CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - it has no state

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -297,11 +296,12 @@ def _run(settings: Settings, work: Callable[[Catalogue], Awaitable[ResultT]]) ->
 
 
 def _show_labels(labels: LabelSet, as_json: bool, wanted: str | None = None) -> None:
+    described = labels.describe()
     if as_json:
-        write_json(json.loads(labels.content))
+        write_json({**described, "labels": [*described["labels"]]})
         return
     table = Table("label", "threshold", "prompt", "examples", "category")
-    for label in labels.describe()["labels"]:
+    for label in described["labels"]:
         if wanted in (None, label["name"]):
             least = f"{label['threshold']:.3g}{'' if label['calibrated'] else ' (default)'}"
             prompt = "(embedding)" if label["own_embedding"] else label["prompt"] or ""

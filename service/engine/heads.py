@@ -24,7 +24,8 @@ LABELS_PER_RUN = 1024
 """Most labels in one run of a graph: memory grows with images x labels, so this bounds it. Smaller
 runs of the open head would recompute keys and values from the tokens more often."""
 LONG_LABELS = 10_000
-"""A photo with more labels to score is long: on a core of a CPU, each takes 13 us."""
+"""A screened head of more labels, of which most are needed, is not scored in its batch:
+on a core of a CPU, each label takes 13 us."""
 # In labels that the open head scores in the time: 0.55 us for each label of the screen, and these.
 _SCREENED_SHARE, _MIN_SCREENED = 24, 90
 

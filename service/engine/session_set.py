@@ -59,7 +59,6 @@ _SCREEN_OUTPUTS: dict[str, TensorSpec] = {
 }
 _Tokens: TypeAlias = NDArray[np.float32] | ort.OrtValue
 _Row: TypeAlias = LogitsArray | ScreenedLogits
-_Queries: TypeAlias = QueryArray | SomeQueries
 
 
 @dataclass(frozen=True)
@@ -128,9 +127,8 @@ class SessionSet:
                 with_memory = any(row in explained for row in rows)
                 scored, kept = self._score(tokens, rows, head, with_memory=with_memory)
                 for row, values in zip(rows, scored, strict=True):
-                    parts: Sequence[_Row] = [values]
-                    if not isinstance(values, ScreenedLogits):
-                        parts = np.split(values, ends)
+                    # Only logits of joined heads have ends.
+                    parts: Sequence[_Row] = np.split(values, ends) if ends else [values]
                     logits.update(zip(((row, key) for key in keys), parts, strict=True))
                 for row, memory in zip(rows, kept, strict=False):  # none without memory
                     memories.update(((row, key), memory) for key in keys)
@@ -194,7 +192,7 @@ class SessionSet:
         )
 
     def _run_head(
-        self, tokens: Tensor, head: TrainedHead | _Queries, outputs: list[str]
+        self, tokens: Tensor, head: TrainedHead | QueryArray | SomeQueries, outputs: list[str]
     ) -> list[LogitsArray]:
         if isinstance(head, TrainedHead):
             assert self.trained_head is not None
@@ -205,10 +203,10 @@ class SessionSet:
         more = [run_graph(self.open_head, ["logits"], tokens=tokens, queries=q)[0] for q in chunks]
         return [np.concatenate([logits, *more], axis=1) if more else logits, *memory]
 
-    def _split(self, queries: _Queries) -> Iterable[Tensor]:
+    def _split(self, queries: QueryArray | SomeQueries) -> Iterable[Tensor]:
         starts = range(0, len(queries), LABELS_PER_RUN)
         chunks = (queries[start : start + LABELS_PER_RUN] for start in starts)
-        if self.query_cache is None or not isinstance(queries, np.ndarray):
+        if self.query_cache is None or isinstance(queries, SomeQueries):
             return chunks
         return self.query_cache.find(queries, list(chunks))
 

@@ -169,7 +169,7 @@ class Definition:
         if self.calibration is not None:  # so that sets without it keep their digests
             columns.append([self.calibration.scale, self.calibration.shift])
         digest = hashlib.sha256(json.dumps(columns).encode())
-        digest.update(np.ascontiguousarray(self.embeddings, "<f4").ravel().view(np.uint8).data)
+        digest.update(np.ascontiguousarray(self.embeddings, "<f4").data)
         return digest.hexdigest()
 
     @cached_property
@@ -243,6 +243,12 @@ def check_size(count: int, limit: int) -> None:
     """Raises `InvalidLabelSet` if a set of `count` labels has more than `limit`."""
     if count > limit:
         raise InvalidLabelSet(f"A label set takes at most {limit} labels; this one has {count}")
+
+
+def check_count(record: Mapping[str, object], limit: int) -> None:
+    """Checks the size of a set as JSON, before each of its labels is checked."""
+    if isinstance(labels := record.get("labels"), list):
+        check_size(len(labels), limit)
 
 
 def check_candidates(names: Sequence[object], limit: int) -> None:

@@ -36,6 +36,7 @@ from service.labels.arrays import read_arrays
 from service.labels.definition import (
     Definition,
     LabelSetRecord,
+    check_count,
     check_fit,
     check_size,
     refuse_duplicates,
@@ -177,8 +178,7 @@ def _parse_json(content: bytes, name: str, max_labels: int) -> Definition:
         given = value["name"]
         shown = quote(given) if isinstance(given, str) else "no text"
         raise InvalidLabelSet(f"name must be {quote(name)}, or left out; it is {shown}")
-    if isinstance(labels := value.get("labels"), list):
-        check_size(len(labels), max_labels)
+    check_count(value, max_labels)
     try:
         return LabelSetRecord.model_validate(value).define()
     except ValidationError as error:

@@ -294,10 +294,10 @@ class RegisteredSets(StoredSets):
         self, made: LabelSet, write: Callable[[], WriteResult]
     ) -> tuple[LabelSet, bool]:
         written, labels = await self._write(made.name, write, made)
-        made = replace_fields(made, digest=written.digest or made.digest)
-        if labels is None or labels.digest != made.digest or int(labels.version) < written.version:
+        digest = written.digest or made.digest
+        if labels is None or labels.digest != digest or int(labels.version) < written.version:
             # Another client has changed the set since, and this one must not overwrite that.
-            labels = replace_fields(made, version=str(written.version))
+            labels = replace_fields(made, digest=digest, version=str(written.version))
         return labels, written.created
 
     async def _write(

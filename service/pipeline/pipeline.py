@@ -12,7 +12,7 @@ from typing import Literal
 
 from service import errors
 from service.bundle.card import CPU_DEVICES
-from service.caller import CALLER, UNIT_LABELS
+from service.caller import CALLER
 from service.engine.engine import Engine
 from service.engine.heads import (
     Head,
@@ -278,8 +278,8 @@ class Pipeline:
         return done, stages
 
     async def _submit(self, item: Item, deadline: float) -> Done[Result]:
-        if (count := count_scored(item.heads)) > UNIT_LABELS:
-            CALLER.get().charge((count - 1) // UNIT_LABELS)
+        count = count_scored(item.heads)
+        CALLER.get().charge_labels(count)
         weight = 1 + count // _WEIGHT_LABELS if self.engine.device in CPU_DEVICES else 1
         return await self._batcher.submit(item, deadline, weight)
 

@@ -222,11 +222,7 @@ def watch_health(address: Address) -> Iterator[list[float]]:
 
 def measure(server: ServerProcess, request: Request) -> str:
     """Sends a request again and again for 1 second; returns a row of the table."""
-    process, size, address = (
-        psutil.Process(server.pid),
-        len(request.encode()),
-        server.find_address(),
-    )
+    process, address = psutil.Process(server.pid), server.find_address()
     Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # resets VmHWM
     idle, before, ends = server.read_memory(), sum(process.cpu_times()[:2]), time.monotonic() + 1
     times, size = 0, len(request.encode())

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel
 
 from service import errors
-from service.caller import CALLER, UNIT_LABELS
+from service.caller import CALLER
 from service.errors import InvalidParameters, LabelSetChanged, ProblemValue, quote
 from service.fields import LabelSetName, validate
 from service.http.requests.body import JSON, cancel_on_disconnect
@@ -30,7 +30,7 @@ from service.labels.definition import (
     Definition,
     LabelSetRecord,
     ThresholdsRecord,
-    check_size,
+    check_count,
     refuse_duplicates,
 )
 from service.labels.label_set import LabelSet
@@ -172,7 +172,7 @@ async def change_thresholds(request: Request, served: Served, name: Name) -> Res
     """
     pipeline = served.pipeline
     body = await read_json_object(request, served, served.settings.max_labels_per_set)
-    _check_count(body, served)
+    check_count(body, served.settings.max_labels_per_set)
     given = (await served.run_in_side_thread(validate, ThresholdsRecord, body, "body")).labels
     refuse_duplicates(tuple(label.name for label in given))
     thresholds = {label.name: label.threshold for label in given}
@@ -201,7 +201,7 @@ async def _register(request: Request, served: ServedPipeline, name: str | None =
     pipeline, version = served.pipeline, None
     limit = served.settings.max_labels_per_set
     body = await read_json_object(request, served, limit, MAX_EMBEDDING_VALUES)
-    _check_count(body, served)
+    check_count(body, limit)
     definition = await served.run_in_side_thread(_define, body, name)
     with pipeline.admit():
         if name is not None:
@@ -252,12 +252,6 @@ def _make_tag(labels: LabelSet) -> dict[str, str]:
     return {"ETag": f'"{labels.version}"'}
 
 
-def _check_count(body: dict[str, Any], served: ServedPipeline) -> None:
-    labels = body.get("labels")
-    if isinstance(labels, list):  # before each of them is checked
-        check_size(len(labels), served.settings.max_labels_per_set)
-
-
 def _define(body: dict[str, Any], name: str | None = None) -> Definition:
     if name is not None and body.setdefault("name", name) != name:
         raise InvalidParameters(
@@ -274,7 +268,7 @@ async def answer_set(
         content = answer.model_dump_json().encode()
     else:
         if not request.scope.get("is_head"):
-            CALLER.get().charge((labels.num_labels - 1) // UNIT_LABELS)
+            CALLER.get().charge_labels(labels.num_labels)
         served: ServedPipeline = request.app.state.served
         content = await served.run_in_side_thread(lambda: labels.content)
     headers, status = _make_tag(labels), HTTPStatus.OK

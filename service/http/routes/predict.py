@@ -195,12 +195,11 @@ def _describe_model(pipeline: Pipeline, selection: Selection) -> dict[str, Any]:
 
 
 def _describe_image(prediction: Prediction) -> dict[str, Any]:
-    overlays = (
+    return prediction.describe(
         f"data:image/png;base64,{base64.b64encode(explanation.overlay).decode()}"
         for explanation in prediction.explanations
         if explanation.overlay is not None
     )
-    return prediction.describe(overlays)
 
 
 ROUTES = tuple(route for route in router.routes if isinstance(route, APIRoute))

@@ -134,8 +134,8 @@ async def test_long_photo_waits_apart_and_counts_by_its_labels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = write_screened_bundle(tmp_path, screened_head=tiny_screened_head(most=50))
-    for name, value in {"_WEIGHT_LABELS": 10, "UNIT_LABELS": 120}.items():
-        monkeypatch.setattr(pipeline_module, name, value)
+    monkeypatch.setattr(pipeline_module, "_WEIGHT_LABELS", 10)
+    monkeypatch.setattr("service.caller.UNIT_LABELS", 120)
     put = Mock(wraps=BatchQueue.put)
     monkeypatch.setattr(BatchQueue, "put", lambda *given, **options: put(*given, **options))
     charge = Mock()

@@ -13,7 +13,6 @@ from PIL import Image
 from service.bundle.reader import Bundle
 from service.errors import RateLimited, StartError
 from service.http.requests import json
-from service.http.routes import labels
 from service.http.security.rates import RateLimiter
 from tests.support.photos import encode_picture
 from tests.support.serving import PHOTO, assert_problem, send_image, serve_app, to_base64
@@ -206,7 +205,7 @@ def test_answer_of_many_labels_counts_more_but_not_304_and_head(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(labels, "UNIT_LABELS", 2)
+        patch.setattr("service.caller.UNIT_LABELS", 2)
         set_rate(client, "5/hour")
         path, known = "/labels/everyday", {"If-None-Match": "*"}  # of three labels
         assert client.head(path).status_code == 200
