@@ -9,6 +9,7 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 ResizeMode = Literal["squash", "crop", "pad"]
 Activation = Literal["sigmoid", "softmax"]
 PrefixTokens = Literal["keep", "drop"]
+Towers = Literal["clip", "siglip"]
 # The method of a timm model without classifier and pooling that gives a head its features:
 # `forward` adds the layers after them, a norm in ConvNeXt, a convolution in MobileNet.
 Features = Literal["forward", "forward_features"]
@@ -102,7 +103,7 @@ class ZeroShotMLDecoderConfig(DecoderConfig):
 class CosineConfig(_Config):
     """CLIP's and SigLIP's cosine; tokens are in the space of the embeddings."""
 
-    kind: Literal["clip", "siglip"]
+    kind: Towers
     embedding_width: int = Field(ge=1)  # E
     embedding_encoder: str
     embedding_template: str

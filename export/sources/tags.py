@@ -13,7 +13,7 @@ from typing import Any
 
 from export import ExportError
 from models.checkpoints.description import read_names
-from models.checkpoints.files import fetch
+from models.checkpoints.hub import fetch
 from models.checkpoints.preparation import TAGS
 from service.bundle.card import Label
 from service.labels.label_set import RATING

@@ -13,7 +13,7 @@ from export.sources.tags import TAG_FILES, read_lines, read_share, read_tag_file
 from models.checkpoints.checkpoint import read_checkpoint
 from models.checkpoints.clip import read_clip
 from models.checkpoints.description import NO_HINTS, Hints
-from models.checkpoints.files import fetch
+from models.checkpoints.hub import fetch
 from models.config import PrefixTokens
 from models.network import Network
 from models.text import TextEncoder

@@ -1,44 +1,34 @@
 """CLIP and SigLIP in folders of `transformers` and open_clip: both towers and the tokenizer."""
 
-import re
-import string
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from tokenizers import Regex, normalizers
-from tokenizers.processors import TemplateProcessing
-from transformers import (
-    AutoImageProcessor,
-    CLIPConfig,
-    CLIPModel,
-    PreTrainedTokenizerFast,
-    SiglipConfig,
-    SiglipModel,
-)
+from transformers import CLIPConfig, CLIPModel, SiglipConfig, SiglipModel
 from transformers.utils import logging
 
 from models.checkpoints.description import NO_HINTS, CheckpointError, Hints, State
-from models.checkpoints.files import CONFIG, fetch, fetch_needed, read_json, read_weights
+from models.checkpoints.files import read_weights
 from models.checkpoints.formats import is_on_hub, is_repository
+from models.checkpoints.hub import CONFIG, fetch_needed, read_json
 from models.checkpoints.layouts.open_clip import describe_model, describe_photos, rename_open_clip
 from models.checkpoints.layouts.state import build_filled, unwrap
 from models.checkpoints.preparation import take_rgb
+from models.checkpoints.processors import read_processor
+from models.checkpoints.tokenizers import read_tokenizer
 from models.commands import RequestError
-from models.config import CosineConfig, InputConfig, NetworkConfig, crop_share
+from models.config import CosineConfig, InputConfig, NetworkConfig, Towers
 from models.text import TextEncoder
 from models.towers import ClipTexts, SiglipTexts, TowerNetwork
 
 # The texts of the models' own examples.
 _TEMPLATES = {"clip": "a photo of a {}.", "siglip": "This is a photo of {}."}
-_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic")  # by Pillow's numbers
 _OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
-_CANONICAL = "SiglipTokenizer"  # of the first SigLIP, which was trained without punctuation
 
 
 # A model, the sha256 of its weights' file, how it takes photos, and whether its texts are encoded
-# without punctuation.
-_Stored = tuple[CLIPModel | SiglipModel, str, InputConfig, bool]
+# without punctuation: None if the tokenizer decides.
+_Stored = tuple[CLIPModel | SiglipModel, str, InputConfig, bool | None]
 
 
 def read_clip(
@@ -66,7 +56,7 @@ def read_clip(
             f"{written or 'without config.json'}"
         )
     model, _, preparation, _ = stored
-    kind: Literal["clip", "siglip"] = "clip" if isinstance(model, CLIPModel) else "siglip"
+    kind = _find_kind(model)
     text = _read_texts(checkpoint, name, stored)
     if not hints.crop:
         preparation = preparation.model_copy(update={"resize_mode": "squash", "crop_pct": 1.0})
@@ -94,14 +84,13 @@ def _read_transformers(checkpoint: Path | str, name: str, config: Mapping[str, A
     state = {key: v for key, v in state.items() if not key.endswith(".position_ids")}
     model = _build(name, config, state)
     path = fetch_needed(checkpoint, "preprocessor_config.json", "processor_config.json")
-    try:
-        preparation = _read_preparation(path.parent, model.vision_model.embeddings.image_size)
-    except Exception as error:
-        raise CheckpointError(
-            f"{name} has a preparation of photos that is not supported"
-        ) from error
-    tokenizer = read_json(checkpoint, "tokenizer_config.json").get("tokenizer_class")
-    return model, file.sha256, preparation, tokenizer == _CANONICAL
+    preparation = read_processor(
+        read_json(checkpoint, path.name),
+        _find_kind(model),
+        model.vision_model.embeddings.image_size,
+        crop=True,
+    )
+    return model, file.sha256, preparation, None
 
 
 def _read_open_clip(checkpoint: Path | str, name: str, config: Mapping[str, Any]) -> _Stored:
@@ -130,76 +119,32 @@ def _build(name: str, config: Mapping[str, Any], state: State) -> CLIPModel | Si
         raise CheckpointError(f"{name} has a config.json that is damaged") from error
 
 
-def _read_preparation(folder: Path, size: int) -> InputConfig:
-    """Reads an image processor; raises ValueError if its photos are not size x size pixels."""
-    processor: Any = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
-    resized, edge = processor.size, processor.size.shortest_edge
-    crop = edge is not None and processor.do_center_crop
-    target = processor.crop_size if crop else resized
-    if (target.height, target.width) != (size, size) or (crop and edge < size):
-        raise ValueError("photos have another size")
-    return InputConfig(
-        height=size,
-        width=size,
-        mean=tuple(processor.image_mean),
-        std=tuple(processor.image_std),
-        interpolation=_FILTERS[processor.resample],
-        resize_mode="crop" if crop else "squash",
-        crop_pct=crop_share(size, edge) if crop else 1.0,
-    )
-
-
 def _read_texts(checkpoint: Path | str, name: str, stored: _Stored) -> TextEncoder:
-    path = fetch_needed(checkpoint, "tokenizer.json")
-    for optional in ("tokenizer_config.json", "special_tokens_map.json"):
-        fetch(checkpoint, optional)
-    try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent)
-    except Exception as error:  # both libraries raise many types
-        raise CheckpointError(f"{name} has a tokenizer.json that is damaged") from error
-    rules, (model, sha256, _, canonical) = tokenizer.backend_tokenizer, stored
+    model, sha256, _, canonical = stored
+    embeddings = model.text_model.embeddings
+    kind, max_tokens = _find_kind(model), embeddings.position_embedding.num_embeddings
+    tokenizer = read_tokenizer(checkpoint, kind, max_tokens, canonical=canonical)
+    known = embeddings.token_embedding.num_embeddings
+    if tokenizer.size > known:
+        raise CheckpointError(
+            f"{name} has a tokenizer.json of {tokenizer.size} tokens, and a text tower that knows "
+            f"{known}"
+        )
     module: ClipTexts | SiglipTexts
     if isinstance(model, CLIPModel):
         module, width = ClipTexts(model), model.text_projection.out_features
-        frame = (tokenizer.bos_token, tokenizer.eos_token)
     else:
-        if tokenizer.pad_token_id is None:
-            raise CheckpointError(f"{name} has no pad_token in tokenizer_config.json")
-        module = SiglipTexts(model, tokenizer.pad_token_id)
+        module = SiglipTexts(model, tokenizer.pad_id)
         width = model.text_model.head.out_features
-        frame = ("", tokenizer.eos_token)
-        rules.normalizer = _clean(rules.normalizer, canonical=canonical)
-    known = module.body.embeddings.token_embedding.num_embeddings
-    tokens = max(rules.get_vocab(with_added_tokens=False).values(), default=0) + 1
-    if tokens > known:
-        raise CheckpointError(
-            f"{name} has a tokenizer.json of {tokens} tokens, and a text tower that knows {known}"
-        )
-    if None in frame:
-        raise CheckpointError(f"{name} lacks special tokens in tokenizer_config.json")
-    # As in training; for Gemma's tokenizer, options in tokenizer_config.json replace the file's.
-    specials = [(token, rules.token_to_id(token)) for token in frame if token]
-    rules.post_processor = TemplateProcessing(
-        single=" $A ".join(frame).strip(), special_tokens=specials
-    )
-    rules.enable_truncation(module.max_tokens)  # the service refuses longer texts
     return TextEncoder(
         name,
         width,
         module.eval().requires_grad_(False),
-        rules.to_str().encode(),
+        tokenizer.content,
         sha256,
         in_8_bits=False,  # a cosine counts up to 100-fold
     )
 
 
-def _clean(rules: normalizers.Normalizer | None, *, canonical: bool) -> normalizers.Normalizer:
-    """Adds what was done to texts before SigLIP's tokenizer in training; twice changes nothing."""
-    steps: list[normalizers.Normalizer] = [normalizers.Lowercase()]
-    if canonical:
-        steps += [
-            normalizers.Replace(Regex(f"[{re.escape(string.punctuation)}]"), ""),
-            normalizers.Replace(Regex(r"\s+"), " "),
-            normalizers.Strip(),
-        ]
-    return normalizers.Sequence(steps if rules is None else [*steps, rules])
+def _find_kind(model: CLIPModel | SiglipModel) -> Towers:
+    return "clip" if isinstance(model, CLIPModel) else "siglip"

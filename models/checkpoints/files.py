@@ -1,9 +1,7 @@
-"""Checkpoint files, local or on the Hugging Face hub (`hf-hub:owner/name`), hashed when read."""
+"""Checkpoint files, local or on the hub, hashed when read."""
 
-import errno
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,39 +10,24 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
-from huggingface_hub.file_download import http_get, repo_folder_name
-from huggingface_hub.utils import build_hf_headers, logging  # type: ignore[attr-defined]
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from models.checkpoints.description import CheckpointError, Description, State, read_names
-from models.checkpoints.formats import (
-    HUB,
-    INDICES,
-    check_checkpoint,
-    is_on_hub,
-    is_repository,
-    is_safetensors,
-)
+from models.checkpoints.formats import INDICES, check_checkpoint, is_repository, is_safetensors
+from models.checkpoints.hub import CONFIG, fetch, fetch_needed, read_json
 from models.checkpoints.pickles import unpickle
 from models.checkpoints.preparation import PREPROCESS, TAGS, read_preprocess
 from models.config import ModelArgument
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", *INDICES)
-CONFIG = "config.json"
-_OF_TIMM = {"architecture", "pretrained_cfg"}  # one of them is in each `CONFIG` of timm
 
-_json_object = TypeAdapter(dict[str, Any])
 _model_args = TypeAdapter(dict[str, ModelArgument | None])
 # Of timm's arguments: what the tensors and the preparation of photos show.
 _READ_ELSEWHERE = {"num_classes", "in_chans", "img_size"}
 _MAX_SHARED = 4  # sum of all tensors over the file's size: some share memory
 _MAX_DEPTH = 3  # of dictionaries: the file's, one of its wrappings, `module` in that
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-# By the status of a hub's answer.
-_STEPS = {401: "set a valid HF_TOKEN", 403: "set another HF_TOKEN", 404: "check the name"}
 _PART = re.compile(r"\w[\w.-]*\.(safetensors|bin)")  # of weights in several files, in one folder
 
 
@@ -156,119 +139,6 @@ def _read_description(checkpoint: Path | str) -> Description:
         photos=photos,
         is_tagger=fetch(checkpoint, TAGS) is not None,
     )
-
-
-def read_json(checkpoint: Path | str, name: str) -> dict[str, Any]:
-    """Returns the object in a file of a folder or a repository, or next to a file of weights.
-
-    It is empty without the file. Next to a file, `CONFIG` may be of anything: it is empty if it is
-    not timm's.
-    """
-    path = fetch(checkpoint, name)
-    unrelated = name == CONFIG and not is_repository(checkpoint)
-    try:
-        content = {} if path is None else _json_object.validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        if unrelated:
-            return {}
-        raise CheckpointError(f"{checkpoint} has a {name} that is damaged") from error
-    return {} if unrelated and not content.keys() & _OF_TIMM else content
-
-
-def fetch(checkpoint: Path | str, name: str, *, needed: bool = False) -> Path | None:
-    """Returns a file of a folder or a repository, or next to a file; None if there is none.
-
-    If HF_HUB_OFFLINE is set, files that are not in a repository's cache are missing, unless
-    `needed`. Raises CheckpointError with the next step if the hub does not answer or refuses.
-    """
-    if not is_on_hub(checkpoint):
-        given = Path(checkpoint)
-        path = (given if given.is_dir() else given.parent) / name
-        return path if path.is_file() else None
-    logging.set_verbosity_error()  # it would log each of its retries
-    repository = str(checkpoint).removeprefix(HUB)
-    try:
-        _resume(repository, name)
-        return Path(hf_hub_download(repository, name))
-    except Exception as error:  # the library raises the errors of every layer below it
-        is_local = isinstance(error, errors.LocalEntryNotFoundError)  # a subclass: no answer
-        may_lack = not is_local or (constants.HF_HUB_OFFLINE and not needed)
-        if isinstance(error, errors.EntryNotFoundError) and may_lack:
-            return None
-        why = explain_download(error, name)
-        raise CheckpointError(f"{checkpoint} cannot be fetched: {why}") from error
-
-
-def fetch_needed(checkpoint: Path | str, *names: str) -> Path:
-    """Returns the first file that there is, as `fetch` does; raises CheckpointError if none is."""
-    path = next(filter(None, (fetch(checkpoint, name) for name in names)), None)
-    path = path or fetch(checkpoint, names[0], needed=True)
-    if path is None:
-        raise CheckpointError(f"{checkpoint} has no {' or '.join(names[:2])}")
-    return path
-
-
-def explain_download(error: BaseException, name: str) -> str:
-    """Returns why huggingface_hub could not download a file, and what to do."""
-    hub, reason = constants.ENDPOINT, " ".join(f"{type(error).__name__} {error}".split())
-    why = f"the connection failed ({reason:.200}): repeat the command, or check HF_ENDPOINT"
-    match error:
-        case errors.LocalEntryNotFoundError(__cause__=Exception() as cause):
-            return explain_download(cause, name)
-        case errors.OfflineModeIsEnabled():
-            why = f"HF_HUB_OFFLINE is set, and {name} is not in the cache"
-        case errors.GatedRepoError():
-            page = str(error.response.url).partition("/resolve/")[0]
-            why = f"accept its licence on {page}, and set HF_TOKEN"
-        case errors.RepositoryNotFoundError():
-            why = "there is no such repository, or it is private: check its name, or set HF_TOKEN"
-        case errors.HfHubHTTPError(response=response):
-            step = _STEPS.get(response.status_code, "repeat the command later")
-            why = f"{hub} answered {response.status_code}: {step}"
-        case errors.FileMetadataError():
-            why = f"{hub} did not answer as a hub does: log in to the network, or check the proxy"
-        case OSError(strerror=str(reason)) | ValueError(args=[str(reason)]):
-            why = reason  # of a full disk; of an invalid name
-    return why
-
-
-def _resume(repository: str, name: str) -> None:
-    """Downloads a file into the cache of `hf_hub_download`, from where the last call stopped.
-
-    `hf_hub_download` (2.4.0) deletes the part that it has when it fails, so a repeated command
-    would start again; and it compares a file's size but not its hash.
-    """
-    url = hf_hub_url(repository, name)
-    try:
-        remote = get_hf_file_metadata(url)
-    except errors.EntryNotFoundError:
-        raise
-    except Exception:  # no network: `hf_hub_download` looks into its cache, or names the reason
-        return
-    if remote.etag is None or not _SHA256.fullmatch(remote.etag):  # not a large file
-        return
-    folder = repo_folder_name(repo_id=repository, repo_type="model")
-    path = Path(constants.HF_HUB_CACHE, folder, "blobs", remote.etag)
-    if path.exists():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    with part.open("ab") as file:
-        if file.tell() > (remote.size or 0):  # two downloads at once wrote it
-            file.truncate(0)
-        http_get(
-            *(url, file),
-            resume_size=file.seek(0, os.SEEK_END),
-            headers=build_hf_headers(),
-            expected_size=remote.size,
-            displayed_filename=name,
-        )
-    with part.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != remote.etag:
-        part.unlink()
-        raise OSError(errno.EIO, f"{name} was damaged by the download: repeat the command")
-    part.replace(path)
 
 
 def _parse_safetensors(name: str, data: bytes) -> tuple[State, Mapping[str, str]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.backbones.backbone import Backbone
 from models.checkpoints.description import CheckpointError
-from models.checkpoints.files import explain_download
+from models.checkpoints.hub import explain_download
 from models.checkpoints.layouts.backbones import take_pooled_norm
 from models.checkpoints.layouts.state import try_to_fill
 

@@ -12,13 +12,13 @@ import pytest
 import timm
 import torch
 from huggingface_hub import constants
-from huggingface_hub.errors import EntryNotFoundError
 from safetensors.torch import save_file
 from timm.layers.ml_decoder import add_ml_decoder_head
 
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
-from models.checkpoints.files import fetch, read_weights
+from models.checkpoints.files import read_weights
+from models.checkpoints.hub import Remote, ask, fetch, read_range
 from tests.models.checkpoints import read_config
 from tests.support.fake_hub import FakeHub, serve_hub
 
@@ -29,13 +29,11 @@ REFERENCE = "hf-hub:someone/tagger"
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The files of the one repository that there is."""
 
-    def download(repository: str, name: str) -> str:
+    def download(repository: str, name: str) -> Path | None:
         assert repository == "someone/tagger"
-        if not (tmp_path / name).is_file():
-            raise EntryNotFoundError(f"404 for {name}")
-        return str(tmp_path / name)
+        return tmp_path / name if (tmp_path / name).is_file() else None
 
-    monkeypatch.setattr("models.checkpoints.files.hf_hub_download", download)
+    monkeypatch.setattr("models.checkpoints.hub._download", download)
     return tmp_path
 
 
@@ -169,7 +167,7 @@ def test_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def write(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("models.checkpoints.files.http_get", write)
+    monkeypatch.setattr("models.checkpoints.hub.http_get", write)
     with pytest.raises(CheckpointError, match="cannot be fetched: No space left"):
         fetch(REFERENCE, "pytorch_model.bin")
 
@@ -221,11 +219,38 @@ def test_cache_is_enough_if_the_hub_is_offline(
     real_hub.answer = (500, {})
     assert read_checkpoint(REFERENCE, Hints(image_size=64)).sha256 == weights
     assert fetch(REFERENCE, "preprocess.json") is None
+    cached = fetch(REFERENCE, "config.json")
+    assert cached is not None
+    etag = cached.resolve().name
+    assert ask(REFERENCE, "config.json") == Remote(cached.stat().st_size, etag, cached=True)
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set, and x.onnx is not in the"):
+        ask(REFERENCE, "x.onnx")
     offline = "cannot be fetched: HF_HUB_OFFLINE is set, and {} is not in the cache"
     with pytest.raises(CheckpointError, match=offline.format("model.safetensors")):
         load_checkpoint("hf-hub:someone/other")
     with pytest.raises(CheckpointError, match=offline.format("open_clip_model.safetensors")):
         read_weights(REFERENCE, ["open_clip_model.safetensors", "open_clip_pytorch_model.bin"])
+
+
+@pytest.mark.parametrize("form", ["folder", "cached", "remote", "without ranges"])
+def test_part_of_a_file_and_its_size_are_read_without_a_download(
+    form: str, real_hub: FakeHub, tmp_path: Path
+) -> None:
+    name, checkpoint = "pytorch_model.bin", real_hub.folder if form == "folder" else REFERENCE
+    content = (real_hub.folder / name).read_bytes()
+    digest = "" if form == "folder" else hashlib.sha256(content).hexdigest()
+    if form == "cached":
+        fetch(checkpoint, name)
+    real_hub.ignores_ranges = form == "without ranges"
+    here = form in ("folder", "cached")
+    assert ask(checkpoint, name) == Remote(len(content), digest, here)
+    assert ask(checkpoint, "x.onnx") is None
+    assert read_range(checkpoint, name, 1000, 8) == content[1000:1008]
+    with pytest.raises(CheckpointError, match="has a pytorch_model.bin that is cut off"):
+        read_range(checkpoint, name, len(content) - 4, 8)
+    with pytest.raises(CheckpointError, match="has no x.onnx|cannot be fetched: .* answered 404"):
+        read_range(checkpoint, "x.onnx", 0, 8)
+    assert here or not list(tmp_path.glob("cache/*/blobs/*"))
 
 
 @pytest.mark.parametrize("number", [math.nan, -math.inf])
