@@ -42,10 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for checkpoint in filter(None, (given.checkpoint, given.open_head)):
             check_checkpoint(checkpoint)
-        from export.build import run_export
-
         with _log_to_stderr():
-            run_export(given, left_out)
+            if given.bundle is not None:  # this needs no torch
+                from export.calibration import bundle
+
+                request = bundle.make_request(bundle.RecalibrationRequest, given)
+                bundle.recalibrate_bundle(request, left_out)
+            else:
+                from export.build import run_export
+
+                run_export(given, left_out)
     except (RequestError, BundleError, OSError) as error:
         sys.stderr.write(f"error: {escape(' '.join(str(error).split()))}\n")
         return _EXIT_NOT_WRITTEN

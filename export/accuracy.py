@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import torch
 from numpy.typing import NDArray
 
 from export.graphs.graph import (
@@ -18,7 +17,6 @@ from export.graphs.graph import (
     Graphs,
 )
 from export.sources.labelled_photos import LabelledPhotos
-from models.metrics import mean_average_precision
 from service.bundle.card import RANKED, Activation, Precision, fold_name
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
@@ -123,5 +121,9 @@ def measure_map(logits: FloatArray, targets: NDArray[np.int64], activation: Acti
 
     It measures how well scores rank the photos: for a softmax it is not the top-1 accuracy.
     """
+    import torch  # a bundle is calibrated without it
+
+    from models.metrics import mean_average_precision
+
     scores = torch.from_numpy(compute_scores(logits, activation))
     return mean_average_precision(scores, torch.from_numpy(targets))

@@ -4,10 +4,9 @@ import argparse
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
 
 from onnx import helper
 from pydantic import ValidationError
@@ -15,16 +14,20 @@ from pydantic import ValidationError
 from export import ExportError
 from export.accuracy import finish_bundle, measure_map, predict_logits, score_photos
 from export.calibration.background import add_background, find_background_photos
-from export.calibration.bundle import RecalibrationRequest, recalibrate_bundle
+from export.calibration.bundle import make_request
 from export.calibration.heads import CalibrationOptions, calibrate_trained
-from export.calibration.open_labels import add_open_labels
+from export.calibration.open_labels import calibrate_open_labels
+from export.calibration.screen import add_screen
+from export.graphs.graph import Graphs
+from export.graphs.text import build_text_graph, make_embedder
 from export.int8.search import variation_to_noise
 from export.sources.labelled_photos import PhotoReader, Splits, find_measured, read_splits
-from export.sources.open import OpenRequest, describe_head, read_open_source
+from export.sources.open import OpenRequest, OpenSource, describe_head, read_open_source
 from export.sources.trained import Source, read_source
 from export.variants import Variants, add_open_head, make_variants
 from models.checkpoints.description import NO_HINTS, Hints, read_hints
 from models.config import OpenHeadConfig, RamConfig
+from models.heads.zero_shot import ZeroShotMLDecoder
 from service.bundle.card import (
     FALLBACK_THRESHOLD,
     Metric,
@@ -64,32 +67,17 @@ class ExportRequest:
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
 
 
-RequestT = TypeVar("RequestT", ExportRequest, OpenRequest, RecalibrationRequest)
-
-
 def run_export(given: argparse.Namespace, left_out: set[Path]) -> None:
     """Carries out the parsed options; adds the photos that cannot be used to `left_out`."""
-    options = CalibrationOptions(given.raw_scores, given.precision_target)
-    if given.bundle is not None:
-        recalibrate_bundle(_make_request(RecalibrationRequest, given, options=options), left_out)
-        return
     asks_open = any((given.open_head, given.open_photos, given.label_set))
-    request = _make_request(
+    request = make_request(
         ExportRequest,
         given,
         precisions=frozenset(given.precision),
         hints=read_hints(given),
-        opened=_make_request(OpenRequest, given) if asks_open else None,
-        options=options,
+        opened=make_request(OpenRequest, given) if asks_open else None,
     )
     build_bundle(request, left_out)
-
-
-def _make_request(request: type[RequestT], given: argparse.Namespace, **others: object) -> RequestT:
-    """Fills fields from the options of the same names; None leaves a field's default."""
-    values: dict[str, Any] = vars(given) | others
-    names = [parameter.name for parameter in fields(request) if values[parameter.name] is not None]
-    return request(**{name: values[name] for name in names})
 
 
 def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> Bundle:
@@ -144,7 +132,7 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
     if splits is not None:
         draft = _measure(draft, variants, splits, request.options)
     if opened is not None:
-        draft = add_open_labels(
+        draft = _add_open_labels(
             draft, opened, variants.measured, splits, request.options, compact=compact
         )
     return finish_bundle(request.out, add_background(draft, background))
@@ -242,3 +230,38 @@ def _measure(
         )
     card = draft.card.model_copy(update={"trained_head": head, "metrics": tuple(metrics)})
     return replace(draft, card=card, labels=labels)
+
+
+def _add_open_labels(  # noqa: PLR0913 - the parts of an export
+    draft: BundleDraft,
+    opened: OpenSource,
+    variants: Sequence[Graphs],
+    splits: Splits | None,
+    options: CalibrationOptions,
+    *,
+    compact: bool,
+) -> BundleDraft:
+    """Adds what an open head needs; the first of `variants` is what a CPU runs by default."""
+    text = build_text_graph(opened.text, compact=compact)
+    precision: Precision = "int8" if opened.text.in_8_bits else "fp32"
+    embed = make_embedder(opened.text, text)
+    uses_names = opened.label_sets or opened.unseen is not None
+    head, sets = calibrate_open_labels(
+        draft.card.open_head or describe_head(opened.head.config),
+        opened.label_sets,
+        opened.unseen,
+        splits.val if splits is not None and uses_names else None,
+        variants,
+        embed=embed,
+        options=options,
+    )
+    draft = replace(
+        draft,
+        card=draft.card.model_copy(update={"open_head": head}),
+        graphs={**draft.graphs, "text_encoder": {precision: text.SerializeToString()}},
+        tokenizer=opened.text.tokenizer,
+        label_sets=sets,
+    )
+    if splits is None or not isinstance(opened.head, ZeroShotMLDecoder):
+        return draft
+    return add_screen(draft, opened.head, variants[0], splits, embed, compact=compact)

@@ -1,11 +1,14 @@
 """A bundle's background: what photos look like to its encoder, for labels that learn from photos.
 
-It is measured with the fp32 encoder, whose embeddings are nearly those of the other precisions.
+It is measured with the fp32 encoder if there is one: embeddings of other precisions are nearly its.
 """
+
+from __future__ import annotations
 
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -18,12 +21,14 @@ from export.sources.labelled_photos import (
     PhotoReader,
     Splits,
 )
-from export.sources.open import OpenSource
 from service.bundle.card import BackgroundPhotos
 from service.bundle.writer import BundleDraft
 from service.engine.session_set import SessionSet
 from service.images.folders import list_photos
 from service.labels.whitening import MIN_PHOTOS, fit_whitening
+
+if TYPE_CHECKING:
+    from export.sources.open import OpenSource
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +74,8 @@ def add_background(draft: BundleDraft, photos: LabelledPhotos | None) -> BundleD
     """Returns the draft with the background of photos in random order, if there are any."""
     if photos is None:
         return draft
-    encoder = open_session(onnx.load_from_string(draft.graphs["encoder"]["fp32"]))
+    made = draft.graphs["encoder"]
+    encoder = open_session(onnx.load_from_string(made.get("fp32") or next(iter(made.values()))))
     sessions = SessionSet(encoder, None, None, two_towers=draft.card.has_two_towers)
     embeddings = [
         result.embedding

@@ -1,7 +1,9 @@
 """Calibrates a finished bundle again, or gives it a background; its graphs stay the same bytes."""
 
-from dataclasses import dataclass, field
+import argparse
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -11,8 +13,7 @@ from export.calibration.background import add_background, read_background_photos
 from export.calibration.heads import CalibrationOptions, calibrate_trained
 from export.calibration.open_labels import calibrate_open_labels
 from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
-from export.sources.labelled_photos import PhotoReader, select_photos
-from export.sources.open import read_unseen
+from export.sources.labelled_photos import PhotoReader, read_unseen, select_photos
 from models.data.labelled_folder import read_labelled_folder
 from service.bundle.card import ModelCard, fold_name, format_first_error
 from service.bundle.reader import Bundle, load_bundle
@@ -33,6 +34,17 @@ class RecalibrationRequest:
     background: Path | None = None
     model_version: str | None = None
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
+
+
+RequestT = TypeVar("RequestT")
+
+
+def make_request(request: type[RequestT], given: argparse.Namespace, **others: object) -> RequestT:
+    """Fills a dataclass from the options of the same names; None leaves a field's default."""
+    options = CalibrationOptions(given.raw_scores, given.precision_target)
+    values: dict[str, Any] = vars(given) | {"options": options} | others
+    names = [field.name for field in fields(cast("Any", request)) if values[field.name] is not None]
+    return request(**{name: values[name] for name in names})
 
 
 def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bundle:

@@ -1,4 +1,4 @@
-"""An open head's text encoder, calibration, thresholds and ready label sets.
+"""An open head's calibration, thresholds and ready label sets.
 
 They are computed with the served graphs and text embeddings: 8 bits move scores a little.
 """
@@ -16,14 +16,10 @@ from export.calibration.heads import (
     calibrate_trained_names,
     find_open_thresholds,
 )
-from export.calibration.screen import add_screen
 from export.graphs.graph import Graphs
-from export.graphs.text import EmbedTexts, build_text_graph, embed_names, make_embedder
-from export.sources.labelled_photos import LabelledPhotos, Splits
-from export.sources.open import OpenSource, describe_head
-from models.heads.zero_shot import ZeroShotMLDecoder
-from service.bundle.card import Calibration, EmbeddingSpace, OpenHead, Precision
-from service.bundle.writer import BundleDraft
+from export.sources.label_sets import EmbedTexts, embed_label_set, embed_names
+from export.sources.labelled_photos import LabelledPhotos
+from service.bundle.card import Calibration, OpenHead
 from service.calibration import move_threshold
 from service.labels.definition import Definition
 from service.labels.files import pack_label_set
@@ -31,41 +27,6 @@ from service.labels.files import pack_label_set
 # Largest difference of a stored embedding, in 16 bits, from that of the label's name.
 _SAME_EMBEDDING = 2e-3
 logger = logging.getLogger(__name__)
-
-
-def add_open_labels(  # noqa: PLR0913 - the parts of an export
-    draft: BundleDraft,
-    opened: OpenSource,
-    variants: Sequence[Graphs],
-    splits: Splits | None,
-    options: CalibrationOptions,
-    *,
-    compact: bool,
-) -> BundleDraft:
-    """Adds all of these to a draft; the first of `variants` is what a CPU runs by default."""
-    text = build_text_graph(opened.text, compact=compact)
-    precision: Precision = "int8" if opened.text.in_8_bits else "fp32"
-    embed = make_embedder(opened.text, text)
-    uses_names = opened.label_sets or opened.unseen is not None
-    head, sets = calibrate_open_labels(
-        draft.card.open_head or describe_head(opened.head.config),
-        opened.label_sets,
-        opened.unseen,
-        splits.val if splits is not None and uses_names else None,
-        variants,
-        embed=embed,
-        options=options,
-    )
-    draft = replace(
-        draft,
-        card=draft.card.model_copy(update={"open_head": head}),
-        graphs={**draft.graphs, "text_encoder": {precision: text.SerializeToString()}},
-        tokenizer=opened.text.tokenizer,
-        label_sets=sets,
-    )
-    if splits is None or not isinstance(opened.head, ZeroShotMLDecoder):
-        return draft
-    return add_screen(draft, opened.head, variants[0], splits, embed, compact=compact)
 
 
 def calibrate_open_labels(  # noqa: PLR0913 - the parts of a bundle
@@ -155,17 +116,3 @@ def _find_thresholds_by_name(
         if name in trained_embeddings.keys() - embedded.examples.keys()
         and np.allclose(embedding, trained_embeddings[name], atol=_SAME_EMBEDDING)
     }
-
-
-def embed_label_set(definition: Definition, space: EmbeddingSpace, embed: EmbedTexts) -> Definition:
-    """Embeds every label of a checked set, so that a service encodes no text when it starts."""
-    given = dict(zip(definition.given, definition.embeddings, strict=True))
-    missing = [i for i in range(len(definition.names)) if i not in given]
-    prompts = definition.texts(space)
-    given |= zip(missing, embed([prompts[i] for i in missing]), strict=True)
-    return replace(
-        definition,
-        given=tuple(range(len(given))),
-        embeddings=np.stack([given[i] for i in range(len(given))]),
-        embedding_space=space.fingerprint,
-    )

@@ -21,7 +21,6 @@ from export.graphs.optimise import SMALLEST_COMPACTED, optimise
 from export.graphs.trace import example, trace_graph
 from export.graphs.verify import VerificationError
 from models.text import TextEncoder
-from service.bundle.card import write_prompt
 
 TEXT_TOLERANCE = 1e-5  # largest difference from torch of a component of a unit embedding
 INT8_COSINE = 0.97  # smallest cosine between an embedding of the int8 graph and torch's
@@ -35,13 +34,12 @@ _PROBES = (
     "x",
 )
 
-EmbedTexts = Callable[[Sequence[str]], FloatArray]
-"""Texts -> embeddings float32 [L, E] of length 1, as the service computes them."""
-
 logger = logging.getLogger(__name__)
 
 
-def make_embedder(encoder: TextEncoder, graph: onnx.ModelProto) -> EmbedTexts:
+def make_embedder(
+    encoder: TextEncoder, graph: onnx.ModelProto
+) -> Callable[[Sequence[str]], FloatArray]:
     """Returns a function that embeds texts one by one; it raises RequestError for long ones."""
     session = open_session(graph)
 
@@ -51,11 +49,6 @@ def make_embedder(encoder: TextEncoder, graph: onnx.ModelProto) -> EmbedTexts:
         return np.concatenate([np.zeros((0, encoder.width), np.float32), *rows])
 
     return embed
-
-
-def embed_names(names: Sequence[str], template: str, embed: EmbedTexts) -> FloatArray:
-    """Embeds names in a template, float32 [L, E]."""
-    return embed([write_prompt(template, name) for name in names])
 
 
 def build_text_graph(encoder: TextEncoder, *, compact: bool = False) -> onnx.ModelProto:

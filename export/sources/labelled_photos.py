@@ -1,7 +1,7 @@
 """Labelled photos, decoded and resized by the service; targets are in the logits' order."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -185,3 +185,20 @@ def select_photos(
         targets=folder.targets(images)[:, columns],
         reader=reader,
     )
+
+
+def read_unseen(
+    path: Path, split: str, trained: Collection[str], reader: PhotoReader
+) -> LabelledPhotos:
+    """Reads photos with targets of labels that were not trained.
+
+    Raises ExportError if no photo shows such a label.
+    """
+    folder = read_labelled_folder(path)
+    photos = select_photos(folder, split, folder.label_names, reader)
+    names = tuple(name for name in folder.label_names if name not in trained)
+    targets = photos.targets[:, [folder.label_names.index(name) for name in names]]
+    unseen = replace(photos, label_names=names, targets=targets).keep_usable()
+    if not unseen.targets.any():
+        raise ExportError(f"{unseen.dataset} shows no label that was not trained")
+    return unseen

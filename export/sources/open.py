@@ -1,30 +1,22 @@
 """An open head and its inputs: text encoder, ready label sets, photos of labels not trained."""
 
-from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from export import ExportError
-from export.sources.labelled_photos import LabelledPhotos, PhotoReader, select_photos
+from export.sources.label_sets import EVERYDAY, read_label_set
+from export.sources.labelled_photos import LabelledPhotos, PhotoReader, read_unseen
 from export.sources.trained import Source
 from models.checkpoints.open_head import read_open_head
 from models.config import OpenHeadConfig, RamConfig
-from models.data.labelled_folder import read_labelled_folder
 from models.heads.cosine import CosineHead
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import TextEncoder, read_text_encoder
 from models.towers import TowerNetwork
-from service.bundle.card import Activation, EmbeddingSpace, OpenHead, format_first_error
-from service.errors import LabelSetError
-from service.labels.definition import Definition, LabelSetRecord, check_fit
-from service.labels.files import parse_label_set
-
-EVERYDAY = Path(__file__).parents[1] / "label_sets" / "everyday.json"
-"""The label set of a model that has no other labels."""
+from service.bundle.card import Activation, EmbeddingSpace, OpenHead
+from service.labels.definition import Definition
 
 
 @dataclass(frozen=True)
@@ -90,39 +82,3 @@ def _read_head(
     text = read_text_encoder(request.text_encoder)
     opened.check_text_encoder(text)
     return opened.head, text, opened.origin.label_names
-
-
-def read_unseen(
-    path: Path, split: str, trained: Collection[str], reader: PhotoReader
-) -> LabelledPhotos:
-    """Reads photos with targets of labels that were not trained.
-
-    Raises ExportError if no photo shows such a label.
-    """
-    folder = read_labelled_folder(path)
-    photos = select_photos(folder, split, folder.label_names, reader)
-    names = tuple(name for name in folder.label_names if name not in trained)
-    targets = photos.targets[:, [folder.label_names.index(name) for name in names]]
-    unseen = replace(photos, label_names=names, targets=targets).keep_usable()
-    if not unseen.targets.any():
-        raise ExportError(f"{unseen.dataset} shows no label that was not trained")
-    return unseen
-
-
-def read_label_set(path: Path, space: EmbeddingSpace) -> Definition:
-    """Reads a ready label set; raises ExportError if it is invalid or does not fit a space."""
-    try:
-        content = path.read_bytes()
-        if path.suffix == ".npz":
-            definition = parse_label_set(content, ".npz", path.stem)
-        else:
-            record = LabelSetRecord.model_validate_json(content.removeprefix(BOM_UTF8))
-            definition = record.define()
-        return check_fit(definition, space, encodes_text=True)
-    except OSError as error:
-        raise ExportError(f"label set {path} cannot be read") from error
-    except ValidationError as error:
-        reason = format_first_error(error, LabelSetRecord)
-        raise ExportError(f"label set {path.name}: {reason}") from error
-    except LabelSetError as error:
-        raise ExportError(f"label set {path.name}: {error.describe()}") from error

@@ -6,21 +6,14 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from huggingface_hub import (
-    constants,
-    errors,
-    get_hf_file_metadata,
-    hf_hub_download,
-    hf_hub_url,
-    try_to_load_from_cache,
-)
-from huggingface_hub.file_download import HfFileMetadata, http_get, repo_folder_name
+from huggingface_hub import constants, errors, file_download
+from huggingface_hub.file_download import HfFileMetadata, hf_hub_url
 from huggingface_hub.utils import (  # type: ignore[attr-defined]
     build_hf_headers,
-    hf_raise_for_status,
     http_stream_backoff,
     logging,
 )
@@ -98,16 +91,12 @@ def ask(checkpoint: Path | str, name: str) -> Remote | None:
 
     Raises CheckpointError as `fetch` does for a needed file.
     """
-    found: HfFileMetadata | Path | None = None
-    if is_on_hub(checkpoint):
-        with _explain(checkpoint, name):
-            found = _ask(_repository(checkpoint), name)
-            if isinstance(found, HfFileMetadata):
-                blob = _find_blob(_repository(checkpoint), str(found.etag))
-                return Remote(found.size or 0, blob.name, blob.exists())
-    path = found or fetch(checkpoint, name)
-    etag = path.resolve().name if found else ""
-    return path and Remote(path.stat().st_size, etag, cached=True)
+    found = _look(checkpoint, name)
+    if isinstance(found, HfFileMetadata):
+        blob = _find_blob(_repository(checkpoint), str(found.etag))
+        return Remote(found.size or 0, blob.name, blob.exists())
+    etag = found.resolve().name if found and is_on_hub(checkpoint) else ""
+    return None if found is None else Remote(found.stat().st_size, etag, cached=True)
 
 
 def read_range(checkpoint: Path | str, name: str, start: int, size: int) -> bytes:
@@ -115,31 +104,30 @@ def read_range(checkpoint: Path | str, name: str, start: int, size: int) -> byte
 
     Raises CheckpointError as `fetch_needed` does, and if the file ends before.
     """
-    data, repository = bytearray(), _repository(checkpoint)
+    data, found = b"", _look(checkpoint, name)
     with _explain(checkpoint, name):
-        path = _find_cached(repository, name) if is_on_hub(checkpoint) else None
-        if is_on_hub(checkpoint) and path is None:
-            part = {"Range": f"bytes={start}-{start + size - 1}", "Accept-Encoding": "identity"}
-            with http_stream_backoff(
-                "GET",
-                hf_hub_url(repository, name),
-                headers=build_hf_headers() | part,
-                timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-            ) as response:
-                hf_raise_for_status(response)
-                skip = start if response.status_code == _WHOLE else 0  # it ignored the range
-                for chunk in response.iter_bytes():
-                    data += chunk[skip:]
-                    skip = max(skip - len(chunk), 0)
-                    if len(data) >= size:
-                        break
-        else:
-            with (path or fetch_needed(checkpoint, name)).open("rb") as file:
+        if isinstance(found, Path):
+            with found.open("rb") as file:
                 file.seek(start)
-                data += file.read(size)
+                data = file.read(size)
+        elif found is not None:
+            part = {"Range": f"bytes={start}-{start + size - 1}", "Accept-Encoding": "identity"}
+            headers, url = build_hf_headers() | part, hf_hub_url(_repository(checkpoint), name)
+            limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
+            with http_stream_backoff("GET", url, headers=headers, timeout=limit) as response:
+                skip = start if response.status_code == _WHOLE else 0  # it ignored the range
+                sent = chain.from_iterable(response.raise_for_status().iter_bytes())
+                data = bytes(islice(sent, skip, skip + size))
     if len(data) < size:
-        raise CheckpointError(f"{checkpoint} has a {name} that is cut off")
-    return bytes(data[:size])
+        raise CheckpointError(f"{checkpoint} has no {name}, or one that is cut off")
+    return data
+
+
+def _look(checkpoint: Path | str, name: str) -> HfFileMetadata | Path | None:
+    if is_on_hub(checkpoint):
+        with _explain(checkpoint, name):
+            return _ask(_repository(checkpoint), name)
+    return fetch(checkpoint, name)
 
 
 def _repository(checkpoint: Path | str) -> str:
@@ -150,8 +138,6 @@ def _repository(checkpoint: Path | str) -> str:
 def _explain(checkpoint: Path | str, name: str) -> Iterator[None]:
     try:
         yield
-    except CheckpointError:
-        raise
     except Exception as error:  # the library raises the errors of every layer below it
         why = explain_download(error, name)
         raise CheckpointError(f"{checkpoint} cannot be fetched: {why}") from error
@@ -186,7 +172,7 @@ def _ask(repository: str, name: str, *, retry: bool = False) -> HfFileMetadata |
     logging.set_verbosity_error()  # it would log each of its retries
     url = hf_hub_url(repository, name)
     try:
-        remote = get_hf_file_metadata(url, retry_on_errors=retry)
+        remote = file_download.get_hf_file_metadata(url, retry_on_errors=retry)
         if remote.etag is None or remote.commit_hash is None:
             raise errors.FileMetadataError(url)
     except errors.EntryNotFoundError:
@@ -200,12 +186,12 @@ def _ask(repository: str, name: str, *, retry: bool = False) -> HfFileMetadata |
 
 
 def _find_blob(repository: str, etag: str) -> Path:
-    folder = repo_folder_name(repo_id=repository, repo_type="model")
+    folder = file_download.repo_folder_name(repo_id=repository, repo_type="model")
     return Path(constants.HF_HUB_CACHE, folder, "blobs", etag)
 
 
 def _find_cached(repository: str, name: str) -> Path | None:
-    path = try_to_load_from_cache(repository, name, cache_dir=constants.HF_HUB_CACHE)
+    path = file_download.try_to_load_from_cache(repository, name, cache_dir=constants.HF_HUB_CACHE)
     return Path(path) if isinstance(path, str) else None
 
 
@@ -225,7 +211,7 @@ def _download(repository: str, name: str) -> Path | None:
         with part.open("ab") as file:
             if file.tell() > (remote.size or 0):  # two downloads at once wrote it
                 file.truncate(0)
-            http_get(
+            file_download.http_get(
                 *(hf_hub_url(repository, name), file),
                 resume_size=file.seek(0, os.SEEK_END),
                 headers=build_hf_headers(),
@@ -236,7 +222,7 @@ def _download(repository: str, name: str) -> Path | None:
             part.unlink()
             raise OSError(errno.EIO, f"{name} was damaged by the download: repeat the command")
         part.replace(path)
-    return Path(hf_hub_download(repository, name))
+    return Path(file_download.hf_hub_download(repository, name))
 
 
 def _hash(path: Path, etag: str) -> str:

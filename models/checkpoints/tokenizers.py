@@ -2,9 +2,9 @@
 
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Regex, Tokenizer, normalizers
 from tokenizers.processors import TemplateProcessing
@@ -15,10 +15,13 @@ from models.config import Towers
 
 _CONFIG = "tokenizer_config.json"
 _CANONICAL = "SiglipTokenizer"  # of the first SigLIP, which was trained without punctuation
-# If no file names them; the first that the tokenizer has.
-_SPECIALS = {
-    "clip": {"bos_token": ("<|startoftext|>",), "eos_token": ("<|endoftext|>",)},
-    "siglip": {"eos_token": ("<eos>", "</s>"), "pad_token": ("<pad>", "</s>")},
+# If no file names them: those of CLIP, of SigLIP 2 and of the first SigLIP.
+_USUAL = {
+    "clip": [{"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>"}],
+    "siglip": [
+        {"eos_token": "<eos>", "pad_token": "<pad>"},
+        {"eos_token": "</s>", "pad_token": "</s>"},
+    ],
 }
 _PROBE = "a photo"
 
@@ -47,24 +50,22 @@ def read_tokenizer(
         config |= read_json(checkpoint, "special_tokens_map.json")
     try:
         rules = Tokenizer.from_buffer(content)
-        special = {
-            key: _find_token(rules, config.get(key), () if key in config else usual)
-            for key, usual in _SPECIALS[kind].items()
-        }
-        if lacking := [key for key, token in special.items() if not token]:
-            raise CheckpointError(f"{checkpoint} lacks special tokens in {_CONFIG}: {lacking[0]}")
+        ids = rules.get_vocab()
+        special = _find_special(ids, kind, config)
+        if not ids.keys() >= set(special.values()):
+            raise CheckpointError(f"{checkpoint} lacks special tokens in {_CONFIG}")
         frame = (special.get("bos_token", ""), special["eos_token"])
         # As in training; for Gemma's tokenizer, options in the configuration replace the file's.
         rules.post_processor = TemplateProcessing(
             single=" $A ".join(frame).strip(),
-            special_tokens=[(token, rules.token_to_id(token)) for token in frame if token],
+            special_tokens=[(token, ids[token]) for token in frame if token],
         )
         if kind == "siglip":
             rules.normalizer = _clean(rules.normalizer, canonical=canonical)
         rules.no_padding()
         rules.enable_truncation(max_tokens)  # the service refuses longer texts
         rules.encode(_PROBE)
-        pad_id = rules.token_to_id(special.get("pad_token", frame[1]))
+        pad_id = ids[special.get("pad_token", frame[1])]
         numbers = rules.get_vocab(with_added_tokens=False).values()
         return Framed(rules.to_str().encode(), pad_id, max(numbers, default=0) + 1)
     except (KeyboardInterrupt, SystemExit, CheckpointError):
@@ -73,11 +74,15 @@ def read_tokenizer(
         raise CheckpointError(f"{checkpoint} has a tokenizer.json that is damaged") from error
 
 
-def _find_token(rules: Tokenizer, given: object, usual: Sequence[str]) -> str:
-    """Returns a special token that the tokenizer has; empty if it has none."""
-    names = [given.get("content") if isinstance(given, dict) else given, *usual]
-    known = (n for n in names if isinstance(n, str) and rules.token_to_id(n) is not None)
-    return next(known, "")
+def _find_special(
+    ids: Mapping[str, int], kind: Towers, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    known = [usual for usual in _USUAL[kind] if ids.keys() >= set(usual.values())]
+    special = {}
+    for key, token in (*known, *_USUAL[kind])[0].items():
+        given = config.get(key, token)
+        special[key] = given.get("content") if isinstance(given, dict) else given
+    return special
 
 
 def _clean(rules: normalizers.Normalizer | None, *, canonical: bool) -> normalizers.Normalizer:

@@ -19,7 +19,7 @@ import typer
 from service.cli import labels
 from service.cli.bulk.command import BULK_SETTINGS, bulk
 from service.cli.console import EXIT_SOME_FAILED, write_json
-from service.cli.get import can_export, get
+from service.cli.get import get
 from service.cli.options import ExcludedPaths, OneObject, add_flags, path_argument, path_option
 from service.cli.sidecars import sidecars
 from service.errors import (
@@ -198,8 +198,11 @@ def info(
 
 def export(context: typer.Context) -> None:
     """Make a bundle from a checkpoint; `ml-decoder export --help` shows the options."""
-    if not can_export():
-        raise StartError("export needs torch and onnx: pip install -e '.[export]' in the checkout")
+    calibrates = any(argument.startswith("--bu") for argument in context.args)  # --bundle
+    needs = ("onnx", "export") if calibrates else ("torch", "onnx", "export")
+    if missing := [name for name in needs if importlib.util.find_spec(name) is None]:
+        extra = "get" if calibrates else "export"
+        raise StartError(f"export lacks {missing[0]}: pip install -e '.[{extra}]' in the checkout")
     # By name: the service must not import modules that need torch.
     sys.argv = ["ml-decoder export", *context.args]
     runpy.run_module("export", run_name="__main__", alter_sys=True)

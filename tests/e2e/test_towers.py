@@ -12,7 +12,7 @@ from transformers import AutoImageProcessor
 from typer.testing import CliRunner
 
 from export.__main__ import main as export
-from export.sources.open import EVERYDAY
+from export.sources.label_sets import EVERYDAY
 from service.bundle.card import RANKED
 from service.bundle.reader import Bundle, load_bundle
 from service.cli.commands import app

@@ -5,6 +5,7 @@ Imports inside functions and under `TYPE_CHECKING` count. Starting a part as a p
 """
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -43,6 +44,12 @@ ORDER = {
     """,
 }
 ROOMS = [f"{part}.{room}" for part, rooms in ORDER.items() for room in rooms.split()]
+# The export's large packages, without which bundles are calibrated, and made of ready graphs.
+TORCH = ("torch", "timm", "transformers", "safetensors", "torchvision", "torchmetrics")
+WITHOUT_TORCH = (
+    "export.calibration.bundle",
+    *(f"models.checkpoints.{name}" for name in ("hub", "tokenizers", "processors")),
+)
 # The export decodes and scores with the service's own code: thresholds and accuracy have to be
 # measured on the pixels and scores that the service will see.
 EXPORT_USES_OF_SERVICE = (
@@ -146,6 +153,13 @@ def test_modules_import_no_higher_room() -> None:
         return {ROOMS[room] for room in known if room > own}
 
     assert not _list_wrong((module, list_higher(module)) for module in IMPORTS)
+
+
+def test_modules_are_imported_without_torch() -> None:
+    names = ", ".join(WITHOUT_TORCH)
+    script = f"import sys; sys.modules.update(dict.fromkeys({TORCH})); import {names}"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_imports_are_absolute_and_point_one_way() -> None:

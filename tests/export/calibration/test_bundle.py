@@ -1,6 +1,9 @@
 """Calibrating a finished bundle."""
 
 import json
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from export.__main__ import main
 from export.accuracy import check_blank
 from export.calibration.bundle import RecalibrationRequest, recalibrate_bundle
 from export.calibration.heads import CalibrationOptions
+from service.bundle.card import BackgroundPhotos
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import write_bundle
 from service.engine.heads import Embeddings, LogitsArray
@@ -22,6 +26,7 @@ from service.labels.files import read_bundle_sets
 from service.labels.label_set import make_trained_set
 from service.pipeline.scoring import compute_scores
 from tests.export.tiny_network import write_folder
+from tests.project.test_imports import TORCH
 from tests.support.tiny_bundle import SIDE, TINY_LABELS, open_draft, run_bundle, write_tiny_bundle
 
 TRAINED = tuple(label.name for label in TINY_LABELS)
@@ -92,6 +97,27 @@ def calibrated(
     request_all: RecalibrationRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Bundle:
     return recalibrate_bundle(put_in(request_all, tmp_path_factory.mktemp("new")), set())
+
+
+def test_command_calibrates_without_torch(
+    bundle: Bundle, calibrated: Bundle, photos: Path, open_photos: Path, tmp_path: Path
+) -> None:
+    for folder in (photos, open_photos):  # together enough for a background
+        shutil.copytree(folder / "images", tmp_path / "seen" / folder.name)
+    script = (
+        f"import sys; sys.modules.update(dict.fromkeys({TORCH})); "
+        "from service.cli.__main__ import main; main()"
+    )
+    given = {"bundle": bundle.path, "out": tmp_path / bundle.path.name, "open-split": "train"}
+    given |= {"photos": photos, "open-photos": open_photos, "background": tmp_path / "seen"}
+    flags = [f"--{name}={value}" for name, value in given.items()]
+    command = [sys.executable, "-c", script, "export", *flags]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    written = load_bundle(tmp_path / bundle.path.name)
+    assert written.card.background == BackgroundPhotos(dataset="seen", images=2 * len(PICTURES))
+    assert written.labels == calibrated.labels
+    assert written.card.open_head == calibrated.card.open_head
 
 
 def test_calibrated_bundle_has_the_same_graphs_and_version(

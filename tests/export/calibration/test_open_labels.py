@@ -14,11 +14,11 @@ from export import ExportError
 from export.accuracy import predict_logits, read_graphs
 from export.build import ExportRequest, build_bundle
 from export.calibration import screen as screen_module
-from export.calibration.open_labels import embed_label_set
 from export.calibration.screen import fit_screen
 from export.graphs.graph import PIXELS_TO_OPEN_LOGITS
+from export.sources.label_sets import embed_label_set, read_label_set
 from export.sources.labelled_photos import PhotoReader, read_splits
-from export.sources.open import OpenRequest, describe_head, read_label_set, read_open_source
+from export.sources.open import OpenRequest, describe_head, read_open_source
 from export.sources.trained import read_source
 from models.checkpoints.checkpoint import read_checkpoint
 from models.checkpoints.description import CheckpointError

@@ -12,12 +12,12 @@ from export.graphs.graph import open_session
 from export.graphs.text import (
     INT8_COSINE,
     build_text_graph,
-    embed_names,
     embed_tokens,
     make_embedder,
     trace_text_encoder,
 )
 from export.graphs.verify import VerificationError
+from export.sources.label_sets import embed_names
 from models.commands import RequestError
 from models.text import TextEncoder, read_text_encoder
 from tests.models.tiny_text import write_text_encoder

@@ -108,6 +108,19 @@ def test_siglip_texts_are_cleaned_as_in_training(tmp_path: Path, *, canonical: b
     assert "".join(tokens) == (clean if canonical else kept)
 
 
+def test_folder_without_optional_files_gives_the_same(folder: Path, tmp_path: Path) -> None:
+    (network, text), plain = read_clip(folder), copy(folder, tmp_path)
+    (plain / "tokenizer_config.json").unlink()
+    processor = json.loads((plain / "preprocessor_config.json").read_text())
+    (plain / "preprocessor_config.json").unlink()
+    kept = {key: processor[key] for key in ("size", "crop_size") if key in processor}
+    (plain / "processor_config.json").write_text(json.dumps({"image_processor": kept}))
+    assert read_clip(plain)[0].config == network.config
+    assert read_clip(plain)[1].tokenizer == text.tokenizer
+    change(plain / "processor_config.json", image_processor={**kept, "do_normalize": False})
+    assert read_clip(plain)[0].config.input.mean == (0, 0, 0)
+
+
 def test_tokenizer_of_another_model_is_refused(clip: Path, tmp_path: Path) -> None:
     file = copy(clip, tmp_path) / "tokenizer.json"
     model = json.loads(file.read_text())["model"]
@@ -137,6 +150,9 @@ def test_tokenizer_of_another_model_is_refused(clip: Path, tmp_path: Path) -> No
         ("preprocessor_config.json", {"do_center_crop": False}, "not supported"),
         ("tokenizer.json", {"model": 3}, "tokenizer.json that is damaged"),
         ("tokenizer_config.json", {"bos_token": None}, "lacks special tokens"),
+        ("preprocessor_config.json", {"do_rescale": False}, "not supported: do_rescale: Input"),
+        ("preprocessor_config.json", {"rescale_factor": 1}, "not supported: rescale_factor"),
+        ("preprocessor_config.json", {"resample": 5}, "not supported: resample"),
     ],
 )
 def test_missing_or_other_file_is_refused(

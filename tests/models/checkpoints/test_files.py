@@ -167,7 +167,7 @@ def test_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def write(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("models.checkpoints.hub.http_get", write)
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", write)
     with pytest.raises(CheckpointError, match="cannot be fetched: No space left"):
         fetch(REFERENCE, "pytorch_model.bin")
 
@@ -223,7 +223,7 @@ def test_cache_is_enough_if_the_hub_is_offline(
     assert cached is not None
     etag = cached.resolve().name
     assert ask(REFERENCE, "config.json") == Remote(cached.stat().st_size, etag, cached=True)
-    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set, and x.onnx is not in the"):
+    with pytest.raises(CheckpointError, match=r"HF_HUB_OFFLINE is set, and x\.onnx is"):
         ask(REFERENCE, "x.onnx")
     offline = "cannot be fetched: HF_HUB_OFFLINE is set, and {} is not in the cache"
     with pytest.raises(CheckpointError, match=offline.format("model.safetensors")):
@@ -246,9 +246,9 @@ def test_part_of_a_file_and_its_size_are_read_without_a_download(
     assert ask(checkpoint, name) == Remote(len(content), digest, here)
     assert ask(checkpoint, "x.onnx") is None
     assert read_range(checkpoint, name, 1000, 8) == content[1000:1008]
-    with pytest.raises(CheckpointError, match="has a pytorch_model.bin that is cut off"):
+    with pytest.raises(CheckpointError, match=r"has no pytorch_model\.bin, or one that is cut"):
         read_range(checkpoint, name, len(content) - 4, 8)
-    with pytest.raises(CheckpointError, match="has no x.onnx|cannot be fetched: .* answered 404"):
+    with pytest.raises(CheckpointError, match=r"has no x\.onnx, or one"):
         read_range(checkpoint, "x.onnx", 0, 8)
     assert here or not list(tmp_path.glob("cache/*/blobs/*"))
 
