@@ -109,15 +109,32 @@ def test_new_set_takes_the_words_of_try_and_says_what_is_missing(visit: Visit) -
     expect(page.get_by_role("textbox", name="Labels")).to_have_value("yak")
 
 
-def test_model_without_a_text_encoder_offers_no_words_for_a_set(visit: Visit) -> None:
-    def answer_without(route: Route) -> None:
+def change_open_head(visit: Visit, **facts: object) -> None:
+    """Changes what `/info` says of the open head."""
+
+    def answer_with(route: Route) -> None:
         response = route.fetch()
         info = response.json()
-        info["open_head"]["encodes_text"] = False
+        info["open_head"] |= facts
         route.fulfill(response=response, json=info)
 
+    visit.page.route("**/info", answer_with)
+
+
+@pytest.mark.parametrize(("encoder", "fields"), [("google/siglip2-base", 2), ("clip", 0)])
+def test_page_invites_words_in_any_language_if_the_model_reads_many(
+    visit: Visit, encoder: str, fields: int
+) -> None:
+    change_open_head(visit, embedding_space={"encoder": encoder, "width": 6})
+    visit.page.goto(visit.url)
+    expect(visit.page.locator("#own")).to_be_visible()
+    expect(visit.page.locator(".languages:not([hidden])")).to_have_count(fields)
+    assert ("in any language" in visit.page.locator("#own").inner_text()) == bool(fields)
+
+
+def test_model_without_a_text_encoder_offers_no_words_for_a_set(visit: Visit) -> None:
     page = visit.page
-    page.route("**/info", answer_without)
+    change_open_head(visit, encodes_text=False)
     page.goto(f"{visit.url}/#labels")
     expect(page.locator("#new-set-cannot")).to_be_visible()
     expect(page.locator("#new-set-form")).to_be_hidden()
