@@ -54,6 +54,7 @@ def test_chosen_label_sets_say_what_they_mean_and_are_sent(visit: Visit) -> None
     expect(find_set(page, "trained")).to_contain_text("5 labels, learnt from labelled photos")
     expect(find_set(page, "everyday")).to_contain_text("3 labels, comes with the model")
     expect(page.locator("#sets-none")).to_be_visible()
+    expect(page.locator(".languages:not([hidden])")).to_have_count(0)
 
 
 def test_typed_labels_are_scored_and_saved_as_a_set(visit: Visit) -> None:
@@ -109,32 +110,15 @@ def test_new_set_takes_the_words_of_try_and_says_what_is_missing(visit: Visit) -
     expect(page.get_by_role("textbox", name="Labels")).to_have_value("yak")
 
 
-def change_open_head(visit: Visit, **facts: object) -> None:
-    """Changes what `/info` says of the open head."""
-
-    def answer_with(route: Route) -> None:
+def test_model_without_a_text_encoder_offers_no_words_for_a_set(visit: Visit) -> None:
+    def answer_without(route: Route) -> None:
         response = route.fetch()
         info = response.json()
-        info["open_head"] |= facts
+        info["open_head"]["encodes_text"] = False
         route.fulfill(response=response, json=info)
 
-    visit.page.route("**/info", answer_with)
-
-
-@pytest.mark.parametrize(("encoder", "fields"), [("google/siglip2-base", 2), ("clip", 0)])
-def test_page_invites_words_in_any_language_if_the_model_reads_many(
-    visit: Visit, encoder: str, fields: int
-) -> None:
-    change_open_head(visit, embedding_space={"encoder": encoder, "width": 6})
-    visit.page.goto(visit.url)
-    expect(visit.page.locator("#own")).to_be_visible()
-    expect(visit.page.locator(".languages:not([hidden])")).to_have_count(fields)
-    assert ("in any language" in visit.page.locator("#own").inner_text()) == bool(fields)
-
-
-def test_model_without_a_text_encoder_offers_no_words_for_a_set(visit: Visit) -> None:
     page = visit.page
-    change_open_head(visit, encodes_text=False)
+    page.route("**/info", answer_without)
     page.goto(f"{visit.url}/#labels")
     expect(page.locator("#new-set-cannot")).to_be_visible()
     expect(page.locator("#new-set-form")).to_be_hidden()

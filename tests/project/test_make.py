@@ -12,7 +12,7 @@ trap 'echo ended; exit' TERM
 echo "$ML_DECODER_PORT $*"
 for second in $(seq 30); do sleep 1 & wait; done
 """
-# Writes its arguments, fails for `service/cli/models.py out-of-reach`, and makes environments.
+# Prints its arguments, fails for a model that is out of reach, and makes environments.
 _PYTHON = """#!/bin/sh
 [ "$1" = -c ] || echo "$*"
 case "$*" in
@@ -22,17 +22,12 @@ esac
 """
 
 
-def write_program(path: Path, script: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(script)
-    path.chmod(0o755)
-    return path
-
-
 def test_kill_of_make_ends_the_service(tmp_path: Path) -> None:
-    write_program(tmp_path / "bin/ml-decoder", _COMMAND)
-    installed = tmp_path / ".installed"
-    (tmp_path / "bin/python").symlink_to(sys.executable)
+    command, installed = tmp_path / "bin/ml-decoder", tmp_path / ".installed"
+    command.parent.mkdir()
+    command.write_text(_COMMAND)
+    command.chmod(0o755)
+    (command.parent / "python").symlink_to(sys.executable)
     installed.touch()
     os.utime(installed, (time.time() + 60,) * 2)  # newer than what it is made from
     make = ["make", "--silent", "serve", f"SERVE={tmp_path}", "PORT=8123"]
@@ -43,30 +38,23 @@ def test_kill_of_make_ends_the_service(tmp_path: Path) -> None:
         assert run.communicate(timeout=20)[0] == "ended\n"
 
 
-def serve_model(folder: Path, *variables: str) -> list[str]:
-    """Returns the first words of the commands that `make -j4 serve` runs."""
-    python = write_program(folder / "python", _PYTHON)
-    make = ["make", "-j4", "--silent", "serve", f"PYTHON={python}", f"SERVE={folder / 'env'}"]
-    done = subprocess.run([*make, *variables], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    return [" ".join(line.split()[:2]) for line in done.stdout.splitlines()]
-
-
 def test_hub_is_asked_before_anything_is_installed(tmp_path: Path) -> None:
-    assert serve_model(tmp_path, "MODEL=out-of-reach") == ["service/cli/models.py out-of-reach"]
+    python = tmp_path / "python"
+    python.write_text(_PYTHON)
+    python.chmod(0o755)
+
+    def serve(*variables: str) -> str:
+        make = ["make", "-j4", "--silent", "serve", f"PYTHON={python}", f"SERVE={tmp_path / 'env'}"]
+        return subprocess.run([*make, *variables], cwd=ROOT, capture_output=True, text=True).stdout
+
+    bundle, get = f"BUNDLE={tmp_path}", f"get m --out={tmp_path}"
+    assert serve("MODEL=out-of-reach") == "service/cli/models.py out-of-reach\n"
     assert not (tmp_path / "env").exists()
-    install = ["-m venv", "-m pip", "-m pip"]
-    asked = serve_model(tmp_path, "MODEL=a", f"BUNDLE={tmp_path}")
-    assert asked == ["service/cli/models.py a", *install, "get a", "serve"]
+    made = [line.rsplit(" --", 1)[0] for line in serve("MODEL=m", bundle).splitlines()]
+    assert made[:2] == ["service/cli/models.py m", f"-m venv {tmp_path / 'env'}"]
+    assert made[-2:] == ["get m", "serve"]
+    printed = serve("MODEL=m", bundle, "FROM=a b", "LOGIT_BIAS=-1")
+    assert printed == f"{get} --from=a b --logit-bias=-1\nserve\n"
     (tmp_path / "manifest.json").touch()
-    assert serve_model(tmp_path, "MODEL=a", f"BUNDLE={tmp_path}") == ["get a", "serve"]
-    assert serve_model(tmp_path / "b", "MODEL=a", "FROM=x") == [*install, "get a", "serve"]
-
-
-def test_options_of_get_are_variables(tmp_path: Path) -> None:
-    flags = ["FROM=x y", "PRECISION=fp32", "BACKGROUND=b", "LOGIT_SCALE=2", "LOGIT_BIAS=-1.5"]
-    make = ["make", "-n", "serve", f"SERVE={tmp_path}", "MODEL=hf-hub:owner/name", *flags]
-    done = subprocess.run(make, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    written = " ".join(done.stdout.replace("\\\n", " ").split())
-    options = '--precision="fp32" --background="b" --logit-scale="2" --logit-bias="-1.5"'
-    name, out = '"hf-hub:owner/name"', '--out="bundles/name"'
-    assert f'get {name} {out} --from="x y" {options}' in written
+    assert serve("MODEL=m", bundle, "PRECISION=fp32") == f"{get} --precision=fp32\nserve\n"
+    assert serve("MODEL=hf-hub:o/n", "FROM=x") == "get hf-hub:o/n --out=bundles/n --from=x\nserve\n"
