@@ -23,12 +23,12 @@ RUN python -m venv --without-pip /opt/venv
 COPY constraints/serve-cpu.txt constraints/
 # Removes files that the service never loads: the hub client of `tokenizers` and its dependencies,
 # numpy's tests, ONNX Runtime's scripts for other models, and its C library, which the Python module
-# contains. Also removes the extra `bulk`; `fast`, 155 MB for a third of the decoding time; and
-# `heif`, whose wheel has an encoder under the GPL, which an image would pass on.
+# contains. Also removes the extras `bulk` and `get`; `fast`, 155 MB for a third of the decoding
+# time; and `heif`, whose wheel has an encoder under the GPL, which an image would pass on.
 RUN pip --python /opt/venv install --require-hashes --no-deps --requirement constraints/serve-cpu.txt \
     && pip --python /opt/venv uninstall --yes \
-        filelock fsspec hf-xet httpx2 huggingface-hub lxml opencv-python-headless pillow-heif \
-        pyarrow pyyaml simplejpeg tqdm \
+        filelock fsspec hf-xet httpx2 huggingface-hub lxml ml-dtypes onnx opencv-python-headless \
+        pillow-heif pyarrow pyyaml simplejpeg tqdm \
     && find /opt/venv/lib/python3.11/site-packages/numpy -name tests -type d -prune \
         -exec rm -r {} + \
     && runtime=/opt/venv/lib/python3.11/site-packages/onnxruntime \
@@ -46,7 +46,8 @@ COPY constraints/serve-openvino.txt constraints/
 # As for the CPU, but with `fast`: users of OpenVINO want speed.
 RUN pip --python /opt/venv install --require-hashes --no-deps --requirement constraints/serve-openvino.txt \
     && pip --python /opt/venv uninstall --yes \
-        filelock fsspec hf-xet httpx2 huggingface-hub lxml pillow-heif pyarrow pyyaml tqdm \
+        filelock fsspec hf-xet httpx2 huggingface-hub lxml ml-dtypes onnx pillow-heif pyarrow \
+        pyyaml tqdm \
     && find /opt/venv/lib/python3.11/site-packages/numpy -name tests -type d -prune \
         -exec rm -r {} + \
     && runtime=/opt/venv/lib/python3.11/site-packages/onnxruntime \
@@ -62,7 +63,9 @@ WORKDIR /src
 RUN python -m venv --without-pip /opt/venv
 COPY constraints/serve-gpu.txt constraints/
 RUN pip --python /opt/venv install --require-hashes --no-deps --requirement constraints/serve-gpu.txt \
-    && pip --python /opt/venv uninstall --yes lxml pillow-heif pyarrow
+    && pip --python /opt/venv uninstall --yes \
+        filelock fsspec hf-xet httpx2 huggingface-hub lxml ml-dtypes onnx pillow-heif pyarrow \
+        pyyaml tqdm
 COPY pyproject.toml README.md LICENSE ./
 COPY service/ service/
 RUN pip --python /opt/venv install --no-deps --no-build-isolation . \

@@ -11,14 +11,17 @@ DOCS := .venv-docs
 LOCK := .venv-lock
 
 # make serve: ONNX Runtime for `cpu`, `openvino` or `gpu`, the bundle or a model of `ml-decoder get`
-# (and FROM, the folder with its files), and where to listen.
+# (with FROM, PRECISION, BACKGROUND, LOGIT_SCALE and LOGIT_BIAS, its options), and where to listen.
 RUNTIME ?= cpu
 DEVICE = $(or $(ML_DECODER_DEVICE),$(if $(filter gpu,$(RUNTIME)),auto,$(RUNTIME)))
-BUNDLE ?= $(or $(MODEL:%=bundles/%),$(ML_DECODER_BUNDLE),bundles/ml-decoder-lite0)
+BUNDLE ?= $(or $(addprefix bundles/,$(notdir $(MODEL))),$(ML_DECODER_BUNDLE),bundles/ml-decoder-lite0)
 # Not `?=`: some environments have a HOST that is no address.
 HOST = $(or $(ML_DECODER_HOST),127.0.0.1)
 PORT ?= $(or $(ML_DECODER_PORT),8000)
 SERVE := .venv-serve-$(RUNTIME)
+# The hub is asked before anything is installed, unless the model's files or its bundle are here.
+ASK := $(if $(MODEL),$(if $(FROM)$(wildcard $(BUNDLE)/manifest.json),,ask-hub))
+option = $(if $($(2)),--$(1)="$($(2))")
 
 # make bundle: the labelled photos (with caption_concepts, for the open head), others with labels
 # that these lack, and where checkpoints and logs go.
@@ -33,13 +36,15 @@ export ORT_DISABLE_TELEMETRY := 1
 .DEFAULT_GOAL := help
 # An unfinished environment is made again the next time.
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-fast test-scale lint check format reference docs bundle lock clean
+.PHONY: help serve ask-hub test test-fast test-scale lint check format reference docs bundle lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 serve: $(SERVE)/.installed ## Serve a bundle (MODEL=NAME, RUNTIME=cpu|openvino|gpu, BUNDLE, HOST, PORT), no torch
-	$(if $(MODEL),$(SERVE)/bin/ml-decoder get "$(MODEL)" --out "$(BUNDLE)" $(if $(FROM),--from "$(FROM)"))
+	$(if $(MODEL),$(SERVE)/bin/ml-decoder get "$(MODEL)" --out="$(BUNDLE)" $(call option,from,FROM) \
+		$(call option,precision,PRECISION) $(call option,background,BACKGROUND) \
+		$(call option,logit-scale,LOGIT_SCALE) $(call option,logit-bias,LOGIT_BIAS))
 	exec env ML_DECODER_BUNDLE="$(BUNDLE)" ML_DECODER_DEVICE=$(DEVICE) ML_DECODER_HOST=$(HOST) \
 		ML_DECODER_PORT=$(PORT) $(SERVE)/bin/ml-decoder serve
 
@@ -113,17 +118,23 @@ lock: $(LOCK)/.installed ## Pin the newest versions that fit, in constraints/
 		--generate-hashes --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
 		--output-file constraints/release.txt
 	set -e; for runtime in cpu gpu openvino; do echo setuptools | $(COMPILE) - --constraint constraints/dev.txt \
-		--universal --python-version 3.11 --generate-hashes --extra bulk --extra fast --extra heif --extra otel \
-		--extra postgres --extra "$$runtime" --output-file "constraints/serve-$$runtime.txt"; done
+		--universal --python-version 3.11 --generate-hashes --extra bulk --extra fast --extra get --extra heif \
+		--extra otel --extra postgres --extra "$$runtime" --output-file "constraints/serve-$$runtime.txt"; done
 
 clean: ## Remove the environments and everything that tools leave behind
 	rm -rf .venv .venv-* build dist *.egg-info client/build client/*.egg-info
 	rm -rf .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+CHECK_PYTHON = @"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	|| { echo "Python 3.11 or newer is needed; name one with PYTHON=..." >&2; exit 1; }
+
+ask-hub:
+	$(CHECK_PYTHON)
+	"$(PYTHON)" service/cli/models.py "$(MODEL)"
+
 %/bin/python:
-	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "Python 3.11 or newer is needed; name one with PYTHON=..." >&2; exit 1; }
+	$(CHECK_PYTHON)
 	"$(PYTHON)" -m venv $*
 
 $(DEV)/.installed: pyproject.toml client/pyproject.toml constraints/dev.txt | $(DEV)/bin/python
@@ -143,6 +154,8 @@ $(DOCS)/.installed: constraints/dev.txt | $(DOCS)/bin/python
 $(LOCK)/.installed: | $(LOCK)/bin/python
 	$(LOCK)/bin/python -m pip install --quiet 'uv>=0.13'
 	@touch $@
+
+$(SERVE)/bin/python $(SERVE)/.installed: | $(ASK)
 
 # Every file that runs is one of the list, setuptools included, which makes the editable packages.
 $(SERVE)/.installed: pyproject.toml client/pyproject.toml constraints/serve-$(RUNTIME).txt | $(SERVE)/bin/python

@@ -54,6 +54,7 @@ def test_chosen_label_sets_say_what_they_mean_and_are_sent(visit: Visit) -> None
     expect(find_set(page, "trained")).to_contain_text("5 labels, learnt from labelled photos")
     expect(find_set(page, "everyday")).to_contain_text("3 labels, comes with the model")
     expect(page.locator("#sets-none")).to_be_visible()
+    expect(page.locator(".languages:not([hidden])")).to_have_count(0)
 
 
 def test_typed_labels_are_scored_and_saved_as_a_set(visit: Visit) -> None:

@@ -12,13 +12,13 @@ PIN = re.compile(
     r"(?P<hashes>( --hash=sha256:[0-9a-f]{64})*)"
 )
 EXTRAS = {
-    "serve-cpu": "bulk cpu fast heif otel postgres",
-    "serve-gpu": "bulk fast gpu heif otel postgres",
-    "serve-openvino": "bulk fast heif openvino otel postgres",
-    "dev": "bulk cpu dev export fast heif openvino otel postgres raw ray train",
+    "serve-cpu": "bulk cpu fast get heif otel postgres",
+    "serve-gpu": "bulk fast get gpu heif otel postgres",
+    "serve-openvino": "bulk fast get heif openvino otel postgres",
+    "dev": "bulk cpu dev export fast get heif openvino otel postgres raw ray train",
 }
 # These packages belong to training or export.
-HEAVY = {"torch", "torchvision", "timm", "onnx", "onnxscript", "safetensors", "triton"}
+HEAVY = {"torch", "torchvision", "timm", "onnxscript", "safetensors", "triton"}
 
 
 @cache

@@ -64,6 +64,12 @@ def test_build_context_has_every_copied_file_and_no_code_that_needs_torch() -> N
         assert any(fnmatch(source.split("/")[0], rule) for rule in kept), source
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_image_has_nothing_that_only_get_needs(target: str) -> None:
+    removed = set(" ".join(values(f"build-{target}", "RUN")).split())
+    assert {"filelock", "hf-xet", "huggingface-hub", "ml-dtypes", "onnx"} <= removed
+
+
 @pytest.mark.parametrize(("status", "exit_code"), [(200, 0), (503, 1), (404, 1)])
 def test_healthcheck_passes_only_while_ready(status: int, exit_code: int) -> None:
     with run_fake() as (service, _):

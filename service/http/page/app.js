@@ -20,6 +20,7 @@ import { isOpen, openTab, startTabs } from "./tabs.js";
 import { showTeachable, startTeaching } from "./teach.js";
 import { ask, forgetPhoto, render, showInfo, showPhoto, startTry } from "./try.js";
 
+const MULTILINGUAL = /siglip-?2|multilingual|xlm/i; // text encoders that learnt from many languages
 
 function start() {
   startTabs();
@@ -57,6 +58,8 @@ async function greet() {
   fillCard(byId("card-body"), info);
   for (const id of ["card-open", "options", "calibrate-side"]) byId(id).hidden = false;
   byId("own").hidden = !info.open_head?.encodes_text;
+  const isMultilingual = MULTILINGUAL.test(info.open_head?.embedding_space.encoder);
+  for (const element of document.querySelectorAll(".languages")) element.hidden = !isMultilingual;
   await showSets();
   byId("alert").hidden = true;
   showInfo(info);
