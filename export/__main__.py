@@ -11,7 +11,7 @@ takes seconds.
 import argparse
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, get_args
@@ -38,20 +38,29 @@ _REMOVED = ("--triton", "--triton-precision")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exports; returns the exit code."""
     given = _read_arguments(arguments)
-    left_out: set[Path] = set()
-    try:
+
+    def export(left_out: set[Path]) -> None:
         for checkpoint in filter(None, (given.checkpoint, given.open_head)):
             check_checkpoint(checkpoint)
+        if given.bundle is not None:  # this needs no torch
+            from export.calibration import bundle
+
+            request = bundle.make_request(bundle.RecalibrationRequest, given)
+            bundle.recalibrate_bundle(request, left_out)
+        else:
+            from export.build import run_export
+
+            run_export(given, left_out)
+
+    return report(export)
+
+
+def report(work: Callable[[set[Path]], None]) -> int:
+    """Does work that logs to stderr and adds photos that cannot be used; returns the exit code."""
+    left_out: set[Path] = set()
+    try:
         with _log_to_stderr():
-            if given.bundle is not None:  # this needs no torch
-                from export.calibration import bundle
-
-                request = bundle.make_request(bundle.RecalibrationRequest, given)
-                bundle.recalibrate_bundle(request, left_out)
-            else:
-                from export.build import run_export
-
-                run_export(given, left_out)
+            work(left_out)
     except (RequestError, BundleError, OSError) as error:
         sys.stderr.write(f"error: {escape(' '.join(str(error).split()))}\n")
         return _EXIT_NOT_WRITTEN

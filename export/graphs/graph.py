@@ -14,6 +14,7 @@ from service.images.decode import PixelArray
 FloatArray = NDArray[np.float32]
 Graphs = Mapping[GraphName, onnx.ModelProto]  # of one precision
 
+OPSET = 20  # ONNX operator set: the first with Gelu, read by ONNX Runtime 1.18 and later
 # Graphs that `EncoderAndHead` opens: for trained labels, also in int8, and for open labels.
 PIXELS_TO_LOGITS: tuple[GraphName, ...] = ("encoder", "trained_head")
 PIXELS_TO_OPEN_LOGITS: tuple[GraphName, ...] = ("encoder", "label_encoder", "open_head")
@@ -52,14 +53,17 @@ def prelude_nodes(model: onnx.ModelProto) -> frozenset[str]:
     return frozenset(prelude)
 
 
-def open_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """Opens a model on the CPU as the service does; int8 layers give the same on every CPU."""
+def open_session(model: onnx.ModelProto | bytes | str) -> onnxruntime.InferenceSession:
+    """Opens a model, or that in a file, on the CPU as the service does.
+
+    Int8 layers give the same on every CPU.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only
     # Two sessions take turns; spinning threads of one would slow the other.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(
-        model.SerializeToString(),
+        model.SerializeToString() if isinstance(model, onnx.ModelProto) else model,
         options,
         providers=["CPUExecutionProvider"],
         disabled_optimizers=make_int8_exact(options),

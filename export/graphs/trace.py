@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from export import ExportError
-from export.graphs.graph import Graphs
+from export.graphs.graph import OPSET, Graphs
 from export.graphs.optimise import optimise
 from models.config import InputConfig
 from models.heads.cosine import CosineHead
@@ -33,7 +33,7 @@ from service.bundle.manifest import GraphName
 
 Example = tuple[Tensor, Mapping[int, str]]  # an input, and the size names of its dynamic axes
 
-OPSET = 20  # ONNX operator set: the first with Gelu, read by ONNX Runtime 1.18 and later
+
 MEMORY = "memory"  # output of heads with maps: the tokens that their queries attend to
 
 # Sizes to trace with. The exporter treats 0 and 1 as constants, and equal sizes as one size.

@@ -15,14 +15,12 @@ from models.checkpoints.layouts.open_clip import describe_model, describe_photos
 from models.checkpoints.layouts.state import build_filled, unwrap
 from models.checkpoints.preparation import take_rgb
 from models.checkpoints.processors import read_processor
-from models.checkpoints.tokenizers import read_tokenizer
+from models.checkpoints.tokenizers import TEMPLATES, read_tokenizer
 from models.commands import RequestError
 from models.config import CosineConfig, InputConfig, NetworkConfig, Towers
 from models.text import TextEncoder
 from models.towers import ClipTexts, SiglipTexts, TowerNetwork
 
-# The texts of the models' own examples.
-_TEMPLATES = {"clip": "a photo of a {}.", "siglip": "This is a photo of {}."}
 _OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 
@@ -44,7 +42,7 @@ def read_clip(
     logging.set_verbosity_error()  # it would log every file that it reads
     config = read_json(checkpoint, CONFIG)
     written = config.get("model_type")
-    if isinstance(written, str) and written in _TEMPLATES:
+    if isinstance(written, str) and written in TEMPLATES:
         stored = _read_transformers(checkpoint, name, config)
     elif open_clip := read_json(checkpoint, "open_clip_config.json"):
         stored = _read_open_clip(checkpoint, name, open_clip)
@@ -67,7 +65,7 @@ def read_clip(
             kind=kind,
             embedding_width=text.width,
             embedding_encoder=name,
-            embedding_template=_TEMPLATES[kind],
+            embedding_template=TEMPLATES[kind],
         ),
         activation="softmax" if kind == "clip" else "sigmoid",
     )

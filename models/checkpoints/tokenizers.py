@@ -13,6 +13,8 @@ from models.checkpoints.description import CheckpointError
 from models.checkpoints.hub import fetch_needed, read_json
 from models.config import Towers
 
+TEMPLATES = {"clip": "a photo of a {}.", "siglip": "This is a photo of {}."}
+"""The texts of the models' own examples."""
 _CONFIG = "tokenizer_config.json"
 _CANONICAL = "SiglipTokenizer"  # of the first SigLIP, which was trained without punctuation
 # If no file names them: those of CLIP, of SigLIP 2 and of the first SigLIP.

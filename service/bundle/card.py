@@ -289,6 +289,11 @@ class Provenance(Record):
     checkpoint_sha256: Sha256
     training_data: str = Field(description="Data set and number of images, or `unknown`.")
     tools: dict[str, str] = Field(description="Versions of the packages that wrote the bundle.")
+    # Not written if there are none, so that older services read the bundle.
+    revision: str | None = Field(default=None, exclude_if=operator.not_, description="Of a hub's.")
+    files: dict[str, Sha256] = Field(
+        default={}, exclude_if=operator.not_, description="Files that it was made from, hashed."
+    )
 
 
 class Metric(Record):

@@ -150,7 +150,8 @@ def _list_graphs(card: ModelCard) -> dict[GraphName, bool]:  # and whether each 
 
 def _check_variants(path: Path, graph: GraphName, variants: Mapping[Precision, str]) -> None:
     allowed = FIXED_PRECISIONS.get(graph)
-    if allowed is None and "fp32" not in variants:
+    # The encoder may be in any one precision: quantised files of a hub have no fp32 beside them.
+    if allowed is None and "fp32" not in variants and graph != "encoder":
         raise BundleError(f"{path.name}: {graph} lacks the variant fp32")
     if allowed is not None and not variants.keys() <= set(allowed):
         raise BundleError(f"{path.name}: {graph} must be {' or '.join(allowed)}")

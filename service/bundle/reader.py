@@ -66,7 +66,9 @@ class Bundle:
         chosen = self.card.default_precision
         # OpenVINO's kernels are fastest in the same precision as ONNX Runtime's.
         alike: Device = "cpu" if device == "openvino" else device
-        return chosen.get(device) or chosen.get(alike, "fp32")
+        wanted = chosen.get(device) or chosen.get(alike, "fp32")
+        stored = self.precisions()
+        return wanted if wanted in stored else stored[0]
 
     def read_graph(self, graph: GraphName, precision: Precision) -> bytes:
         """Returns the ONNX model of one variant; raises `BundleError` if absent or changed."""
@@ -86,7 +88,7 @@ class Bundle:
     @property
     def encoder_fingerprint(self) -> str:
         """Sha256 in hex of the encoder; its precisions have nearly equal embeddings."""
-        return self.manifest.files[self.manifest.graphs["encoder"]["fp32"]].sha256
+        return self.manifest.files[self.manifest.graphs["encoder"][self.precisions()[0]]].sha256
 
     @property
     def photo_fingerprint(self) -> str:
@@ -120,8 +122,11 @@ def load_bundle(path: Path) -> Bundle:
 
 def _verify(path: Path, manifest: Manifest) -> Bundle:
     check_graphs(path, manifest)
-    contents = {file: _read_verified(path, file, rec) for file, rec in manifest.files.items()}
-    head, content = manifest.card.trained_head, contents.get(LABELS_FILE)
+    head, content = manifest.card.trained_head, None
+    for file, record in manifest.files.items():
+        read = _read_verified(path, file, record)
+        content = read if file == LABELS_FILE else content
+        del read  # before the next one is read
     if head is not None and content is None:
         raise BundleError(f"manifest lists no {LABELS_FILE}")
     labels = () if content is None else _parse_labels(content)

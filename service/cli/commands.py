@@ -8,7 +8,6 @@ import gc
 import importlib.util
 import io
 import os
-import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ import typer
 from service.cli import labels
 from service.cli.bulk.command import BULK_SETTINGS, bulk
 from service.cli.console import EXIT_SOME_FAILED, write_json
-from service.cli.get import get
+from service.cli.get import check_extra, get, run_module
 from service.cli.options import ExcludedPaths, OneObject, add_flags, path_argument, path_option
 from service.cli.sidecars import sidecars
 from service.errors import (
@@ -199,13 +198,8 @@ def info(
 def export(context: typer.Context) -> None:
     """Make a bundle from a checkpoint; `ml-decoder export --help` shows the options."""
     calibrates = any(argument.startswith("--bu") for argument in context.args)  # --bundle
-    needs = ("onnx", "export") if calibrates else ("torch", "onnx", "export")
-    if missing := [name for name in needs if importlib.util.find_spec(name) is None]:
-        extra = "get" if calibrates else "export"
-        raise StartError(f"export lacks {missing[0]}: pip install -e '.[{extra}]' in the checkout")
-    # By name: the service must not import modules that need torch.
-    sys.argv = ["ml-decoder export", *context.args]
-    runpy.run_module("export", run_name="__main__", alter_sys=True)
+    check_extra(*(("get", "onnx") if calibrates else ("export", "torch", "onnx")))
+    raise typer.Exit(run_module("export", *context.args))
 
 
 def bench(  # noqa: PLR0913 - a command has a parameter for each flag

@@ -71,12 +71,13 @@ def choose_precision(
     """
     if asked == "auto":
         stored = bundle.default_precision(device)
-        if stored == "int8" and device in CPU_DEVICES and not multiplies_int8():
+        slow = stored == "int8" and device in CPU_DEVICES and not multiplies_int8()
+        if slow and "fp32" in bundle.precisions():
             logger.info("precision auto: fp32 instead of int8, because this processor has no VNNI")
             stored = "fp32"
         faster = device == "openvino" and stored == "fp32" and multiplies_bf16()
         return "bf16" if faster else stored
-    if asked == "bf16":
+    if asked == "bf16" and "fp32" in bundle.precisions():
         if device != "openvino":
             raise StartError(f"precision bf16: device {device} does not support it, use openvino")
         if not multiplies_bf16():

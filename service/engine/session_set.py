@@ -261,8 +261,10 @@ def open_session_set(bundle: Bundle, config: SessionConfig) -> SessionSet:
         return replace(sessions, query_cache=QueryCache(_GPU_MEMORY))
     # On a CPU, an fp32 encoder runs image by image: the activations of one nearly fill a core's
     # cache, and small weight matrices gain nothing from a batch. Heads have large ones and do gain.
-    fp32 = bundle.image_precision("encoder", config.precision) == "fp32"
-    return replace(sessions, one_by_one=fp32 and config.device == "cpu")
+    # Towers in int8 take their scales from the values of a run: photos would change each other.
+    stored = bundle.image_precision("encoder", config.precision)
+    alone = card.has_two_towers if stored == "int8" else config.device == "cpu"
+    return replace(sessions, one_by_one=alone and stored != "fp16")
 
 
 def _open_head(

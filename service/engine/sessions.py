@@ -1,7 +1,9 @@
 """One graph of a bundle, opened in ONNX Runtime on the requested device and checked."""
 
+import ctypes
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -173,6 +175,13 @@ def _share_arena() -> None:
         "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
     )
     ort.create_and_register_allocator(memory, ort.OrtArenaCfg({}))
+
+
+def return_memory() -> None:
+    """Gives the memory that closed sessions and others have freed back to the system."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:  # glibc's
+        trim(0)
 
 
 def first_line(error: BaseException) -> str:

@@ -5,13 +5,11 @@ closes. On SIGHUP it opens the bundle again and serves on.
 """
 
 import asyncio
-import ctypes
 import gc
 import logging
 import math
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +19,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from service.engine.sessions import return_memory
 from service.http.app import create_app
 from service.http.routes import predict, status
 from service.pipeline.pipeline import Pipeline
@@ -188,10 +187,7 @@ def _freeze_memory() -> None:
     # Requests leave few cycles; Python's default threshold of some hundred objects costs 5 % of the
     # event loop's time.
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
-        if trim is not None:
-            trim(0)
+    return_memory()
 
 
 def run_server(

@@ -1,0 +1,190 @@
+"""The files of two published towers, in a folder or on the hub: found, measured, then read."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count, takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from huggingface_hub import constants, metadata_load
+from huggingface_hub.file_download import repo_folder_name
+
+from export import ExportError
+from export.towers.known import LOGITS, PINS, Logits
+from models.checkpoints.formats import HUB, is_on_hub
+from models.checkpoints.hub import Remote, ask, fetch, fetch_needed, read_json, read_range
+from service.bundle.card import Precision
+
+CONFIG, PREPARATION, TOKENIZER = "config.json", "preprocessor_config.json", "tokenizer.json"
+_OPTIONAL = (CONFIG, "tokenizer_config.json", "special_tokens_map.json")
+_WEIGHTS = "model.safetensors"
+# Ends of the names of a tower's files, and what their products are computed in; best first.
+_ENDS: Mapping[str, Precision] = {
+    **{"": "fp32", "_quantized": "int8", "_int8": "int8", "_uint8": "int8", "_fp16": "fp16"},
+    **{"_q4": "fp32", "_bnb4": "fp32", "_q4f16": "fp16"},
+}
+_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<f4"}  # of safetensors
+_MAX_HEADER = 100_000_000  # bytes, the format's own limit
+
+
+class TowerFile(NamedTuple):
+    """A graph of a repository; `data` are files of weights beside it."""
+
+    name: str
+    precision: Precision
+    data: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A folder, or `hf-hub:owner/name`, with graphs in `onnx/` as the hub's repositories have."""
+
+    place: str
+    vision: TowerFile
+    text: TowerFile
+    remotes: Mapping[str, Remote]  # of all files, by name
+    hashes: dict[str, str] = field(default_factory=dict)  # SHA-256 of the files that were read
+
+    def read(self, name: str) -> Path:
+        """Returns a file, after its download. Raises CheckpointError or ExportError."""
+        path = fetch_needed(self.place, name)
+        with path.open("rb") as file:
+            self.hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        _check_pin(self.place, name, self.hashes[name])
+        return path
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Returns the object in a file; it is empty without the file."""
+        if name in self.remotes:
+            self.read(name)
+        return read_json(self.place, name)
+
+    def open_graph(self, tower: TowerFile, folder: Path) -> Path:
+        """Returns a graph with its weights beside it; `folder` is for links."""
+        paths = [self.read(name) for name in (tower.name, *tower.data)]
+        if len(paths) == 1 or not is_on_hub(self.place):
+            return paths[0]
+        # The cache has links to files of other names, which ONNX Runtime does not follow.
+        for path in paths:
+            try:
+                os.link(path.resolve(), folder / path.name)
+            except OSError:
+                shutil.copyfile(path, folder / path.name)
+        return folder / paths[0].name
+
+    def find_revision(self) -> str | None:
+        """Returns the commit of a hub's files."""
+        parts = fetch_needed(self.place, PREPARATION).parts
+        return parts[parts.index("snapshots") + 1] if is_on_hub(self.place) else None
+
+
+def find_repository(place: str, vision: Precision, text: Precision) -> Repository:
+    """Finds of each tower the wanted variant, else the best that is there; downloads nothing.
+
+    Raises CheckpointError if files are missing or the hub does not answer, ExportError for a file
+    that is not the pinned one.
+    """
+    remotes: dict[str, Remote] = {}
+
+    def has(name: str) -> bool:
+        remote = None
+        if not constants.HF_HUB_OFFLINE or fetch(place, name):  # else it raises without a cache
+            remote = ask(place, name)
+        if remote is not None:
+            _check_pin(place, name, remote.etag)
+            remotes[name] = remote
+        return remote is not None
+
+    towers = []
+    for tower, precision in (("vision", vision), ("text", text)):
+        ends = [*(end for end in _ENDS if _ENDS[end] == precision), *_ENDS]
+        names = {f"onnx/{tower}_model{end}.onnx": _ENDS[end] for end in ends}
+        found = next(filter(has, names), None)
+        name = found or fetch_needed(place, *names).name  # raises
+        data = (f"{name}_data{f'_{i}' if i else ''}" for i in count())
+        towers.append(TowerFile(name, names[name], tuple(takewhile(has, data))))
+    for name in (PREPARATION, TOKENIZER, *_OPTIONAL):
+        if not has(name) and name not in _OPTIONAL:
+            fetch_needed(place, name)  # raises
+    return Repository(place, towers[0], towers[1], remotes)
+
+
+def _check_pin(place: str, name: str, digest: str) -> None:
+    pin = PINS.get(f"{place.removeprefix(HUB)}/{name}") if is_on_hub(place) else None
+    if len(digest) == 64 and pin not in (None, digest):
+        raise ExportError(
+            f"{name} of {place} is not the file that this version knows (sha256 {digest:.12}..., "
+            f"not {pin:.12}...): for another one download the repository, and give --from FOLDER"
+        )
+
+
+def read_logits(
+    place: str, origin: str | None, *, biased: bool, scale: float | None, bias: float | None
+) -> Logits:
+    """Returns the given numbers, else those of the weights beside the graphs, else known ones.
+
+    Else reads them from the weights that a hub's graphs were made from, `origin`, without a
+    download. Raises ExportError if they are nowhere.
+    """
+    if scale is not None and (bias is not None or not biased):
+        return Logits(scale, bias or 0.0)
+    if origin is None and is_on_hub(place):
+        origin = _find_origin(place)
+    names = [Path(each).name.removesuffix("-ONNX") for each in (place, origin) if each]
+    found = _read_numbers(place, biased) or next(filter(None, map(LOGITS.get, names)), None)
+    if found is None and origin is not None and is_on_hub(place):
+        found = _read_numbers(HUB + origin, biased)
+    if found is None:
+        raise ExportError(
+            f"scale and bias of the logits are not in {place}: give --logit-scale (the factor: exp "
+            "of the checkpoint's logit_scale) and, for SigLIP, --logit-bias"
+        )
+    return Logits(found.scale if scale is None else scale, found.bias if bias is None else bias)
+
+
+def _find_origin(place: str) -> str | None:
+    readme = fetch(place, "README.md")
+    with suppress(Exception):  # YAML of a stranger
+        base = (metadata_load(readme) or {}).get("base_model") if readme else None
+        return base[0] if isinstance(base, list) else base
+    return None
+
+
+def _read_numbers(place: str, biased: bool) -> Logits | None:
+    """Keeps what it reads from the hub, for HF_HUB_OFFLINE."""
+    kept = None
+    if is_on_hub(place):
+        folder = repo_folder_name(repo_id=place.removeprefix(HUB), repo_type="model")
+        kept = Path(constants.HF_HUB_CACHE, folder, "logits.json")
+        if constants.HF_HUB_OFFLINE:
+            return Logits(*json.loads(kept.read_bytes())) if kept.is_file() else None
+    if ask(place, _WEIGHTS) is None:
+        return None
+
+    def read(start: int, size: int) -> bytes:
+        return read_range(place, _WEIGHTS, start, size)
+
+    try:
+        size = int.from_bytes(read(0, 8), "little")
+        header = json.loads(read(8, size if size < _MAX_HEADER else 0))
+        scale = np.exp(_read_number(read, header["logit_scale"], 8 + size))
+        bias = _read_number(read, header["logit_bias"], 8 + size) if biased else 0.0
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ExportError(f"{place}: {_WEIGHTS} has no logit_scale or logit_bias") from error
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps((float(scale), bias)))
+    return Logits(float(scale), bias)
+
+
+def _read_number(read: Callable[[int, int], bytes], tensor: Mapping[str, Any], start: int) -> float:
+    first, end = tensor["data_offsets"]
+    half = bytes(2) if tensor["dtype"] == "BF16" else b""  # the upper half of float32
+    content = half + read(start + first, end - first)
+    return float(np.frombuffer(content, _TYPES[tensor["dtype"]])[0])
