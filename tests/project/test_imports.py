@@ -40,7 +40,7 @@ ORDER = {
     """,
     "export": """
         graphs  sources  accuracy  int8  variants  calibration  build  evaluate
-        __main__
+        __main__  towers
     """,
 }
 ROOMS = [f"{part}.{room}" for part, rooms in ORDER.items() for room in rooms.split()]

@@ -57,9 +57,16 @@ def assert_refused(run: Run, reason: str, *arguments: object) -> None:
 
 def run_without_onnx_runtime(*commands: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Runs commands one after the other in a process; its exit code is that of the last."""
+    return run_without(["onnxruntime"], *commands)
+
+
+def run_without(
+    modules: Sequence[str], *commands: Sequence[str]
+) -> subprocess.CompletedProcess[str]:
+    """The same, in a Python that lacks some modules."""
     script = f"""
 import sys
-sys.modules["onnxruntime"] = None
+sys.modules.update(dict.fromkeys({list(modules)}))
 from service.cli.__main__ import main
 codes = []
 for command in {list(commands)}:
