@@ -40,10 +40,11 @@ from export.towers.source import (
     Repository,
     TowerFile,
     find_repository,
+    look_up,
     read_logits,
 )
 from models.checkpoints.formats import is_on_hub
-from models.checkpoints.hub import ask, fetch_needed
+from models.checkpoints.hub import fetch_needed
 from models.checkpoints.processors import read_processor
 from models.checkpoints.tokenizers import TEMPLATES, read_tokenizer
 from models.commands import RequestError
@@ -274,7 +275,7 @@ class _Published:
             raise ExportError(f"{name}: embeddings deviate by {worst:.1e} from the file's own")
         logger.info("%s: embeddings equal the file's own within %.1e", name, worst)
         plain = f"{name.partition('_model')[0]}_model.onnx"
-        remote = ask(self.files.place, plain) if plain != name else None
+        remote = look_up(self.files.place, plain) if plain != name else None
         if remote is not None and remote.cached:
             exact = self._embed(fetch_needed(self.files.place, plain), rows)
             cosine = (actual * exact).sum(axis=1).min()

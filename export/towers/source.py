@@ -93,9 +93,7 @@ def find_repository(place: str, vision: Precision, text: Precision) -> Repositor
     remotes: dict[str, Remote] = {}
 
     def has(name: str) -> bool:
-        remote = None
-        if not constants.HF_HUB_OFFLINE or fetch(place, name):  # else it raises without a cache
-            remote = ask(place, name)
+        remote = look_up(place, name)
         if remote is not None:
             _check_pin(place, name, remote.etag)
             remotes[name] = remote
@@ -113,6 +111,11 @@ def find_repository(place: str, vision: Precision, text: Precision) -> Repositor
         if not has(name) and name not in _OPTIONAL:
             fetch_needed(place, name)  # raises
     return Repository(place, towers[0], towers[1], remotes)
+
+
+def look_up(place: str, name: str) -> Remote | None:
+    """Describes a file; None if there is none, with HF_HUB_OFFLINE in the cache."""
+    return None if constants.HF_HUB_OFFLINE and not fetch(place, name) else ask(place, name)
 
 
 def _check_pin(place: str, name: str, digest: str) -> None:

@@ -61,11 +61,11 @@ def _ask_hub(repository: str) -> None:
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     token = os.environ.get("HF_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    url = f"{hub}/{repository}/resolve/main/tokenizer.json"
+    url = f"{hub}/{repository}/resolve/main/config.json"
     try:
         urlopen(Request(url, headers=headers, method="HEAD"), timeout=_TIMEOUT).close()
     except HTTPError as error:
-        if error.code in {401, 403, 404}:
+        if error.code in {401, 403, 404} and error.headers["X-Error-Code"] != "EntryNotFound":
             raise ValueError(
                 f"{url} is {error.code}: check the name, or set an HF_TOKEN that may read it"
             ) from error
@@ -87,4 +87,5 @@ if __name__ == "__main__":
         if not os.environ.get("HF_HUB_OFFLINE"):
             _ask_hub(model.hub)
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
