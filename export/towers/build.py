@@ -28,7 +28,7 @@ from export.towers.graphs import (
     OUTPUTS,
     Kind,
     find_kind,
-    find_side,
+    find_sizes,
     make_heads,
     wrap_images,
     wrap_texts,
@@ -181,7 +181,7 @@ def _find_kind(files: Repository, config: Mapping[str, Any]) -> Kind:
     written = config.get("model_type")
     if written is None:
         return find_kind(onnx.load(files.read(files.vision.name), load_external_data=False))
-    if written not in OUTPUTS:
+    if str(written) not in OUTPUTS:
         raise ExportError(f"{files.place} is a model of type {written!r:.40}, not clip or siglip")
     kind: Kind = written
     return kind
@@ -208,7 +208,10 @@ def _build_images(files: Repository, kind: Kind, links: Path) -> tuple[bytes, In
     """Returns the encoder, the preparation of photos, and the width E of embeddings."""
     path = files.open_graph(files.vision, links)
     model = onnx.load(path)
-    spec = read_processor(files.read_json(PREPARATION), kind, find_side(model))
+    height, width = find_sizes(model, "pixel_values")[2:]
+    if height != width:
+        raise ExportError(f"{files.vision.name} takes photos of {width} x {height}, not squares")
+    spec = read_processor(files.read_json(PREPARATION), kind, height or None)
     wrap_images(model, kind, spec)
     graph = _serialize(model)
     del model
@@ -230,7 +233,7 @@ def _build_texts(
     """Returns the text encoder and its tokenizer."""
     path = files.open_graph(files.text, links)
     model = onnx.load(path)
-    fixed = model.graph.input[0].type.tensor_type.shape.dim[1].dim_value
+    fixed = find_sizes(model, "input_ids")[1]
     files.read(TOKENIZER)
     tokenizer, pad, size = read_tokenizer(files.place, kind, fixed or limit)
     length = fixed or (limit if kind == "siglip" else 0)

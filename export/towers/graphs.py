@@ -61,10 +61,13 @@ head (float[B, S, {width}] tokens, float[L, {width}] queries) => (float[B, L] lo
 }}"""
 
 
-def find_side(model: onnx.ModelProto) -> int | None:
-    """Returns the side of a graph's photos in pixels; None if it takes any."""
-    sizes = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim[2:]]
-    return sizes[0] or None if len(sizes) == 2 and sizes[0] == sizes[1] else None
+def find_sizes(model: onnx.ModelProto, name: str) -> list[int]:
+    """Returns the sizes of an input, 0 for any. Raises ExportError if there is no such input."""
+    found = [value for value in model.graph.input if value.name == name]
+    sizes = [dim.dim_value for value in found for dim in value.type.tensor_type.shape.dim]
+    if len(sizes) < 2:
+        raise ExportError(f"the graph has no input {name} with sizes")
+    return sizes
 
 
 def find_kind(model: onnx.ModelProto) -> Kind:
@@ -93,7 +96,7 @@ def wrap_texts(model: onnx.ModelProto, kind: Kind, pad: int, length: int) -> Non
     `length` is the most tokens of a text. Raises ExportError if it is no text tower of this kind.
     """
     element = _check(model, kind, "input_ids", {"attention_mask"})
-    fixed = model.graph.input[0].type.tensor_type.shape.dim[1].dim_value
+    fixed = find_sizes(model, "input_ids")[1]
     padded = kind == "siglip" or fixed
     front = _TEXTS.format(type=element, pad="Pad(kept, ends, pad)" if padded else "Identity(kept)")
     constants = {"pad": np.array(pad), "one": np.array([1]), "none": np.zeros(3, np.int64)}
@@ -122,14 +125,14 @@ def _check(model: onnx.ModelProto, kind: Kind, needed: str, optional: set[str]) 
             f"the graph maps {', '.join(sorted(names))} to {', '.join(sorted(outputs))}; a tower "
             f"of {kind} maps {needed} to {' or '.join(OUTPUTS[kind])}"
         )
-    shape = inputs[0].type.tensor_type.shape.dim
+    fixed = find_sizes(model, needed)[0]
     opset = next((entry.version for entry in model.opset_import if not entry.domain), 0)
-    if shape[0].dim_value or opset < _OLDEST:
+    if fixed or opset < _OLDEST:
         raise ExportError(
-            f"the graph has operator set {opset} and takes {shape[0].dim_value or 'any number of'} "
-            f"{needed} at a time; it must have {_OLDEST} or later and take any number"
+            f"the graph has operator set {opset} and takes {fixed or 'any number of'} {needed} at "
+            f"a time; it must have {_OLDEST} or later and take any number"
         )
-    return inputs[0].type.tensor_type.elem_type
+    return next(each.type.tensor_type.elem_type for each in inputs if each.name == needed)
 
 
 def _wrap(

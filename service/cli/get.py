@@ -19,11 +19,11 @@ from service.errors import StartError
 _RAM = ("ram_plus_swin_large_14m.pth", "ram_tag_list.txt", "ram_tag_list_threshold.txt")
 
 
-def check_extra(name: str, *modules: str) -> None:
+def check_extra(extra: str, *modules: str) -> None:
     """Raises StartError unless this Python has the modules of an extra."""
     if not all(find_spec(module) for module in ("export", *modules)):
         raise StartError(
-            f"this needs the extra `{name}`: pip install -e '.[{name}]' in the checkout"
+            f"this needs the extra `{extra}`: pip install -e '.[{extra}]' in the checkout"
         )
 
 

@@ -81,7 +81,7 @@ if __name__ == "__main__":
     try:
         if sys.argv[1] == RAM:
             raise ValueError(
-                f"{RAM} needs torch: pip install -e '.[cpu,export]', then ml-decoder get {RAM}"
+                f"{RAM} needs torch: pip install -e '.[export]', then ml-decoder get {RAM}"
             )
         model = find_model(sys.argv[1])
         if not os.environ.get("HF_HUB_OFFLINE"):
