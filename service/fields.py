@@ -5,21 +5,12 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Annotated, Any, Literal, LiteralString, TypeVar, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    StringConstraints,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WithJsonSchema,
-    WrapValidator,
-)
+import pydantic
 from pydantic_core import PydanticCustomError
 
 from service.errors import MAX_NAMES, InvalidParameters, ProblemValue, describe_unknown
 
-ModelT = TypeVar("ModelT", bound=BaseModel)
+ModelT = TypeVar("ModelT", bound=pydantic.BaseModel)
 
 MAX_NAME_CHARACTERS = 200
 MAX_PROMPT_CHARACTERS = 1000
@@ -32,16 +23,16 @@ _JOINERS = frozenset("\u200c\u200d")
 _RAW_FACTOR = 4
 
 
-def replace_errors(code: LiteralString, message: LiteralString) -> WrapValidator:
+def replace_errors(code: LiteralString, message: LiteralString) -> pydantic.WrapValidator:
     """Gives one message in place of pydantic's, which show a pattern or each member of a union."""
 
-    def check(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+    def check(value: object, validate: pydantic.ValidatorFunctionWrapHandler) -> object:
         try:
             return validate(value)
-        except ValidationError as error:
+        except pydantic.ValidationError as error:
             raise PydanticCustomError(code, message) from error
 
-    return WrapValidator(check)
+    return pydantic.WrapValidator(check)
 
 
 Purpose = Literal["balanced", "recall"]
@@ -51,7 +42,7 @@ ThresholdName = Literal["calibrated", Purpose]
 # A name is a part of URLs and, with a suffix, a file name.
 LabelSetName = Annotated[
     str,
-    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"),
+    pydantic.StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"),
     replace_errors(
         "label_set_name",
         "The name of a label set should be 1 to 100 letters, digits or ._- of ASCII, the first a "
@@ -95,13 +86,13 @@ def _normalise_up_to(limit: int) -> Callable[[str], str]:
 
 LabelText = Annotated[
     str,
-    AfterValidator(_normalise_up_to(MAX_NAME_CHARACTERS)),
-    WithJsonSchema({"type": "string", "maxLength": MAX_NAME_CHARACTERS}),
+    pydantic.AfterValidator(_normalise_up_to(MAX_NAME_CHARACTERS)),
+    pydantic.WithJsonSchema({"type": "string", "maxLength": MAX_NAME_CHARACTERS}),
 ]
 PromptText = Annotated[
     str,
-    AfterValidator(_normalise_up_to(MAX_PROMPT_CHARACTERS)),
-    WithJsonSchema({"type": "string", "maxLength": MAX_PROMPT_CHARACTERS}),
+    pydantic.AfterValidator(_normalise_up_to(MAX_PROMPT_CHARACTERS)),
+    pydantic.WithJsonSchema({"type": "string", "maxLength": MAX_PROMPT_CHARACTERS}),
 ]
 
 
@@ -111,7 +102,7 @@ def _refuse_bool(value: object) -> object:
     return value
 
 
-NoBool = BeforeValidator(_refuse_bool)
+NoBool = pydantic.BeforeValidator(_refuse_bool)
 """For numbers: Python's `bool` is an `int`."""
 
 
@@ -119,13 +110,15 @@ def validate(model: type[ModelT], values: dict[str, Any], where: str) -> ModelT:
     """Returns the model of `values`. Raises InvalidParameters with `where`, such as `body`."""
     try:
         return model.model_validate(values)
-    except ValidationError as error:
+    except pydantic.ValidationError as error:
         shown = error.errors(include_url=False, include_context=False, include_input=False)
         raise InvalidParameters(list_values(shown, where, model)) from error
 
 
 def list_values(
-    pydantic_errors: Iterable[Any], where: str | None = None, model: type[BaseModel] | None = None
+    pydantic_errors: Iterable[Any],
+    where: str | None = None,
+    model: type[pydantic.BaseModel] | None = None,
 ) -> list[ProblemValue]:
     """Returns pydantic's first ten errors for clients; without `where`, `loc` begins with it."""
     errors = list(pydantic_errors)
@@ -140,7 +133,7 @@ def list_values(
     return values
 
 
-def explain_error(error: Any, model: type[BaseModel] | None) -> str:  # noqa: ANN401 - a dictionary
+def explain_error(error: Any, model: type[pydantic.BaseModel] | None) -> str:  # noqa: ANN401 - a dictionary
     """Returns the message of a pydantic error; for an unknown name, with the fields of `model`."""
     if model is None or error["type"] != "extra_forbidden":
         return str(error["msg"])
@@ -151,7 +144,7 @@ def explain_error(error: Any, model: type[BaseModel] | None) -> str:  # noqa: AN
     return f"This name is {describe_unknown(name, tuple(model.model_fields))}"
 
 
-def _find_models(annotation: object) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _find_models(annotation: object) -> list[type[pydantic.BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _find_models(part)]

@@ -15,21 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
+from service import errors
 from service.cli import labels
 from service.cli.bulk.command import BULK_SETTINGS, bulk
 from service.cli.console import EXIT_SOME_FAILED, write_json
 from service.cli.get import check_extra, get, run_module
 from service.cli.options import ExcludedPaths, OneObject, add_flags, path_argument, path_option
 from service.cli.sidecars import sidecars
-from service.errors import (
-    BundleError,
-    InvalidParameters,
-    ServiceBroken,
-    ServiceError,
-    StartError,
-    StoreError,
-    escape,
-)
 from service.logs import configure_logs
 from service.settings import Settings
 
@@ -75,10 +67,10 @@ def main() -> None:
     try:
         # Standalone, typer would draw a box around errors.
         code = app(prog_name="ml-decoder", standalone_mode=False)
-    except ServiceBroken as error:
+    except errors.ServiceBroken as error:
         _write_error(str(error))
         sys.stderr.flush()
-        os._exit(ServiceBroken.exit_code)  # Python's own exit could wait for a hanging GPU
+        os._exit(errors.ServiceBroken.exit_code)  # Python's own exit could wait for a hanging GPU
     except typer.TyperException as error:
         _fail(f"{error.format_message()} (see --help)")
     except typer.Abort:
@@ -87,7 +79,7 @@ def main() -> None:
         if error.name != "onnxruntime":
             raise
         _fail("ONNX Runtime is missing: pip install -e '.[cpu]' in the checkout, or '.[gpu]'")
-    except (ServiceError, BundleError, OSError) as error:
+    except (errors.ServiceError, errors.BundleError, OSError) as error:
         _fail(_explain(error))
     raise SystemExit(code if isinstance(code, int) else 0)
 
@@ -101,9 +93,9 @@ def _accept_all_file_names() -> None:
 
 def _explain(error: Exception) -> str:
     match error:
-        case InvalidParameters():
+        case errors.InvalidParameters():
             return "; ".join(f"{value.name}: {value.reason}" for value in error.values)
-        case ServiceError() if not isinstance(error, StartError | StoreError):
+        case errors.ServiceError() if not isinstance(error, errors.StartError | errors.StoreError):
             return ": ".join(filter(None, (error.title, error.detail)))
         case OSError():  # without a name, mostly of stdout: a full disk
             reason = error.strerror or str(error)
@@ -118,7 +110,7 @@ def _fail(reason: str) -> NoReturn:
 
 def _write_error(reason: str) -> None:
     line = " ".join(reason.replace("\r", "\\r").split())
-    sys.stderr.write(f"ml-decoder: {escape(line)}\n")
+    sys.stderr.write(f"ml-decoder: {errors.escape(line)}\n")
 
 
 def serve(settings: Settings) -> None:
@@ -163,7 +155,7 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
     from service.cli.predict import choose_folders, predict_photos
 
     if out is not None and not explain:
-        raise StartError("--out needs --explain")
+        raise errors.StartError("--out needs --explain")
     paths = _find_photos(photos, exclude_path or ())
     folders = None
     if explain:
@@ -221,7 +213,9 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
     ml-decoder bench --url http://localhost:8000 --clients 8 --seconds 10
     """
     if importlib.util.find_spec("ml_decoder_client") is None:
-        raise StartError("bench needs ml-decoder-client: pip install ./client in the checkout")
+        raise errors.StartError(
+            "bench needs ml-decoder-client: pip install ./client in the checkout"
+        )
     from service.cli.bench import SAMPLE, open_client, run_bench, show_load
     from service.images.raw import load_photo
 

@@ -10,15 +10,7 @@ from pyarrow import fs
 
 from service.errors import StartError
 from service.fields import is_utf8
-from service.images.folders import (
-    START_BYTES,
-    LeftOut,
-    describe_left_out,
-    explain_none,
-    list_photos,
-    read_photo,
-    split_photos,
-)
+from service.images import folders
 from service.images.raw import load_photo
 
 logger = logging.getLogger(__name__)
@@ -35,18 +27,18 @@ class PhotoStore:
         """Returns at most `max_bytes` + 1 bytes, or a RAW file's preview; OSError, ImageError."""
         return load_photo(name, max_bytes + 1, self.read_start)
 
-    def read_start(self, name: str, max_bytes: int = START_BYTES) -> bytes:
+    def read_start(self, name: str, max_bytes: int = folders.START_BYTES) -> bytes:
         """Returns at most `max_bytes` of a file; raises OSError."""
         path = posixpath.join(self.folder, name)
         if isinstance(self.filesystem, fs.LocalFileSystem):
-            return read_photo(path, max_bytes)
+            return folders.read_photo(path, max_bytes)
         return read_file(self.filesystem, path, max_bytes)
 
 
 def open_photos(location: str, exclude: Sequence[str] = ()) -> tuple[PhotoStore, list[str], int]:
     """Returns the store, unique names of a folder or list, and the number of things left out."""
     filesystem, path = open_filesystem(location)
-    left_out = LeftOut()
+    left_out = folders.LeftOut()
     try:
         kind = filesystem.get_file_info(path).type
         if kind == fs.FileType.Directory:
@@ -64,9 +56,9 @@ def open_photos(location: str, exclude: Sequence[str] = ()) -> tuple[PhotoStore,
             f"{error.filename or location}: {error.strerror or 'cannot be read'}"
         ) from error
     if not names:
-        raise StartError(f"{location} has no photos{explain_none(left_out)}")
+        raise StartError(f"{location} has no photos{folders.explain_none(left_out)}")
     if left_out:
-        logger.warning("%s: %s", location, describe_left_out(left_out))
+        logger.warning("%s: %s", location, folders.describe_left_out(left_out))
     return store, names, left_out.total()
 
 
@@ -91,13 +83,13 @@ def read_file(filesystem: fs.FileSystem, path: str, max_bytes: int | None = None
     return content
 
 
-def _search_folder(store: PhotoStore, exclude: Sequence[str]) -> tuple[list[str], LeftOut]:
+def _search_folder(store: PhotoStore, exclude: Sequence[str]) -> tuple[list[str], folders.LeftOut]:
     if isinstance(store.filesystem, fs.LocalFileSystem):
-        return list_photos(store.folder, exclude)
+        return folders.list_photos(store.folder, exclude)
     entries = store.filesystem.get_file_info(fs.FileSelector(store.folder, recursive=True))
     files = (info.path for info in entries if info.type == fs.FileType.File)
     names = (posixpath.relpath(path, store.folder) for path in files)
-    return split_photos(names, store.read_start, exclude)
+    return folders.split_photos(names, store.read_start, exclude)
 
 
 def _read_list(filesystem: fs.FileSystem, path: str) -> list[str]:

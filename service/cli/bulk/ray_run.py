@@ -16,17 +16,9 @@ import ray.data
 import ray.exceptions
 
 from service.bundle.card import CPU_DEVICES
+from service.cli.bulk import run
 from service.cli.bulk.parts import FLAGGED, PartFolder, Record, open_parts
 from service.cli.bulk.photo_store import PhotoStore, open_photos
-from service.cli.bulk.run import (
-    BulkJob,
-    Report,
-    Totals,
-    begin_run,
-    describe_question,
-    prepare_settings,
-    tag_photos,
-)
 from service.cli.local_pipeline import run_pipeline
 from service.errors import StartError
 from service.pipeline.pipeline import open_pipeline
@@ -36,14 +28,14 @@ from service.settings import Settings
 _BLOCKS_PER_WORKER = 8
 
 
-def run_bulk_on_ray(job: BulkJob, workers: int, report: Report) -> Totals:
+def run_bulk_on_ray(job: run.BulkJob, workers: int, report: run.Report) -> run.Totals:
     """Tags photos at `RAY_ADDRESS`, or locally, in at most `workers` processes; 0: all CPUs."""
     store, names, left_out = open_photos(job.photos, job.exclude)
-    totals = Totals(left_out=left_out)
+    totals = run.Totals(left_out=left_out)
     job = replace(job, settings=_divide_settings(job.settings))
     question = asyncio.run(_describe(job))
     with open_parts(job.out, question) as parts:
-        remaining, add = begin_run(job, parts, names, totals, report)
+        remaining, add = run.begin_run(job, parts, names, totals, report)
         if remaining:
             for part in _tag_on_ray(remaining, workers, (job, store, parts)):
                 add(part)
@@ -51,7 +43,7 @@ def run_bulk_on_ray(job: BulkJob, workers: int, report: Report) -> Totals:
 
 
 def _tag_on_ray(
-    names: list[str], workers: int, arguments: tuple[BulkJob, PhotoStore, PartFolder]
+    names: list[str], workers: int, arguments: tuple[run.BulkJob, PhotoStore, PartFolder]
 ) -> Iterator[list[Record]]:
     size, settings = arguments[0].part_size, arguments[0].settings
     chunks = [{"names": names[i : i + size]} for i in range(0, len(names), size)]
@@ -93,7 +85,7 @@ def _count_workers(resources: dict[str, float], cpus: int, gpus: int) -> int:
 class PartTagger:
     """A Ray worker with one pipeline; tags one part after the other."""
 
-    def __init__(self, job: BulkJob, store: PhotoStore, parts: PartFolder) -> None:
+    def __init__(self, job: run.BulkJob, store: PhotoStore, parts: PartFolder) -> None:
         """Opens the pipeline; its model and label sets must be the driver's."""
         self._store = store
         self._parts = parts
@@ -101,7 +93,7 @@ class PartTagger:
         self._pipeline = open_pipeline(job.settings)
         self._runner.run(self._pipeline.start())
         self._selection = self._runner.run(self._pipeline.select(job.question))
-        question = describe_question(self._pipeline, self._selection, parts.question["photos"])
+        question = run.describe_question(self._pipeline, self._selection, parts.question["photos"])
         if question != parts.question | {FLAGGED: True}:  # results of 1.0 continue without it
             raise StartError(
                 "a worker must have the bundle, precision and label sets of the driver"
@@ -118,7 +110,7 @@ class PartTagger:
         return {"records": [json.dumps(told)]}
 
     async def _tag(self, names: list[str]) -> list[Record]:
-        tagging = tag_photos(self._pipeline, self._selection, self._store, names)
+        tagging = run.tag_photos(self._pipeline, self._selection, self._store, names)
         return [record async for record in tagging]
 
 
@@ -130,10 +122,10 @@ def _divide_settings(settings: Settings) -> Settings:
         "intra_op_threads": threads,
         "decode_threads": settings.decode_threads or threads,
     }
-    return prepare_settings(settings.model_copy(update=changes))
+    return run.prepare_settings(settings.model_copy(update=changes))
 
 
-async def _describe(job: BulkJob) -> dict[str, Any]:
+async def _describe(job: run.BulkJob) -> dict[str, Any]:
     async with run_pipeline(job.settings) as pipeline:
         selection = await pipeline.select(job.question)
-        return describe_question(pipeline, selection, job.photos)
+        return run.describe_question(pipeline, selection, job.photos)

@@ -1,21 +1,14 @@
 """The routes of `/v2`, for the model and version of the bundle; `model_alias` is a second name."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from service import errors
 from service.caller import CALLER
-from service.http.open_inference.answer import (
-    LiveAnswer,
-    ModelAnswer,
-    ModelReadyAnswer,
-    ReadyAnswer,
-    ServerAnswer,
-    describe_model,
-    write_infer_answer,
-)
+from service.http.open_inference import answer
 from service.http.open_inference.request import (
     HEADER_LENGTH,
     InferBody,
@@ -24,7 +17,7 @@ from service.http.open_inference.request import (
 )
 from service.http.requests.body import BYTES, JSON, Body, cancel_on_disconnect
 from service.http.requests.parameters import Served
-from service.http.responses.openapi import document_answer, document_tensors, document_v2_errors
+from service.http.responses.openapi import document_answer, document_problems, document_tensors
 from service.http.responses.problems import PREFIX
 from service.http.routes.predict import REQUEST_PROBLEMS, limit_images
 from service.http.security.keys import PREDICT, PUBLIC, ROUTE_PROBLEMS
@@ -40,8 +33,9 @@ _ANSWERS = document_answer(
     *(JSON, BYTES),
     headers={HEADER_LENGTH: {"description": "Bytes of JSON.", "schema": {"type": "integer"}}},
 )
-_MODEL_ERRORS = document_v2_errors(*ROUTE_PROBLEMS, errors.UnknownModel)
-_INFER_ERRORS = document_v2_errors(
+_document = partial(document_problems, prefix=PREFIX)
+_MODEL_ERRORS = _document(*ROUTE_PROBLEMS, errors.UnknownModel)
+_INFER_ERRORS = _document(
     *(errors.InvalidTensors, errors.UnknownModel, errors.MalformedBody, errors.BodyTimeout),
     # Not UnsupportedMediaType: Triton's clients send no Content-Type.
     *(errors.BodyTooLarge, errors.UnsupportedContentEncoding, *REQUEST_PROBLEMS, errors.ImageError),
@@ -69,15 +63,15 @@ async def check_version(pipeline: Model, version: ModelName) -> None:
         raise errors.UnknownModel("Version", version, known)
 
 
-async def model(pipeline: Model, name: ModelName) -> ModelAnswer:
+async def model(pipeline: Model, name: ModelName) -> answer.ModelAnswer:
     """Describes the model's inputs and outputs."""
-    return describe_model(pipeline.bundle.card, name)
+    return answer.describe_model(pipeline.bundle.card, name)
 
 
-async def model_ready(served: Served, name: ModelName) -> ModelReadyAnswer:
+async def model_ready(served: Served, name: ModelName) -> answer.ModelReadyAnswer:
     """Returns 200 if the model answers predictions now."""
     served.check_ready()
-    return ModelReadyAnswer(name=name)
+    return answer.ModelReadyAnswer(name=name)
 
 
 async def infer(request: Request, served: Served, pipeline: Model, name: ModelName) -> Response:
@@ -98,7 +92,7 @@ async def infer(request: Request, served: Served, pipeline: Model, name: ModelNa
     selection, predictions = await cancel_on_disconnect(request, _score(pipeline, asked))
     # Thousands of labels would block the event loop.
     return await served.run_in_side_thread(
-        write_infer_answer, asked, name, pipeline.bundle.card.version, selection, predictions
+        answer.write_infer_answer, asked, name, pipeline.bundle.card.version, selection, predictions
     )
 
 
@@ -106,23 +100,25 @@ router = APIRouter(tags=["open inference protocol"])
 
 
 @router.get(PREFIX, dependencies=[PUBLIC])
-async def server(request: Request) -> ServerAnswer:
+async def server(request: Request) -> answer.ServerAnswer:
     """Describes the server."""
     extensions = ["binary_tensor_data", "classification"]
-    return ServerAnswer(name="ml-decoder-serve", version=request.app.version, extensions=extensions)
+    return answer.ServerAnswer(
+        name="ml-decoder-serve", version=request.app.version, extensions=extensions
+    )
 
 
 @router.get(f"{PREFIX}/health/live")
-async def live() -> LiveAnswer:
+async def live() -> answer.LiveAnswer:
     """Returns 200 while the process answers, ready or not."""
-    return LiveAnswer()
+    return answer.LiveAnswer()
 
 
-@router.get(f"{PREFIX}/health/ready", responses=document_v2_errors(errors.UnavailableError))
-async def ready(served: Served) -> ReadyAnswer:
+@router.get(f"{PREFIX}/health/ready", responses=_document(errors.UnavailableError))
+async def ready(served: Served) -> answer.ReadyAnswer:
     """Returns 200 if predictions are answered now."""
     served.check_ready()
-    return ReadyAnswer()
+    return answer.ReadyAnswer()
 
 
 def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:

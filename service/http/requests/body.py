@@ -7,13 +7,7 @@ from typing import Any, Self, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import (
-    BodyTimeout,
-    BodyTooLarge,
-    QueueFull,
-    StartError,
-    UnsupportedContentEncoding,
-)
+from service import errors
 from service.settings import Settings
 
 MULTIPART = "multipart/form-data"
@@ -40,7 +34,7 @@ class BodyBudget:
         held, body = settings.max_held_bytes, settings.max_body_bytes
         if held < body:
             message = f"max_held_bytes must be at least max_body_bytes ({body}); it is {held}"
-            raise StartError(message)
+            raise errors.StartError(message)
         self.limit_bytes = self.free_bytes = held
 
 
@@ -54,7 +48,7 @@ class Reservation:
     def grow(self, count: int) -> None:
         """Takes `count` bytes more. Raises QueueFull if other requests have them."""
         if count > self._budget.free_bytes:
-            raise QueueFull("too many bytes of bodies and answers in memory")
+            raise errors.QueueFull("too many bytes of bodies and answers in memory")
         self._budget.free_bytes -= count
         self._bytes += count
 
@@ -72,7 +66,10 @@ class BudgetMiddleware:
     """Reserves memory for each request, and for a long answer until it is sent, else `refuse`s."""
 
     def __init__(
-        self, app: ASGIApp, budget: BodyBudget, refuse: Callable[[Request, QueueFull], ASGIApp]
+        self,
+        app: ASGIApp,
+        budget: BodyBudget,
+        refuse: Callable[[Request, errors.QueueFull], ASGIApp],
     ) -> None:
         self._app = app
         self._budget = budget
@@ -94,7 +91,7 @@ class BudgetMiddleware:
             if message["type"] == "http.response.start":
                 try:
                     reservation.grow_for_answer(count)
-                except QueueFull as error:
+                except errors.QueueFull as error:
                     is_refused = True
                     await self._refuse(Request(scope), error)(scope, receive, send)
             elif not is_refused and not message.get("more_body"):
@@ -127,12 +124,12 @@ class Body:
     def __init__(self, request: Request, settings: Settings) -> None:
         """Checks the headers; reads nothing."""
         if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-            raise UnsupportedContentEncoding
+            raise errors.UnsupportedContentEncoding
         self._limit = settings.max_body_bytes
         digits = request.headers.get("content-length", "")
         # `int` refuses thousands of digits.
         if digits.isdecimal() and float(digits) > self._limit:
-            raise BodyTooLarge("The request body", self._limit)
+            raise errors.BodyTooLarge("The request body", self._limit)
         self._receive = request.receive
         self._reservation: Reservation = request.state.reservation
         self._timeout_seconds = settings.body_timeout_seconds
@@ -149,7 +146,7 @@ class Body:
                 async with asyncio.timeout_at(self._deadline):
                     message = await self._receive()
             except TimeoutError as error:
-                raise BodyTimeout(self._timeout_seconds) from error
+                raise errors.BodyTimeout(self._timeout_seconds) from error
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
             self._ended = not message.get("more_body", False)
@@ -157,7 +154,7 @@ class Body:
                 self._received += len(chunk)
                 # The bytes count, whatever Content-Length says.
                 if self._received > self._limit:
-                    raise BodyTooLarge("The request body", self._limit)
+                    raise errors.BodyTooLarge("The request body", self._limit)
                 self._reservation.grow(len(chunk))
                 return bytes(chunk)
         raise StopAsyncIteration

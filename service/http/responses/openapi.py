@@ -1,7 +1,7 @@
 """Parts of the OpenAPI document that FastAPI cannot see: bodies, parameters and errors."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from itertools import chain
 from typing import Any
@@ -14,6 +14,8 @@ from service.http.requests.body import BYTES, JSON, MULTIPART, RAW_IMAGE
 from service.http.requests.parameters import LIST_PARAMETERS
 from service.http.requests.uploads import MAX_EXAMPLES, UploadShape
 from service.http.responses.problems import (
+    OPENAI_PREFIX,
+    PREFIX,
     PROBLEM_JSON,
     ErrorAnswer,
     ErrorType,
@@ -29,7 +31,12 @@ _ERROR_HEADERS = {
     "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}},
     "WWW-Authenticate": {"description": "`Bearer`.", "schema": _TEXT},
 }
-
+_PROBLEM = {"content": {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+_BODIES: dict[str, dict[str, Any]] = {
+    "": _PROBLEM,
+    PREFIX: {"model": ErrorAnswer},
+    OPENAI_PREFIX: {"model": OpenAIErrorAnswer},
+}
 _TAG = {"ETag": {"description": "The set's version, in quotes.", "schema": _TEXT}}
 _PLACE = {"Location": {"description": "The set's path, below the root path.", "schema": _TEXT}}
 TAG = {"headers": _TAG}
@@ -65,35 +72,18 @@ class DocumentedApp(FastAPI):
         return self.openapi_schema
 
 
-def document_problems(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses`; `ImageError` is all errors below it."""
-    problem = {"content": {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
-    return _document_errors(errors, problem, int)
-
-
-def document_v2_errors(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses` for errors of a route below `/v2`."""
-    return _document_errors(errors, {"model": ErrorAnswer}, find_v2_status)
-
-
-def document_openai_errors(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses` for errors of a route below `/v1`."""
-    return _document_errors(errors, {"model": OpenAIErrorAnswer}, int)
-
-
-def _document_errors(
-    errors: Iterable[ErrorType], body: dict[str, Any], find_status: Callable[[int], int]
-) -> dict[int | str, dict[str, Any]]:
+def document_problems(*errors: ErrorType, prefix: str = "") -> dict[int | str, dict[str, Any]]:
+    """Returns FastAPI's `responses` of a route below `prefix`; `ImageError` is all errors of it."""
     groups: dict[int, list[ErrorType]] = defaultdict(list)
     coded = ((base,) if "code" in vars(base) else list_coded(base) for base in errors)
     for error in dict.fromkeys(chain.from_iterable(coded)):
-        groups[find_status(error.status)].append(error)
+        groups[find_v2_status(error.status) if prefix == PREFIX else error.status].append(error)
     answers: dict[int | str, dict[str, Any]] = {}
     for status, group in sorted(groups.items()):
         text = "\n".join(f"- `{error.code}`: {error.title}" for error in group)
         sent = {name for error in group for name in list_headers(error)}
         headers = {name: header for name, header in _ERROR_HEADERS.items() if name in sent}
-        answers[status] = {"description": text, "headers": headers, **body}
+        answers[status] = {"description": text, "headers": headers, **_BODIES[prefix]}
     return answers
 
 

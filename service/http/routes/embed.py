@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -19,13 +20,7 @@ from service.http.requests.body import JSON, cancel_on_disconnect
 from service.http.requests.json import read_json_object
 from service.http.requests.parameters import KNOWN_NAMES, Served
 from service.http.requests.uploads import DATA_URL, UploadShape, decode_base64, read_upload
-from service.http.responses.openapi import (
-    document_answer,
-    document_json,
-    document_openai_errors,
-    document_predict,
-    document_problems,
-)
+from service.http.responses import openapi
 from service.http.responses.problems import OPENAI_PREFIX, describe_problem
 from service.http.responses.schemas import ImageFailure, NameAndVersion
 from service.http.routes.predict import MAX_BATCH_IMAGES, PHOTO_PROBLEMS, limit_images, write_answer
@@ -107,6 +102,7 @@ _PROBLEMS = (
     errors.NoSharedSpace,
     errors.TextNotEncodable,
 )
+_document = partial(openapi.document_problems, prefix=OPENAI_PREFIX)
 
 router = APIRouter(tags=["predict"], dependencies=[*PREDICT, LIMITED, KNOWN_NAMES])
 
@@ -114,8 +110,8 @@ router = APIRouter(tags=["predict"], dependencies=[*PREDICT, LIMITED, KNOWN_NAME
 @router.post(
     "/embed",
     response_model=EmbedAnswer,
-    responses=document_problems(*_PROBLEMS, errors.FieldError),
-    openapi_extra=document_predict(_SHAPE, EmbedFields),
+    responses=openapi.document_problems(*_PROBLEMS, errors.FieldError),
+    openapi_extra=openapi.document_predict(_SHAPE, EmbedFields),
 )
 async def embed(
     request: Request,
@@ -147,7 +143,7 @@ async def embed(
     return await write_answer(served, answer)
 
 
-@router.get(f"{OPENAI_PREFIX}/models", responses=document_openai_errors(*ROUTE_PROBLEMS))
+@router.get(f"{OPENAI_PREFIX}/models", responses=_document(*ROUTE_PROBLEMS))
 async def list_models(served: Served) -> dict[str, Any]:
     """Lists the served model, in the shape of OpenAI's API."""
     name = served.pipeline.bundle.card.name
@@ -157,9 +153,9 @@ async def list_models(served: Served) -> dict[str, Any]:
 
 @router.post(
     f"{OPENAI_PREFIX}/embeddings",
-    responses=document_answer("In the shape of OpenAI's API.", JSON)
-    | document_openai_errors(*_PROBLEMS, errors.ImageError, errors.UnknownModel, errors.OtherWidth),
-    openapi_extra=document_json(OpenAIRequest, example={"input": ["a photo of a dog"]}),
+    responses=openapi.document_answer("In the shape of OpenAI's API.", JSON)
+    | _document(*_PROBLEMS, errors.ImageError, errors.UnknownModel, errors.OtherWidth),
+    openapi_extra=openapi.document_json(OpenAIRequest, example={"input": ["a photo of a dog"]}),
 )
 async def embed_for_openai(request: Request, served: Served) -> Response:
     """Returns the embeddings of texts and images, as `/embed`, in the order of `input`.

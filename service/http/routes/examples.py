@@ -13,37 +13,22 @@ from service.fields import LabelText
 from service.http.requests.body import cancel_on_disconnect
 from service.http.requests.parameters import KNOWN_NAMES, Served
 from service.http.requests.uploads import decode_base64, read_examples
+from service.http.responses import schemas
 from service.http.responses.openapi import TAG, document_examples, document_problems, document_write
-from service.http.responses.schemas import (
-    CalibrationAnswer,
-    ImageFailure,
-    LabelSetAnswer,
-    LearntAnswer,
-    NameAndVersion,
-    OperatingPointAnswer,
-    PhotoScore,
-)
-from service.http.routes.labels import (
-    NAME_PROBLEMS,
-    ON_CHANGING,
-    WRITE_PROBLEMS,
-    WRITING,
-    Name,
-    answer_set,
-    demand_version,
-)
+from service.http.routes import labels
 from service.http.routes.predict import PHOTO_PROBLEMS, label_or_fail
 from service.http.security.keys import PREDICT
 from service.http.security.rates import LIMITED
 from service.pipeline.learning import describe_learnt, learn_label
 from service.pipeline.pipeline import Pipeline
+from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
 from service.question import Question
 from service.scheduling.tasks import collect_in_order
 
 _FORM_PROBLEMS = (*PHOTO_PROBLEMS, errors.BodyError, errors.MissingField, errors.UnknownField)
 _CHANGE_PROBLEMS = (
-    *WRITE_PROBLEMS,
+    *labels.WRITE_PROBLEMS,
     errors.InvalidParameters,
     errors.NoBackground,
     errors.ScoresCompete,
@@ -51,6 +36,7 @@ _CHANGE_PROBLEMS = (
     errors.LabelSetNotFound,
 )
 
+Name = labels.Name
 Label = Annotated[LabelText, Query(description="Name of the label.")]
 
 router = APIRouter(prefix="/labels", tags=["labels"])
@@ -58,10 +44,10 @@ router = APIRouter(prefix="/labels", tags=["labels"])
 
 @router.post(
     "/{name}/examples",
-    response_model=LearntAnswer,
-    dependencies=WRITING,
+    response_model=schemas.LearntAnswer,
+    dependencies=labels.WRITING,
     responses={
-        **document_write(LearntAnswer),
+        **document_write(schemas.LearntAnswer),
         **document_problems(
             *_CHANGE_PROBLEMS,
             *_FORM_PROBLEMS,
@@ -71,7 +57,7 @@ router = APIRouter(prefix="/labels", tags=["labels"])
             errors.TooManyLabelSets,
         ),
     },
-    openapi_extra={**document_examples(), **ON_CHANGING},
+    openapi_extra={**document_examples(), **labels.ON_CHANGING},
 )
 async def add_examples(
     request: Request,
@@ -90,35 +76,35 @@ async def add_examples(
     sent = await read_examples(request, served.settings)
     photos = [[*map(decode_base64, group)] for group in sent]
     with pipeline.admit():
-        version = await demand_version(request, pipeline.catalogue, name)
+        version = await labels.demand_version(request, pipeline.catalogue, name)
         work = learn_label(pipeline, name, label, *photos, replace=replace, if_version=version)
         result, *scores = await cancel_on_disconnect(request, work)
-        groups = ([PhotoScore(score=score) for score in group] for group in scores)
+        groups = ([schemas.PhotoScore(score=score) for score in group] for group in scores)
         scored = dict(zip(("positive", "negative"), groups, strict=True))
-        answer = LearntAnswer(**describe_learnt(result, label), **scored)
-        return await answer_set(request, result.labels, answer, created=result.created)
+        answer = schemas.LearntAnswer(**describe_learnt(result, label), **scored)
+        return await labels.answer_set(request, result.labels, answer, created=result.created)
 
 
 @router.delete(
     "/{name}/examples",
-    response_model=LabelSetAnswer,
-    dependencies=WRITING,
+    response_model=schemas.LabelSetAnswer,
+    dependencies=labels.WRITING,
     responses={HTTPStatus.OK.value: TAG, **document_problems(*_CHANGE_PROBLEMS, errors.NoExamples)},
-    openapi_extra=ON_CHANGING,
+    openapi_extra=labels.ON_CHANGING,
 )
 async def delete_examples(request: Request, served: Served, name: Name, label: Label) -> Response:
     """Removes a label's examples; the label and its text stay. Returns the set."""
     pipeline = served.pipeline
     with pipeline.admit():
-        version = await demand_version(request, pipeline.catalogue, name)
+        version = await labels.demand_version(request, pipeline.catalogue, name)
         work = pipeline.catalogue.writable(name).delete_examples(name, label, version)
-        return await answer_set(request, await cancel_on_disconnect(request, work))
+        return await labels.answer_set(request, await cancel_on_disconnect(request, work))
 
 
 @router.post(
     "/{name}/calibrate",
     dependencies=[*PREDICT, LIMITED, KNOWN_NAMES],
-    responses=document_problems(*NAME_PROBLEMS, *_FORM_PROBLEMS, errors.UnknownLabel),
+    responses=document_problems(*labels.NAME_PROBLEMS, *_FORM_PROBLEMS, errors.UnknownLabel),
     openapi_extra=document_examples("positive"),
 )
 async def calibrate_label(
@@ -130,7 +116,7 @@ async def calibrate_label(
         float | None,
         Query(gt=0, le=1, description="Precision to reach, with 95 % confidence, not best F1."),
     ] = None,
-) -> CalibrationAnswer:
+) -> schemas.CalibrationAnswer:
     """Scores up to 200 photos, with and without a label; returns precision and recall.
 
     `best` has the threshold that fits them best. This changes nothing: set the threshold with
@@ -149,21 +135,21 @@ async def calibrate_label(
     usable = ~np.isnan(scores)
     targets = (np.arange(len(scored)) < len(positive))[usable].astype(np.int64)
     scores = scores[usable]
-    labels, current, best = selection.sets[0], None, None
+    label_set, current, best = selection.sets[0], None, None
     if targets.any():
-        threshold = float(labels.thresholds[labels.positions[label]])
+        threshold = float(label_set.thresholds[label_set.positions[label]])
         reached = targets[scores >= threshold]
-        current = OperatingPointAnswer(
+        current = schemas.OperatingPointAnswer(
             threshold=threshold,
             precision=reached.mean() if len(reached) else None,
             recall=reached.sum() / targets.sum(),
         )
         best = find_threshold(scores, targets, precision_target)
-    return CalibrationAnswer(
-        label_set=NameAndVersion.model_validate(labels),
+    return schemas.CalibrationAnswer(
+        label_set=schemas.NameAndVersion.model_validate(label_set),
         label=label,
         current=current,
-        best=best and OperatingPointAnswer.model_validate(best),
+        best=best and schemas.OperatingPointAnswer.model_validate(best),
         positive=scored[: len(positive)],
         negative=scored[len(positive) :],
     )
@@ -171,10 +157,10 @@ async def calibrate_label(
 
 async def _score(
     pipeline: Pipeline, selection: Selection, photos: Sequence[bytes]
-) -> list[PhotoScore | ImageFailure]:
+) -> list[schemas.PhotoScore | schemas.ImageFailure]:
     deadline = pipeline.make_deadline()
     works = (label_or_fail(pipeline, photo, selection, deadline) for photo in photos)
     return [
-        answer if isinstance(answer, ImageFailure) else PhotoScore(score=answer.labels[0].score)
-        for answer in await collect_in_order(works, pipeline.concurrency)
+        schemas.PhotoScore(score=a.labels[0].score) if isinstance(a, Prediction) else a
+        for a in await collect_in_order(works, pipeline.concurrency)
     ]

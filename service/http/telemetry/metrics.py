@@ -3,22 +3,13 @@
 import asyncio
 import logging
 import os
-from collections import Counter as Tally
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    GCCollector,
-    Histogram,
-    PlatformCollector,
-    ProcessCollector,
-    disable_created_metrics,
-)
+import prometheus_client as prometheus
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from service.errors import StartError
@@ -52,11 +43,11 @@ class Metrics:
                 f"{_FOLDER_VARIABLE} must be an existing, writable folder; it is {folder}"
             )
         # Else each counter and histogram would have a series of creation times.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        registry = self.registry = CollectorRegistry()
-        counter = partial(Counter, namespace=PREFIX, registry=registry)
-        gauge = partial(Gauge, namespace=PREFIX, registry=registry)
-        histogram = partial(Histogram, namespace=PREFIX, registry=registry)
+        prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
+        registry = self.registry = prometheus.CollectorRegistry()
+        counter = partial(prometheus.Counter, namespace=PREFIX, registry=registry)
+        gauge = partial(prometheus.Gauge, namespace=PREFIX, registry=registry)
+        histogram = partial(prometheus.Histogram, namespace=PREFIX, registry=registry)
         seconds = partial(histogram, buckets=SECONDS_BUCKETS)
         labels = ("method", "path", "status")
         text = "HTTP requests, until the answer is sent, seconds"
@@ -121,7 +112,7 @@ class Metrics:
             self._model_info.labels(**earlier).set(0)  # the files of workers keep each series
         self._model_info.labels(**self._runs).set(1)
         catalogue = pipeline.catalogue
-        sets, labels = Tally[str](), Tally[str]()
+        sets, labels = Counter[str](), Counter[str]()
         for label_set in catalogue.list_sets():
             sets[label_set.origin] += 1
             labels[label_set.origin] += len(label_set.names)
@@ -132,16 +123,16 @@ class Metrics:
         self._store_up.set(catalogue.store_answers)
 
 
-def open_registry(metrics: Metrics) -> CollectorRegistry:
+def open_registry(metrics: Metrics) -> prometheus.CollectorRegistry:
     """Returns the registry to expose: of this process, or of all that share the folder."""
     folder = os.environ.get(_FOLDER_VARIABLE)
     if folder is None:
         # With several processes, these would describe only the one that answers.
-        ProcessCollector(registry=metrics.registry)
-        PlatformCollector(registry=metrics.registry)
-        GCCollector(registry=metrics.registry)
+        prometheus.ProcessCollector(registry=metrics.registry)
+        prometheus.PlatformCollector(registry=metrics.registry)
+        prometheus.GCCollector(registry=metrics.registry)
         return metrics.registry
-    registry = CollectorRegistry()
+    registry = prometheus.CollectorRegistry()
     MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
     return registry
 
