@@ -73,6 +73,11 @@ class ServiceError(Exception):
     retry_after_seconds: float | None = None  # None if a retry does not help
     field: str | None = None  # of the body that is wrong, as in `ProblemValue.name`
 
+    def __init__(self, *message: object, retry_after_seconds: float | None = None) -> None:
+        super().__init__(*message)
+        if retry_after_seconds is not None:
+            self.retry_after_seconds = retry_after_seconds
+
     def describe(self) -> str:
         """Returns all that a client may read, as one line."""
         return ". ".join(filter(None, (self.title, self.detail)))
@@ -92,11 +97,11 @@ class _DetailedError(ServiceError):
     Without a detail, the only value is the message, for logs.
     """
 
-    def __init__(self, *values: object, detail: str | None = None) -> None:
+    def __init__(self, *values: object, detail: str | None = None, **more: float | None) -> None:
         self.detail = detail or self.detail
         if values and self.detail:
             self.detail = self.detail.format(*map(_quote_names, values))
-        super().__init__(*([self.detail] if self.detail else values))
+        super().__init__(*([self.detail] if self.detail else values), **more)
 
 
 class _Quoted(str):
@@ -154,11 +159,7 @@ class CrossSite(RequestError):
 class RateLimited(RequestError):
     status, code, title = 429, "rate_limited", "Too many requests"
     detail = "Try again after the seconds in Retry-After."
-    retry_after_seconds: float | None = 1
-
-    def __init__(self, retry_after_seconds: float) -> None:
-        super().__init__()
-        self.retry_after_seconds = retry_after_seconds
+    retry_after_seconds = 1
 
 
 class BodyError(RequestError):
@@ -529,12 +530,12 @@ class BusyError(ServiceError):
 
 class QueueFull(BusyError):
     status, code, title = 429, "queue_full", "The service is busy"
-    retry_after_seconds: float | None = 1
+    retry_after_seconds = 1
 
 
 class TooManyConnections(BusyError):
     status, code, title = 429, "too_many_connections", "The service has too many connections"
-    retry_after_seconds: float | None = 1
+    retry_after_seconds = 1
 
 
 class DeadlineExceeded(BusyError):

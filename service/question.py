@@ -10,7 +10,6 @@ from service.fields import LabelSetName, LabelText, NoBool, ThresholdName, repla
 MAX_EXPLAINED = 100
 """Most labels of an image that get a map."""
 
-
 ItemT = TypeVar("ItemT")
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 # A list may hold millions of invalid items: report the first only.
@@ -18,7 +17,6 @@ Names = Annotated[list[ItemT], Field(max_length=10_000, fail_fast=True)]
 Threshold = float | ThresholdName
 
 _COMMAS = "A single value in a query string or form is separated at its commas."
-
 
 TWO_LIMITS = "Give either min_labels or top_k, not both"
 

@@ -147,10 +147,8 @@ def _read_verified(folder: Path, file: str, record: FileRecord) -> bytes:
     except OSError as error:
         raise BundleError(f"{folder.name}: {file} cannot be read") from error
     if size != record.bytes:
-        raise BundleError(
-            f"{folder.name}: {file} must have {record.bytes} bytes; it has {size}: copy the bundle "
-            "again"
-        )
+        reason = f"{file} must have {record.bytes} bytes; it has {size}: copy the bundle again"
+        raise BundleError(f"{folder.name}: {reason}")
     if hashlib.sha256(content).hexdigest() != record.sha256:
         raise BundleError(f"{folder.name}: {file} does not match its sha256: copy the bundle again")
     return content

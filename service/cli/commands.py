@@ -213,9 +213,7 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
     ml-decoder bench --url http://localhost:8000 --clients 8 --seconds 10
     """
     if importlib.util.find_spec("ml_decoder_client") is None:
-        raise errors.StartError(
-            "bench needs ml-decoder-client: pip install ./client in the checkout"
-        )
+        raise errors.StartError("bench needs the client: pip install ./client in the checkout")
     from service.cli.bench import SAMPLE, open_client, run_bench, show_load
     from service.images.raw import load_photo
 

@@ -45,10 +45,7 @@ def check_device(device: Device) -> None:
     """Raises `StartError` if this environment lacks the packages or the provider of a device."""
     if device == "openvino":
         if not has_openvino():
-            raise StartError(
-                "device openvino: the extra `openvino` is not installed: "
-                "pip install -e '.[openvino]' in the checkout"
-            )
+            raise StartError("device openvino: pip install -e '.[openvino]' in the checkout first")
         _find_openvino_cpu()
         return
     if device not in CPU_DEVICES:
@@ -85,9 +82,7 @@ def choose_precision(
     elif asked not in bundle.precisions():
         raise StartError(f"precision {asked}: the bundle has {', '.join(bundle.precisions())}")
     elif asked == "int8" and device == "openvino" and not multiplies_int8():
-        raise StartError(
-            "precision int8: openvino loses accuracy on this processor, which has no VNNI: use fp32"
-        )
+        raise StartError("precision int8: openvino loses accuracy on this processor: use fp32")
     return asked
 
 
@@ -111,15 +106,9 @@ def parse_cuda_options(text: str | None, device: Device) -> dict[str, str]:
             f"cuda_options: device_id must be 0; it is {number}: set CUDA_VISIBLE_DEVICES instead"
         )
     if options.get("enable_cuda_graph") in _ON:
-        raise StartError(
-            "cuda_options: enable_cuda_graph is not supported, because a reload under load would "
-            "end the service: unset it"
-        )
+        raise StartError("cuda_options: unset enable_cuda_graph: a reload would end the service")
     if options.get("fuse_conv_bias") in _ON and options.get("prefer_nhwc") not in _ON:
-        raise StartError(
-            "cuda_options: fuse_conv_bias gives wrong scores without prefer_nhwc: "
-            "set prefer_nhwc=1 too, or unset it"
-        )
+        raise StartError("cuda_options: fuse_conv_bias gives wrong scores without prefer_nhwc=1")
     return options
 
 

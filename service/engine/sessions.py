@@ -104,10 +104,7 @@ def open_session(bundle: Bundle, graph: GraphName, config: SessionConfig) -> ort
     session._model_bytes = None
     provider = PROVIDERS[device][0][0]
     if session.get_providers()[0] != provider:
-        raise StartError(
-            f"device {device}: {provider} does not start on this machine; "
-            "see ONNX Runtime's own message before this one"
-        )
+        raise StartError(f"device {device}: {provider} does not start: see ONNX Runtime's message")
     return session
 
 

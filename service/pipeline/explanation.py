@@ -27,7 +27,6 @@ MapArray = NDArray[np.float32]
 LONGEST_SIDE = 256
 """Pixels; a map has few cells, so more pixels would show no more. 320 take twice the time."""
 
-
 # A palette from dark red over orange to pale yellow.
 _LEVEL = np.linspace(0.0, 1.0, 256)
 _RGB = np.clip([3 * _LEVEL + 0.3, 2 * _LEVEL - 0.5, 2 * _LEVEL - 1.2], 0, 1)

@@ -65,7 +65,6 @@ _JPEG_SHARE = 4
 _MAX_RUN_SECONDS = 60.0
 _MAX_CPU_RUN_SECONDS = 600.0
 
-
 State = Literal["loading", "ready", "draining", "failed"]
 
 
@@ -87,9 +86,8 @@ class Pipeline:
         self.catalogue = open_catalogue(settings, bundle, graphs.encoders, graphs.arrays)
         whitening = self.catalogue.whitening
         if whitening is not None and engine.width not in (None, whitening.width):
-            raise errors.BundleError(
-                f"background.npz is of width {whitening.width}, the encoder of {engine.width}"
-            )
+            widths = f"{whitening.width}, the encoder of {engine.width}"
+            raise errors.BundleError(f"background.npz is of width {widths}")
         self.explainer = Explainer(bundle)
         self.observers: list[Observer] = []
         self.note: Callable[[object], AbstractContextManager[None]] = lambda _photo: _NOTHING
@@ -174,9 +172,7 @@ class Pipeline:
                     async with asyncio.timeout_at(deadline):
                         sets = await pinning
                 except TimeoutError as error:
-                    raise errors.DeadlineExceeded(
-                        "deadline exceeded while pinning labels"
-                    ) from error
+                    raise errors.DeadlineExceeded("deadline exceeded while pinning") from error
             else:
                 sets = await pinning  # never waits; a timeout would cost 6 us
             names = (*(question.include or ()), *(question.exclude or ()))

@@ -81,9 +81,8 @@ def _open_nvml() -> Iterator[ModuleType]:
     try:
         import pynvml
     except ImportError as error:
-        raise StartError(
-            "no GPU can be listed: the package nvidia-ml-py is missing: install the extra `gpu`"
-        ) from error
+        reason = "nvidia-ml-py is missing: install the extra `gpu`"
+        raise StartError(f"no GPU can be listed: {reason}") from error
     try:
         pynvml.nvmlInit()
         try:

@@ -136,7 +136,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
     def check_room(self) -> None:
         """Raises QueueFull, with `retry_after_seconds`, if every place is taken."""
         if self.is_full:
-            raise _make_refusal(self.estimate_wait())
+            raise QueueFull("the queue is full", retry_after_seconds=self.estimate_wait())
 
     def put(self, item: ItemT, deadline: float, weight: int = 1) -> QueuedItem[ItemT, ResultT]:
         """Adds an item, to be dropped after `deadline` on the event loop's clock.
@@ -250,13 +250,6 @@ class BatchQueue(Generic[ItemT, ResultT]):
         self._under_way += len(taken)
         self._returning = max(0, self._returning - len(taken))
         return taken
-
-
-def _make_refusal(seconds: float) -> QueueFull:
-    # A function: a local variable of `check_room` and the error's frames would keep a photo alive.
-    full = QueueFull("the queue is full")
-    full.retry_after_seconds = seconds
-    return full
 
 
 def fail_items(batch: Iterable[QueuedItem[ItemT, ResultT]], error: Exception) -> None:

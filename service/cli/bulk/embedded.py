@@ -38,8 +38,7 @@ def prepare_answers(
     """Returns a function that yields records; raises StartError if labels need the photos."""
     if earlier.question[ENCODER] != pipeline.bundle.encoder_fingerprint:
         raise StartError(
-            f"{earlier.folder} has embeddings of another encoder: use its bundle, or run bulk "
-            "--embeddings on the photos again"
+            f"{earlier.folder} has embeddings of another encoder: use its bundle, or run bulk again"
         )
     fit = ("zero_shot", "examples") if pipeline.bundle.card.has_two_towers else ("examples",)
     parts = [part for part in selection.parts if part.labels.source not in fit]

@@ -52,9 +52,8 @@ def open_photos(location: str, exclude: Sequence[str] = ()) -> tuple[PhotoStore,
         else:
             raise StartError(f"{location}: no such folder or list")
     except OSError as error:
-        raise StartError(
-            f"{error.filename or location}: {error.strerror or 'cannot be read'}"
-        ) from error
+        reason = error.strerror or "cannot be read"
+        raise StartError(f"{error.filename or location}: {reason}") from error
     if not names:
         raise StartError(f"{location} has no photos{folders.explain_none(left_out)}")
     if left_out:

@@ -95,9 +95,7 @@ class PartTagger:
         self._selection = self._runner.run(self._pipeline.select(job.question))
         question = run.describe_question(self._pipeline, self._selection, parts.question["photos"])
         if question != parts.question | {FLAGGED: True}:  # results of 1.0 continue without it
-            raise StartError(
-                "a worker must have the bundle, precision and label sets of the driver"
-            )
+            raise StartError("a worker must have the driver's bundle, precision and label sets")
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
         """Tags and writes the one part of a batch; returns its records without labels, as JSON."""

@@ -198,9 +198,7 @@ def _take_input(
     (tensor,) = inputs
     size = tensor.parameters.binary_data_size
     if (size or 0) != len(raw):
-        raise InvalidTensors(
-            f"'binary_data_size' must be the number of bytes after the JSON, {len(raw)}"
-        )
+        raise InvalidTensors(f"'binary_data_size' must be {len(raw)}, the bytes after the JSON")
     if size is not None and tensor.data is not None:
         raise InvalidTensors("An input must have 'data' or binary data, not both")
     return tensor, None if size is None else raw

@@ -254,9 +254,8 @@ def _make_tag(labels: LabelSet) -> dict[str, str]:
 
 def _define(body: dict[str, Any], name: str | None = None) -> Definition:
     if name is not None and body.setdefault("name", name) != name:
-        raise InvalidParameters(
-            [ProblemValue("body", "name", f"Should be the name in the path, {quote(name)}")]
-        )
+        reason = f"Should be the name in the path, {quote(name)}"
+        raise InvalidParameters([ProblemValue("body", "name", reason)])
     return validate(LabelSetRecord, body, "body").define()
 
 

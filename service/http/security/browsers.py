@@ -122,10 +122,8 @@ def read_origins(setting: str | None) -> dict[str, Any] | None:
     for origin in origins:
         scheme, _, host = origin.partition("://")
         if origin != "*" and (scheme not in ("http", "https") or not host or "/" in host):
-            raise StartError(
-                "cors_origins: an origin must be a scheme and a host such as https://a.example; "
-                f"it is {quote(origin)}"
-            )
+            example = "https://a.example"
+            raise StartError(f"cors_origins: use origins like {example}; one is {quote(origin)}")
     if not origins:
         return None
     return {

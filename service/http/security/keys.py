@@ -134,9 +134,7 @@ class _KeySet:
                 reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
                 raise errors.StartError(f"{source} cannot be read: {reason}") from error
             if len(content) > _MAX_FILE_BYTES:
-                raise errors.StartError(
-                    f"{source} must have at most {_MAX_FILE_BYTES} bytes: leave one key a line"
-                )
+                raise errors.StartError(f"{source} must have at most {_MAX_FILE_BYTES} bytes")
         # `splitlines` would end a comment at a form feed or a line separator too.
         lines = (line.strip() for line in re.split("[\r\n]", text))
         keys = (key.strip() for line in lines if line[:1] != "#" for key in line.split(","))

@@ -39,9 +39,7 @@ class RateLimiter:
     def __init__(self, rate: str, max_callers: int = _MAX_CALLERS) -> None:
         match = _RATE.fullmatch(rate)
         if match is None or match[3].lower() not in _UNIT_SECONDS or not int(match[1]):
-            raise StartError(
-                f"rate_limit must be a positive rate such as 100/minute; it is {quote(rate)}"
-            )
+            raise StartError(f"rate_limit must be positive, like 100/minute; it is {quote(rate)}")
         self._amount = int(match[1])
         self._window_seconds = int(match[2] or 1) * _UNIT_SECONDS[match[3].lower()]
         self._seconds_each = self._window_seconds / self._amount
@@ -56,7 +54,7 @@ class RateLimiter:
         wait_seconds = until_full + whole - self._window_seconds
         if wait_seconds - counted * self._seconds_each > _TOLERANCE_SECONDS:
             self.charge(caller, 0)  # a recent use
-            raise RateLimited(wait_seconds)
+            raise RateLimited(retry_after_seconds=wait_seconds)
         self.charge(caller, units)
 
     def charge(self, caller: str, units: int) -> None:
