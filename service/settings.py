@@ -260,9 +260,8 @@ class Settings(BaseSettings):
 def check_variables(environment: Mapping[str, str] = os.environ) -> None:
     """Logs unknown `ML_DECODER_*` variables with the closest setting.
 
-    Raises:
-        StartError: a variable with KEY in its name is unknown, or a variable of keys is empty:
-            without keys the service would be open to everyone.
+    Raises StartError if a variable with KEY in its name is unknown, or a variable of keys is empty:
+    without keys the service would be open to everyone.
     """
     prefix = str(Settings.model_config["env_prefix"])
     known = [name.upper() for name in Settings.model_fields]

@@ -87,16 +87,10 @@ class Engine:
     ) -> list[HeadResults]:
         """Runs one batch; results depend on neither the other images nor the other labels.
 
-        Args:
-            images: uint8 [B, H, W, 3], RGB.
-            asked: the heads to run for each image.
-            alone: whether nothing else runs, so that a single image may use every thread.
-            explained: rows of the images that need memories for maps.
-            embedded: rows of the images that need an embedding, with tokens if explained too.
-
-        Raises:
-            OutOfMemory: the device or the machine has too little memory for the batch.
-            InferenceFailed: ONNX Runtime failed for another reason.
+        `asked` are the heads for each image, `explained` the rows of images that need memories for
+        maps, `embedded` those that need an embedding, with tokens if explained too. If nothing else
+        runs (`alone`), a single image uses every thread. Raises OutOfMemory if the device or the
+        machine has too little memory, and InferenceFailed if ONNX Runtime fails otherwise.
         """
         size = self._round_up(len(images))
         sessions = self._all_threads if alone and size == 1 else self._shared

@@ -111,7 +111,7 @@ class Server(uvicorn.Server):
                 loop.remove_reader(worker.link.fileno())
 
         loop.add_reader(worker.link.fileno(), receive)
-        self._served.others_ready = worker.are_all_ready
+        self._served.others_ready = lambda: worker.complete[0] == 1
         if not worker.listens_at_once:
             await self._served.open()
             if self._served.failure is not None:

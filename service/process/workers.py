@@ -54,10 +54,6 @@ class Worker:
     suspects: Suspects
     complete: mmap.mmap  # shared by all; one byte, 1 once all of the start have been ready
 
-    def are_all_ready(self) -> bool:
-        """Returns whether all workers of the start have been ready, at once in all workers."""
-        return self.complete[0] == 1
-
     def is_orphan(self) -> bool:
         """Returns whether the supervisor was killed."""
         return os.getppid() != self.supervisor

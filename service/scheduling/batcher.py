@@ -84,12 +84,8 @@ class Batcher(Generic[ItemT, ResultT]):
         """Returns the item's own result; a cancelled caller frees its place at once.
 
         An item that is still queued at `deadline`, on the event loop's clock, is never run. As
-        for `BatchQueue.put`, `check_room` comes first.
-
-        Raises:
-            DeadlineExceeded: the deadline passed.
-            UnavailableError: the batcher is draining, not started, or dead.
-            InferenceFailed: the item's batch failed.
+        for `BatchQueue.put`, `check_room` comes first. Raises DeadlineExceeded, UnavailableError if
+        the batcher is draining, not started or dead, or InferenceFailed if the item's batch failed.
         """
         if self._draining:
             raise errors.Draining("the batcher is draining")

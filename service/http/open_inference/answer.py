@@ -75,19 +75,14 @@ class ModelAnswer(BaseModel):
 
 def describe_model(card: ModelCard, name: str) -> ModelAnswer:
     """Returns the metadata of the bundle's model, by the name that the client asked for."""
-    pixels = [-1, *card.input.shape]
+    inputs = ((IMAGE, "BYTES", [-1]), (PIXELS, "UINT8", [-1, *card.input.shape]))
+    outputs = ((SCORES, "FP32", [-1, -1]), (LABELS, "BYTES", [-1]))
     return ModelAnswer(
         name=name,
         versions=[card.version],
         platform="onnxruntime_onnx",
-        inputs=[
-            TensorAnswer(name=IMAGE, datatype="BYTES", shape=[-1]),
-            TensorAnswer(name=PIXELS, datatype="UINT8", shape=pixels),
-        ],
-        outputs=[
-            TensorAnswer(name=SCORES, datatype="FP32", shape=[-1, -1]),
-            TensorAnswer(name=LABELS, datatype="BYTES", shape=[-1]),
-        ],
+        inputs=[TensorAnswer(name=n, datatype=d, shape=s) for n, d, s in inputs],
+        outputs=[TensorAnswer(name=n, datatype=d, shape=s) for n, d, s in outputs],
     )
 
 

@@ -83,7 +83,10 @@ class BudgetMiddleware:
         def send_reserved(message: Message) -> Awaitable[None]:
             nonlocal count
             if message["type"] == "http.response.start":
-                count = _measure(message["headers"])
+                headers: Iterable[tuple[bytes, bytes]] = message["headers"]
+                length = next((int(v) for name, v in headers if name == b"content-length"), 0)
+                # The answer, and its copy in the transport's buffer until its client has read it.
+                count = 2 * length if length > _SHORT_BYTES else 0
             return send_long(message) if count else send(message)
 
         async def send_long(message: Message) -> None:
@@ -105,13 +108,6 @@ class BudgetMiddleware:
             await self._app(scope, receive, send_reserved)
         finally:
             reservation.release()
-
-
-def _measure(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """Returns the bytes that an answer takes until its client has read it; 0 for a short one."""
-    length = next((int(value) for name, value in headers if name == b"content-length"), 0)
-    # The answer, and its copy in the transport's buffer.
-    return 2 * length if length > _SHORT_BYTES else 0
 
 
 class Body:

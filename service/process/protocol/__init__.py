@@ -15,16 +15,5 @@
 - **Upgrades** (`parser`). A server may treat `Upgrade` like any other header (RFC 9110, 7.8).
 
 uvicorn documents none of the names that `connection` uses, and a minor version may change them. So
-`pyproject.toml` limits the version, and `test_connection.py` lists each name and checks it:
-
-- the callbacks of connection and parser, to add the limits: `connection_made`, `data_received`,
-  `on_message_begin`, `on_header`, `on_headers_complete`, `on_body`, `on_message_complete`,
-  `connection_lost`, `shutdown`, `pause_writing`, `resume_writing`;
-- `_start_asgi_task`, to refuse a request instead, with `STATUS_LINE`, `server_state` and
-  `on_response_complete` for the answer;
-- `_unset_keepalive_if_required`, `timeout_keep_alive`, `timeout_keep_alive_handler` and
-  `timeout_keep_alive_task`, to start the timer again after an early answer;
-- the state of the connection (`cycle`, `flow`, `headers`, `parser`, `pipeline`, `scope`,
-  `transport`) and of a request's cycle (`disconnected`, `keep_alive`, `message_event`,
-  `on_response`, `response_complete`, `response_started`).
+`pyproject.toml` limits the version, and `test_connection.py` lists each name and checks it.
 """
