@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from service.http.telemetry.traces import Traces
 
-DISTRIBUTION = "ml-decoder-serve"
-
 # Of one address. A key has at least 16 characters, so this slows clients rather than guesses.
 _WRONG_KEYS = "60/minute"
 _NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, auto_configure=False)
@@ -72,7 +70,7 @@ def create_app(
         title="ML-Decoder",
         description=_DESCRIPTION,
         openapi_tags=_TAGS,
-        version=_find_version(),
+        version=metadata.version("ml-decoder-serve"),
         # `routes/page.py` has both: they are limited, and load nothing from other hosts.
         openapi_url=None,
         docs_url=None,
@@ -152,10 +150,3 @@ async def lifespan(app: FastAPI, *, opened_first: bool = False) -> AsyncIterator
             task.cancel()
         await asyncio.wait(tasks)
         served.side_threads.stop()
-
-
-def _find_version() -> str:
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:  # a source tree that was never installed
-        return "0+unknown"
