@@ -7,10 +7,7 @@ UNIT_LABELS = 10_000
 
 
 class Caller:
-    """The client of a request; calls in side threads take turns by its `key`, or else by request.
-
-    This one has no rate limit.
-    """
+    """The client of a request; calls take turns by its `key`, or else by request. No rate limit."""
 
     key: str | None = None
 

@@ -66,7 +66,9 @@ def normalise_text(text: str) -> str:
     if not normal:
         raise PydanticCustomError("empty_text", "Text should not be empty")
     if any(unicodedata.category(c) in _HIDDEN_CATEGORIES and c not in _JOINERS for c in normal):
-        raise PydanticCustomError("hidden_text", "Text should not contain invisible characters")
+        raise PydanticCustomError(
+            "hidden_text", "Text should not contain control characters or other invisible ones"
+        )
     return normal
 
 

@@ -43,11 +43,8 @@ def expand_home(path: str | os.PathLike[str]) -> Path:
 
 def find_default_bundle() -> Path:
     """Returns the default bundle in the current folder, or else in the checkout of this package."""
-    if not _DEFAULT_BUNDLE.exists():
-        installed = Path(__file__).parents[1] / _DEFAULT_BUNDLE
-        if installed.exists():
-            return installed
-    return _DEFAULT_BUNDLE
+    places = (_DEFAULT_BUNDLE, Path(__file__).parents[1] / _DEFAULT_BUNDLE)
+    return next((place for place in places if place.exists()), _DEFAULT_BUNDLE)
 
 
 def clean(text: str) -> str:

@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-import operator
 import unicodedata
 from collections.abc import Collection
+from operator import not_
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -138,7 +138,7 @@ ByPurpose = Annotated[
         description="Thresholds by the words of the parameter `threshold`. Those of a head are "
         "for labels without their own; its precision and recall count all labels. Absent if they "
         "were not measured.",
-        exclude_if=operator.not_,
+        exclude_if=not_,
     ),
 ]
 
@@ -289,10 +289,10 @@ class Provenance(Record):
     checkpoint_sha256: Sha256
     training_data: str = Field(description="Data set and number of images, or `unknown`.")
     tools: dict[str, str] = Field(description="Versions of the packages that wrote the bundle.")
-    # Not written if there are none, so that older services read the bundle.
-    revision: str | None = Field(default=None, exclude_if=operator.not_, description="Of a hub's.")
+    # Not written without content, as in other records: older services read the bundle then.
+    revision: str | None = Field(default=None, exclude_if=not_, description="Of a hub's.")
     files: dict[str, Sha256] = Field(
-        default={}, exclude_if=operator.not_, description="Files that it was made from, hashed."
+        default={}, exclude_if=not_, description="Files that it was made from, hashed."
     )
 
 
@@ -314,10 +314,7 @@ class Label(Record):
     """
 
     name: str = Field(min_length=1, max_length=200)
-    # Not written if there is none, so that older services read the bundle.
-    category: str | None = Field(
-        default=None, min_length=1, max_length=200, exclude_if=operator.not_
-    )
+    category: str | None = Field(default=None, min_length=1, max_length=200, exclude_if=not_)
     description: str | None = None
     threshold: float | None = Field(default=None, ge=0.0, le=1.0)
     precision: float | None = Field(default=None, ge=0.0, le=1.0)
@@ -337,8 +334,7 @@ class ModelCard(Record):
     input: InputContract
     trained_head: TrainedHead | None = None
     open_head: OpenHead | None = None
-    # Not written if there is none, so that older services read the bundle.
-    background: BackgroundPhotos | None = Field(default=None, exclude_if=operator.not_)
+    background: BackgroundPhotos | None = Field(default=None, exclude_if=not_)
     default_precision: dict[Device, Precision] = Field(default_factory=dict)  # `auto`
     metrics: tuple[Metric, ...] = ()
 

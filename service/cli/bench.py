@@ -33,10 +33,7 @@ def run_bench(
     seconds: float,
     label_sets: Sequence[str],
 ) -> dict[str, Any]:
-    """Returns rate, latencies and errors, as JSON values.
-
-    Raises StartError if the first request fails.
-    """
+    """Returns rate, latencies and errors as JSON; StartError if the first request fails."""
     question: Question = {"label_set": label_sets} if label_sets else {}
     try:
         return asyncio.run(_measure_load(client, photos, clients, seconds, question))

@@ -92,9 +92,7 @@ async def calibrate_set(
         answers, left_out = await _score(pipeline, list(photos), question)
         if not answers:
             raise StartError(f"none of the photos can be used: {_describe(left_out)}")
-        targets = np.array(
-            [[label in photos[path] for label in common] for path in answers], np.int64
-        )
+        targets = np.array([[label in photos[path] for label in common] for path in answers], int)
         if targets.sum(axis=0).max() < MIN_POSITIVES:
             rest = f"; {_describe(left_out)}" if left_out else ""
             raise StartError(

@@ -46,19 +46,15 @@ def show_failure(photo: PhotoResult) -> None:
 def show_progress(*, results_on_stdout: bool) -> Iterator[Callable[[int, int], None]]:
     """Shows a bar on stderr; yields a function of photos done and in total."""
     console = Console(stderr=True)
-    columns = (
-        *(BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}")),
-        TimeRemainingColumn(),
-    )
+    speed_column = TextColumn("{task.fields[speed]}")
+    columns = (BarColumn(), MofNCompleteColumn(), speed_column, TimeRemainingColumn())
     hidden = not console.is_terminal or (results_on_stdout and sys.stdout.isatty())
-    with Progress(
-        *columns, console=console, disable=hidden, transient=results_on_stdout
-    ) as progress:
-        task = progress.add_task("", total=None, speed="")
+    with Progress(*columns, console=console, disable=hidden, transient=results_on_stdout) as bar:
+        task = bar.add_task("", total=None, speed="")
 
         def report(done: int, total: int) -> None:
-            speed = progress.tasks[0].speed
+            speed = bar.tasks[0].speed
             text = "" if speed is None else f"{speed:.0f} photos/s"
-            progress.update(task, completed=done, total=total, speed=text)
+            bar.update(task, completed=done, total=total, speed=text)
 
         yield report

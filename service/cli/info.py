@@ -42,10 +42,7 @@ def show_bundle(bundle: Bundle) -> None:
         )
         for metric in bundle.card.metrics
     }
-    scores = {
-        f"scores of {name}": _describe_scores(calibration)
-        for name, calibration in calibrations.items()
-    }
+    scores = {f"scores of {name}": _describe_scores(c) for name, c in calibrations.items()}
     for name, head in heads.items():
         for word, point in (head.by_purpose if head else {}).items():
             scores[f"{name}, {word}"] = (

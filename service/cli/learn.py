@@ -48,10 +48,7 @@ async def learn_folder(
 
 
 def find_examples(folder: Path) -> tuple[dict[str, list[Path]], list[Path]]:
-    """Returns photos by label, a subfolder, and those in no subfolder.
-
-    Raises `StartError` if all are in none.
-    """
+    """Returns photos by label, a subfolder, and those in none; `StartError` if all are."""
     names, left_out = list_photos(str(folder))
     labels: dict[str, list[Path]] = {}
     for name in (name for name in names if "/" in name):

@@ -16,6 +16,7 @@ from service.settings import SERVICE_LINK, Settings, clean
 # They have a flag for a file too: other users of the machine can read arguments.
 _SECRETS = ("predict_keys", "admin_keys")
 _Texts = list[str] | None
+_Command = Callable[..., None]
 _QUESTION_FLAGS: dict[str, Any] = {
     "top_k": Annotated[str | None, typer.Option(metavar="INT", help="Most labels per photo.")],
     "min_labels": Annotated[
@@ -38,9 +39,7 @@ _QUESTION_FLAGS: dict[str, Any] = {
 }
 
 
-def add_flags(
-    command: Callable[..., None], settings: Sequence[str] | None = None
-) -> Callable[..., None]:
+def add_flags(command: _Command, settings: Sequence[str] | None = None) -> _Command:
     """Replaces a command's parameters `settings` (None: all of them) and `question` by flags."""
     chosen = list(Settings.model_fields) if settings is None else list(settings)
     parameters: list[inspect.Parameter] = []

@@ -60,12 +60,10 @@ async def predict_photos(
                 _write_row(columns)  # only after the start, which may fail
                 write = partial(_write_csv, has_categories=has_categories)
             async with aclosing(label_photos(pipeline, selection, photos)) as labelled:
-                async for result in labelled:
-                    photo = result
+                async for photo in labelled:
                     if folders is not None:
-                        photo = await asyncio.to_thread(
-                            _write_overlays, result, folders[result.path]
-                        )
+                        target = folders[photo.path]
+                        photo = await asyncio.to_thread(_write_overlays, photo, target)
                         written.update(overlay.parent for overlay in photo.overlays)
                     write(photo)
                     done += 1

@@ -34,16 +34,13 @@ if TYPE_CHECKING:
 
 _MEMORY_FOLDER = "/dev/shm"
 
+OpenGraphs = Callable[[Settings], Graphs]
+
 logger = logging.getLogger(__name__)
 
 
-def serve_model(
-    settings: Settings, open_graphs: Callable[[Settings], Graphs] = open_graphs
-) -> None:
-    """Serves until SIGTERM or Ctrl+C.
-
-    Raises `StartError` or `BundleError` if it cannot start, `ServiceBroken` if it fails later.
-    """
+def serve_model(settings: Settings, open_graphs: OpenGraphs = open_graphs) -> None:
+    """Serves until SIGTERM or Ctrl+C. Raises StartError, BundleError, later ServiceBroken."""
     configure_logs(settings.log_level, settings.log_format)
     for flag, keys in (("predict", settings.predict_keys), ("admin", settings.admin_keys)):
         text = "@" if keys is None else keys.get_secret_value()
@@ -73,9 +70,7 @@ def serve_model(
             _supervise(_Processes(plan, shared, folders, open_graphs))
 
 
-def _serve(
-    settings: Settings, open_graphs: Callable[[Settings], Graphs], worker: Worker | None = None
-) -> None:
+def _serve(settings: Settings, open_graphs: OpenGraphs, worker: Worker | None = None) -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="open") as opener:
         # Emptied by its use: else the first model would stay in memory after a reload.
         openings = [opener.submit(open_graphs, settings)]
@@ -105,7 +100,7 @@ class _Processes:
     plan: Plan
     settings: Settings
     folders: Sequence[Folder]
-    open_graphs: Callable[[Settings], Graphs]
+    open_graphs: OpenGraphs
 
     def serve(self, worker: Worker) -> None:
         """Runs a worker on its cores and its GPU."""
@@ -144,10 +139,7 @@ def _supervise(processes: _Processes) -> None:
 
 
 def _measure_gpu(processes: _Processes) -> Callable[[], int] | None:
-    """Returns a function that counts the workers that fit, to call when worker 1 is ready.
-
-    Returns None without GPUs.
-    """
+    """Returns a function that counts the workers that fit once worker 1 is ready, or None."""
     plan = processes.plan
     if not plan.gpus:
         return None

@@ -45,7 +45,8 @@ def check_device(device: Device) -> None:
     """Raises `StartError` if this environment lacks the packages or the provider of a device."""
     if device == "openvino":
         if not has_openvino():
-            raise StartError("device openvino: pip install -e '.[openvino]' in the checkout first")
+            step = "pip install -e '.[openvino]' in the checkout"
+            raise StartError(f"device openvino: the extra `openvino` is not installed: {step}")
         _find_openvino_cpu()
         return
     if device not in CPU_DEVICES:

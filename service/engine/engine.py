@@ -163,9 +163,8 @@ class Engine:
             else:
                 wanted = len(head)
             if logits.shape != (wanted,):
-                raise BundleError(
-                    f"an image gave logits of shape {list(logits.shape)}, not [{wanted}]"
-                )
+                shape = list(logits.shape)
+                raise BundleError(f"an image gave logits of shape {shape}, not [{wanted}]")
 
     def _list_trained_heads(self) -> list[Head]:
         return [] if self._card.trained_head is None else [TRAINED_HEAD]

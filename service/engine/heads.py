@@ -98,10 +98,7 @@ Head: TypeAlias = TrainedHead | QueryArray | SomeQueries | ScreenedQueries | Zer
 
 
 def count_scored(heads: Sequence[Head]) -> int:
-    """Returns how many labels the open head scores in the time of these heads for a photo.
-
-    The trained head and `ZeroHead` count nothing.
-    """
+    """Returns how many labels the open head scores in the time of these; other heads count 0."""
     screened = [len(head) for head in heads if isinstance(head, ScreenedQueries)]
     others = (len(head) for head in heads if isinstance(head, np.ndarray | SomeQueries))
     return sum(_MIN_SCREENED + count // _SCREENED_SHARE for count in screened) + sum(others)

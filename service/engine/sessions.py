@@ -61,10 +61,7 @@ def open_checked(
     inputs: Mapping[str, TensorSpec],
     outputs: Mapping[str, TensorSpec],
 ) -> ort.InferenceSession:
-    """Opens one graph that must have exactly these tensors, but for `KEYS`.
-
-    Raises `BundleError` if it has others, and what `open_session` raises.
-    """
+    """Opens a graph that must have exactly these tensors, but for `KEYS`; as `open_session`."""
     session = open_session(bundle, graph, config)
     _check_tensors(graph, session.get_inputs(), inputs)
     _check_tensors(graph, session.get_outputs(), outputs)
@@ -124,33 +121,27 @@ def list_providers(
 ) -> list[tuple[str, dict[str, str]]]:
     """Returns the execution providers of a device with their options, best first."""
     cuda = {**(_EXACT if precision != "fp16" else {}), **cuda_options}
-    return [
-        (name, {**options, **cuda} if name == CUDA else options)
-        for name, options in PROVIDERS[device]
-    ]
+    return [(name, {**own, **cuda} if name == CUDA else own) for name, own in PROVIDERS[device]]
 
 
 def _make_options(graph: GraphName, config: SessionConfig) -> ort.SessionOptions:
     options = ort.SessionOptions()
+    add_entry = options.add_session_config_entry
     options.intra_op_num_threads = config.threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     if config.device == "cpu":
         with _arena_lock:
             _share_arena()
-        options.add_session_config_entry("session.use_env_allocators", "1")
+        add_entry("session.use_env_allocators", "1")
     # A memory pattern allocates one block for the second run of a shape, and a GPU's arena keeps
     # the memory of the first run too: 1.5 times the memory after the warm-up.
     options.enable_mem_pattern = config.device in CPU_DEVICES
-    options.add_session_config_entry(
-        "session.intra_op.allow_spinning", "1" if config.spinning else "0"
-    )
-    options.add_session_config_entry("session.force_spinning_stop", "1")  # at the end of a run
+    add_entry("session.intra_op.allow_spinning", "1" if config.spinning else "0")
+    add_entry("session.force_spinning_stop", "1")  # at the end of a run
     # A graph may load weights from files that are not verified: this looks for them in a folder
     # that cannot exist.
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", os.devnull
-    )
+    add_entry("session.model_external_initializers_file_folder_path", os.devnull)
     if config.device == "openvino":
         add_openvino(
             options,
@@ -168,9 +159,8 @@ _arena_lock = Lock()  # engine and encoders open at the same time
 @cache
 def _share_arena() -> None:
     """Creates one arena for all sessions; each arena keeps the memory of its largest run."""
-    memory = ort.OrtMemoryInfo(
-        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
-    )
+    arena = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR
+    memory = ort.OrtMemoryInfo("Cpu", arena, 0, ort.OrtMemType.DEFAULT)
     ort.create_and_register_allocator(memory, ort.OrtArenaCfg({}))
 
 

@@ -38,8 +38,8 @@ class SharedArrays:
         self._folder, self._owner = folder, owner
         for link in folder.glob(f"{owner}-*"):
             _remove(link)
-        self._mapped: weakref.WeakValueDictionary[str, NDArray[np.generic]]
-        self._mapped = weakref.WeakValueDictionary()  # by name of the content
+        # By name of the content.
+        self._mapped = weakref.WeakValueDictionary[str, NDArray[np.generic]]()
         self._lock = Lock()
 
     def share(self, array: ArrayT) -> ArrayT:

@@ -1,7 +1,4 @@
-"""Runs graphs on tensors in a device's memory, and caches label queries there.
-
-Tests run it on the CPU's memory, and with `-m gpu` on a GPU's.
-"""
+"""Runs graphs on tensors in a device's memory (in tests the CPU's), and caches queries there."""
 
 import math
 import weakref
@@ -115,9 +112,7 @@ class QueryCache:
         return entry.chunks
 
     def _load(self, queries: QueryArray, chunks: Sequence[QueryArray]) -> _Entry | None:
-        self._entries = {
-            k: entry for k, entry in self._entries.items() if entry.matrix() is not None
-        }
+        self._entries = {k: old for k, old in self._entries.items() if old.matrix() is not None}
         wanted_bytes = queries.nbytes + sum(entry.num_bytes for entry in self._entries.values())
         for key in [*self._entries]:
             if wanted_bytes > self._max_bytes:

@@ -63,9 +63,8 @@ def make_rule(question: Question, labels: LabelSet, *, is_alone: bool) -> FoundR
     if threshold is None and labels.activation == "softmax" and is_alone and not labels.ranked:
         return FoundRule(None, 1)  # the scores compete: the best label is the answer
     threshold = "calibrated" if threshold is None else threshold
-    return FoundRule(
-        threshold, MOST_RANKED if labels.ranked and threshold == "calibrated" else None
-    )
+    is_ranked = labels.ranked and threshold == "calibrated"
+    return FoundRule(threshold, MOST_RANKED if is_ranked else None)
 
 
 def find_needed(

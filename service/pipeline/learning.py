@@ -48,13 +48,11 @@ async def learn_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
     head = ZeroHead(1) if queries is None else SomeQueries(queries, np.zeros(1, np.intp))
     deadline = pipeline.make_deadline()
 
-    async def read(
-        photo: bytes, about: str
-    ) -> tuple[LogitsArray | ScreenedLogits, Vector, Example]:
+    async def read(photo: bytes, what: str) -> tuple[LogitsArray | ScreenedLogits, Vector, Example]:
         try:
             embedding, (logits,) = await pipeline.embed(photo, deadline, head)
         except ImageError as error:
-            error.detail = ": ".join(filter(None, (about, error.detail)))
+            error.detail = ": ".join(filter(None, (what, error.detail)))
             raise
         return logits, embedding, await make_example(photo, embedding, whitening)
 

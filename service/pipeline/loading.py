@@ -1,7 +1,4 @@
-"""Opens and warms up the graphs of a bundle.
-
-It imports neither label store nor web framework: `serve` opens the graphs while it imports those.
-"""
+"""Opens and warms up a bundle's graphs; `serve` imports label store and web framework meanwhile."""
 
 import ctypes
 import sys
@@ -27,15 +24,12 @@ _MAPPED_BYTES = 8 * 2**20
 
 @dataclass(frozen=True)
 class Graphs:
-    """The open graphs of a bundle: a warm engine, and encoders if it has an open head.
-
-    `arrays` are shared with other processes, if there are some.
-    """
+    """The open graphs of a bundle: a warm engine, and encoders if it has an open head."""
 
     bundle: Bundle
     engine: Engine
     encoders: LabelEncoders | None
-    arrays: SharedArrays | None = None
+    arrays: SharedArrays | None = None  # with other processes
 
 
 def open_graphs(settings: Settings) -> Graphs:
@@ -61,10 +55,7 @@ def open_graphs(settings: Settings) -> Graphs:
 
 
 def open_encoders(settings: Settings, bundle: Bundle) -> LabelEncoders | None:
-    """Opens the encoders of labels; returns None if the bundle has no open head.
-
-    Raises `BundleError` if a graph does not run.
-    """
+    """Opens the encoders of labels, if there is an open head; or raises `BundleError`."""
     threads = min(settings.intra_op_threads or count_cores(), _MAX_ENCODING_THREADS)
     labels = open_label_encoder(bundle, threads, screen=settings.screen)
     if (head := bundle.card.open_head) is None or labels is None:

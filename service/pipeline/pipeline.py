@@ -92,9 +92,8 @@ class Pipeline:
         self.observers: list[Observer] = []
         self.note: Callable[[object], AbstractContextManager[None]] = lambda _photo: _NOTHING
         inference = Inference(engine, bundle.card.input, settings.max_pixels, self.observers)
-        self._side_threads = SideThreads(
-            settings.decode_threads or count_cores(), settings.max_decoding_pixels
-        )
+        decoders = settings.decode_threads or count_cores()
+        self._side_threads = SideThreads(decoders, settings.max_decoding_pixels)
         self.queue = BatchQueue[Item, Result](
             settings.queue_size,
             BatchSizes(engine.max_batch_size, engine.small_batch_size),

@@ -1,7 +1,4 @@
-"""The pipeline of a running app, from loading to drained.
-
-It opens in the background, so that `/livez` and `/readyz` answer at once.
-"""
+"""The pipeline of a running app; it opens in the background, so that `/livez` answers at once."""
 
 import asyncio
 import logging

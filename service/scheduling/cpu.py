@@ -100,20 +100,15 @@ def divide_cores(processes: int, *, pin: bool = True) -> list[CoreShare]:
     if not pin or count < max(len(numbers), processes):
         return [CoreShare(size) for size in sizes]
     numbers.sort(key=_locate)
-    ends = itertools.accumulate(sizes)
-    return [
-        CoreShare(size, frozenset(numbers[end - size : end]))
-        for size, end in zip(sizes, ends, strict=True)
-    ]
+    shares = zip(sizes, itertools.accumulate(sizes), strict=True)
+    return [CoreShare(size, frozenset(numbers[end - size : end])) for size, end in shares]
 
 
 def _locate(number: int) -> tuple[int, int, int]:
     # The two threads of a core are far apart by number.
-    topology = _TOPOLOGY / f"cpu{number}" / "topology"
+    topology, names = _TOPOLOGY / f"cpu{number}" / "topology", ("physical_package_id", "core_id")
     try:
-        package, core = (
-            int((topology / name).read_text()) for name in ("physical_package_id", "core_id")
-        )
+        package, core = (int((topology / name).read_text()) for name in names)
     except (OSError, ValueError):
         return 0, number, number
     return package, core, number

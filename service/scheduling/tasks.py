@@ -7,18 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, TypeAlias, TypeVar, TypeVarTuple
 
 from service.errors import DeadlineExceeded, Draining, OutOfMemory, without_frames
 from service.scheduling.turns import Turns
 
 ArgumentTs = TypeVarTuple("ArgumentTs")
 ResultT = TypeVar("ResultT")
+Works: TypeAlias = Iterable[Coroutine[Any, Any, ResultT]]
 
 
-async def run_in_order(
-    works: Iterable[Coroutine[Any, Any, ResultT]], at_once: int
-) -> AsyncGenerator[ResultT]:
+async def run_in_order(works: Works[ResultT], at_once: int) -> AsyncGenerator[ResultT]:
     """Yields the results, or raises the errors, in the order of `works`.
 
     At most `at_once` are started and not yet yielded. Closing the generator cancels them.
@@ -37,15 +36,13 @@ async def run_in_order(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def collect_in_order(
-    works: Iterable[Coroutine[Any, Any, ResultT]], at_once: int
-) -> list[ResultT]:
+async def collect_in_order(works: Works[ResultT], at_once: int) -> list[ResultT]:
     """Returns the results of `run_in_order`; the first error cancels the rest."""
     async with aclosing(run_in_order(works, at_once)) as results:
         return [result async for result in results]
 
 
-async def run_together(works: Iterable[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
+async def run_together(works: Works[ResultT]) -> list[ResultT]:
     """Returns the results in the order of `works`; the first error cancels the rest."""
     tasks: list[asyncio.Task[ResultT]] = []
     try:

@@ -20,10 +20,7 @@ _NO_TIMES = Timings(0.0, 0.0, 0.0, 0.0)
 
 
 def open_earlier(location: str) -> tuple[PartFolder, list[str], int]:
-    """Returns the results of a run with embeddings, its photos, and 0 things left out.
-
-    Raises StartError if there are none.
-    """
+    """Returns the results of a run with embeddings, its photos, and 0 left out; or StartError."""
     earlier = None
     with suppress(StartError):
         earlier = open_results(location)
@@ -37,9 +34,8 @@ def prepare_answers(
 ) -> Callable[[Sequence[str]], AsyncGenerator[Record]]:
     """Returns a function that yields records; raises StartError if labels need the photos."""
     if earlier.question[ENCODER] != pipeline.bundle.encoder_fingerprint:
-        raise StartError(
-            f"{earlier.folder} has embeddings of another encoder: use its bundle, or run bulk again"
-        )
+        step = "use its bundle, or run bulk --embeddings on the photos again"
+        raise StartError(f"{earlier.folder} has embeddings of another encoder: {step}")
     fit = ("zero_shot", "examples") if pipeline.bundle.card.has_two_towers else ("examples",)
     parts = [part for part in selection.parts if part.labels.source not in fit]
     others = [part.labels.names[position] for part in parts for position in part.chosen]

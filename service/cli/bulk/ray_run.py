@@ -54,9 +54,8 @@ def _tag_on_ray(
             gpus = 0 if settings.device in {"auto", *CPU_DEVICES} else 1
             capacity = sum(_count_workers(node["Resources"], cpus, gpus) for node in ray.nodes())
             if not capacity:
-                raise StartError(
-                    f"no node of the cluster has the {cpus} CPUs and {gpus} GPUs of a worker"
-                )
+                needed = f"{cpus} CPUs and {gpus} GPUs of a worker"
+                raise StartError(f"no node of the cluster has the {needed}")
             most = min(workers or capacity, len(chunks))
             blocks = min(len(chunks), most * _BLOCKS_PER_WORKER)
             ray.data.DataContext.get_current().enable_progress_bars = False

@@ -102,10 +102,7 @@ _read_cached = lru_cache(maxsize=256)(_read_query_string)
 
 
 async def add_fields(query: Question, fields: dict[str, Any], served: ServedPipeline) -> Question:
-    """Adds parameters of a body, not yet checked.
-
-    Raises RequestError if one is invalid, and InvalidLabelSet for too many candidates.
-    """
+    """Adds a body's unchecked parameters. Raises RequestError; InvalidLabelSet for too many."""
     if not fields:
         return query
     candidates = fields.get("candidate_labels")

@@ -56,15 +56,11 @@ class Fetcher:
         self._free = settings.queue_size
         # Reading the system's certificates takes as long as several predictions.
         self._context = httpcore.default_ssl_context()
-        self._network = _PublicNetwork(
-            network or httpcore.AnyIOBackend(), resolve or _make_resolver(self._free)
-        )
+        lookup = resolve or _make_resolver(self._free)
+        self._network = _PublicNetwork(network or httpcore.AnyIOBackend(), lookup)
 
     async def fetch(self, url: str, reserved: Reservation) -> bytes:
-        """Returns the bytes of a URL, counted in `reserved`.
-
-        Raises UrlError, BodyTooLarge, and QueueFull for too many fetches or bytes.
-        """
+        """Returns the bytes, counted in `reserved`. Raises UrlError, BodyTooLarge, QueueFull."""
         if self._free == 0:
             raise QueueFull("too many fetches")
         self._free -= 1

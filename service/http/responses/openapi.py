@@ -164,12 +164,10 @@ def document_tensors(model: type[BaseModel], header: str) -> dict[str, Any]:
 
 
 def document_answer(
-    description: str, *media_types: str, headers: Mapping[str, Any] | None = None
+    description: str, *kinds: str, headers: Mapping[str, Any] | None = None
 ) -> dict[int | str, dict[str, Any]]:
     """Returns FastAPI's `responses` for a 200 without model; texts are Markdown."""
-    content = {
-        kind: {"schema": {"type": "object" if kind == JSON else "string"}} for kind in media_types
-    }
+    content = {kind: {"schema": {"type": "object" if kind == JSON else "string"}} for kind in kinds}
     answer = {"description": description, "content": content, "headers": headers or {}}
     return {HTTPStatus.OK.value: answer}
 

@@ -30,9 +30,7 @@ ErrorType = type[ServiceError]
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 # The protocol has 400 for everything that is invalid in a request.
-_BAD_REQUESTS = frozenset(
-    {HTTPStatus.CONFLICT, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, HTTPStatus.UNPROCESSABLE_ENTITY}
-)
+_BAD_REQUESTS = frozenset({409, 415, 422})
 
 logger = logging.getLogger(__name__)
 

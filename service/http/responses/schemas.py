@@ -1,6 +1,6 @@
 """The shape of successful answers; those of predictions only document `routes/predict.py`."""
 
-import operator
+from operator import not_
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -42,10 +42,7 @@ class NameAndVersion(_Answer):
     version: str = Field(examples=["1.0.0"])
 
 
-_Ranked = Annotated[
-    bool,
-    Field(description="Scores only rank. Absent if false.", exclude_if=operator.not_),
-]
+_Ranked = Annotated[bool, Field(description="Scores only rank. Absent if false.", exclude_if=not_)]
 
 
 class SetInAnswer(NameAndVersion):
@@ -69,7 +66,7 @@ class ImageSize(_Answer):
 
 _Category = Annotated[
     str | None,
-    Field(description="Of a trained label; absent if it has none.", exclude_if=operator.not_),
+    Field(description="Of a trained label; absent if it has none.", exclude_if=not_),
 ]
 
 
@@ -129,8 +126,8 @@ class LabelSetSummary(_Answer):
     origin: Origin = Field(description="Source of the set.", examples=["store"])
     read_only: bool = Field(description="Whether it cannot be replaced or deleted.")
     num_labels: int
-    category_counts: dict[str, int] | None = Field(None, exclude_if=operator.not_)
-    num_learnt: int = Field(0, description="Labels with examples.", exclude_if=operator.not_)
+    category_counts: dict[str, int] | None = Field(None, exclude_if=not_)
+    num_learnt: int = Field(0, description="Labels with examples.", exclude_if=not_)
     ranked: _Ranked = False
 
 
@@ -159,7 +156,7 @@ class RegisteredLabel(_Answer):
     calibrated: bool = Field(description="Whether `threshold` is the label's own.")
     own_embedding: bool = Field(description="Whether it came with an embedding, not a text.")
     category: _Category = None
-    examples: LabelExamples | None = Field(default=None, exclude_if=operator.not_)
+    examples: LabelExamples | None = Field(default=None, exclude_if=not_)
 
 
 class LabelSetAnswer(LabelSetSummary):
@@ -294,20 +291,14 @@ class InfoAnswer(_Answer):
 def answer_info(pipeline: Pipeline) -> InfoAnswer:
     """Returns the model card of the pipeline's bundle."""
     card, encoders = pipeline.bundle.card, pipeline.catalogue.encoders
-    head: dict[str, Any] | None = None
-    open_head: dict[str, Any] | None = None
+    fields: dict[str, Any] = {**dict(card), "model": card, "head": None, "open_head": None}
     if card.trained_head is not None:
-        head = {**dict(card.trained_head), "maps": pipeline.explainer.has_trained}
+        fields["head"] = {**dict(card.trained_head), "maps": pipeline.explainer.has_trained}
     if encoders is not None:
-        open_head = {
-            **dict(encoders.head),
-            "encodes_text": encoders.encodes_text,
-            "maps": pipeline.explainer.has_open,
-            "ranked": encoders.head.ranked,
-        }
+        open_head: dict[str, Any] = {**dict(encoders.head), "ranked": encoders.head.ranked}
+        open_head |= {"encodes_text": encoders.encodes_text, "maps": pipeline.explainer.has_open}
         if not pipeline.settings.screen:
             open_head["screen"] = None
-    heads = {"head": head, "open_head": open_head}
-    labels, runtime = pipeline.bundle.labels, pipeline.engine
-    fields = {**dict(card), **heads, "model": card, "labels": labels, "runtime": runtime}
+        fields["open_head"] = open_head
+    fields |= {"labels": pipeline.bundle.labels, "runtime": pipeline.engine}
     return InfoAnswer.model_validate(fields)

@@ -63,12 +63,8 @@ _ON_READING = document_conditions(if_none_match="The client's `ETag`: 304 if it 
 _ON_REPLACING = document_conditions(if_match=_IF_MATCH, if_none_match=_IF_NONE_MATCH)
 ON_CHANGING = document_conditions(if_match=_IF_MATCH)
 
-_EXAMPLE = {
-    "labels": [
-        "red panda",
-        {"name": "keeper", "prompt": "a photo of a zoo keeper", "threshold": 0.4},
-    ]
-}
+_KEEPER = {"name": "keeper", "prompt": "a photo of a zoo keeper", "threshold": 0.4}
+_EXAMPLE = {"labels": ["red panda", _KEEPER]}
 
 _TAG = re.compile(r'(W/)?"([^"]*)"', re.IGNORECASE)
 

@@ -15,9 +15,7 @@ from service.caller import CALLER, Caller
 from service.errors import RateLimited, StartError, quote
 from service.http.security.keys import name_address
 
-_RATE = re.compile(
-    r"\s*([0-9]{1,15})\s*(?:/|per)\s*([1-9][0-9]{0,5})?\s*([a-z]+?)s?\s*", re.IGNORECASE
-)
+_RATE = re.compile(r"(?i)\s*([0-9]{1,15})\s*(?:/|per)\s*([1-9][0-9]{0,5})?\s*([a-z]+?)s?\s*")
 _UNIT_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 _UNIT_SECONDS |= {"month": 30 * 86_400, "year": 365 * 86_400}
 # About 20 MB.

@@ -62,9 +62,8 @@ class Metrics:
         self._rejected = cache(counter("rejected", "Requests refused or failed", ["reason"]).labels)
         self._disconnects = counter("disconnects", "Clients that left early")
         self.reloads = counter("reloads", "Reloads by SIGHUP", ["outcome"])
-        total, worst, best = (
-            partial(gauge, multiprocess_mode=mode) for mode in ("livesum", "livemin", "livemax")
-        )
+        modes = ("livesum", "livemin", "livemax")
+        total, worst, best = (partial(gauge, multiprocess_mode=mode) for mode in modes)
         self.in_flight = total("requests_in_flight", "HTTP requests now")
         self._queue_size = total("queue_size", "Photos that wait now")
         self._ready = worst("ready", "Whether predictions are answered")

@@ -63,9 +63,8 @@ class Traces:
     ) -> None:
         """Makes one span; both times are seconds of `time.perf_counter`."""
         offset = time.time_ns() - time.perf_counter_ns()
-        span = self._tracer.start_span(
-            name, start_time=offset + round(started * 1e9), attributes=attributes
-        )
+        start = offset + round(started * 1e9)
+        span = self._tracer.start_span(name, start_time=start, attributes=attributes)
         span.end(offset + round(ended * 1e9))
 
 
