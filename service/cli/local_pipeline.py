@@ -5,17 +5,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from service.errors import BusyError, ImageError, InferenceFailed, OutOfMemory
 from service.images.raw import load_photo
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
-from service.scheduling.tasks import run_in_order
+from service.scheduling.tasks import ResultT, run_in_order
 from service.settings import Settings
-
-ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)

@@ -107,9 +107,11 @@ def parse_cuda_options(text: str | None, device: Device) -> dict[str, str]:
             f"cuda_options: device_id must be 0; it is {number}: set CUDA_VISIBLE_DEVICES instead"
         )
     if options.get("enable_cuda_graph") in _ON:
-        raise StartError("cuda_options: unset enable_cuda_graph: a reload would end the service")
+        reason = "a reload would end the service"
+        raise StartError(f"cuda_options: enable_cuda_graph is not supported, {reason}: unset it")
     if options.get("fuse_conv_bias") in _ON and options.get("prefer_nhwc") not in _ON:
-        raise StartError("cuda_options: fuse_conv_bias gives wrong scores without prefer_nhwc=1")
+        step = "set prefer_nhwc=1 too, or unset it"
+        raise StartError(f"cuda_options: fuse_conv_bias gives wrong scores alone: {step}")
     return options
 
 

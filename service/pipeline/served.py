@@ -4,16 +4,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import TypeVar, TypeVarTuple
 
 from service.errors import BundleError, Draining, NotReady, ServiceBroken, ServiceError, StartError
 from service.pipeline.pipeline import Pipeline, open_pipeline
-from service.scheduling.tasks import SideThreads
+from service.scheduling.tasks import ArgumentTs, ResultT, SideThreads
 from service.settings import Settings, check_variables
 from service.stages import Observer
-
-ArgumentTs = TypeVarTuple("ArgumentTs")
-ResultT = TypeVar("ResultT")
 
 logger = logging.getLogger(__name__)
 

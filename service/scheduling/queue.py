@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from service.errors import QueueFull
-from service.scheduling.turns import Turns
+from service.scheduling.turns import ItemT, Turns
 
-ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 LONG_WEIGHT = 12

@@ -96,11 +96,8 @@ class EmbedAnswer(BaseModel):
 
 _SHAPE = UploadShape(MAX_BATCH_IMAGES, batch=True, fields=tuple(EmbedFields.model_fields))
 _PROBLEMS = (
-    *PHOTO_PROBLEMS,
-    errors.BodyError,
-    errors.InvalidLabelSet,
-    errors.NoSharedSpace,
-    errors.TextNotEncodable,
+    *(*PHOTO_PROBLEMS, errors.BodyError, errors.InvalidLabelSet),
+    *(errors.NoSharedSpace, errors.TextNotEncodable),
 )
 _document = partial(openapi.document_problems, prefix=OPENAI_PREFIX)
 

@@ -29,11 +29,8 @@ from service.scheduling.tasks import collect_in_order
 _FORM_PROBLEMS = (*PHOTO_PROBLEMS, errors.BodyError, errors.MissingField, errors.UnknownField)
 _CHANGE_PROBLEMS = (
     *labels.WRITE_PROBLEMS,
-    errors.InvalidParameters,
-    errors.NoBackground,
-    errors.ScoresCompete,
-    errors.LabelSetChanged,
-    errors.LabelSetNotFound,
+    *(errors.InvalidParameters, errors.NoBackground, errors.ScoresCompete),
+    *(errors.LabelSetChanged, errors.LabelSetNotFound),
 )
 
 Name = labels.Name
@@ -49,12 +46,8 @@ router = APIRouter(prefix="/labels", tags=["labels"])
     responses={
         **document_write(schemas.LearntAnswer),
         **document_problems(
-            *_CHANGE_PROBLEMS,
-            *_FORM_PROBLEMS,
-            errors.ImageError,
-            errors.InvalidLabelSet,
-            errors.TextNotEncodable,
-            errors.TooManyLabelSets,
+            *(*_CHANGE_PROBLEMS, *_FORM_PROBLEMS, errors.ImageError),
+            *(errors.InvalidLabelSet, errors.TextNotEncodable, errors.TooManyLabelSets),
         ),
     },
     openapi_extra={**document_examples(), **labels.ON_CHANGING},

@@ -40,21 +40,12 @@ from service.pipeline.served import ServedPipeline
 _ANSWER_PROBLEMS = (*ROUTE_PROBLEMS, errors.DeadlineExceeded, errors.OutOfMemory)
 NAME_PROBLEMS = (*_ANSWER_PROBLEMS, errors.LabelSetNotFound, errors.StoreUnavailable)
 WRITE_PROBLEMS = (
-    *_ANSWER_PROBLEMS,
-    errors.CrossSite,
-    errors.Forbidden,
-    errors.NoOpenHead,
-    errors.LabelSetReadOnly,
-    errors.StoreError,
+    *(*_ANSWER_PROBLEMS, errors.CrossSite, errors.Forbidden),
+    *(errors.NoOpenHead, errors.LabelSetReadOnly, errors.StoreError),
 )
 _SET_PROBLEMS = (
-    errors.BodyError,
-    errors.InvalidLabelSet,
-    errors.TextNotEncodable,
-    errors.OtherEmbeddings,
-    errors.TooManyLabelSets,
-    errors.QueueFull,
-    errors.InferenceFailed,
+    *(errors.BodyError, errors.InvalidLabelSet, errors.TextNotEncodable, errors.OtherEmbeddings),
+    *(errors.TooManyLabelSets, errors.QueueFull, errors.InferenceFailed),
 )
 
 _IF_MATCH = "The `ETag` of the version to replace, or `*` for any; else the answer is 412."
@@ -146,12 +137,8 @@ async def replace_label_set(request: Request, served: Served, name: Name) -> Res
     responses={
         HTTPStatus.OK.value: TAG,
         **document_problems(
-            *NAME_PROBLEMS,
-            *WRITE_PROBLEMS,
-            errors.BodyError,
-            errors.InvalidLabelSet,
-            errors.UnknownLabel,
-            errors.LabelSetChanged,
+            *(*NAME_PROBLEMS, *WRITE_PROBLEMS, errors.BodyError),
+            *(errors.InvalidLabelSet, errors.UnknownLabel, errors.LabelSetChanged),
         ),
     },
     openapi_extra={

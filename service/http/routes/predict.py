@@ -44,14 +44,9 @@ PHOTO_PROBLEMS = (
 )
 """Errors of all routes that take photos, without those of bodies and images."""
 REQUEST_PROBLEMS = (
-    *PHOTO_PROBLEMS,
-    errors.FieldError,
-    errors.QuestionError,
-    errors.InvalidLabelSet,
-    errors.TextNotEncodable,
-    errors.NoOpenHead,
-    errors.VersionNotReached,
-    errors.StoreUnavailable,
+    *(*PHOTO_PROBLEMS, errors.FieldError, errors.QuestionError, errors.InvalidLabelSet),
+    *(errors.TextNotEncodable, errors.NoOpenHead),
+    *(errors.VersionNotReached, errors.StoreUnavailable),
 )
 """Errors of every prediction, without those of its body and its images."""
 
