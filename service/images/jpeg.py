@@ -11,7 +11,7 @@ import re
 import struct
 from collections.abc import Collection, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -232,12 +232,6 @@ def shrink_jpeg(
         raise InvalidImage(f"a JPEG of another size: {pixels.shape}")
     if pixels.shape[0] < height or pixels.shape[1] < width:
         return None
-    return _resize(pixels, width, height, interpolation)
-
-
-def _resize(
-    pixels: NDArray[Any], width: int, height: int, interpolation: Interpolation
-) -> NDArray[np.uint8]:
     times = max(pixels.shape[0] / height, pixels.shape[1] / width)
     if 1 < times <= _MAX_DOUBLED:
         # Interpolating to twice the size, then averaging 2 x 2 pixels, takes half the time of a

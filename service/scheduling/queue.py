@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from service.errors import QueueFull
-from service.scheduling.turns import ItemT, Turns
+from service.scheduling.turns import Turns
 
+ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 LONG_WEIGHT = 12

@@ -15,15 +15,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from service.bundle.card import ModelCard
-from service.http.open_inference.request import (
-    HEADER_LENGTH,
-    IMAGE,
-    LABELS,
-    PIXELS,
-    SCORES,
-    InferRequest,
-    OutputTensor,
-)
+from service.http.open_inference import request
 from service.http.requests.body import BYTES, JSON
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
@@ -70,13 +62,15 @@ class ModelAnswer(BaseModel):
     versions: list[str]
     platform: str
     inputs: list[TensorAnswer] = Field(description="Files, or upright RGB of the model's size.")
-    outputs: list[TensorAnswer] = Field(description=f"`{LABELS}` names the columns of `{SCORES}`.")
+    outputs: list[TensorAnswer] = Field(
+        description=f"`{request.LABELS}` names the columns of `{request.SCORES}`."
+    )
 
 
 def describe_model(card: ModelCard, name: str) -> ModelAnswer:
     """Returns the metadata of the bundle's model, by the name that the client asked for."""
-    inputs = ((IMAGE, "BYTES", [-1]), (PIXELS, "UINT8", [-1, *card.input.shape]))
-    outputs = ((SCORES, "FP32", [-1, -1]), (LABELS, "BYTES", [-1]))
+    inputs = ((request.IMAGE, "BYTES", [-1]), (request.PIXELS, "UINT8", [-1, *card.input.shape]))
+    outputs = ((request.SCORES, "FP32", [-1, -1]), (request.LABELS, "BYTES", [-1]))
     return ModelAnswer(
         name=name,
         versions=[card.version],
@@ -87,7 +81,7 @@ def describe_model(card: ModelCard, name: str) -> ModelAnswer:
 
 
 def write_infer_answer(
-    asked: InferRequest,
+    asked: request.InferRequest,
     model_name: str,
     model_version: str,
     selection: Selection,
@@ -117,20 +111,20 @@ def write_infer_answer(
         return Response(text, media_type=JSON)
     return Response(
         b"".join([text, *(raw for _, raw in written)]),
-        headers={HEADER_LENGTH: str(len(text))},
+        headers={request.HEADER_LENGTH: str(len(text))},
         media_type=BYTES,
     )
 
 
 def _write_output(
-    output: OutputTensor, names: Sequence[str], scores: NDArray[np.float32]
+    output: request.OutputTensor, names: Sequence[str], scores: NDArray[np.float32]
 ) -> tuple[dict[str, Any], bytes]:
     """Returns a tensor's JSON, and its bytes if it is binary."""
     datatype, shape, values = "BYTES", [len(names)], list[Any](names)
     classes = output.parameters.classification
-    if output.name == SCORES and classes is None:
+    if output.name == request.SCORES and classes is None:
         datatype, shape, values = "FP32", [*scores.shape], scores.ravel().tolist()
-    elif output.name == SCORES:
+    elif output.name == request.SCORES:
         best = np.argsort(-scores, axis=1, kind="stable")[:, :classes]
         shape = [*best.shape]
         values = [

@@ -51,7 +51,6 @@ _SET_PROBLEMS = (
 _IF_MATCH = "The `ETag` of the version to replace, or `*` for any; else the answer is 412."
 _IF_NONE_MATCH = "`*`: write only if there is no set of this name, else 412."
 _ON_READING = document_conditions(if_none_match="The client's `ETag`: 304 if it is still valid.")
-_ON_REPLACING = document_conditions(if_match=_IF_MATCH, if_none_match=_IF_NONE_MATCH)
 ON_CHANGING = document_conditions(if_match=_IF_MATCH)
 
 _KEEPER = {"name": "keeper", "prompt": "a photo of a zoo keeper", "threshold": 0.4}
@@ -98,7 +97,9 @@ async def register_label_set(request: Request, served: Served) -> Response:
         HTTPStatus.NOT_MODIFIED.value: {"description": "The client has this version.", **TAG},
         **document_problems(*NAME_PROBLEMS),
     },
-    openapi_extra=_ON_READING,
+    openapi_extra=document_conditions(
+        if_none_match="The client's `ETag`: 304 if it is still valid."
+    ),
 )
 async def read_label_set(request: Request, served: Served, name: Name) -> Response:
     """Returns a label set with its labels; the `ETag` is its version."""
@@ -118,7 +119,7 @@ async def read_label_set(request: Request, served: Served, name: Name) -> Respon
     },
     openapi_extra={
         **document_json(LabelSetRecord, optional="name", example=_EXAMPLE),
-        **_ON_REPLACING,
+        **document_conditions(if_match=_IF_MATCH, if_none_match=_IF_NONE_MATCH),
     },
 )
 async def replace_label_set(request: Request, served: Served, name: Name) -> Response:
