@@ -161,6 +161,9 @@ class RateLimited(RequestError):
     detail = "Try again after the seconds in Retry-After."
     retry_after_seconds = 1
 
+    def __init__(self, retry_after_seconds: float) -> None:
+        super().__init__(retry_after_seconds=retry_after_seconds)
+
 
 class BodyError(RequestError):
     """The body cannot be read, whatever is in it."""

@@ -97,9 +97,7 @@ async def register_label_set(request: Request, served: Served) -> Response:
         HTTPStatus.NOT_MODIFIED.value: {"description": "The client has this version.", **TAG},
         **document_problems(*NAME_PROBLEMS),
     },
-    openapi_extra=document_conditions(
-        if_none_match="The client's `ETag`: 304 if it is still valid."
-    ),
+    openapi_extra=_ON_READING,
 )
 async def read_label_set(request: Request, served: Served, name: Name) -> Response:
     """Returns a label set with its labels; the `ETag` is its version."""

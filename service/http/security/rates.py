@@ -52,7 +52,7 @@ class RateLimiter:
         wait_seconds = until_full + whole - self._window_seconds
         if wait_seconds - counted * self._seconds_each > _TOLERANCE_SECONDS:
             self.charge(caller, 0)  # a recent use
-            raise RateLimited(retry_after_seconds=wait_seconds)
+            raise RateLimited(wait_seconds)
         self.charge(caller, units)
 
     def charge(self, caller: str, units: int) -> None:
