@@ -37,7 +37,6 @@ _MAX_BYTES = 8_000_000
 _STAGING = ".ml-decoder.xmp.tmp"
 _ENDINGS = (".xmp", ".XMP")
 _CHANGES_SHOWN = 10
-_SEPARATORS = str.maketrans("/|", "--")
 _MARK = ROOT.encode()  # in the name of the memory's namespace too
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
@@ -71,7 +70,7 @@ def write_sidecars(
     list_pictures = lru_cache(16)(_list_pictures)
     for name, labels in found:
         location = f"{folder}/{name}"
-        own = [(*root, label.translate(_SEPARATORS)) for label in labels]
+        own = [(*root, label) for label in labels]
         try:
             if location != os.path.realpath(location):
                 raise ValueError("the photo is a link, or in a linked folder: name the real folder")

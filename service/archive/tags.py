@@ -4,7 +4,8 @@ Own tags are known by the memory in the sidecar, not by their root. A field that
 user gets a copy of those in the other fields: programs read the first field that has tags.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from service.archive import ROOT
@@ -16,6 +17,7 @@ _COPIED = Field("mld:copied", "\0")  # `digiKam:TagsList=`, `digiKam:TagsList=tr
 _REJECTED = Field("mld:rejected", "\0")
 _EMBEDDED = Field("mld:embedded", "/")
 _OF_PHOTO = ("photo",)  # among the copies
+_SEPARATOR = re.compile("[/|]")  # of the fields
 
 Tags = dict[Field, tuple[Tag, ...] | None]
 """Tags by field; None: there is no such field."""
@@ -95,7 +97,8 @@ def find_rejected(state: State, photo: Tags) -> tuple[str, ...]:
     there any more, but other tags are.
     """
     names = {fold_name(name): name for name in state.rejected}
-    held = [_fold_levels(tags) for f in FIELDS if (tags := state.tags[f]) is not None]
+    roots = {tag[:-1] for tag in state.written}
+    held = [_fold_levels(tags, roots) for f in FIELDS if (tags := state.tags[f]) is not None]
     for tag in state.written:
         if not held or any(fold_name(tag[-1]) not in levels for levels in held):
             names.setdefault(fold_name(tag[-1]), tag[-1])
@@ -108,8 +111,10 @@ def find_rejected(state: State, photo: Tags) -> tuple[str, ...]:
 def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[str]) -> State:
     """Returns the sidecar with the wanted tags in place of all earlier own ones.
 
-    Wanted tags that the user has too, or that are rejected, are left out.
+    Separators in wanted tags become `-`. Wanted tags that the user has too, as a tag, a level or
+    a part of a level, or that are rejected, are left out.
     """
+    wanted = [tuple(_SEPARATOR.sub("-", level).strip() for level in tag) for tag in wanted]
     # The user's tags: of the sidecar, and of the photo in the fields that it does not replace.
     made = [field for field, tags in state.tags.items() if not tags or field in state.copies]
     roots = {tag[:-1] for tag in (*state.written, *wanted)} - {()} | {(ROOT,)}
@@ -126,7 +131,10 @@ def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[s
     trees = [*_list_trees(users), *_list_trees(theirs)]
     flat = [*users[SUBJECT], *theirs.get(SUBJECT, ())]
 
-    taken = {*_fold_levels([*trees, *flat]), *map(fold_name, rejected)}
+    # The other fields' separators split a level, so that both forms are tags of the user.
+    texts = [text for tag in (*trees, *flat) for text in (*tag, "/".join(tag))]
+    names = [n for text in texts for n in (_SEPARATOR.sub("-", text), *_SEPARATOR.split(text))]
+    taken = {*map(fold_name, (*names, *rejected))}
     own = {fold_name(tag[-1]): tag for tag in wanted if fold_name(tag[-1]) not in taken}.values()
 
     # Programs write each level of a tree as a flat tag, too (darktable, Lightroom).
@@ -229,5 +237,6 @@ def _fold(tag: Tag) -> Tag:
     return tuple(map(fold_name, tag))
 
 
-def _fold_levels(tags: Iterable[Tag]) -> set[str]:
-    return {fold_name(level) for tag in tags for level in tag}
+def _fold_levels(tags: Iterable[Tag], roots: Collection[Tag] = ()) -> set[str]:
+    names = (tag[-1:] if tag[:-1] in roots else tag for tag in tags)
+    return {fold_name(level) for tag in names for level in tag}

@@ -147,6 +147,19 @@ def test_a_program_that_drops_a_field_has_deleted_nothing(
     assert not again.rejected
 
 
+def test_a_label_with_a_separator_is_the_users_tag_of_that_name() -> None:
+    run = (["AC/DC", "dc"], ("r",))
+    for field, tag in ((SUBJECT, ("ac/dc",)), (HIERARCHY, ("AC", "DC")), (TAGS_LIST, ("ac|dc",))):
+        assert not write(begin(NOTHING | {field: (tag,)}), NOTHING, *run).written
+    deleted = write(save("Bridge", write(begin(NOTHING), NOTHING, *run), [("dc",)]), NOTHING, *run)
+    assert (deleted.written, deleted.rejected) == ((("r", "dc"),), ("AC-DC",))
+
+
+def test_a_deleted_tag_that_is_named_like_its_root_does_not_come_back() -> None:
+    once = write(begin(NOTHING), NOTHING, ["a", "cat"], ("a",))
+    assert write(save("immich", once, [("a", "cat")]), NOTHING, ["a"], ("a",)).rejected == ("a",)
+
+
 def test_copies_follow_the_users_tags_and_their_deletion() -> None:
     run = (["cat"], ("r",))
     once = write(begin(NOTHING | {SUBJECT: (("a",), ("b",))}), NOTHING, *run)
