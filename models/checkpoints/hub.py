@@ -167,32 +167,28 @@ def explain_download(error: BaseException, name: str) -> str:
     return why
 
 
-def _ask(repository: str, name: str, *, retry: bool = False) -> HfFileMetadata | Path | None:
+def _ask(repository: str, name: str) -> HfFileMetadata | Path | None:
     """Asks the hub for a file's size and hash; returns the cached file if it does not answer."""
     logging.set_verbosity_error()  # it would log each of its retries
     url = hf_hub_url(repository, name)
+    path = file_download.try_to_load_from_cache(repository, name, constants.HF_HUB_CACHE)
+    cached = Path(path) if isinstance(path, str) else None
     try:
-        remote = file_download.get_hf_file_metadata(url, retry_on_errors=retry)
+        remote = file_download.get_hf_file_metadata(url, retry_on_errors=cached is None)
         if remote.etag is None or remote.commit_hash is None:
             raise errors.FileMetadataError(url)
     except errors.EntryNotFoundError:
         return None
     except Exception:
-        path = _find_cached(repository, name)
-        if path is None and retry:
+        if cached is None:
             raise
-        return path or _ask(repository, name, retry=True)
+        return cached
     return remote
 
 
 def _find_blob(repository: str, etag: str) -> Path:
     folder = file_download.repo_folder_name(repo_id=repository, repo_type="model")
     return Path(constants.HF_HUB_CACHE, folder, "blobs", etag)
-
-
-def _find_cached(repository: str, name: str) -> Path | None:
-    path = file_download.try_to_load_from_cache(repository, name, cache_dir=constants.HF_HUB_CACHE)
-    return Path(path) if isinstance(path, str) else None
 
 
 def _download(repository: str, name: str) -> Path | None:

@@ -6,12 +6,7 @@ from models.checkpoints.description import CheckpointError, Description, Hints, 
 from models.checkpoints.layouts import backbones, ml_decoder, query2label, ram
 from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, read_body, take_body
 from models.checkpoints.layouts.classifier import read_classifier
-from models.checkpoints.layouts.state import (
-    find_prefix,
-    leave_out_training,
-    refuse_others,
-    unwrap,
-)
+from models.checkpoints.layouts.state import find_prefix, leave_out_training, refuse_others, unwrap
 from models.checkpoints.layouts.unsupported import refuse_unsupported
 from models.checkpoints.preparation import PREPROCESS, TAGS
 
