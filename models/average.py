@@ -1,8 +1,7 @@
 """`python -m models.average --out FILE A=0.4 B=0.6`: the mean weights of checkpoints.
 
-The checkpoints must be fine-tuned one from the other. Their mean generalises better than each of
-them (model soups, arXiv 2203.05482); with a share of the pretrained backbone, also to labels that
-were not trained (WiSE-FT, arXiv 2109.01903).
+The checkpoints must be fine-tuned one from the other: model soups (arXiv 2203.05482), with
+`--untouched` WiSE-FT (arXiv 2109.01903).
 """
 
 import argparse

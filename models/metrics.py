@@ -26,16 +26,10 @@ def average_precisions(scores: Tensor, targets: Tensor) -> Tensor:
     span = (scores.max() - scores.min()).clamp_min(torch.finfo(torch.float64).tiny)
     scaled = (scores - scores.min()) / span
     values = [
-        _average_precision(column, target)
+        binary_average_precision(column, target) if target.min() < target.max() else torch.nan
         for column, target in zip(scaled.T, targets.long().T, strict=True)
     ]
-    return torch.tensor(values)
-
-
-def _average_precision(scores: Tensor, targets: Tensor) -> float:
-    if targets.min() == targets.max():
-        return float("nan")
-    return float(binary_average_precision(scores, targets)) * 100
+    return torch.tensor(values) * 100
 
 
 def mean_average_precision(scores: Tensor, targets: Tensor) -> float:
@@ -48,9 +42,8 @@ def measure_rates(
 ) -> dict[str, float]:
     """Computes CP, CR, CF1 and OP, OR, OF1 (arXiv 1904.03582, section 4.1).
 
-    Predicts, of a photo's `top_k` best labels, those that score at least `threshold`. The first
-    three are averaged over the labels with a positive (precision is 0 for a label that is never
-    predicted), the others are over all decisions. F1 is 0 if precision and recall are.
+    Predicts, of a photo's `top_k` best labels, those that score at least `threshold`. C rates are
+    means over labels with a positive, whose precision is 0 if they are never predicted.
     """
     predicted, positive = scores >= threshold, targets > 0
     if top_k is not None:

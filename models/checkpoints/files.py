@@ -50,16 +50,13 @@ def read_file(checkpoint: Path | str) -> CheckpointFile:
 
 def read_weights(checkpoint: Path | str, names: Sequence[str] = WEIGHTS) -> CheckpointFile:
     """Reads a local file, in a repository or its folder the first of `names` that it has."""
-    digest = hashlib.sha256()
-    metadata: Mapping[str, str] = {}
-    path = Path(checkpoint)
+    digest, path = hashlib.sha256(), Path(checkpoint)
     if is_repository(checkpoint):
         path = fetch_needed(checkpoint, *names)
     else:
-        check_checkpoint(checkpoint)
-    content: Any
-    if is_repository(checkpoint) and path.name in INDICES:
-        content = _read_parts(checkpoint, path.name, digest.update)
+        check_checkpoint(checkpoint)  # refuses an index
+    if path.name in INDICES:
+        content, metadata = _read_parts(checkpoint, path.name, digest.update), {}
     else:
         content, metadata = _read_one(path, digest.update)
     return CheckpointFile(path.name, digest.hexdigest(), content, metadata, Description())

@@ -57,8 +57,7 @@ def _head_config(recipe: Recipe, num_classes: int, width: int) -> HeadConfig:
 def start_from(network: Network, init: CheckpointFile) -> str:
     """Loads a checkpoint's backbone and pixels, and its head if both heads are built alike.
 
-    The file is any readable checkpoint, or a backbone with or without a classifier. Returns a
-    description of the loaded parts.
+    The file may be a backbone alone. Returns a description of the loaded parts.
     """
     name = network.config.backbone
     bare = read_backbone(init)

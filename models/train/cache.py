@@ -30,8 +30,7 @@ def cache_outputs(
     """Returns memory-mapped outputs float16 [views, photos, ...] of `encode`, one for each path.
 
     `encode` maps images float [B, 3, H, W] on the CPU to outputs [B, ...]; views replace the
-    photos' own transform. The paths, `.npy`, must change with everything that the outputs depend
-    on. If several runs need the same files, one of them fills the files and the others wait.
+    photos' own transform. Paths, `.npy`, must change with all that outputs depend on.
     """
     if not all(path.exists() for path in paths):
         lock = FileLock(paths[-1].with_suffix(".lock"))

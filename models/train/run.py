@@ -50,8 +50,7 @@ class Task(ABC, Generic[BatchT]):
 class RunFolder:
     """The folder of a run: its log and its state.
 
-    `identity`, plain data, must be equal for the run to continue. Raises RequestError if it is not,
-    or if `state.pt` is damaged.
+    Raises RequestError if `identity`, plain data, is not that of `state.pt`, or this is damaged.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
@@ -95,12 +94,7 @@ class RunFolder:
 
 
 class Run(Generic[BatchT]):
-    """A training run, resumed from the state of its folder if there is one.
-
-    Attributes:
-        epoch: number of finished epochs.
-        ema: averaged weights, the result.
-    """
+    """A training run, resumed from the state of its folder if there is one."""
 
     def __init__(
         self,
@@ -115,7 +109,7 @@ class Run(Generic[BatchT]):
                 f"recipe: batch_size: fewer training photos than one batch of {recipe.batch_size}"
             )
         self.task, self.recipe, self.folder = task, recipe, folder
-        self.epoch = 0
+        self.epoch = 0  # finished epochs
         self.rows: list[dict[str, str]] = []  # of `metrics.csv`
         # Raises the decay from 0 in the first steps: by step n to 1 - n^(-2/3).
         self.ema = ModelEmaV3(task.network, decay=recipe.ema_decay, use_warmup=True)

@@ -1,7 +1,6 @@
 """Photos to tensors: augmented views for training, the served view for evaluation.
 
-Pictures are flattened as `service/images/decode.py` does it: transparent parts become white, and
-16-bit samples keep their high byte.
+Pictures are flattened as in `service/images/decode.py`: transparent parts white, 16 bits to 8.
 """
 
 import io

@@ -1,7 +1,6 @@
 """`python -m models.train_open --data FOLDER --checkpoint FILE --out RUN ...`.
 
-Writes `open.safetensors`, `recipe.json`, `metrics.csv` and the state to resume from to RUN. The
-labelled folder needs caption_concepts; the checkpoint's encoder stays as it is.
+Writes `open.safetensors`, `recipe.json`, `metrics.csv` and the state to resume from to RUN.
 """
 
 from collections.abc import Collection

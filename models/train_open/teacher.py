@@ -1,7 +1,6 @@
 """Sources of an open head: a frozen encoder, a teacher and a text encoder.
 
-The teacher is the untouched pretrained backbone with its own ImageNet classifier; the open head is
-distilled from it.
+The teacher is the untouched pretrained backbone with its own ImageNet classifier.
 """
 
 from dataclasses import dataclass

@@ -116,8 +116,7 @@ def rename_densenet(state: State) -> State:
 def rename_swin(state: Mapping[str, Tensor]) -> State:
     """Renames the authors' Swin transformer to timm's names.
 
-    Theirs halves the resolution at the end of a stage, timm's at the start of the next. Tables
-    that depend on the window size alone are computed anew.
+    Theirs halves the resolution at the end of a stage, timm's at the start of the next.
     """
     return {
         re.sub(r"(?<=^layers\.)\d(?=\.downsample)", lambda stage: str(int(stage[0]) + 1), key): v
@@ -129,10 +128,8 @@ def rename_swin(state: Mapping[str, Tensor]) -> State:
 def take_pooled_norm(state: Mapping[str, Tensor], body: Mapping[str, Tensor]) -> State:
     """Uses the norm after a network's pooling as the norm of each token.
 
-    timm's networks that pool by mean may normalise the mean (`fc_norm`); without their pooling
-    they normalise each token (`norm`). The mean of normalised tokens is not the normalised mean,
-    so this is a start for training, not what the whole network computed. `body` are the tensors of
-    the network without pooling.
+    The mean of normalised tokens (`norm`) is not the normalised mean (`fc_norm`): this is a start
+    for training, not what the network computed. `body` are its tensors without pooling.
     """
     renamed = {k: k.removeprefix("fc_") for k in state if k.startswith("fc_norm.")}
     wanted = body.keys() - state.keys()

@@ -178,9 +178,8 @@ def prepare(
 def _fit(state: State, backbone: Backbone, spec: InputConfig) -> State:
     """Returns exactly the backbone's tensors, perhaps without the counters of batch norms.
 
-    The backbone's own classifier is left out, and tensors that its tokens do not depend on are
-    zeros: the authors' `add_ml_decoder_head` replaces `head` with all that is in it. Fills the
-    backbone. Raises CheckpointError if tensors are missing or left over.
+    Leaves out its own classifier. Tensors that tokens do not depend on are zeros: the authors'
+    `add_ml_decoder_head` removes all of `head`. Fills the backbone; raises CheckpointError.
     """
     model = backbone.body.state_dict()
     classifiers = tuple(f"{name}." for name in classifier_names(backbone.name))

@@ -84,8 +84,7 @@ def read_classifier(state: State, hints: Hints, described: Description) -> Weigh
 def _split_body(state: State, model: Any) -> tuple[str, State, State] | None:  # noqa: ANN401
     """Finds all names of a model's tensors under a prefix.
 
-    Returns it, the tensors under timm's names, and the file's others. Raises CheckpointError if
-    they are there twice.
+    Returns it, the tensors under timm's names, and the file's others; raises CheckpointError.
     """
     # Older timm stored computed buffers.
     keys = [*model.state_dict(), *(key for key, _ in model.named_buffers())]

@@ -85,9 +85,8 @@ def read_ml_decoder(
 def _split_attentions(keys: Mapping[str, Tensor]) -> tuple[State, State]:
     """Returns the head with its attention to the image as `multihead_attn`, and self-attention.
 
-    Since torch 2.1, `nn.TransformerDecoder` wants a `self_attn`: some authors rename the attention
-    to the image, some give it both names, some add one that is never used. Else the layer is
-    torch's own.
+    Since torch 2.1, `nn.TransformerDecoder` wants a `self_attn`: the attention to the image under
+    this name or both, one that is never used, or that of torch's own layer.
     """
     named, crossed = take(keys, f"{_LAYER}self_attn."), take(keys, _ATTENTION)
     rest = {k: v for k, v in keys.items() if not k.startswith(f"{_LAYER}self_attn.")}
