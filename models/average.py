@@ -6,6 +6,7 @@ The checkpoints must be fine-tuned one from the other: model soups (arXiv 2203.0
 
 import argparse
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -79,12 +80,10 @@ def main(argv: list[str] | None = None) -> None:
 
 def _read_part(text: str) -> tuple[Path, float]:
     path, _, share = text.rpartition("=")
-    if not path:
-        raise argparse.ArgumentTypeError(f"{text!r} is not CHECKPOINT=SHARE")
-    try:
-        return Path(path), float(share)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{share!r} is not a number") from None
+    with suppress(ValueError):
+        if path:
+            return Path(path), float(share)
+    raise argparse.ArgumentTypeError(f"{text!r} is not CHECKPOINT=SHARE")
 
 
 if __name__ == "__main__":

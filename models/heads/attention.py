@@ -1,7 +1,6 @@
 """Shared by all heads: tokens [B, S, C], and multi-head attention over them.
 
-Unlike in torch's, query, key and value have separate projections, and queries may have batch 1:
-values that depend only on them are computed once, and exporters make them constants.
+Query, key and value have separate projections; queries may have batch 1, exported as constants.
 """
 
 from torch import Tensor, nn

@@ -21,7 +21,6 @@ Encode = Callable[[Tensor], Sequence[Tensor]]
 
 # Small batches keep the early, wide feature maps inside the processor's cache.
 _BATCH = 8
-_PREFETCHED_BATCHES = 8  # for each worker
 
 
 def cache_outputs(
@@ -54,12 +53,7 @@ def _fill(
     staging = [path.with_suffix(".part") for path in paths]
     arrays: list[Array] = []
     for view, transform in enumerate(views):
-        loader = DataLoader(
-            replace(photos, transform=transform),
-            _BATCH,
-            num_workers=workers,
-            prefetch_factor=_PREFETCHED_BATCHES if workers else None,
-        )
+        loader = DataLoader(replace(photos, transform=transform), _BATCH, num_workers=workers)
         start = 0
         for images, _ in tqdm(loader, desc=f"frozen features, view {view + 1} of {len(views)}"):
             outputs = [x.half().contiguous().cpu().numpy() for x in encode(images)]

@@ -81,14 +81,12 @@ class RunFolder:
             begun, *_ = dict(state["identity"]), state["network"], state["rows"]
         except Exception as error:  # torch.load raises many types for damaged bytes
             raise RequestError(f"{path} is damaged or too old: give another --out") from error
-        if removed := sorted(begun.keys() - self.identity.keys()):
-            raise RequestError(f"{path} is too old, it has {removed[0]}: give another --out")
-        for field, wanted in self.identity.items():
-            if begun.get(field) != wanted:
+        for field in self.identity | begun:
+            given, wanted = (reprlib.repr(facts.get(field)) for facts in (begun, self.identity))
+            if begun.get(field) != self.identity.get(field):
                 raise RequestError(
-                    f"the run in {self.path} was begun with {field} "
-                    f"{reprlib.repr(begun.get(field))}, not {reprlib.repr(wanted)}: continue with "
-                    "the same options, or give another --out"
+                    f"the run in {self.path} was begun with {field} {given}, not {wanted}: "
+                    "continue with the same options, or give another --out"
                 )
         return state
 

@@ -21,6 +21,7 @@ SWINS = tuple(
     for window in ("window12_384", "window7_224")
 )
 
+_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and std of its photos
 _ABN_EPSILON = 1e-5
 _FRELU = ".depthwise_conv_bn."  # ML-Danbooru's activation, in networks with plain batch norms
 
@@ -88,9 +89,7 @@ def recognise_one_of(state: Mapping[str, Tensor], candidates: Iterable[str], aut
 
 def prepare_imagenet(height: int, width: int) -> InputConfig:
     """Returns the preparation of photos of Query2Label and RAM."""
-    return InputConfig(
-        height=height, width=width, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
-    )
+    return InputConfig(height=height, width=width, mean=_IMAGENET[0], std=_IMAGENET[1])
 
 
 def rename_tresnet(state: Mapping[str, Tensor]) -> State:

@@ -24,7 +24,8 @@ def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
     state = leave_out_training(state)
     refuse_unsupported(state)
     state = backbones.rename_densenet(take_body(state, [query2label.MARK]))
-    if (given.model_args or given.preparation) and (query2label.MARK in state or ram.is_ram(state)):
+    is_ram = any(key.startswith(ram.HEADS) for key in state)
+    if (given.model_args or given.preparation) and (query2label.MARK in state or is_ram):
         raise CheckpointError(
             "the file is Query2Label or RAM, which is not prepared as the config.json or "
             f"{PREPROCESS} beside it says: move them away, and give --mean, --std and "
@@ -32,7 +33,7 @@ def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
         )
     if query2label.MARK in state:
         return query2label.read_query2label(state, hints, described.label_names)
-    if ram.is_ram(state):
+    if is_ram:
         return ram.read_ram(state, hints, described.label_names)
     parts = ml_decoder.split_head(state)
     if parts is not None:
