@@ -1,7 +1,4 @@
-"""Figures of merit of predictions, in percent, and the lines in which commands print them.
-
-Targets are 1 (present) or 0 (absent).
-"""
+"""Figures of merit, in percent, and the lines that commands print; targets are 1 or 0."""
 
 from collections.abc import Iterator, Sequence
 

@@ -91,10 +91,7 @@ class TextEncoder:
         return torch.cat([torch.zeros(0, self.width), *rows]).clone()
 
     def embed_names(self, names: Sequence[str], template: str) -> Tensor:
-        """Embeds names, each in place of the template's `{}`, to float [L, E] of length 1.
-
-        As in the service, `wooden_table` is encoded as `wooden table`.
-        """
+        """Embeds names in a template's `{}`, with `_` as a space as in the service; see `embed`."""
         return self.embed([template.replace("{}", name.replace("_", " ")) for name in names])
 
 

@@ -180,7 +180,12 @@ def add_hint_flags(parser: argparse.ArgumentParser) -> None:
     add("--pad", metavar="COLOUR", help="squares of this colour around photos; none: squash them")
     add("--channels", choices=get_args(Channels), help="colours' order in training (default: rgb)")
     mean, std = (partial(_to_triple, least=least) for least in (0.0, 1e-4))
-    add("--mean", type=mean, metavar="R,G,B", help="of pixels 0 to 1, in this order for every network")
+    add(
+        "--mean",
+        type=mean,
+        metavar="R,G,B",
+        help="mean of pixels 0 to 1, also for BGR",
+    )
     add("--std", type=std, metavar="R,G,B", help="standard deviation of pixels 0 to 1")
     add("--interpolation", choices=get_args(Interpolation), help="filter that resizes photos")
     add("--plain-pixels", action="store_true", help="trained without mean and std")

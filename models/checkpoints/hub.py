@@ -91,10 +91,7 @@ def ask(checkpoint: Path | str, name: str) -> Remote | None:
 
 
 def read_range(checkpoint: Path | str, name: str, start: int, size: int) -> bytes:
-    """Returns `size` bytes of a file from `start`, without a download of the others.
-
-    Raises CheckpointError as `fetch_needed` does, and if the file ends before.
-    """
+    """Returns `size` bytes of a file from `start`; raises CheckpointError, also if it has fewer."""
     data, found = b"", _look(checkpoint, name)
     with _explain(checkpoint, name):
         if isinstance(found, Path):

@@ -39,10 +39,7 @@ class _Maps(nn.Module):
 
 
 class TrainedMaps(_Maps):
-    """Maps of trained labels; copies the weights of a head in eval mode.
-
-    Each label attends with the query of its group.
-    """
+    """Maps of trained labels, by their groups' queries; copies a head in eval mode."""
 
     queries: Tensor
     readout: Tensor

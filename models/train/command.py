@@ -52,10 +52,7 @@ def make_parser(prog: str, about: str | None, kind: type[BaseRecipe]) -> argpars
 
 
 def read_run(arguments: argparse.Namespace, kind: type[RecipeT]) -> tuple[RecipeT, RunContext]:
-    """Reads recipe and labelled folder, and makes the run's folders; flags override the recipe.
-
-    Raises RequestError or OSError.
-    """
+    """Reads recipe and data, and makes the run's folders; raises RequestError or OSError."""
     flags = {name: getattr(arguments, name) for name in kind.model_fields}
     given = {name: value for name, value in flags.items() if value is not None}
     recipe, data = kind.read(arguments.recipe, given), read_labelled_folder(arguments.data)

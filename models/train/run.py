@@ -1,7 +1,4 @@
-"""One training run of any task: epochs, averaged weights, `metrics.csv`, and a state to resume.
-
-`task.py` and `train_open/task.py` define the tasks; this module runs their steps.
-"""
+"""One training run of any task: epochs, averaged weights, `metrics.csv`, and a state to resume."""
 
 import csv
 import random

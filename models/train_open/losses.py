@@ -1,7 +1,4 @@
-"""Losses of an open head, except timm's asymmetric one, and the queries that they compare.
-
-Losses are sums over labels and means over photos.
-"""
+"""Losses of an open head, sums over labels and means over photos, and the queries they compare."""
 
 import torch
 from torch import Tensor

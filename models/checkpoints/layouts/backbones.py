@@ -113,10 +113,7 @@ def rename_densenet(state: State) -> State:
 
 
 def rename_swin(state: Mapping[str, Tensor]) -> State:
-    """Renames the authors' Swin transformer to timm's names.
-
-    Theirs halves the resolution at the end of a stage, timm's at the start of the next.
-    """
+    """Renames the authors' Swin: theirs downsamples at the end of a stage, timm's at the start."""
     return {
         re.sub(r"(?<=^layers\.)\d(?=\.downsample)", lambda stage: str(int(stage[0]) + 1), key): v
         for key, v in state.items()

@@ -115,10 +115,7 @@ def list_names(model: nn.Module) -> list[str]:
 
 
 def take_body(state: State, names: Sequence[str]) -> State:
-    """Takes a network from any prefix, as `find_prefix` finds it; returns `state` if there is none.
-
-    Raises CheckpointError if there are tensors next to it.
-    """
+    """Takes a network from any prefix, else `state`; raises CheckpointError for other tensors."""
     prefix = find_prefix(state, names)
     if prefix is None:
         return state

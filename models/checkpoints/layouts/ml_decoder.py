@@ -114,10 +114,7 @@ def _is_idle(attention: State) -> bool:
 
 
 def _fold_self_attention(queries: Tensor, packed: State, num_heads: int) -> Tensor:
-    """Returns queries that need no self-attention, which sees the fixed queries only.
-
-    A layer of torch normalises q + attention(q), ours q + q.
-    """
+    """Folds self-attention into fixed queries: torch normalises q + attention(q), ours q + q."""
     whole = queries.double().unsqueeze(0)
     attention = build_filled(
         lambda: Attention(queries.shape[1], num_heads, 0.0).double(), unpack_attentions(packed)
