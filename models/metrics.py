@@ -50,7 +50,7 @@ def measure_rates(
     counted = wanted > 0
     by_class = [(hits / total.clamp_min(1))[counted] for total in (made, wanted)]
     overall = [hits.sum() / total.sum().clamp_min(1) for total in (made, wanted)]
-    figures = {}
+    figures: dict[str, float] = {}
     for kind, rates in (("C", by_class), ("O", overall)):
         precision, recall = (float(rate.mean()) * 100 for rate in rates)
         f1 = 2 * precision * recall / ((precision + recall) or 1.0)
