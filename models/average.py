@@ -1,12 +1,12 @@
 """`python -m models.average --out FILE A=0.4 B=0.6`: the mean weights of checkpoints.
 
-The checkpoints must be fine-tuned one from the other. Their mean generalises better than each of
-them (model soups, arXiv 2203.05482); with a share of the pretrained backbone, also to labels that
-were not trained (WiSE-FT, arXiv 2109.01903).
+The checkpoints must be fine-tuned one from the other: model soups (arXiv 2203.05482), with
+`--untouched` WiSE-FT (arXiv 2109.01903).
 """
 
 import argparse
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -80,12 +80,10 @@ def main(argv: list[str] | None = None) -> None:
 
 def _read_part(text: str) -> tuple[Path, float]:
     path, _, share = text.rpartition("=")
-    if not path:
-        raise argparse.ArgumentTypeError(f"{text!r} is not CHECKPOINT=SHARE")
-    try:
-        return Path(path), float(share)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{share!r} is not a number") from None
+    with suppress(ValueError):
+        if path:
+            return Path(path), float(share)
+    raise argparse.ArgumentTypeError(f"{text!r} is not CHECKPOINT=SHARE")
 
 
 if __name__ == "__main__":

@@ -174,17 +174,13 @@ class RamConfig(DecoderConfig):
 class GapConfig(_Config):
     """Global average pooling and a linear layer, the paper's baseline."""
 
+    model_config = ConfigDict(extra="ignore")  # version 1.0 wrote three more fields, without effect
     kind: Literal["gap"] = "gap"
     num_classes: int = Field(ge=1)
     encoder_width: int = Field(ge=1)
     # `first`: the first token, a ViT's class token; `gem`: the generalised mean (arXiv 1711.02512).
     pooling: Literal["mean", "first", "gem"] = "mean"
     power: float = Field(default=3.0, gt=0.0)  # of `gem`
-    # Norm and hidden layer are of classifiers that version 1.0 stored; now timm's head has them.
-    norm_epsilon: float | None = None  # of a layer norm after the pooling; None: there is none
-    # Of another linear layer before the last; None: there is none.
-    hidden_width: int | None = Field(default=None, ge=1)
-    hidden_activation: Literal["relu", "hardswish"] = "relu"  # after that layer
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
 
@@ -236,7 +232,5 @@ class NetworkConfig(_Config):
     @property
     def num_classes(self) -> int | None:
         """N, number of logits; None for a head for open labels."""
-        head = self.head
-        return (
-            None if isinstance(head, ZeroShotMLDecoderConfig | CosineConfig) else head.num_classes
-        )
+        count: int | None = getattr(self.head, "num_classes", None)
+        return count

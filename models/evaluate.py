@@ -1,7 +1,6 @@
 """`python -m models.evaluate --checkpoint FILE --data FOLDER`, or `--bundle FOLDER`.
 
-Prints the papers' figures, in percent: of a checkpoint by torch, of a bundle by ONNX Runtime in
-`export/evaluate.py`.
+Prints the papers' figures, in percent: of a checkpoint by torch, of a bundle by ONNX Runtime.
 """
 
 import argparse

@@ -22,8 +22,7 @@ def build_checked(
 ) -> Module:
     """Builds and fills a module, first on the meta device, where sizes take no memory.
 
-    `fill` raises if names or shapes are not the module's; raises RequestError for more layers than
-    tensors.
+    Raises what `fill` raises, and RequestError for more layers than tensors.
     """
     most, count = max(_MAX_PARAMETERS, 4 * len(state)), 0
 

@@ -1,10 +1,6 @@
-"""Figures of merit of predictions, in percent, and the lines in which commands print them.
-
-Targets are 1 (present) or 0 (absent).
-"""
+"""Figures of merit, in percent, and the lines that commands print; targets are 1 or 0."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,16 +23,10 @@ def average_precisions(scores: Tensor, targets: Tensor) -> Tensor:
     span = (scores.max() - scores.min()).clamp_min(torch.finfo(torch.float64).tiny)
     scaled = (scores - scores.min()) / span
     values = [
-        _average_precision(column, target)
+        binary_average_precision(column, target) if target.min() < target.max() else torch.nan
         for column, target in zip(scaled.T, targets.long().T, strict=True)
     ]
-    return torch.tensor(values)
-
-
-def _average_precision(scores: Tensor, targets: Tensor) -> float:
-    if targets.min() == targets.max():
-        return float("nan")
-    return float(binary_average_precision(scores, targets)) * 100
+    return torch.tensor(values) * 100
 
 
 def mean_average_precision(scores: Tensor, targets: Tensor) -> float:
@@ -44,55 +34,33 @@ def mean_average_precision(scores: Tensor, targets: Tensor) -> float:
     return float(average_precisions(scores, targets).nanmean())
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Precision, recall and their harmonic mean, percent."""
-
-    precision: float
-    recall: float
-
-    @property
-    def f1(self) -> float:
-        """2 * precision * recall / (precision + recall), or 0 if both are 0."""
-        total = self.precision + self.recall
-        return 2 * self.precision * self.recall / total if total else 0.0
-
-
-def class_and_overall_rates(
+def measure_rates(
     scores: Tensor, targets: Tensor, threshold: float = 0.5, top_k: int | None = None
-) -> tuple[Rates, Rates]:
+) -> dict[str, float]:
     """Computes CP, CR, CF1 and OP, OR, OF1 (arXiv 1904.03582, section 4.1).
 
-    Predicts, of a photo's `top_k` best labels, those that score at least `threshold`. Returns rates
-    averaged over the labels with a positive (precision is 0 for a label that is never predicted),
-    and rates over all decisions.
+    Predicts, of a photo's `top_k` best labels, those that score at least `threshold`. C rates are
+    means over labels with a positive, whose precision is 0 if they are never predicted.
     """
-    predicted = scores >= threshold
+    predicted, positive = scores >= threshold, targets > 0
     if top_k is not None:
         predicted &= _best(scores, top_k)
-    hits, made, wanted = _count(predicted, targets > 0)
-    counted = wanted > 0
-    by_class = Rates(
-        *(float((hits / total.clamp_min(1))[counted].mean()) * 100 for total in (made, wanted))
-    )
-    return by_class, _overall(hits, made, wanted)
-
-
-def _count(predicted: Tensor, positive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns for each label the numbers of hits, of predictions and of positives."""
     parts = (predicted & positive, predicted, positive)
     hits, made, wanted = (part.sum(dim=0).double() for part in parts)
-    return hits, made, wanted
+    counted = wanted > 0
+    by_class = [(hits / total.clamp_min(1))[counted] for total in (made, wanted)]
+    overall = [hits.sum() / total.sum().clamp_min(1) for total in (made, wanted)]
+    figures: dict[str, float] = {}
+    for kind, rates in (("C", by_class), ("O", overall)):
+        precision, recall = (float(rate.mean()) * 100 for rate in rates)
+        f1 = 2 * precision * recall / ((precision + recall) or 1.0)
+        figures |= {f"{kind}P": precision, f"{kind}R": recall, f"{kind}F1": f1}
+    return figures
 
 
 def _best(scores: Tensor, k: int) -> Tensor:
     chosen = scores.topk(min(k, scores.shape[1]), dim=1).indices
     return torch.zeros_like(scores, dtype=torch.bool).scatter(1, chosen, True)
-
-
-def _overall(hits: Tensor, made: Tensor, wanted: Tensor) -> Rates:
-    totals = (made.sum(), wanted.sum())
-    return Rates(*(float(hits.sum() / total.clamp_min(1)) * 100 for total in totals))
 
 
 def report_multi_label(scores: Tensor, targets: Tensor, names: Sequence[str]) -> Iterator[str]:
@@ -105,17 +73,15 @@ def report_multi_label(scores: Tensor, targets: Tensor, names: Sequence[str]) ->
         yield _line(name, value)
     yield _line("mAP", float(values.nanmean()))
     for prefix, top_k in (("", None), ("top-3 ", 3)):
-        by_class, overall = class_and_overall_rates(scores, targets, top_k=top_k)
-        for kind, rates in (("C", by_class), ("O", overall)):
-            for name, value in (("P", rates.precision), ("R", rates.recall), ("F1", rates.f1)):
-                yield _line(f"{prefix}{kind}{name}", value)
+        for name, value in measure_rates(scores, targets, top_k=top_k).items():
+            yield _line(f"{prefix}{name}", value)
 
 
 def report_single_label(scores: Tensor, targets: Tensor) -> Iterator[str]:
     """Yields top-1 and top-5 accuracy; targets are one-hot [n, N]."""
     for k in (1, 5):
-        hits, made, wanted = _count(_best(scores, k), targets > 0)
-        yield _line(f"top-{k} accuracy", _overall(hits, made, wanted).recall)
+        hits = _best(scores, k) & (targets > 0)
+        yield _line(f"top-{k} accuracy", float(hits.any(dim=1).double().mean()) * 100)
 
 
 def _line(name: str, value: float) -> str:

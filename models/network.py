@@ -58,13 +58,12 @@ class Network(nn.Module):
 def build_backbone(config: NetworkConfig) -> Backbone:
     """Builds a network's backbone with random weights."""
     head = config.head
-    of_head = isinstance(head, GapConfig) and head.norm_epsilon is not None
     return Backbone(
         config.backbone,
         (config.input.height, config.input.width),
         config.prefix_tokens,
         config.features,
-        norm_pooled=config.norm_pooled or of_head,
+        norm_pooled=config.norm_pooled,
         model_args=config.model_args,
         own_head=head if isinstance(head, TimmHeadConfig) else None,
     )

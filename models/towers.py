@@ -1,8 +1,7 @@
 """CLIP's and SigLIP's towers, of `transformers`' own layers: images -> tokens, texts -> embeddings.
 
-The first token is the image's embedding, gathered by one query: SigLIP's pooling, and the class
-token in CLIP's last layer. The others are each patch's part of it, attention times value carried
-along the residual path; `heads/maps.py` says what this leaves out.
+The first token is the image's embedding, gathered by one query: SigLIP's pooling, CLIP's class
+token. The others are each patch's part of it, attention times value along the residual path.
 """
 
 import torch

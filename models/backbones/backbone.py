@@ -21,10 +21,9 @@ from models.timm_model import BackboneError, create_timm, is_channels_last, pret
 class Backbone(nn.Module):
     """A model of timm, `cvt.py` or `tresnet.py`, without classifier, with random weights.
 
-    Only models with a position table of fixed size need the size, (H, W) in pixels; raises
-    BackboneError if the name is unknown or the model has no map of features of this size. With
-    `norm_pooled`, a model whose own head has a norm does not normalise its tokens instead. With
-    `own_head`, the model is complete but for the parts of that head.
+    Only models with a position table need the size, (H, W) in pixels. With `norm_pooled`, a norm
+    in the model's own head does not normalise tokens instead. With `own_head`, only the parts of
+    that head are left out. Raises BackboneError.
     """
 
     def __init__(  # noqa: PLR0913 - the facts of one network
@@ -159,9 +158,8 @@ def input_config(
 ) -> InputConfig:
     """Reads the preparation of photos from timm's configuration of a model.
 
-    Photos are squashed to the input, unless `crop` asks for timm's evaluation: a centre crop would
-    cut off labelled objects. `given` has overrides by timm's names: `img_size`, `mean` and the
-    like. Raises BackboneError.
+    Photos are squashed, because a centre crop (`crop`) would cut off labelled objects. `given` has
+    overrides by timm's names, such as `img_size`. Raises BackboneError.
     """
     documented = "tresnet_v2_l" if name in tresnet.NAMES else name
     if not timm.is_model(documented):

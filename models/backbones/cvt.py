@@ -17,9 +17,8 @@ CVTS = tuple(_STAGES)
 class Cvt(nn.Module):
     """CvT without its classifier; `name` is one of `CVTS`.
 
-    Two things differ from transformers' model, after the authors' code (microsoft/CvT, cls_cvt.py):
-    the activation is the quick approximation of GELU, and the last norm is applied to each position
-    instead of the class token. No published weights were compared.
+    As in the authors' code (microsoft/CvT, cls_cvt.py), the activation is the quick approximation
+    of GELU, and the last norm is each position's. No published weights were compared.
     """
 
     def __init__(self, name: str) -> None:

@@ -51,14 +51,11 @@ class Checkpoint:
 def load_checkpoint(path: Path | str, **hints: Any) -> nn.Module:  # noqa: ANN401
     """Reads the network of a checkpoint; public as `models.load_checkpoint`.
 
-    `path` is a file, ours or of a layout that `layouts/` reads, the folder of a timm repository, or
-    `hf-hub:owner/name`. `hints` are fields of `Hints`, such as `backbone="resnet50"`; give only
-    facts that the file lacks.
-
-    Returns a module in eval mode from prepared images [B, 3, H, W], or for a head alone from
-    features [B, C, H, W] or [B, S, C], to logits [B, N]. A head for open labels takes embeddings,
-    float [L, E], as second argument and returns [B, L]. RAM's takes them if given, RAM++'s as [L,
-    descriptions, E].
+    `path` is a file, the folder of a timm repository, or `hf-hub:owner/name`; `hints` are fields
+    of `Hints` that the file lacks. Returns a module in eval mode from prepared images [B, 3, H, W],
+    or for a head alone from features [B, C, H, W] or [B, S, C], to logits [B, N]. A head for open
+    labels takes embeddings, float [L, E], as second argument and returns [B, L]; RAM's takes them
+    if given, RAM++'s as [L, descriptions, E].
 
     Raises CheckpointError if the file is of no known layout, or lacks a fact; one line names it.
     """

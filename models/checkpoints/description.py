@@ -168,8 +168,7 @@ def add_hint_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `Hints` that do not concern open labels."""
     add = parser.add_argument
     add("--backbone", help="timm name, if the checkpoint has none")
-    add("--image-size", type=int, help="pixels, if the checkpoint has no size, or "
-        "more than 1536 x 1536")  # fmt: skip
+    add("--image-size", type=int, help="pixels, if the file has no size or more than 1536 x 1536")
     add("--num-heads", type=int, help="attention heads, if not 8 (ML-Decoder) or 4 (Query2Label)")
     add("--pre-norm", action=argparse.BooleanOptionalAction, help="Query2Label's norms are before "
         "the attention, if the file has no encoder to show it")  # fmt: skip
@@ -177,19 +176,19 @@ def add_hint_flags(parser: argparse.ArgumentParser) -> None:
         "all tokens of a ViT, or without its class and register tokens")  # fmt: skip
     add("--features", choices=get_args(Features), help="whether the head was trained on "
         "backbone(images) or on backbone.forward_features(images)")  # fmt: skip
-    add("--crop", action="store_true", help="see the centre of a photo, as timm evaluates "
-        "classifiers (default: all of it, squashed)")  # fmt: skip
-    add("--pad", metavar="COLOUR", help="put a photo on a square of this colour, then resize it; "
-        f"{NO_PADDING}: squash it")  # fmt: skip
-    add("--channels", choices=get_args(Channels), help="order of the colours that the network "
-        "was trained on (default: rgb)")  # fmt: skip
-    add("--mean", type=partial(_to_triple, least=0.0), metavar="R,G,B", help="mean of the pixels, "
-        "0 to 1, in this order for every network")  # fmt: skip
-    add("--std", type=partial(_to_triple, least=1e-4), metavar="R,G,B", help="standard deviation "
-        "of the pixels, 0 to 1")  # fmt: skip
+    add("--crop", action="store_true", help="see the centre of photos (default: all, squashed)")
+    add("--pad", metavar="COLOUR", help="squares of this colour around photos; none: squash them")
+    add("--channels", choices=get_args(Channels), help="colours' order in training (default: rgb)")
+    mean, std = (partial(_to_triple, least=least) for least in (0.0, 1e-4))
+    add(
+        "--mean",
+        type=mean,
+        metavar="R,G,B",
+        help="mean of pixels 0 to 1, also for BGR",
+    )
+    add("--std", type=std, metavar="R,G,B", help="standard deviation of pixels 0 to 1")
     add("--interpolation", choices=get_args(Interpolation), help="filter that resizes photos")
-    add("--plain-pixels", action="store_true", help="trained on pixels in 0..1, without mean and "
-        "std")  # fmt: skip
+    add("--plain-pixels", action="store_true", help="trained without mean and std")
     add("--single-label", action="store_true", help="one label a photo: scores are a softmax")
 
 

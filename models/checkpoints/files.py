@@ -50,16 +50,13 @@ def read_file(checkpoint: Path | str) -> CheckpointFile:
 
 def read_weights(checkpoint: Path | str, names: Sequence[str] = WEIGHTS) -> CheckpointFile:
     """Reads a local file, in a repository or its folder the first of `names` that it has."""
-    digest = hashlib.sha256()
-    metadata: Mapping[str, str] = {}
-    path = Path(checkpoint)
+    digest, path = hashlib.sha256(), Path(checkpoint)
     if is_repository(checkpoint):
         path = fetch_needed(checkpoint, *names)
     else:
-        check_checkpoint(checkpoint)
-    content: Any
-    if is_repository(checkpoint) and path.name in INDICES:
-        content = _read_parts(checkpoint, path.name, digest.update)
+        check_checkpoint(checkpoint)  # refuses an index
+    if path.name in INDICES:
+        content, metadata = _read_parts(checkpoint, path.name, digest.update)
     else:
         content, metadata = _read_one(path, digest.update)
     return CheckpointFile(path.name, digest.hexdigest(), content, metadata, Description())
@@ -77,7 +74,9 @@ def _read_one(path: Path, add: Callable[[bytes], object]) -> tuple[Any, Mapping[
     return _take_plain(path.name, unpickle(path.name, data), len(data)), {}
 
 
-def _read_parts(checkpoint: Path | str, index: str, add: Callable[[bytes], object]) -> State:
+def _read_parts(
+    checkpoint: Path | str, index: str, add: Callable[[bytes], object]
+) -> tuple[Any, Mapping[str, str]]:
     """Reads the files that an index names: `weight_map` has the file of each tensor."""
     files = read_json(checkpoint, index).get("weight_map")
     names = {str(name) for name in files.values()} if isinstance(files, dict) else set()
@@ -89,7 +88,7 @@ def _read_parts(checkpoint: Path | str, index: str, add: Callable[[bytes], objec
         if not isinstance(part, dict) or part.keys() & state.keys():
             raise CheckpointError(f"{name} has other tensors than {index} says")
         state |= part
-    return state
+    return state, {}
 
 
 def write_file(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> None:

@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,8 +43,7 @@ class Remote(NamedTuple):
 def read_json(checkpoint: Path | str, name: str) -> dict[str, Any]:
     """Returns the object in a file of a folder or a repository, or next to a file of weights.
 
-    It is empty without the file. Next to a file, `CONFIG` may be of anything: it is empty if it is
-    not timm's.
+    It is empty without the file, and for a `CONFIG` next to a file that is not timm's.
     """
     path = fetch(checkpoint, name)
     unrelated = name == CONFIG and not is_repository(checkpoint)
@@ -57,40 +56,32 @@ def read_json(checkpoint: Path | str, name: str) -> dict[str, Any]:
     return {} if unrelated and not content.keys() & _OF_TIMM else content
 
 
-def fetch(checkpoint: Path | str, name: str, *, needed: bool = False) -> Path | None:
+def fetch(checkpoint: Path | str, name: str) -> Path | None:
     """Returns a file of a folder or a repository, or next to a file; None if there is none.
 
-    If HF_HUB_OFFLINE is set, files that are not in a repository's cache are missing, unless
-    `needed`. Raises CheckpointError with the next step if the hub does not answer or refuses, or
-    if a file has another hash than the hub says.
+    If HF_HUB_OFFLINE is set, files outside the cache are missing. Raises CheckpointError with the
+    next step if the hub does not answer or refuses, or if a file has another hash than it says.
     """
     if not is_on_hub(checkpoint):
         given = Path(checkpoint)
         path = (given if given.is_dir() else given.parent) / name
         return path if path.is_file() else None
-    with _explain(checkpoint, name):
-        try:
-            return _download(_repository(checkpoint), name)
-        except errors.OfflineModeIsEnabled:
-            if needed:
-                raise
+    with _explain(checkpoint, name), suppress(errors.OfflineModeIsEnabled):
+        return _download(_repository(checkpoint), name)
     return None
 
 
 def fetch_needed(checkpoint: Path | str, *names: str) -> Path:
     """Returns the first file that there is, as `fetch` does; raises CheckpointError if none is."""
     path = next(filter(None, (fetch(checkpoint, name) for name in names)), None)
-    path = path or fetch(checkpoint, names[0], needed=True)
     if path is None:
+        ask(checkpoint, names[0])  # raises if HF_HUB_OFFLINE is set
         raise CheckpointError(f"{checkpoint} has no {' or '.join(names[:2])}")
     return path
 
 
 def ask(checkpoint: Path | str, name: str) -> Remote | None:
-    """Describes a file without a download; None if there is none.
-
-    Raises CheckpointError as `fetch` does for a needed file.
-    """
+    """Describes a file without a download; None if there is none. Raises as `fetch_needed`."""
     found = _look(checkpoint, name)
     if isinstance(found, HfFileMetadata):
         blob = _find_blob(_repository(checkpoint), str(found.etag))
@@ -100,10 +91,7 @@ def ask(checkpoint: Path | str, name: str) -> Remote | None:
 
 
 def read_range(checkpoint: Path | str, name: str, start: int, size: int) -> bytes:
-    """Returns `size` bytes of a file from `start`, without a download of the others.
-
-    Raises CheckpointError as `fetch_needed` does, and if the file ends before.
-    """
+    """Returns `size` bytes of a file from `start`; raises CheckpointError, also if it has fewer."""
     data, found = b"", _look(checkpoint, name)
     with _explain(checkpoint, name):
         if isinstance(found, Path):
@@ -167,32 +155,28 @@ def explain_download(error: BaseException, name: str) -> str:
     return why
 
 
-def _ask(repository: str, name: str, *, retry: bool = False) -> HfFileMetadata | Path | None:
+def _ask(repository: str, name: str) -> HfFileMetadata | Path | None:
     """Asks the hub for a file's size and hash; returns the cached file if it does not answer."""
     logging.set_verbosity_error()  # it would log each of its retries
     url = hf_hub_url(repository, name)
+    path = file_download.try_to_load_from_cache(repository, name, constants.HF_HUB_CACHE)
+    cached = Path(path) if isinstance(path, str) else None
     try:
-        remote = file_download.get_hf_file_metadata(url, retry_on_errors=retry)
+        remote = file_download.get_hf_file_metadata(url, retry_on_errors=cached is None)
         if remote.etag is None or remote.commit_hash is None:
             raise errors.FileMetadataError(url)
     except errors.EntryNotFoundError:
         return None
     except Exception:
-        path = _find_cached(repository, name)
-        if path is None and retry:
+        if cached is None:
             raise
-        return path or _ask(repository, name, retry=True)
+        return cached
     return remote
 
 
 def _find_blob(repository: str, etag: str) -> Path:
     folder = file_download.repo_folder_name(repo_id=repository, repo_type="model")
     return Path(constants.HF_HUB_CACHE, folder, "blobs", etag)
-
-
-def _find_cached(repository: str, name: str) -> Path | None:
-    path = file_download.try_to_load_from_cache(repository, name, cache_dir=constants.HF_HUB_CACHE)
-    return Path(path) if isinstance(path, str) else None
 
 
 def _download(repository: str, name: str) -> Path | None:

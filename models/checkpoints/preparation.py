@@ -34,10 +34,7 @@ _TOLERANCE = 1e-4  # of the largest value
 
 @torch.no_grad()
 def take_rgb(backbone: nn.Module, spec: InputConfig) -> None:
-    """Changes the first convolution of a network that was trained on BGR, so that it takes RGB.
-
-    Raises CheckpointError if there is no convolution of three channels, or if the output changes.
-    """
+    """Makes the first convolution of a BGR network take RGB, or raises CheckpointError."""
     images = torch.randn(1, 3, spec.height, spec.width, generator=torch.Generator().manual_seed(0))
     expected = backbone(images.flip(1))
     stems = [m for m in backbone.modules() if isinstance(m, nn.Conv2d) and m.in_channels == 3]

@@ -15,14 +15,16 @@ def read_coco(path: Path) -> LabelledFolder:
     """Reads the folder; a damaged index raises an error that `labelled_folder.py` catches."""
     names: list[str] = []
     images: list[LabelledImage] = []
-    folder_by_id: dict[object, str] = {}
-    for file in sorted((path / INDEX).glob("instances_*.json")):
+    files = sorted((path / INDEX).glob("instances_*.json"))
+    years = {file.stem.removeprefix(file.stem.rstrip(_DIGITS)) for file in files}
+    if len(years) > 1:  # which share photos, in other splits
+        raise DataError(f"{path} has the years {', '.join(sorted(years))}: keep the files of one")
+    for file in files:
         folder = file.stem.removeprefix("instances_")
         index: dict[str, Any] = json.loads(file.read_text(encoding="utf-8-sig"))
         category = {c["id"]: c["name"] for c in sorted(index["categories"], key=lambda c: c["id"])}
         names += [name for name in category.values() if name not in names]
         split = folder.rstrip(_DIGITS)
-        _check_years(folder_by_id, split, folder, index)
         present: defaultdict[object, dict[str, None]] = defaultdict(dict)
         for annotation in index["annotations"]:
             present[annotation["image_id"]][category[annotation["category_id"]]] = None
@@ -36,19 +38,3 @@ def read_coco(path: Path) -> LabelledFolder:
     if not images:
         raise DataError(f"{path} has no annotations/instances_*.json")
     return LabelledFolder(path.name, tuple(names), tuple(images))
-
-
-def _check_years(
-    folder_by_id: dict[object, str], split: str, folder: str, index: dict[str, Any]
-) -> None:
-    """Raises DataError for a photo that is in different splits in two years.
-
-    COCO keeps a photo's id over the years; other data sets may reuse ids within a year.
-    """
-    for image in index["images"]:
-        other = folder_by_id.setdefault(image["id"], folder)
-        other_split = other.rstrip(_DIGITS)
-        if split != other_split and folder.removeprefix(split) != other.removeprefix(other_split):
-            raise DataError(
-                f"photo {image['id']} is in {other} and in {folder}: keep the indices of one year"
-            )

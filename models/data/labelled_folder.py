@@ -26,8 +26,7 @@ def read_labelled_folder(path: Path) -> LabelledFolder:
 def _read_simple(path: Path) -> LabelledFolder:
     """Reads this project's own layout: `labels.json` and `images/`.
 
-    `labels.json` is {name, label_names, images: {file: {split, labels}}}; an image may also have
-    `caption` and `caption_concepts`.
+    It is {name, label_names, images: {file: {split, labels, caption?, caption_concepts?}}}.
     """
     index = json.loads((path / _INDEX).read_text(encoding="utf-8-sig"))
     images = tuple(

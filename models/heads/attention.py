@@ -1,7 +1,6 @@
 """Shared by all heads: tokens [B, S, C], and multi-head attention over them.
 
-Unlike in torch's, query, key and value have separate projections, and queries may have batch 1:
-values that depend only on them are computed once, and exporters make them constants.
+Query, key and value have separate projections; queries may have batch 1, exported as constants.
 """
 
 from torch import Tensor, nn
@@ -51,10 +50,8 @@ class Attention(nn.Module):
 
     def attend(self, projected: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Continues from `project`: [1 or B, Q, D] and [B, S, M] to [B, Q, D]."""
-        scores = self._split(projected) @ self._split(self.key(keys)).transpose(-2, -1)
-        weights = self.dropout(scores.softmax(dim=-1))
-        mixed = weights @ self._split(self.value(values))  # [B, heads, Q, D / heads]
+        parts = (projected, self.key(keys), self.value(values))
+        queries, keys, values = (split_heads(part, self.num_heads) for part in parts)
+        weights = self.dropout((queries @ keys.transpose(-2, -1)).softmax(dim=-1))
+        mixed = weights @ values  # [B, heads, Q, D / heads]
         return self.out(mixed.transpose(1, 2).flatten(2))
-
-    def _split(self, x: Tensor) -> Tensor:
-        return split_heads(x, self.num_heads)

@@ -9,24 +9,17 @@ _GEM_EPSILON = 1e-6  # the usual code's value; not stored in files
 
 
 class Gap(nn.Module):
-    """Global average pooling and a linear layer, or two as in MobileNetV3."""
+    """Global average pooling and a linear layer."""
 
     def __init__(self, config: GapConfig) -> None:
         super().__init__()
         self.config = config
         self.dropout = nn.Dropout(config.dropout)
-        width, epsilon = config.encoder_width, config.norm_epsilon
-        self.norm = nn.Identity() if epsilon is None else nn.LayerNorm(width, epsilon)
-        self.hidden: nn.Module = nn.Identity()
-        if config.hidden_width is not None:
-            activation = nn.Hardswish() if config.hidden_activation == "hardswish" else nn.ReLU()
-            self.hidden = nn.Sequential(nn.Linear(width, config.hidden_width), activation)
-        self.linear = nn.Linear(config.hidden_width or width, config.num_classes)
+        self.linear = nn.Linear(config.encoder_width, config.num_classes)
 
     def forward(self, features: Tensor) -> Tensor:
         """Maps tokens [B, S, C] or features [B, C, H, W] to logits [B, N]."""
-        pooled = self._pool(to_tokens(features))  # [B, C]
-        return self.linear(self.dropout(self.hidden(self.norm(pooled))))
+        return self.linear(self.dropout(self._pool(to_tokens(features))))
 
     def _pool(self, tokens: Tensor) -> Tensor:
         if self.config.pooling == "gem":

@@ -18,8 +18,7 @@ from models.heads.zero_shot import ZeroShotMLDecoder
 class _Maps(nn.Module):
     """Positive contributions, smoothed, as shares of the maximum.
 
-    A token sees far beyond its cell, so a single one often lies next to the object; tokens whose
-    neighbours agree do so less often.
+    A token sees far beyond its cell: one whose neighbours agree lies next to the object less often.
     """
 
     rows: Tensor
@@ -40,11 +39,7 @@ class _Maps(nn.Module):
 
 
 class TrainedMaps(_Maps):
-    """Maps of trained labels; copies the weights of a head in eval mode.
-
-    Each label attends with the query of its group. The maximum of a map is 1, or 0 if no token
-    contributes.
-    """
+    """Maps of trained labels, by their groups' queries; copies a head in eval mode."""
 
     queries: Tensor
     readout: Tensor
@@ -105,8 +100,7 @@ def make_maps(
 class Contributions(nn.Module):
     """Contribution of each token to each label's logit, from the projections of an attention.
 
-    Biases are left out: that of the keys cancels in the softmax, and that of the values adds
-    the same to a logit for every image.
+    Biases are left out: the keys' cancels in the softmax, the values' is the same for all images.
     """
 
     key: Tensor
@@ -123,8 +117,7 @@ class Contributions(nn.Module):
     def forward(self, memory: Tensor, queries: Tensor, readout: Tensor) -> Tensor:
         """Returns contributions [B, L, S], up to a positive factor for each image.
 
-        Queries are those of `Attention.project`, [L, D]. The readout, [L or 1, D], maps a value to
-        its part of the logit.
+        Queries [L, D] are of `Attention.project`; the readout [L or 1, D] maps values to the logit.
         """
         # Multiplies the few labels by the projections instead of all tokens.
         scores = self._multiply(memory, queries, self.key)  # [B, L, heads, S]

@@ -50,8 +50,7 @@ class NameVotes(nn.Module):
     def center(self, batches: Iterable[Tensor]) -> None:
         """Sets the prior to the mean over photos, given as tokens [B, S, C] a batch.
 
-        This keeps each label's ranking of photos and makes labels comparable: without it a label
-        with many near names scores high on every photo.
+        Without it a label with many near names scores high on every photo.
         """
         shares = torch.cat([self.read(tokens) for tokens in batches])
         self.prior.copy_(shares.mean(dim=0))

@@ -79,9 +79,9 @@ class QueryLayer(_Layer):
 
 
 class Query2Label(nn.Module):
-    """Sine positions, encoder layers, decoder layers from learned queries, pooling."""
+    """Encoder layers, decoder layers from learned queries, pooling."""
 
-    positions: Tensor
+    positions: Tensor  # of the file, which has DETR's sines (arXiv 2005.12872, appendix A.4)
 
     def __init__(self, config: Query2LabelConfig) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Query2Label(nn.Module):
         self.embed = (
             nn.Linear(config.encoder_width, width) if config.input_projection else nn.Identity()
         )
-        self.register_buffer("positions", sine_positions(width, config.grid).unsqueeze(0))
+        self.register_buffer("positions", torch.zeros(1, math.prod(config.grid), width))
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
         has_norm = config.pre_norm and config.num_encoder_layers > 0
         self.encoder_norm = nn.LayerNorm(width) if has_norm else nn.Identity()
@@ -112,23 +112,3 @@ class Query2Label(nn.Module):
         for layer in self.decoder:
             target = layer(target, queries, keys, tokens)
         return self.pool(self.norm(target))
-
-
-def sine_positions(width: int, grid: tuple[int, int]) -> Tensor:
-    """Returns DETR's sine positions (arXiv 2005.12872, appendix A.4), [rows * columns, D].
-
-    The first half of D encodes the row, the second half the column.
-    """
-    rows, columns = grid
-    half = width // 2
-    steps = torch.arange(half).div(2, rounding_mode="floor")
-    frequencies = 10_000 ** (2 * steps / half)  # [half]
-
-    def wave(count: int) -> Tensor:  # [count, half]
-        positions = torch.arange(1, count + 1) / (count + 1e-6) * 2 * math.pi
-        angles = positions[:, None] / frequencies
-        return torch.stack([angles[:, 0::2].sin(), angles[:, 1::2].cos()], dim=2).flatten(1)
-
-    by_row = wave(rows)[:, None].expand(-1, columns, -1)
-    by_column = wave(columns)[None].expand(rows, -1, -1)
-    return torch.cat([by_row, by_column], dim=2).flatten(0, 1)

@@ -35,8 +35,7 @@ class ZeroShotMLDecoder(OpenHead):
     def encode_labels(self, embeddings: Tensor) -> Tensor:
         """Maps label embeddings [L, E] to label queries [L, K].
 
-        A query concatenates the normalised query [D], its attention projection [D] and, with
-        prototypes, the votes [P].
+        The normalised query [D], its attention projection [D] and, with prototypes, votes [P].
         """
         hidden = self.layer.prepare(functional.relu(self.project(embeddings)))  # [L, D]
         parts = [hidden, self.layer.attention.project(hidden)]

@@ -9,7 +9,7 @@ from models.checkpoints.checkpoint import write_checkpoint
 from models.checkpoints.files import read_file
 from models.commands import command, run_command
 from models.train.build import build_network, start_from
-from models.train.command import RunContext, make_context, make_parser, read_recipe
+from models.train.command import RunContext, make_parser, read_run
 from models.train.recipe import Recipe
 from models.train.run import Run, RunFolder, seed_everything
 from models.train.task import make_task
@@ -19,8 +19,7 @@ from models.train.task import make_task
 def main(argv: list[str] | None = None) -> None:
     """Runs the command; returns 0, or 2 for a mistake in the request."""
     arguments = make_parser("python -m models.train", __doc__, Recipe).parse_args(argv)
-    recipe = read_recipe(arguments, Recipe)
-    context = make_context(arguments)
+    recipe, context = read_run(arguments, Recipe)
     score = train(context, recipe, arguments.init)
     print(f"{context.out / 'model.safetensors'}: {score:.2f} mAP on validation")
 

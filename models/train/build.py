@@ -10,7 +10,7 @@ from models.checkpoints.layouts.backbones import take_pooled_norm
 from models.checkpoints.layouts.state import fill
 from models.checkpoints.preparation import TAGS
 from models.checkpoints.pretrained import load_pretrained
-from models.config import GapConfig, HeadConfig, InputConfig, MLDecoderConfig, NetworkConfig
+from models.config import GapConfig, InputConfig, MLDecoderConfig, NetworkConfig
 from models.data.records import LabelledFolder
 from models.network import Network
 from models.timm_model import BackboneError
@@ -36,29 +36,20 @@ def build_network(recipe: Recipe, data: LabelledFolder, pretrained: bool) -> Net
             f"{backbone.name} cannot be cut between stages, only EfficientNets and the like can: "
             f"give --frozen-stages {WHOLE_BACKBONE} (all of it) or 0 (none)"
         )
-    network = Network(
-        NetworkConfig(
-            backbone=recipe.backbone,
-            input=input_config(recipe.backbone, size),
-            head=_head_config(recipe, len(data.label_names), backbone.width),
-        )
-    )
+    facts = {"num_classes": len(data.label_names), "encoder_width": backbone.width}
+    kind = MLDecoderConfig if recipe.head == "ml_decoder" else GapConfig
+    fields = {k: v for k, v in (recipe.model_dump() | facts).items() if k in kind.model_fields}
+    spec, head = input_config(recipe.backbone, size), kind.model_validate(fields)
+    network = Network(NetworkConfig(backbone=recipe.backbone, input=spec, head=head))
     if pretrained:
         load_pretrained(network.backbone)
     return network
 
 
-def _head_config(recipe: Recipe, num_classes: int, width: int) -> HeadConfig:
-    fields = recipe.model_dump() | {"num_classes": num_classes, "encoder_width": width}
-    kind = MLDecoderConfig if recipe.head == "ml_decoder" else GapConfig
-    return kind.model_validate({k: v for k, v in fields.items() if k in kind.model_fields})
-
-
 def start_from(network: Network, init: CheckpointFile) -> str:
     """Loads a checkpoint's backbone and pixels, and its head if both heads are built alike.
 
-    The file is any readable checkpoint, or a backbone with or without a classifier. Returns a
-    description of the loaded parts.
+    The file may be a backbone alone. Returns a description of the loaded parts.
     """
     name = network.config.backbone
     bare = read_backbone(init)

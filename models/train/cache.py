@@ -21,7 +21,6 @@ Encode = Callable[[Tensor], Sequence[Tensor]]
 
 # Small batches keep the early, wide feature maps inside the processor's cache.
 _BATCH = 8
-_PREFETCHED_BATCHES = 8  # for each worker
 
 
 def cache_outputs(
@@ -30,8 +29,7 @@ def cache_outputs(
     """Returns memory-mapped outputs float16 [views, photos, ...] of `encode`, one for each path.
 
     `encode` maps images float [B, 3, H, W] on the CPU to outputs [B, ...]; views replace the
-    photos' own transform. The paths, `.npy`, must change with everything that the outputs depend
-    on. If several runs need the same files, one of them fills the files and the others wait.
+    photos' own transform. Paths, `.npy`, must change with all that outputs depend on.
     """
     if not all(path.exists() for path in paths):
         lock = FileLock(paths[-1].with_suffix(".lock"))
@@ -55,12 +53,7 @@ def _fill(
     staging = [path.with_suffix(".part") for path in paths]
     arrays: list[Array] = []
     for view, transform in enumerate(views):
-        loader = DataLoader(
-            replace(photos, transform=transform),
-            _BATCH,
-            num_workers=workers,
-            prefetch_factor=_PREFETCHED_BATCHES if workers else None,
-        )
+        loader = DataLoader(replace(photos, transform=transform), _BATCH, num_workers=workers)
         start = 0
         for images, _ in tqdm(loader, desc=f"frozen features, view {view + 1} of {len(views)}"):
             outputs = [x.half().contiguous().cpu().numpy() for x in encode(images)]

@@ -51,20 +51,16 @@ def make_parser(prog: str, about: str | None, kind: type[BaseRecipe]) -> argpars
     return parser
 
 
-def read_recipe(arguments: argparse.Namespace, kind: type[RecipeT]) -> RecipeT:
-    """Reads the file of `--recipe`; flags override its fields. Raises RequestError."""
+def read_run(arguments: argparse.Namespace, kind: type[RecipeT]) -> tuple[RecipeT, RunContext]:
+    """Reads recipe and data, and makes the run's folders; raises RequestError or OSError."""
     flags = {name: getattr(arguments, name) for name in kind.model_fields}
     given = {name: value for name, value in flags.items() if value is not None}
-    return kind.read(arguments.recipe, given)
-
-
-def make_context(arguments: argparse.Namespace) -> RunContext:
-    """Reads the labelled folder and makes the run's folders; raises DataError or OSError."""
-    data = read_labelled_folder(arguments.data)
+    recipe, data = kind.read(arguments.recipe, given), read_labelled_folder(arguments.data)
     cache = arguments.cache or arguments.out / "cache"
     for folder in (arguments.out, cache):
         folder.mkdir(parents=True, exist_ok=True)
-    return RunContext(data, arguments.out, cache, arguments.device, arguments.workers)
+    device, workers = arguments.device, arguments.workers
+    return recipe, RunContext(data, arguments.out, cache, device, workers)
 
 
 def _read_device(text: str) -> torch.device:

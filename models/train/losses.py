@@ -11,10 +11,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def asymmetric_loss(gamma_neg: float, clip: float) -> Loss:
-    """Returns timm's asymmetric loss (arXiv 2009.14119), summed over labels, a mean over photos.
-
-    Its focus on positives is 0.
-    """
+    """Returns timm's loss (2009.14119): a sum over labels, a mean over photos; gamma_pos is 0."""
     known = inspect.signature(AsymmetricLossMultiLabel).parameters
     # Newer versions of timm take the mean over the batch by default; older ones always sum.
     reduction: dict[str, Any] = {"reduction": "sum"} if "reduction" in known else {}

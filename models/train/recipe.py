@@ -64,9 +64,8 @@ class BaseRecipe(BaseModel):
 class Recipe(BaseRecipe):
     """Choices of a training run on labelled photos.
 
-    With `frozen_stages` above 0, the frozen part of the backbone runs once over `views` augmented
-    copies of each photo. The epochs take these in turn. With 0, every photo is augmented anew in
-    each epoch.
+    With `frozen_stages` above 0, the frozen part runs once over `views` augmented copies of each
+    photo, which the epochs take in turn. With 0, each epoch augments photos anew.
     """
 
     backbone: str = Field("tf_efficientnet_lite0", description="timm name")

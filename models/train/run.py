@@ -1,7 +1,4 @@
-"""One training run of any task: epochs, averaged weights, `metrics.csv`, and a state to resume.
-
-`task.py` and `train_open/task.py` define the tasks; this module runs their steps.
-"""
+"""One training run of any task: epochs, averaged weights, `metrics.csv`, and a state to resume."""
 
 import csv
 import random
@@ -50,8 +47,7 @@ class Task(ABC, Generic[BatchT]):
 class RunFolder:
     """The folder of a run: its log and its state.
 
-    `identity`, plain data, must be equal for the run to continue. Raises RequestError if it is not,
-    or if `state.pt` is damaged.
+    Raises RequestError if `identity`, plain data, is not that of `state.pt`, or this is damaged.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
@@ -82,25 +78,18 @@ class RunFolder:
             begun, *_ = dict(state["identity"]), state["network"], state["rows"]
         except Exception as error:  # torch.load raises many types for damaged bytes
             raise RequestError(f"{path} is damaged or too old: give another --out") from error
-        if removed := sorted(begun.keys() - self.identity.keys()):
-            raise RequestError(f"{path} is too old, it has {removed[0]}: give another --out")
-        for field, wanted in self.identity.items():
-            if begun.get(field) != wanted:
+        for field in self.identity | begun:
+            given, wanted = (reprlib.repr(facts.get(field)) for facts in (begun, self.identity))
+            if begun.get(field) != self.identity.get(field):
                 raise RequestError(
-                    f"the run in {self.path} was begun with {field} "
-                    f"{reprlib.repr(begun.get(field))}, not {reprlib.repr(wanted)}: continue with "
-                    "the same options, or give another --out"
+                    f"the run in {self.path} was begun with {field} {given}, not {wanted}: "
+                    "continue with the same options, or give another --out"
                 )
         return state
 
 
 class Run(Generic[BatchT]):
-    """A training run, resumed from the state of its folder if there is one.
-
-    Attributes:
-        epoch: number of finished epochs.
-        ema: averaged weights, the result.
-    """
+    """A training run, resumed from the state of its folder if there is one."""
 
     def __init__(
         self,
@@ -115,7 +104,7 @@ class Run(Generic[BatchT]):
                 f"recipe: batch_size: fewer training photos than one batch of {recipe.batch_size}"
             )
         self.task, self.recipe, self.folder = task, recipe, folder
-        self.epoch = 0
+        self.epoch = 0  # finished epochs
         self.rows: list[dict[str, str]] = []  # of `metrics.csv`
         # Raises the decay from 0 in the first steps: by step n to 1 - n^(-2/3).
         self.ema = ModelEmaV3(task.network, decay=recipe.ema_decay, use_warmup=True)

@@ -1,7 +1,6 @@
 """Photos to tensors: augmented views for training, the served view for evaluation.
 
-Pictures are flattened as `service/images/decode.py` does it: transparent parts become white, and
-16-bit samples keep their high byte.
+Pictures are flattened as in `service/images/decode.py`: transparent parts white, 16 bits to 8.
 """
 
 import io
@@ -109,15 +108,11 @@ def evaluation_transform(prepared: InputConfig) -> Transform:
     """Returns the served preparation: the same pixels that the service computes."""
     size = (prepared.height, prepared.width)
     if prepared.resize_mode == "crop":
-        return _create(prepared, size, crop_mode="center", crop_pct=prepared.crop_pct)
-    return _create(prepared, size, crop_mode="squash", crop_pct=1.0)
+        return _create(prepared, size, {"crop_mode": "center", "crop_pct": prepared.crop_pct})
+    return _create(prepared, size, {"crop_mode": "squash", "crop_pct": 1.0})
 
 
-def _create(
-    prepared: InputConfig,
-    size: tuple[int, int],
-    **options: Any,  # noqa: ANN401
-) -> Transform:
+def _create(prepared: InputConfig, size: tuple[int, int], options: dict[str, Any]) -> Transform:
     """Returns timm's transform to (H, W), after the padding if photos are padded."""
     transform: Any = create_transform(
         (3, *size),
@@ -146,9 +141,9 @@ def pad(picture: Image.Image, prepared: InputConfig) -> Image.Image:
 def training_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
     """Returns the augmentation: timm's crop, flip, RandAugment and erasing."""
     size = (recipe.crop_size, recipe.crop_size)
-    augment = {"auto_augment": recipe.auto_augment, "re_prob": recipe.erase}
+    augment: dict[str, Any] = {"auto_augment": recipe.auto_augment, "re_prob": recipe.erase}
     try:
-        return crop_transform(prepared, size, recipe.crop_scale, 0.0, **augment)
+        return crop_transform(prepared, size, recipe.crop_scale, augment | {"color_jitter": 0.0})
     except (AssertionError, KeyError, ValueError) as error:  # timm's, for invalid text
         raise RequestError(
             f"recipe: auto_augment: timm cannot parse {recipe.auto_augment!r}"
@@ -156,12 +151,8 @@ def training_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
 
 
 def crop_transform(
-    prepared: InputConfig,
-    size: tuple[int, int],
-    scale: float,
-    color_jitter: float,
-    **options: Any,  # noqa: ANN401
+    prepared: InputConfig, size: tuple[int, int], scale: float, options: dict[str, Any]
 ) -> Transform:
     """Returns timm's random crops of at least `scale` of a photo, with more options of timm's."""
-    options |= {"is_training": True, "re_mode": "pixel"}
-    return _create(prepared, size, scale=(scale, 1.0), color_jitter=color_jitter, **options)
+    crop = {"is_training": True, "re_mode": "pixel", "scale": (scale, 1.0)}
+    return _create(prepared, size, crop | options)

@@ -1,7 +1,6 @@
 """`python -m models.train_open --data FOLDER --checkpoint FILE --out RUN ...`.
 
-Writes `open.safetensors`, `recipe.json`, `metrics.csv` and the state to resume from to RUN. The
-labelled folder needs caption_concepts; the checkpoint's encoder stays as it is.
+Writes `open.safetensors`, `recipe.json`, `metrics.csv` and the state to resume from to RUN.
 """
 
 from collections.abc import Collection
@@ -21,7 +20,7 @@ from models.commands import command, run_command
 from models.config import ZeroShotMLDecoderConfig
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import read_text_encoder
-from models.train.command import RunContext, make_context, make_parser, read_recipe
+from models.train.command import RunContext, make_parser, read_run
 from models.train.run import Run, RunFolder, seed_everything
 from models.train_open.names import choose_captions, choose_names, read_hold_out
 from models.train_open.recipe import OpenRecipe
@@ -48,8 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--hold-out", type=Path, action="append", default=[], help="text file of names or labelled "
         "folder: no concept of such a name is trained on; may be repeated")  # fmt: skip
     arguments = parser.parse_args(argv)
-    recipe = read_recipe(arguments, OpenRecipe)
-    context = make_context(arguments)
+    recipe, context = read_run(arguments, OpenRecipe)
     hold_out = [name for path in arguments.hold_out for name in read_hold_out(path)]
     text = read_text_encoder(arguments.text_encoder)
     init = None if arguments.init is None else read_open_head(arguments.init)

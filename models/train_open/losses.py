@@ -1,7 +1,4 @@
-"""Losses of an open head, except timm's asymmetric one, and the queries that they compare.
-
-Losses are sums over labels and means over photos.
-"""
+"""Losses of an open head, sums over labels and means over photos, and the queries they compare."""
 
 import torch
 from torch import Tensor
@@ -11,9 +8,8 @@ from torch.nn import functional
 def weak_negative_loss(logits: Tensor, positives: Tensor, weight: float, focus: float) -> Tensor:
     """Cross-entropy with unknown labels as weak negatives.
 
-    "Weak assume negative" of Cole et al. (arXiv 2106.09708, section 4), with the focal loss's
-    focus (arXiv 1708.02002), an exponent, on unknown labels that score high. Logits and positives
-    are [B, M]; a 0 is unknown and has the weight, 0..1.
+    "Weak assume negative" (arXiv 2106.09708, section 4), with the focal loss's exponent (arXiv
+    1708.02002). Logits and positives are [B, M]; a 0 is unknown and has the weight, 0..1.
     """
     present = positives * functional.logsigmoid(logits)
     absent = (1 - positives) * functional.logsigmoid(-logits) * logits.sigmoid().pow(focus)
@@ -29,10 +25,9 @@ def soft_target_loss(logits: Tensor, probabilities: Tensor) -> Tensor:
 def ranking_loss(logits: Tensor, teacher: Tensor, sharpness: float) -> Tensor:
     """Distils how the teacher ranks the photos of a batch by a name; a mean over the names.
 
-    Each name's teacher logits, standardised over the photos, become a distribution over the
-    photos; the loss is the Kullback-Leibler divergence from the student's. It also trains
-    names that no photo shows clearly: their probabilities are all near 0. Logits are [B, P] both, B
-    at least 2; a higher sharpness counts only the best-ranked photos.
+    The Kullback-Leibler divergence of distributions over the photos: it also trains names that no
+    photo shows clearly. Logits are [B, P] both, B at least 2, the teacher's are standardised; a
+    higher sharpness counts only the best-ranked photos.
     """
     deviation, mean = torch.std_mean(teacher, dim=0)
     wanted = (sharpness * (teacher - mean) / (deviation + 1e-5)).softmax(dim=0)
@@ -61,8 +56,7 @@ def matching_loss(logits: Tensor, matches: Tensor) -> Tensor:
 def choose_columns(probabilities: Tensor, count: int) -> Tensor:
     """Chooses at most `count` names to train a step on, by the teacher's probabilities [B, P].
 
-    Returns ascending columns int64: half are the most probable names in any photo, half are random;
-    a name that is both appears once.
+    Returns ascending columns int64: half the most probable names in any photo, half random ones.
     """
     total = probabilities.shape[1]
     likely = probabilities.amax(dim=0).topk(min(count // 2, total)).indices

@@ -51,7 +51,6 @@ class OpenRecipe(BaseRecipe):
 
     def make_views(self, prepared: InputConfig) -> list[Transform]:
         """Returns the served view, then `views` - 1 mild ones."""
-        mild = crop_transform(
-            prepared, (prepared.height, prepared.width), self.crop_scale, self.color_jitter
-        )
+        size, options = (prepared.height, prepared.width), {"color_jitter": self.color_jitter}
+        mild = crop_transform(prepared, size, self.crop_scale, options)
         return [evaluation_transform(prepared), *[mild] * (self.views - 1)]

@@ -144,8 +144,7 @@ class OpenTask(Task[Batch]):
     def _distil_trained(self, tokens: Tensor, logits: Tensor) -> Tensor:
         """Distils the encoder's own head into the logits of the same labels.
 
-        The encoder has memorised the training photos, so their labels teach little that
-        generalises; the ranking by its head does.
+        It has memorised the training photos: its ranking generalises better than their labels.
         """
         if self.trained is None:
             return logits.new_zeros(())
@@ -159,8 +158,7 @@ class OpenTask(Task[Batch]):
     def measure(self, network: nn.Module) -> dict[str, float]:
         """Returns mAP on validation of the labels and of the names held out.
 
-        A held-out name counts as absent if the caption does not mention it: the mAP is too low, but
-        comparable between heads.
+        A held-out name that the caption does not mention counts as absent, so its mAP is too low.
         """
         network.eval()
         texts = torch.cat([self.names.labels, self.names.held_out]).to(self.device)

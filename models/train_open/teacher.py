@@ -1,8 +1,4 @@
-"""Sources of an open head: a frozen encoder, a teacher and a text encoder.
-
-The teacher is the untouched pretrained backbone with its own ImageNet classifier; the open head is
-distilled from it.
-"""
+"""Sources of an open head: encoder, text encoder, and the pretrained backbone as its teacher."""
 
 from dataclasses import dataclass
 from pathlib import Path

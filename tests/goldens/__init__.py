@@ -49,7 +49,7 @@ class Golden:
 
 def golden_names(prefix: str = "") -> list[str]:
     """Names of the cases that start with `prefix`; without one, of all."""
-    return sorted(p.stem for p in FOLDER.glob(f"{prefix}*.npz") if p.stem != "q2l_sine_pe")
+    return sorted(p.stem for p in FOLDER.glob(f"{prefix}*.npz"))
 
 
 def read_golden(name: str) -> Golden:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.commands import RequestError
-from models.metrics import average_precisions, class_and_overall_rates, report_single_label
+from models.metrics import average_precisions, measure_rates, report_single_label
 
 
 @pytest.mark.parametrize(
@@ -41,29 +41,29 @@ TARGETS = torch.tensor([[1, 0, 0], [1, 0, 1], [1, 1, 0]])
 
 
 def test_class_and_overall_rates_are_the_papers() -> None:
-    by_class, overall = class_and_overall_rates(SCORES, TARGETS)
+    rates = measure_rates(SCORES, TARGETS)
     # Predicted: a in 1, 2 (both right), b in 1 (wrong), c in 2 (right).
-    assert by_class.precision == pytest.approx(100 * (1 + 0 + 1) / 3)
-    assert by_class.recall == pytest.approx(100 * (2 / 3 + 0 + 1) / 3)
-    assert (overall.precision, overall.recall) == pytest.approx((100 * 3 / 4, 100 * 3 / 5))
-    assert overall.f1 == pytest.approx(2 * 75 * 60 / 135)
+    assert rates["CP"] == pytest.approx(100 * (1 + 0 + 1) / 3)
+    assert rates["CR"] == pytest.approx(100 * (2 / 3 + 0 + 1) / 3)
+    assert (rates["OP"], rates["OR"]) == pytest.approx((100 * 3 / 4, 100 * 3 / 5))
+    assert rates["OF1"] == pytest.approx(2 * 75 * 60 / 135)
 
 
 def test_label_is_predicted_at_its_threshold_and_counts_by_class_with_a_positive() -> None:
-    by_class, overall = class_and_overall_rates(SCORES, TARGETS, threshold=0.9)
+    rates = measure_rates(SCORES, TARGETS, threshold=0.9)
     # Predicted: a in 1 alone.
-    assert (by_class.precision, by_class.recall) == pytest.approx((100 / 3, 100 / 9))
+    assert (rates["CP"], rates["CR"]) == pytest.approx((100 / 3, 100 / 9))
     nowhere = torch.zeros(3, 1)
-    more = class_and_overall_rates(
+    more = measure_rates(
         torch.cat([SCORES, nowhere], dim=1), torch.cat([TARGETS, nowhere], dim=1), threshold=0.9
     )
-    assert more == (by_class, overall)
+    assert more == rates
 
 
 def test_top_k_rates_take_only_the_best_above_the_threshold() -> None:
-    _, overall = class_and_overall_rates(SCORES, TARGETS, top_k=1)
+    rates = measure_rates(SCORES, TARGETS, top_k=1)
     # Predicted: a in 1, c in 2; nothing in 3, where the best is below the threshold.
-    assert (overall.precision, overall.recall) == pytest.approx((100, 100 * 2 / 5))
+    assert (rates["OP"], rates["OR"]) == pytest.approx((100, 100 * 2 / 5))
 
 
 def test_single_labels_are_counted_among_the_best() -> None:

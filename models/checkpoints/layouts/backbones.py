@@ -21,6 +21,7 @@ SWINS = tuple(
     for window in ("window12_384", "window7_224")
 )
 
+_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and std of its photos
 _ABN_EPSILON = 1e-5
 _FRELU = ".depthwise_conv_bn."  # ML-Danbooru's activation, in networks with plain batch norms
 
@@ -88,9 +89,7 @@ def recognise_one_of(state: Mapping[str, Tensor], candidates: Iterable[str], aut
 
 def prepare_imagenet(height: int, width: int) -> InputConfig:
     """Returns the preparation of photos of Query2Label and RAM."""
-    return InputConfig(
-        height=height, width=width, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
-    )
+    return InputConfig(height=height, width=width, mean=_IMAGENET[0], std=_IMAGENET[1])
 
 
 def rename_tresnet(state: Mapping[str, Tensor]) -> State:
@@ -114,11 +113,7 @@ def rename_densenet(state: State) -> State:
 
 
 def rename_swin(state: Mapping[str, Tensor]) -> State:
-    """Renames the authors' Swin transformer to timm's names.
-
-    Theirs halves the resolution at the end of a stage, timm's at the start of the next. Tables
-    that depend on the window size alone are computed anew.
-    """
+    """Renames the authors' Swin: theirs downsamples at the end of a stage, timm's at the start."""
     return {
         re.sub(r"(?<=^layers\.)\d(?=\.downsample)", lambda stage: str(int(stage[0]) + 1), key): v
         for key, v in state.items()
@@ -129,10 +124,8 @@ def rename_swin(state: Mapping[str, Tensor]) -> State:
 def take_pooled_norm(state: Mapping[str, Tensor], body: Mapping[str, Tensor]) -> State:
     """Uses the norm after a network's pooling as the norm of each token.
 
-    timm's networks that pool by mean may normalise the mean (`fc_norm`); without their pooling
-    they normalise each token (`norm`). The mean of normalised tokens is not the normalised mean,
-    so this is a start for training, not what the whole network computed. `body` are the tensors of
-    the network without pooling.
+    The mean of normalised tokens (`norm`) is not the normalised mean (`fc_norm`): this is a start
+    for training, not what the network computed. `body` are its tensors without pooling.
     """
     renamed = {k: k.removeprefix("fc_") for k in state if k.startswith("fc_norm.")}
     wanted = body.keys() - state.keys()

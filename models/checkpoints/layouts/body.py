@@ -115,10 +115,7 @@ def list_names(model: nn.Module) -> list[str]:
 
 
 def take_body(state: State, names: Sequence[str]) -> State:
-    """Takes a network from any prefix, as `find_prefix` finds it; returns `state` if there is none.
-
-    Raises CheckpointError if there are tensors next to it.
-    """
+    """Takes a network from any prefix, else `state`; raises CheckpointError for other tensors."""
     prefix = find_prefix(state, names)
     if prefix is None:
         return state
@@ -178,9 +175,8 @@ def prepare(
 def _fit(state: State, backbone: Backbone, spec: InputConfig) -> State:
     """Returns exactly the backbone's tensors, perhaps without the counters of batch norms.
 
-    The backbone's own classifier is left out, and tensors that its tokens do not depend on are
-    zeros: the authors' `add_ml_decoder_head` replaces `head` with all that is in it. Fills the
-    backbone. Raises CheckpointError if tensors are missing or left over.
+    Leaves out its own classifier. Tensors that tokens do not depend on are zeros: the authors'
+    `add_ml_decoder_head` removes all of `head`. Fills the backbone; raises CheckpointError.
     """
     model = backbone.body.state_dict()
     classifiers = tuple(f"{name}." for name in classifier_names(backbone.name))

@@ -1,7 +1,7 @@
 """Classifiers without a decoder: timm's, TResNets of ASL's authors, and those of training scripts.
 
-The latter are a timm model under any name and a linear layer. A file does not show their pooling:
-unless it has GeM's power, it is timm's own. ASL is arXiv 2009.14119.
+The latter are a timm model under any name and a linear layer; their pooling, which is not in the
+file unless it has GeM's power, is taken as timm's.
 """
 
 import logging
@@ -84,8 +84,7 @@ def read_classifier(state: State, hints: Hints, described: Description) -> Weigh
 def _split_body(state: State, model: Any) -> tuple[str, State, State] | None:  # noqa: ANN401
     """Finds all names of a model's tensors under a prefix.
 
-    Returns it, the tensors under timm's names, and the file's others. Raises CheckpointError if
-    they are there twice.
+    Returns it, the tensors under timm's names, and the file's others; raises CheckpointError.
     """
     # Older timm stored computed buffers.
     keys = [*model.state_dict(), *(key for key, _ in model.named_buffers())]
@@ -231,21 +230,15 @@ def _run_head(model: Any, features: Tensor) -> tuple[Tensor, tuple[str, ...]]:  
 
 
 def _read_gap(
-    head: State,
-    model: Any,  # noqa: ANN401
-    tokens: Tensor,
-    logits: Tensor,
+    head: State, model: nn.Module, tokens: Tensor, logits: Tensor
 ) -> tuple[State, GapConfig] | None:
     """Returns a head of pooling and one linear layer; None if it is more."""
     leaves = {key.rpartition(".")[2]: tensor for key, tensor in head.items()}
     if len(head) != 2 or tuple(leaves["weight"].shape[:2]) != (logits.shape[1], tokens.shape[2]):
         return None
     first = getattr(model, "global_pool", None) == "token"
-    config = GapConfig(
-        num_classes=logits.shape[1],
-        encoder_width=tokens.shape[2],
-        pooling="first" if first else "mean",
-    )
+    pooling = "first" if first else "mean"
+    config = GapConfig(num_classes=len(logits.T), encoder_width=tokens.shape[2], pooling=pooling)
     gap, state = Gap(config).eval(), _to_linear(leaves)
     gap.load_state_dict(state)
     ours = gap(tokens[:, 0 if first else count_prefix_tokens(model) :])

@@ -85,9 +85,8 @@ def read_ml_decoder(
 def _split_attentions(keys: Mapping[str, Tensor]) -> tuple[State, State]:
     """Returns the head with its attention to the image as `multihead_attn`, and self-attention.
 
-    Since torch 2.1, `nn.TransformerDecoder` wants a `self_attn`: some authors rename the attention
-    to the image, some give it both names, some add one that is never used. Else the layer is
-    torch's own.
+    Since torch 2.1, `nn.TransformerDecoder` wants a `self_attn`: the attention to the image under
+    this name or both, one that is never used, or that of torch's own layer.
     """
     named, crossed = take(keys, f"{_LAYER}self_attn."), take(keys, _ATTENTION)
     rest = {k: v for k, v in keys.items() if not k.startswith(f"{_LAYER}self_attn.")}
@@ -115,10 +114,7 @@ def _is_idle(attention: State) -> bool:
 
 
 def _fold_self_attention(queries: Tensor, packed: State, num_heads: int) -> Tensor:
-    """Returns queries that need no self-attention, which sees the fixed queries only.
-
-    A layer of torch normalises q + attention(q), ours q + q.
-    """
+    """Folds self-attention into fixed queries: torch normalises q + attention(q), ours q + q."""
     whole = queries.double().unsqueeze(0)
     attention = build_filled(
         lambda: Attention(queries.shape[1], num_heads, 0.0).double(), unpack_attentions(packed)

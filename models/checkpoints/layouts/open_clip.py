@@ -14,7 +14,8 @@ from models.checkpoints.description import CheckpointError, State
 from models.checkpoints.layouts.state import LEAVES, rename
 from models.config import InputConfig, ResizeMode
 
-# Options that are read, or change nothing outside training; others may change what is computed.
+_Options = dict[str, Any]
+# Those that are read, or change nothing outside training; others may change what is computed.
 _OPTIONS = {
     "model_cfg": "embed_dim vision_cfg text_cfg quick_gelu custom_text init_logit_bias "
     "init_logit_scale",
@@ -89,9 +90,7 @@ def describe_photos(config: Mapping[str, Any]) -> InputConfig:
         raise CheckpointError("open_clip's preprocess_cfg is not supported") from error
 
 
-def _describe_clip(
-    model: dict[str, Any], vision: dict[str, Any], text: dict[str, Any]
-) -> dict[str, Any]:
+def _describe_clip(model: _Options, vision: _Options, text: _Options) -> _Options:
     if text.keys() & {"no_causal_mask", "proj_bias", "norm_kwargs", "pool_type"}:
         raise ValueError("texts of another kind")
     activation = "quick_gelu" if model.get("quick_gelu") else "gelu"
@@ -109,9 +108,7 @@ def _describe_clip(
     }
 
 
-def _describe_siglip(
-    model: dict[str, Any], vision: dict[str, Any], text: dict[str, Any]
-) -> dict[str, Any]:
+def _describe_siglip(model: _Options, vision: _Options, text: _Options) -> _Options:
     kind = {key: text.get(key) for key in _SIGLIP_TEXTS}
     pooling = vision.get("timm_pool"), vision.get("timm_proj")
     if kind != _SIGLIP_TEXTS or pooling != ("map", "none") or model.get("quick_gelu"):
@@ -139,7 +136,7 @@ def _describe_siglip(
     return {"model_type": "siglip", "vision_config": images, "text_config": texts}
 
 
-def _describe_texts(text: dict[str, Any], activation: str) -> dict[str, Any]:
+def _describe_texts(text: _Options, activation: str) -> _Options:
     if text.get("act_kwargs"):
         if activation != "gelu" or text["act_kwargs"] != {"approximate": "tanh"}:
             raise ValueError("an activation of another kind")
@@ -152,7 +149,7 @@ def _describe_texts(text: dict[str, Any], activation: str) -> dict[str, Any]:
     }
 
 
-def _describe_layers(tower: dict[str, Any], activation: str) -> dict[str, Any]:
+def _describe_layers(tower: _Options, activation: str) -> _Options:
     return {
         "hidden_size": tower["width"],
         "intermediate_size": int(tower["width"] * tower.get("mlp_ratio", 4.0)),

@@ -32,11 +32,6 @@ _NAMES = (
 )
 
 
-def is_ram(state: Mapping[str, Tensor]) -> bool:
-    """Whether the tensors are of RAM or RAM++."""
-    return any(key.startswith(HEADS) for key in state)
-
-
 def read_ram(state: State, hints: Hints, label_names: tuple[str, ...] | None) -> Weights:
     """Translates a whole network, or a head with or without the projection of image tokens."""
     config, head_state = _read_head(state, hints)

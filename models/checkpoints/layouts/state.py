@@ -49,9 +49,8 @@ logger = logging.getLogger(__name__)
 def unwrap(content: object) -> tuple[State, Description]:
     """Finds the tensors: a bare state dict, or one under a name that training code uses.
 
-    Returns them under their authors' names, and the file's description of itself. Averaged weights
-    come before others. Raises CheckpointError if there are several networks, or if the weights are
-    no plain tensors.
+    Returns them under their authors' names, and the file's description of itself. Raises
+    CheckpointError if there are several networks, or if the weights are no plain tensors.
     """
     if not isinstance(content, Mapping):
         raise CheckpointError("the checkpoint is not a dictionary of tensors")
@@ -68,10 +67,6 @@ def _refuse(content: Mapping[Any, Any]) -> NoReturn:
     others = {str(key): value for key, value in content.items() if not isinstance(value, Tensor)}
     pickled = {key: value.kind for key, value in others.items() if isinstance(value, Unread)}
     refuse_unsupported([*pickled.values(), *others])
-    if pickled and all(kind.startswith("numpy.") for kind in pickled.values()):
-        raise CheckpointError(
-            "the checkpoint has arrays of numpy: store tensors, with torch.from_numpy"
-        )
     entries = [f"{key} (a pickled {pickled[key]})" if key in pickled else key for key in others]
     raise CheckpointError(
         "the checkpoint has entries that are no tensors under a usual name: "

@@ -6,12 +6,7 @@ from models.checkpoints.description import CheckpointError, Description, Hints, 
 from models.checkpoints.layouts import backbones, ml_decoder, query2label, ram
 from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, read_body, take_body
 from models.checkpoints.layouts.classifier import read_classifier
-from models.checkpoints.layouts.state import (
-    find_prefix,
-    leave_out_training,
-    refuse_others,
-    unwrap,
-)
+from models.checkpoints.layouts.state import find_prefix, leave_out_training, refuse_others, unwrap
 from models.checkpoints.layouts.unsupported import refuse_unsupported
 from models.checkpoints.preparation import PREPROCESS, TAGS
 
@@ -29,7 +24,8 @@ def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
     state = leave_out_training(state)
     refuse_unsupported(state)
     state = backbones.rename_densenet(take_body(state, [query2label.MARK]))
-    if (given.model_args or given.preparation) and (query2label.MARK in state or ram.is_ram(state)):
+    is_ram = any(key.startswith(ram.HEADS) for key in state)
+    if (given.model_args or given.preparation) and (query2label.MARK in state or is_ram):
         raise CheckpointError(
             "the file is Query2Label or RAM, which is not prepared as the config.json or "
             f"{PREPROCESS} beside it says: move them away, and give --mean, --std and "
@@ -37,7 +33,7 @@ def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
         )
     if query2label.MARK in state:
         return query2label.read_query2label(state, hints, described.label_names)
-    if ram.is_ram(state):
+    if is_ram:
         return ram.read_ram(state, hints, described.label_names)
     parts = ml_decoder.split_head(state)
     if parts is not None:

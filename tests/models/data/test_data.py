@@ -117,12 +117,10 @@ def test_damaged_layout_is_refused(
         read_labelled_folder(folder)
 
 
-def test_coco_photo_is_refused_when_two_years_split_it_differently(tmp_path: Path) -> None:
+def test_coco_of_two_years_is_refused(tmp_path: Path) -> None:
     folder = write_coco(tmp_path / "coco")
-    write_coco_index(folder, "val2014", [5, 3])
-    with pytest.raises(DataError, match="photo 3 is in train2017 and in val2014"):
-        read_labelled_folder(folder)
-    write_coco_index(folder, "val2014", [5, 9])
-    assert len(read_labelled_folder(folder).split("val")) == 3
-    write_coco_index(folder, "test2017", [3, 7])  # within a year each split may count anew
+    write_coco_index(folder, "test2017", [3, 7])  # each split may count anew
     assert len(read_labelled_folder(folder).split("test")) == 2
+    write_coco_index(folder, "val2014", [5])
+    with pytest.raises(DataError, match="years 2014, 2017: keep"):
+        read_labelled_folder(folder)

@@ -1,13 +1,11 @@
-"""Query2Label's laws: positions, what batches share, every variant of its layers."""
+"""Query2Label's laws: what batches share, every variant of its layers."""
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from models.config import Query2LabelConfig
-from models.heads.query2label import EncoderLayer, Query2Label, QueryLayer, sine_positions
-from tests.goldens import FOLDER
+from models.heads.query2label import EncoderLayer, Query2Label, QueryLayer
 from tests.models.heads import WIDTHS
 
 
@@ -15,16 +13,6 @@ def build(**changes: object) -> Query2Label:
     torch.manual_seed(0)
     values = {"num_classes": 5, "grid": (2, 3), **WIDTHS, **changes}
     return Query2Label(Query2LabelConfig.model_validate(values)).eval()
-
-
-@pytest.mark.parametrize("name", ["pe_128_224", "pe_256_448"])
-def test_positions_equal_the_authors(name: str) -> None:
-    with np.load(FOLDER / "q2l_sine_pe.npz") as file:
-        (table,) = file[name]
-    width, rows, columns = table.shape
-    positions = sine_positions(width, (rows, columns))
-    expected = torch.from_numpy(table).flatten(1).T
-    torch.testing.assert_close(positions, expected, rtol=0, atol=2e-6)
 
 
 def test_tokens_of_another_width_need_a_projection() -> None:
@@ -65,7 +53,8 @@ def decode_as_detr(
 
 
 def stir(head: torch.nn.Module) -> None:
-    """Gives every weight a value of its own: fresh norms would all be alike."""
+    """Gives weights and positions values of their own: fresh norms would all be alike."""
+    head.positions.normal_()
     for parameter in head.parameters():
         parameter.data = torch.randn_like(parameter) * 0.5
 
