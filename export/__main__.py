@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return report(export)
 
 
-def report(work: Callable[[set[Path]], None]) -> int:
+def report(work: Callable[[set[Path]], object]) -> int:
     """Does work that logs to stderr and adds photos that cannot be used; returns the exit code."""
     left_out: set[Path] = set()
     try:
