@@ -161,10 +161,7 @@ def find_measured(
 
 
 def select_photos(
-    folder: LabelledFolder,
-    split: str,
-    label_names: Sequence[str],
-    reader: PhotoReader,
+    folder: LabelledFolder, split: str, label_names: Sequence[str], reader: PhotoReader
 ) -> LabelledPhotos:
     """Returns one split with its targets in the model's order.
 

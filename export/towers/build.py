@@ -120,9 +120,7 @@ def build_bundle(request: TowersRequest, left_out: set[Path]) -> Bundle:
         ),
         input=contract,
         open_head=OpenHead(
-            kind=kind,
-            activation="softmax" if kind == "clip" else "sigmoid",
-            embedding_space=space,
+            kind=kind, activation="softmax" if kind == "clip" else "sigmoid", embedding_space=space
         ),
     )
     draft = BundleDraft(
