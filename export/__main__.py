@@ -11,8 +11,7 @@ takes seconds.
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, get_args
 
@@ -58,12 +57,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def report(work: Callable[[set[Path]], object]) -> int:
     """Does work that logs to stderr and adds photos that cannot be used; returns the exit code."""
     left_out: set[Path] = set()
+    handler = logging.StreamHandler(sys.stderr)
+    loggers = [logging.getLogger(name) for name in ("export", "models")]
+    for logger in loggers:
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
     try:
-        with _log_to_stderr():
-            work(left_out)
+        work(left_out)
     except (RequestError, BundleError, OSError) as error:
         sys.stderr.write(f"error: {escape(' '.join(str(error).split()))}\n")
         return _EXIT_NOT_WRITTEN
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
     if left_out:
         photos = "photo was" if len(left_out) == 1 else "photos were"
         sys.stderr.write(f"{len(left_out)} {photos} left out\n")
@@ -110,20 +116,6 @@ class _Removed(argparse.Action):
 
 def _to_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-@contextmanager
-def _log_to_stderr() -> Iterator[None]:
-    handler = logging.StreamHandler(sys.stderr)
-    loggers = [logging.getLogger(name) for name in ("export", "models")]
-    for logger in loggers:
-        logger.setLevel(logging.INFO)
-        logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
 
 
 def _to_precisions(text: str) -> tuple[Precision, ...]:

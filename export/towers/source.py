@@ -84,7 +84,7 @@ class Repository:
         return remote is not None
 
     def _check_pin(self, name: str, digest: str) -> None:
-        pin = PINS.get(f"{self.place}/{name}".removeprefix(HUB)) if is_on_hub(self.place) else None
+        pin = PINS.get((self.place, Path(name).name))
         if len(digest) == 64 and pin not in (None, digest):
             raise ExportError(
                 f"{name} of {self.place} is not the file that this version knows (sha256 "
