@@ -1,11 +1,8 @@
 """`python -m export --checkpoint FILE --out bundles/NAME [--photos FOLDER] ...`.
 
-With `--bundle` in place of a checkpoint, a finished bundle is calibrated again, or gets a
-background.
-
-Logs its progress to stderr; exits with 0 (written), 1 (written, but photos were left out) or 2 (not
-written). The options and the checkpoint's first bytes are checked before torch is imported, which
-takes seconds.
+With `--bundle`, a finished bundle is calibrated again, or gets a background. Exits with 0, with 1
+if photos were left out, or 2 (not written). The options and the checkpoint's first bytes are
+checked before torch is imported, which takes seconds.
 """
 
 import argparse

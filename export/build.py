@@ -90,11 +90,8 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
     # Read and check everything before the work that takes minutes.
     check_target(request.out)
     source = read_source(
-        request.checkpoint,
-        request.hints,
-        request.label_names,
-        request.label_thresholds,
-        request.category_threshold,
+        *(request.checkpoint, request.hints, request.label_names),
+        *(request.label_thresholds, request.category_threshold),
     )
     card = _describe(request, source)
     names, contract = source.label_names, card.input

@@ -83,9 +83,14 @@ def add_screen(  # noqa: PLR0913 - the parts of a bundle
         *(100 * measured.above_found, measured.images, measured.dataset),
     )
     opened = opened.model_copy(update={"screen": measured})
-    about = draft.card.model_copy(update={"open_head": opened})
-    files = {name: {"fp32": model.SerializeToString()} for name, model in made.items()}
-    return replace(draft, card=about, graphs={**draft.graphs, **files})
+    return replace(
+        draft,
+        card=draft.card.model_copy(update={"open_head": opened}),
+        graphs={
+            **draft.graphs,
+            **{name: {"fp32": model.SerializeToString()} for name, model in made.items()},
+        },
+    )
 
 
 def _encode(graphs: Graphs, photos: LabelledPhotos) -> FloatArray:

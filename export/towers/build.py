@@ -196,12 +196,12 @@ def _build_texts(
         files.read(TOKENIZER)
         limit = fixed or _find_limit(files)
         tokenizer, pad, size = read_tokenizer(files.place, kind, limit)
+        return_memory()  # 300 MB of a large vocabulary
         length = limit if fixed or kind == "siglip" else 0
         wrap_texts(model, pad, length)
         graph = _serialize(model)
         del model
         rules = Tokenizer.from_buffer(tokenizer)
-        return_memory()  # 300 MB of a large vocabulary
         session = open_session(graph)
         ends = np.array([[size - 1]])  # fails if the tower knows fewer tokens
         session.run(["embeddings"], {"input_ids": ends, "attention_mask": np.ones_like(ends)})
@@ -211,6 +211,7 @@ def _build_texts(
         logger.info("encoding the %d names of %s", len(everyday.names), everyday.name)
         everyday = embed_label_set(everyday, space, encoder.encode)
         del encoder, session  # before the file's own is opened: memory
+        return_memory()
         if length:
             rules.enable_padding(length=length, pad_id=pad)
         ids = [np.array([encoding.ids]) for encoding in rules.encode_batch(list(_TEXTS))]
