@@ -1,18 +1,14 @@
 """`python -m export --checkpoint FILE --out bundles/NAME [--photos FOLDER] ...`.
 
-With `--bundle` in place of a checkpoint, a finished bundle is calibrated again, or gets a
-background.
-
-Logs its progress to stderr; exits with 0 (written), 1 (written, but photos were left out) or 2 (not
-written). The options and the checkpoint's first bytes are checked before torch is imported, which
-takes seconds.
+With `--bundle`, a finished bundle is calibrated again, or gets a background. Exits with 0, with 1
+if photos were left out, or 2 (not written). The options and the checkpoint's first bytes are
+checked before torch is imported, which takes seconds.
 """
 
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, get_args
 
@@ -55,15 +51,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return report(export)
 
 
-def report(work: Callable[[set[Path]], None]) -> int:
+def report(work: Callable[[set[Path]], object]) -> int:
     """Does work that logs to stderr and adds photos that cannot be used; returns the exit code."""
     left_out: set[Path] = set()
+    handler = logging.StreamHandler(sys.stderr)
+    loggers = [logging.getLogger(name) for name in ("export", "models")]
+    for logger in loggers:
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
     try:
-        with _log_to_stderr():
-            work(left_out)
+        work(left_out)
     except (RequestError, BundleError, OSError) as error:
         sys.stderr.write(f"error: {escape(' '.join(str(error).split()))}\n")
         return _EXIT_NOT_WRITTEN
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
     if left_out:
         photos = "photo was" if len(left_out) == 1 else "photos were"
         sys.stderr.write(f"{len(left_out)} {photos} left out\n")
@@ -110,20 +113,6 @@ class _Removed(argparse.Action):
 
 def _to_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-@contextmanager
-def _log_to_stderr() -> Iterator[None]:
-    handler = logging.StreamHandler(sys.stderr)
-    loggers = [logging.getLogger(name) for name in ("export", "models")]
-    for logger in loggers:
-        logger.setLevel(logging.INFO)
-        logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
 
 
 def _to_precisions(text: str) -> tuple[Precision, ...]:

@@ -32,12 +32,8 @@ logger = logging.getLogger(__name__)
 
 def read_graphs(bundle: Bundle, names: tuple[GraphName, ...], precision: Precision) -> Graphs:
     """Reads graphs of a bundle; those without this precision in fp32."""
-    return {
-        name: onnx.load_from_string(
-            bundle.read_graph(name, bundle.image_precision(name, precision))
-        )
-        for name in names
-    }
+    files = {name: bundle.image_precision(name, precision) for name in names}
+    return {n: onnx.load_from_string(bundle.read_graph(n, files[n])) for n in names}
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,15 +63,12 @@ def predict_logits(
 
 def predict_blank(variants: Iterable[Graphs], embeddings: FloatArray | None = None) -> FloatArray:
     """Returns logits float32 [m, N] or [m, L] of blank photos, black to white, by each variant."""
-    models = [EncoderAndHead(graphs, embeddings) for graphs in variants]
-    greys = (*range(0, 256, 32), 255)
-    return np.concatenate(
-        [
-            model.predict(np.full(model.photo_shape, grey, np.uint8))
-            for model in models
-            for grey in greys
-        ]
-    )
+    logits = []
+    for graphs in variants:
+        model = EncoderAndHead(graphs, embeddings)
+        greys = (np.full(model.photo_shape, grey, np.uint8) for grey in (*range(0, 256, 32), 255))
+        logits += [model.predict(photo) for photo in greys]
+    return np.concatenate(logits)
 
 
 def finish_bundle(path: Path, draft: BundleDraft) -> Bundle:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from onnx import helper
 from pydantic import ValidationError
@@ -89,11 +90,8 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
     # Read and check everything before the work that takes minutes.
     check_target(request.out)
     source = read_source(
-        request.checkpoint,
-        request.hints,
-        request.label_names,
-        request.label_thresholds,
-        request.category_threshold,
+        *(request.checkpoint, request.hints, request.label_names),
+        *(request.label_thresholds, request.category_threshold),
     )
     card = _describe(request, source)
     names, contract = source.label_names, card.input
@@ -211,6 +209,7 @@ def _measure(
     )
 
     photos, metrics = splits.test, []
+    measured_on: dict[str, Any] = {"dataset": photos.dataset, "images": len(photos.paths)}
     exact = predict_logits(variants.graphs["fp32"], photos)
     for precision, graphs in variants.graphs.items():
         logits = exact if precision == "fp32" else predict_logits(graphs, photos)
@@ -219,15 +218,7 @@ def _measure(
         if precision != "fp32":
             noise = variation_to_noise(exact, logits)
             logger.info("%s: logits vary %.1f dB above their deviation from fp32", precision, noise)
-        metrics.append(
-            Metric(
-                name="mAP",
-                value=value,
-                precision=precision,
-                dataset=photos.dataset,
-                images=len(photos.paths),
-            )
-        )
+        metrics.append(Metric(name="mAP", value=value, precision=precision, **measured_on))
     card = draft.card.model_copy(update={"trained_head": head, "metrics": tuple(metrics)})
     return replace(draft, card=card, labels=labels)
 

@@ -39,9 +39,8 @@ def read_background_photos(folder: Path, reader: PhotoReader) -> LabelledPhotos:
     Raises ExportError if there are fewer than `MIN_PHOTOS`, OSError without the folder.
     """
     paths = tuple(folder / name for name in list_photos(str(folder))[0])
-    listed = LabelledPhotos(
-        folder.resolve().name, (), paths, np.zeros((len(paths), 0), int), reader
-    )
+    targets = np.zeros((len(paths), 0), int)
+    listed = LabelledPhotos(folder.resolve().name, (), paths, targets, reader)
     photos = listed.shuffle().keep_usable(MOST_BACKGROUND_PHOTOS)
     if (count := len(photos.paths)) < MIN_PHOTOS:
         raise ExportError(
@@ -56,9 +55,7 @@ def find_background_photos(
     """Returns photos of the folder, else of training, else of open labels; None if too few."""
     if folder is not None:
         return read_background_photos(folder, reader)
-    choices = [
-        photos for photos in (splits and splits.background, opened and opened.unseen) if photos
-    ]
+    choices = [each for each in (splits and splits.background, opened and opened.unseen) if each]
     for photos in choices:
         if len(photos.paths) >= MIN_PHOTOS:
             return photos.sample(MOST_BACKGROUND_PHOTOS)

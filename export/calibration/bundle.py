@@ -76,9 +76,7 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
         scored = score_photos(val, variants)
         trained, labels = calibrate_trained(trained, labels, scored, options)
     if opened is not None and text_encoder is not None and (val or unseen):
-        variants = [
-            read_graphs(bundle, PIXELS_TO_OPEN_LOGITS, precision) for precision in precisions
-        ]
+        variants = [read_graphs(bundle, PIXELS_TO_OPEN_LOGITS, each) for each in precisions]
         opened, sets = calibrate_open_labels(
             *(opened, read_bundle_sets(bundle), unseen, val, variants),
             embed=text_encoder.encode,

@@ -107,9 +107,8 @@ def _find_thresholds_by_name(
     calibration = embedded.calibration or head.trained_names or head.calibration
     thresholds = find_open_thresholds(trained, calibration, options)
     names = trained.photos.label_names
-    trained_embeddings = dict(
-        zip(names, embed_names(names, head.embedding_space.template, embed), strict=True)
-    )
+    vectors = embed_names(names, head.embedding_space.template, embed)
+    trained_embeddings = dict(zip(names, vectors, strict=True))
     return {
         name: thresholds.get(name)
         for name, embedding in zip(embedded.names, embedded.embeddings, strict=True)

@@ -35,9 +35,7 @@ def weighted_layers(model: onnx.ModelProto) -> tuple[str, ...]:
     """Returns the nodes that multiply by a stored weight, in the order of the graph."""
     constants = constant_names(model)
     return tuple(
-        node.name
-        for node in model.graph.node
-        if node.op_type in WEIGHTED_OPS and node.input[1] in constants
+        n.name for n in model.graph.node if n.op_type in WEIGHTED_OPS and n.input[1] in constants
     )
 
 

@@ -102,10 +102,9 @@ def _tidy(model: onnx.ModelProto) -> onnx.ModelProto:
     del model.opset_import[:]
     model.opset_import.extend(imports)
     del model.metadata_props[:]
-    for entry in (*model.graph.node, *model.graph.value_info, *model.graph.initializer):
+    graph = model.graph
+    for entry in (*graph.node, *graph.initializer, *graph.value_info, *graph.input, *graph.output):
         del entry.metadata_props[:]
         entry.doc_string = ""
-    for port in (*model.graph.input, *model.graph.output):
-        del port.metadata_props[:]
     onnx.checker.check_model(model, full_check=True)
     return model

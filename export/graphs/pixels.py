@@ -10,13 +10,12 @@ from onnxruntime.transformers.onnx_model import OnnxModel
 
 from export.graphs.graph import weighted_layers
 
-_Array = NDArray[Any]
-# QuantizeLinear and DequantizeLinear of a layer's input, DequantizeLinear of weights and of bias.
-_Stem = tuple[NodeProto, NodeProto, NodeProto, NodeProto]
-
 # ONNX Runtime has a faster int8 convolution for multiples of four channels, which halves the time
 # of a stem. For larger windows, such as a ViT's patches, a fourth channel costs more than it saves.
 _LARGEST_WIDENED = 7
+# From a first layer's input to transposed pixels, with a mean subtracted or without: operators, and
+# the places of the inputs that lead there.
+_TO_PIXELS = [(["Sub", "Cast", "Transpose"], [0, 0, 0]), (["Cast", "Transpose"], [0, 0])]
 
 
 def fold_scale(model: onnx.ModelProto) -> None:
@@ -25,19 +24,19 @@ def fold_scale(model: onnx.ModelProto) -> None:
     `(pixels - mean) * scale` becomes `pixels - mean`. The mean stays: the convolution pads with
     zeros after it. Encoders without a scale right before a convolution are left unchanged.
     """
-    convolution = _first_convolution(model)
-    scaling = _producer(model, convolution.input[0]) if convolution is not None else None
-    if convolution is None or scaling is None or scaling.op_type != "Mul":
+    graph, convolution = OnnxModel(model), _first_convolution(model)
+    scaling = convolution and graph.match_parent(convolution, "Mul", 0)
+    if convolution is None or scaling is None:
         return
-    scale, weights = _constant(model, scaling.input[1]), _constant(model, convolution.input[1])
+    scale, weights = (graph.get_constant_value(n.input[1]) for n in (scaling, convolution))
     if scale is None or weights is None or weights.shape[1] != 3:
         return
     if scale.shape not in {(3, 1, 1), (1, 3, 1, 1), (1,), ()}:
         return
     scaled = weights.astype(np.float64) * scale.astype(np.float64)
-    _put(model, convolution, 1, scaled.astype(np.float32))
+    _put(graph, convolution, 1, scaled.astype(np.float32))
     convolution.input[0] = scaling.input[0]
-    OnnxModel(model).prune_graph()
+    graph.prune_graph()
 
 
 def feed_pixels(model: onnx.ModelProto) -> None:
@@ -48,79 +47,62 @@ def feed_pixels(model: onnx.ModelProto) -> None:
     weight, allows ONNX Runtime's faster convolution. A first layer in float or of another kind is
     left unchanged.
     """
-    stem = _find_stem(model)
-    if stem is None:
+    graph, convolution = OnnxModel(model), _first_convolution(model)
+    if convolution is None:
         return
-    _drop_mean(model, stem)
-    _widen(model, stem)
-    OnnxModel(model).prune_graph()
+    path = graph.match_parent_path(convolution, ["DequantizeLinear", "QuantizeLinear"], [0, 0])
+    weights, bias = (graph.get_parent(convolution, place) for place in (1, 2))
+    if path is None or weights is None or bias is None:
+        return
+    dequantise, quantise = path
+    _drop_mean(graph, quantise, dequantise, weights, bias)
+    _widen(graph, dequantise, weights)
+    graph.prune_graph()
     del model.graph.value_info[:]  # shapes that are out of date
 
 
-def _find_stem(model: onnx.ModelProto) -> _Stem | None:
-    """Returns the nodes around the first convolution of an int8 encoder."""
-    convolution = _first_convolution(model)
-    if convolution is None or len(convolution.input) != 3:
-        return None
-    dequantise, weights, bias = (_producer(model, name) for name in convolution.input)
-    if dequantise is None or weights is None or bias is None:
-        return None
-    quantise = _producer(model, dequantise.input[0])
-    if quantise is None or quantise.op_type != "QuantizeLinear":
-        return None
-    return quantise, dequantise, weights, bias
-
-
-def _drop_mean(model: onnx.ModelProto, stem: _Stem) -> None:
-    quantise, dequantise, weights, offset = stem
-    source = _find_pixels(model, quantise.input[0])
-    if source is None:
+def _drop_mean(
+    graph: OnnxModel,
+    quantise: NodeProto,
+    dequantise: NodeProto,
+    weights: NodeProto,
+    bias: NodeProto,
+) -> None:
+    _, path, _ = graph.match_parent_paths(quantise, _TO_PIXELS, graph.output_name_to_node())
+    images = graph.model.graph.input[0]
+    is_uint8 = images.type.tensor_type.elem_type == TensorProto.UINT8
+    if path is None or path[-1].input[0] != images.name or not is_uint8:
         return
-    pixels, mean = source
-    if np.unique(mean).size != 1:
+    mean = graph.get_constant_value(path[0].input[1]) if len(path) == 3 else np.zeros(1)
+    if mean is None or np.unique(mean).size != 1:
         return
     value = float(mean.flat[0])
     zero_point = round(value)
     if not 0 <= zero_point <= 255:  # not a pixel value
         return
-    kernel = _need(model, weights.input[0]).astype(np.float64)
-    scale = _need(model, weights.input[1]).astype(np.float64)  # of each output channel
-    bias = _need(model, offset.input[0]) * _need(model, offset.input[1]).astype(np.float64)
-    bias += (zero_point - value) * scale * kernel.sum(axis=(1, 2, 3))
-    _put(model, offset, 0, np.round(bias / scale).astype(np.int32))
-    _put(model, offset, 1, scale.astype(np.float32))
-    dequantise.input[0] = pixels
-    _put(model, dequantise, 1, np.array(1, np.float32))
-    _put(model, dequantise, 2, np.array(zero_point, np.uint8))
+    kernel, scale, whole, step = (
+        graph.get_constant_value(name).astype(np.float64)
+        for name in (*weights.input[:2], *bias.input[:2])
+    )  # a scale for each output channel
+    offset = whole * step + (zero_point - value) * scale * kernel.sum(axis=(1, 2, 3))
+    _put(graph, bias, 0, np.round(offset / scale).astype(np.int32))
+    _put(graph, bias, 1, scale.astype(np.float32))
+    dequantise.input[0] = path[-2].input[0]
+    _put(graph, dequantise, 1, np.array(1, np.float32))
+    _put(graph, dequantise, 2, np.array(zero_point, np.uint8))
 
 
-def _find_pixels(model: onnx.ModelProto, name: str) -> tuple[str, _Array] | None:
-    """Returns the transposed uint8 pixels of a value, and the mean subtracted; else None."""
-    mean: _Array | None = np.zeros(1)
-    node = _producer(model, name)
-    if node is not None and node.op_type == "Sub":
-        mean, node = _constant(model, node.input[1]), _producer(model, node.input[0])
-    if mean is None or node is None or node.op_type != "Cast":
-        return None
-    order = _producer(model, node.input[0])
-    images = model.graph.input[0]
-    if order is None or order.op_type != "Transpose" or order.input[0] != images.name:
-        return None
-    whole = images.type.tensor_type.elem_type == TensorProto.UINT8
-    return (node.input[0], mean) if whole else None
-
-
-def _widen(model: onnx.ModelProto, stem: _Stem) -> None:
-    _, dequantise, weights, _ = stem
-    kernel = _need(model, weights.input[0])
+def _widen(graph: OnnxModel, dequantise: NodeProto, weights: NodeProto) -> None:
+    kernel = graph.get_constant_value(weights.input[0])
     if kernel.shape[1] != 3 or max(kernel.shape[2:]) > _LARGEST_WIDENED:
         return
-    _put(model, weights, 0, np.concatenate([kernel, np.zeros_like(kernel[:, :1])], axis=1))
+    _put(graph, weights, 0, np.concatenate([kernel, np.zeros_like(kernel[:, :1])], axis=1))
     sources = [dequantise.input[0], ""]
     gather = helper.make_node("Gather", sources, ["pixels.wide"], name="pixels.wide", axis=1)
-    _put(model, gather, 1, np.array([0, 1, 2, 2]))
+    _put(graph, gather, 1, np.array([0, 1, 2, 2]))
     dequantise.input[0] = gather.output[0]
-    model.graph.node.insert(list(model.graph.node).index(dequantise), gather)
+    nodes = graph.model.graph.node
+    nodes.insert(list(nodes).index(dequantise), gather)
 
 
 def _first_convolution(model: onnx.ModelProto) -> NodeProto | None:
@@ -129,23 +111,8 @@ def _first_convolution(model: onnx.ModelProto) -> NodeProto | None:
     return first if first is not None and first.op_type == "Conv" else None
 
 
-def _producer(model: onnx.ModelProto, name: str) -> NodeProto | None:
-    return next((n for n in model.graph.node if name in n.output), None)
-
-
-def _constant(model: onnx.ModelProto, name: str) -> _Array | None:
-    stored = (t for t in model.graph.initializer if t.name == name)
-    return next(map(numpy_helper.to_array, stored), None)
-
-
-def _need(model: onnx.ModelProto, name: str) -> _Array:
-    constant = _constant(model, name)
-    assert constant is not None, name  # the quantiser stores constants as initialisers
-    return constant
-
-
-def _put(model: onnx.ModelProto, node: NodeProto, index: int, values: _Array) -> None:
+def _put(graph: OnnxModel, node: NodeProto, index: int, values: NDArray[Any]) -> None:
     """Sets a node's input to a new constant; other nodes may use the old one."""
     name = f"{node.name}.{index}.folded"
-    model.graph.initializer.append(numpy_helper.from_array(values, name))
+    graph.add_initializer(numpy_helper.from_array(values, name))
     node.input[index] = name

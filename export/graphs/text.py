@@ -62,30 +62,20 @@ def build_text_graph(encoder: TextEncoder, *, compact: bool = False) -> onnx.Mod
         expected = encoder.module(*inputs).numpy()
     size = sum(weights.numel() * 4 for weights in encoder.module.parameters())
     if not encoder.in_8_bits and (compact or size > _LARGEST):
+        kind, least = "16-bit", COMPACT_COSINE
         stored = trace_text_encoder(_narrow(encoder.module), fold=False)
-        return _check_cosine(stored, inputs, expected, "16-bit", COMPACT_COSINE)
-    exact = trace_text_encoder(encoder.module)
-    difference = float(np.abs(embed_tokens(open_session(exact), *inputs) - expected).max())
-    if not difference <= TEXT_TOLERANCE:
-        raise VerificationError(f"text embeddings deviate from torch by {difference:.1e}")
-    if not encoder.in_8_bits:
-        return exact
-    return _check_cosine(_quantise(exact), inputs, expected, "int8", INT8_COSINE)
-
-
-def _check_cosine(
-    stored: onnx.ModelProto,
-    inputs: tuple[Tensor, Tensor],
-    expected: FloatArray,
-    kind: str,
-    least: float,
-) -> onnx.ModelProto:
+    else:
+        exact = trace_text_encoder(encoder.module)
+        difference = float(np.abs(embed_tokens(open_session(exact), *inputs) - expected).max())
+        if not difference <= TEXT_TOLERANCE:
+            raise VerificationError(f"text embeddings deviate from torch by {difference:.1e}")
+        if not encoder.in_8_bits:
+            return exact
+        kind, least, stored = "int8", INT8_COSINE, _quantise(exact)
     cosine = float((embed_tokens(open_session(stored), *inputs) * expected).sum(axis=1).min())
     if not cosine >= least:
         raise VerificationError(f"a text embedding in {kind} has cosine {cosine:.4f} with torch's")
-    logger.info(
-        "text encoder: %s embeddings have cosines of %.4f or more with torch's", kind, cosine
-    )
+    logger.info("text encoder: cosines of %s with torch's are %.4f or more", kind, cosine)
     return stored
 
 

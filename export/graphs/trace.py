@@ -91,13 +91,11 @@ def trace_heads(
     With a `grid` of the tokens, heads with maps return their memory too. The number of tokens stays
     dynamic, except for heads that are bound to a grid.
     """
-    bound = isinstance(head, Query2Label | TimmHead)
+    bound, scorer = isinstance(head, Query2Label | TimmHead), _Call(head, partial(_score, head))
     inputs = {"tokens": example("B", tokens if bound else "S", width)}
     traced: dict[GraphName, onnx.ModelProto] = {}
     if isinstance(head, MLDecoder) and grid is not None:
-        traced["trained_head"] = trace_graph(
-            _Call(head, partial(_score, head)), inputs, "logits", MEMORY
-        )
+        traced["trained_head"] = trace_graph(scorer, inputs, "logits", MEMORY)
         asked = {"labels": example("L", dtype=torch.int64)}
         traced["trained_head_maps"] = _trace_maps(head, grid, width, asked)
     elif not isinstance(head, ZeroShotMLDecoder | CosineHead):
@@ -106,10 +104,8 @@ def trace_heads(
         traced["label_encoder"] = trace_label_encoder(head)
         queries = {"queries": example("L", head.config.query_width)}
         if grid is None or isinstance(head, Ram):
-            scorer = _Call(head, head.score)
-            traced["open_head"] = trace_graph(scorer, inputs | queries, "logits")
+            traced["open_head"] = trace_graph(_Call(head, head.score), inputs | queries, "logits")
         else:
-            scorer = _Call(head, partial(_score, head))
             traced["open_head"] = trace_graph(scorer, inputs | queries, "logits", MEMORY)
             traced["open_head_maps"] = _trace_maps(head, grid, width, queries)
     return {name: optimise(model) for name, model in traced.items()}
@@ -137,13 +133,12 @@ def trace_label_encoder(head: OpenHead, screen: Screen | None = None) -> onnx.Mo
     inputs = {"embeddings": example("L", head.config.embedding_width)}
     if screen is None:
         return trace_graph(_Call(head, head.encode_labels), inputs, "queries")
-    encoder = _Call(screen, partial(_encode_with_keys, screen))
-    return trace_graph(encoder, inputs, "queries", *_describe_keys(screen))
 
+    def encode(embeddings: Tensor) -> tuple[Tensor, ...]:
+        queries = screen.head.encode_labels(embeddings)
+        return queries, *screen.describe(queries).values()
 
-def _encode_with_keys(screen: Screen, embeddings: Tensor) -> tuple[Tensor, ...]:
-    queries = screen.head.encode_labels(embeddings)
-    return queries, *screen.describe(queries).values()
+    return trace_graph(_Call(screen, encode), inputs, "queries", *_describe_keys(screen))
 
 
 def trace_screened_head(screen: Screen) -> onnx.ModelProto:

@@ -161,10 +161,7 @@ def find_measured(
 
 
 def select_photos(
-    folder: LabelledFolder,
-    split: str,
-    label_names: Sequence[str],
-    reader: PhotoReader,
+    folder: LabelledFolder, split: str, label_names: Sequence[str], reader: PhotoReader
 ) -> LabelledPhotos:
     """Returns one split with its targets in the model's order.
 
@@ -178,13 +175,8 @@ def select_photos(
         )
     images = folder.split(split)
     columns = [folder.label_names.index(name) for name in label_names]
-    return LabelledPhotos(
-        dataset=f"{folder.name}/{split}",
-        label_names=tuple(label_names),
-        paths=tuple(image.path for image in images),
-        targets=folder.targets(images)[:, columns],
-        reader=reader,
-    )
+    paths, targets = tuple(image.path for image in images), folder.targets(images)[:, columns]
+    return LabelledPhotos(f"{folder.name}/{split}", tuple(label_names), paths, targets, reader)
 
 
 def read_unseen(

@@ -20,11 +20,7 @@ from service.labels.label_set import RATING
 
 TAG_FILES = (TAGS, "class.json", "tags.json", "tagger_tags.json", "tags_v0.9_13k.json")
 _CATEGORIES = {
-    "0": "general",
-    "1": "artist",
-    "3": "copyright",
-    "4": "character",
-    "5": "meta",
+    **{"0": "general", "1": "artist", "3": "copyright", "4": "character", "5": "meta"},
     "9": RATING,
 }
 _MAX_BYTES = 10_000_000  # 10,861 tags have 300 kB
@@ -69,13 +65,9 @@ def _read_table(path: Path, home: Path) -> Iterator[Label]:
         number, best = row.get("category"), row.get("best_threshold")
         if number is not None and number not in _CATEGORIES:
             raise ExportError(f"{where}: category {number!r:.80} is not {', '.join(_CATEGORIES)}")
-        yield Label.model_construct(
-            name=row["name"],
-            category=number and _CATEGORIES[number],
-            threshold=read_share(best, f"{where}: best_threshold")
-            if best
-            else by_category.get(number),
-        )
+        own = read_share(best, f"{where}: best_threshold") if best else by_category.get(number)
+        category = number and _CATEGORIES[number]
+        yield Label.model_construct(name=row["name"], category=category, threshold=own)
 
 
 def _read_rows(path: Path, *required: str) -> Iterator[tuple[str, dict[str, str]]]:

@@ -88,12 +88,9 @@ def read_source(
         _check_names(tuple(label.name for label in labels), origin)
     elif label_names is not None:
         raise ExportError("--label-names does not fit a head for open labels")
-    return Source(
-        network=network,
-        labels=_set_thresholds(labels, label_thresholds, category_threshold),
-        sha256=checkpoint.sha256,
-        training_data=checkpoint.notes.get("training_data", "unknown"),
-    )
+    labels = _set_thresholds(labels, label_thresholds, category_threshold)
+    training_data = checkpoint.notes.get("training_data", "unknown")
+    return Source(network, labels, checkpoint.sha256, training_data)
 
 
 def _find_labels(

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from pathlib import Path
@@ -19,7 +21,9 @@ from export import ExportError
 from export.towers.known import LOGITS, PINS, Logits
 from models.checkpoints.formats import HUB, is_on_hub
 from models.checkpoints.hub import Remote, ask, fetch, fetch_needed, read_json, read_range
+from models.commands import RequestError
 from service.bundle.card import Precision
+from service.engine.sessions import first_line
 
 CONFIG, PREPARATION, TOKENIZER = "config.json", "preprocessor_config.json", "tokenizer.json"
 _OPTIONAL = (CONFIG, "tokenizer_config.json", "special_tokens_map.json")
@@ -33,7 +37,7 @@ _TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<f4"}  # of safetensors
 _MAX_HEADER = 100_000_000  # bytes, the format's own limit
 
 
-class TowerFile(NamedTuple):
+class Tower(NamedTuple):
     """A graph of a repository; `data` are files of weights beside it."""
 
     name: str
@@ -43,20 +47,57 @@ class TowerFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Repository:
-    """A folder, or `hf-hub:owner/name`, with graphs in `onnx/` as the hub's repositories have."""
+    """A folder, or `hf-hub:owner/name`, with graphs in `onnx/` as the hub's repositories have.
+
+    Methods raise CheckpointError if files are missing or the hub does not answer, and ExportError
+    for a file that is not the pinned one.
+    """
 
     place: str
-    vision: TowerFile
-    text: TowerFile
-    remotes: Mapping[str, Remote]  # of all files, by name
+    remotes: dict[str, Remote] = field(default_factory=dict)  # all files that were found, by name
     hashes: dict[str, str] = field(default_factory=dict)  # SHA-256 of the files that were read
 
+    def find_towers(self, vision: Precision, text: Precision) -> tuple[Tower, Tower]:
+        """Finds of each tower the wanted variant, else the best that is there, and other files.
+
+        Downloads nothing.
+        """
+        towers = self._find_tower("vision", vision), self._find_tower("text", text)
+        for name in (PREPARATION, TOKENIZER, *_OPTIONAL):
+            if not self._has(name) and name not in _OPTIONAL:
+                fetch_needed(self.place, name)  # raises
+        return towers
+
+    def _find_tower(self, tower: str, wanted: Precision) -> Tower:
+        ends = sorted(_ENDS, key=lambda end: _ENDS[end] != wanted)
+        names = {f"onnx/{tower}_model{end}.onnx": _ENDS[end] for end in ends}
+        found = next(filter(self._has, names), None)
+        name = found or fetch_needed(self.place, *names).name  # raises
+        data = (f"{name}_data{f'_{i}' if i else ''}" for i in count())
+        return Tower(name, names[name], tuple(takewhile(self._has, data)))
+
+    def _has(self, name: str) -> bool:
+        remote = look_up(self.place, name)
+        if remote is not None:
+            self._check_pin(name, remote.etag)
+            self.remotes[name] = remote
+        return remote is not None
+
+    def _check_pin(self, name: str, digest: str) -> None:
+        pin = PINS.get((self.place, Path(name).name))
+        if len(digest) == 64 and pin not in (None, digest):
+            raise ExportError(
+                f"{name} of {self.place} is not the file that this version knows (sha256 "
+                f"{digest:.12}..., not {pin:.12}...): for another one download the repository, and "
+                "give --from FOLDER"
+            )
+
     def read(self, name: str) -> Path:
-        """Returns a file, after its download. Raises CheckpointError or ExportError."""
+        """Returns a file, after its download."""
         path = fetch_needed(self.place, name)
         with path.open("rb") as file:
             self.hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
-        _check_pin(self.place, name, self.hashes[name])
+        self._check_pin(name, self.hashes[name])
         return path
 
     def read_json(self, name: str) -> dict[str, Any]:
@@ -65,66 +106,34 @@ class Repository:
             self.read(name)
         return read_json(self.place, name)
 
-    def open_graph(self, tower: TowerFile, folder: Path) -> Path:
-        """Returns a graph with its weights beside it; `folder` is for links."""
+    @contextmanager
+    def open_graph(self, tower: Tower) -> Iterator[Path]:
+        """Gives a graph with its weights beside it; errors of its use become ExportErrors."""
         paths = [self.read(name) for name in (tower.name, *tower.data)]
-        if len(paths) == 1 or not is_on_hub(self.place):
-            return paths[0]
-        # The cache has links to files of other names, which ONNX Runtime does not follow.
-        for path in paths:
+        cache = constants.HF_HUB_CACHE if is_on_hub(self.place) else None
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            if cache and tower.data:  # ONNX Runtime does not follow the cache's links to them
+                paths = [_link(path.resolve(), Path(folder, path.name)) for path in paths]
             try:
-                os.link(path.resolve(), folder / path.name)
-            except OSError:
-                shutil.copyfile(path, folder / path.name)
-        return folder / paths[0].name
-
-    def find_revision(self) -> str | None:
-        """Returns the commit of a hub's files."""
-        parts = fetch_needed(self.place, PREPARATION).parts
-        return parts[parts.index("snapshots") + 1] if is_on_hub(self.place) else None
+                yield paths[0]
+            except (RequestError, OSError):
+                raise
+            except Exception as error:  # ONNX Runtime's have no common base, nor protobuf's
+                reason = first_line(error)
+                raise ExportError(f"{tower.name} cannot be used: {reason}") from error
 
 
-def find_repository(place: str, vision: Precision, text: Precision) -> Repository:
-    """Finds of each tower the wanted variant, else the best that is there; downloads nothing.
-
-    Raises CheckpointError if files are missing or the hub does not answer, ExportError for a file
-    that is not the pinned one.
-    """
-    remotes: dict[str, Remote] = {}
-
-    def has(name: str) -> bool:
-        remote = look_up(place, name)
-        if remote is not None:
-            _check_pin(place, name, remote.etag)
-            remotes[name] = remote
-        return remote is not None
-
-    towers = []
-    for tower, precision in (("vision", vision), ("text", text)):
-        ends = [*(end for end in _ENDS if _ENDS[end] == precision), *_ENDS]
-        names = {f"onnx/{tower}_model{end}.onnx": _ENDS[end] for end in ends}
-        found = next(filter(has, names), None)
-        name = found or fetch_needed(place, *names).name  # raises
-        data = (f"{name}_data{f'_{i}' if i else ''}" for i in count())
-        towers.append(TowerFile(name, names[name], tuple(takewhile(has, data))))
-    for name in (PREPARATION, TOKENIZER, *_OPTIONAL):
-        if not has(name) and name not in _OPTIONAL:
-            fetch_needed(place, name)  # raises
-    return Repository(place, towers[0], towers[1], remotes)
+def _link(path: Path, link: Path) -> Path:
+    try:
+        os.link(path, link)
+    except OSError:
+        shutil.copyfile(path, link)
+    return link
 
 
 def look_up(place: str, name: str) -> Remote | None:
     """Describes a file; None if there is none, with HF_HUB_OFFLINE in the cache."""
     return None if constants.HF_HUB_OFFLINE and not fetch(place, name) else ask(place, name)
-
-
-def _check_pin(place: str, name: str, digest: str) -> None:
-    pin = PINS.get(f"{place.removeprefix(HUB)}/{name}") if is_on_hub(place) else None
-    if len(digest) == 64 and pin not in (None, digest):
-        raise ExportError(
-            f"{name} of {place} is not the file that this version knows (sha256 {digest:.12}..., "
-            f"not {pin:.12}...): for another one download the repository, and give --from FOLDER"
-        )
 
 
 def read_logits(
@@ -170,24 +179,21 @@ def _read_numbers(place: str, biased: bool) -> Logits | None:
     if ask(place, _WEIGHTS) is None:
         return None
 
-    def read(start: int, size: int) -> bytes:
-        return read_range(place, _WEIGHTS, start, size)
+    def read_number(name: str) -> float:
+        tensor = header[name]
+        start, end = tensor["data_offsets"]
+        half = bytes(2) if tensor["dtype"] == "BF16" else b""  # the upper half of float32
+        content = half + read_range(place, _WEIGHTS, 8 + size + start, end - start)
+        return float(np.frombuffer(content, _TYPES[tensor["dtype"]])[0])
 
     try:
-        size = int.from_bytes(read(0, 8), "little")
-        header = json.loads(read(8, size if size < _MAX_HEADER else 0))
-        scale = np.exp(_read_number(read, header["logit_scale"], 8 + size))
-        bias = _read_number(read, header["logit_bias"], 8 + size) if biased else 0.0
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        size = int.from_bytes(read_range(place, _WEIGHTS, 0, 8), "little")
+        header = json.loads(read_range(place, _WEIGHTS, 8, size if size < _MAX_HEADER else 0))
+        scale = math.exp(read_number("logit_scale"))
+        found = Logits(scale, read_number("logit_bias") if biased else 0.0)
+    except (LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise ExportError(f"{place}: {_WEIGHTS} has no logit_scale or logit_bias") from error
-    if kept is not None:
+    if kept:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps((float(scale), bias)))
-    return Logits(float(scale), bias)
-
-
-def _read_number(read: Callable[[int, int], bytes], tensor: Mapping[str, Any], start: int) -> float:
-    first, end = tensor["data_offsets"]
-    half = bytes(2) if tensor["dtype"] == "BF16" else b""  # the upper half of float32
-    content = half + read(start + first, end - first)
-    return float(np.frombuffer(content, _TYPES[tensor["dtype"]])[0])
+        kept.write_text(json.dumps(found))
+    return found

@@ -73,13 +73,12 @@ def get(  # noqa: PLR0913 - a command has a parameter for each flag
     else:
         check_extra("get", "onnx", "huggingface_hub")
         request = {
-            "place": str(folder or HUB + model.hub),
+            **{"place": folder or HUB + model.hub, "out": out, "background": background},
+            **{"logit_scale": logit_scale, "logit_bias": logit_bias},
             **model._asdict(),
             **_choose_precisions(precision),
-            **{"out": str(out), "background": background and str(background)},
-            **{"logit_scale": logit_scale, "logit_bias": logit_bias},
         }
-        code = run_module("export.towers", json.dumps(request))
+        code = run_module("export.towers", json.dumps(request, default=str))
     if code in (0, 1):  # 1: photos were left out
         sys.stdout.write(f"ml-decoder serve --bundle {out}\n")
     raise typer.Exit(code)

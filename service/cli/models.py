@@ -23,23 +23,15 @@ class Model(NamedTuple):
     license: str
 
 
+def _siglip2(size: str) -> Model:
+    return Model(f"onnx-community/siglip2-{size}-ONNX", f"google/siglip2-{size}", "Apache-2.0")
+
+
 MODELS = {
-    "siglip2-base": Model(
-        *("onnx-community/siglip2-base-patch16-256-ONNX", "google/siglip2-base-patch16-256"),
-        "Apache-2.0",
-    ),
-    "siglip2-base-384": Model(
-        *("onnx-community/siglip2-base-patch16-384-ONNX", "google/siglip2-base-patch16-384"),
-        "Apache-2.0",
-    ),
-    "siglip2-large": Model(
-        *("onnx-community/siglip2-large-patch16-256-ONNX", "google/siglip2-large-patch16-256"),
-        "Apache-2.0",
-    ),
-    "siglip2-so400m": Model(
-        *("onnx-community/siglip2-so400m-patch14-384-ONNX", "google/siglip2-so400m-patch14-384"),
-        "Apache-2.0",
-    ),
+    "siglip2-base": _siglip2("base-patch16-256"),
+    "siglip2-base-384": _siglip2("base-patch16-384"),
+    "siglip2-large": _siglip2("large-patch16-256"),
+    "siglip2-so400m": _siglip2("so400m-patch14-384"),
     "clip-vit-l-14": Model("Xenova/clip-vit-large-patch14", "openai/clip-vit-large-patch14", "MIT"),
     "clip-vit-b-32": Model("Xenova/clip-vit-base-patch32", "openai/clip-vit-base-patch32", "MIT"),
     RAM: Model("xinyu1205/recognize-anything-plus-model", None, "Apache-2.0"),
