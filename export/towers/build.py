@@ -4,6 +4,7 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
@@ -12,7 +13,7 @@ import numpy as np
 import onnx
 from huggingface_hub import constants
 from numpy.typing import NDArray
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from tokenizers import Tokenizer
 
 from export import ExportError
@@ -26,13 +27,11 @@ from export.towers.graphs import find_embedding, find_sizes, make_heads, wrap_im
 from export.towers.source import (
     CONFIG,
     PREPARATION,
-    TOKENIZER,
     Repository,
     Tower,
     look_up,
     read_logits,
 )
-from models.checkpoints.formats import is_on_hub
 from models.checkpoints.hub import fetch_needed
 from models.checkpoints.processors import read_processor
 from models.checkpoints.tokenizers import TEMPLATES, read_tokenizer
@@ -41,9 +40,11 @@ from service.bundle.card import (
     EmbeddingSpace,
     InputContract,
     ModelCard,
+    ModelName,
     OpenHead,
     Precision,
     Provenance,
+    format_first_error,
 )
 from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft
@@ -55,10 +56,11 @@ from service.labels.whitening import MIN_PHOTOS
 
 _MAX_TOKENS = 64  # of a text, if config.json does not say
 _LARGEST = 2_000_000_000  # bytes of weights; an ONNX file has less than 2^31
+_MOST = 1e6  # of a logit's scale and bias
 _TOLERANCE = 1e-4  # largest difference of a component from the published graph's, in fp32
 _CLOSE = 0.99  # smallest cosine with it, in other precisions
 _SAMPLES = Path(__file__).parents[2] / "service" / "http" / "page" / "samples"
-_TEXTS = ("dog", "a photo of a fire hydrant.", "ein Kuchen mit Kerzen", "a b c d e f g h i j k l")
+_TEXTS = ("dog", "a photo of a fire hydrant.", "ein Kuchen mit Kerzen", "a b " * 200)  # is cut
 _TYPES = {"float": np.float32, "float16": np.float16, "int64": np.int64, "int32": np.int32}
 
 logger = logging.getLogger(__name__)
@@ -85,6 +87,10 @@ def build_bundle(request: TowersRequest, left_out: set[Path]) -> Bundle:
     Adds photos that cannot be used to `left_out`. Raises a RequestError or BundleError, in one
     line; OSError for a folder that cannot be read.
     """
+    try:
+        TypeAdapter(ModelName).validate_python(request.out.name)
+    except ValidationError as error:
+        raise ExportError(f"--out: the folder's name {format_first_error(error)}") from error
     if (folder := request.background) and len(list_photos(str(folder))[0]) < MIN_PHOTOS:
         raise ExportError(f"--background needs at least {MIN_PHOTOS} photos in {folder}")
     files = Repository(request.place)
@@ -98,13 +104,13 @@ def build_bundle(request: TowersRequest, left_out: set[Path]) -> Bundle:
         scale=request.logit_scale,
         bias=request.logit_bias,
     )
+    if not (0 < logits.scale < _MOST and abs(logits.bias) < _MOST):
+        raise ExportError(f"logits of {logits.scale:g} * cosine {logits.bias:+g} are no scores")
     logger.info("logits: %.6g times the cosine, %+.6g", *logits)
+    files.read_all()
     encoder, contract, width = _build_images(files, vision, kind)
-    photos = read_background_photos(folder, PhotoReader(contract, left_out)) if folder else None
     name = request.origin or request.hub
     space = EmbeddingSpace(encoder=name, width=width, template=TEMPLATES[kind])
-    texts, tokenizer, everyday = _build_texts(files, text, kind, space)
-    on_hub = is_on_hub(request.place)
     card = ModelCard(
         name=request.out.name,
         version="1",
@@ -114,8 +120,7 @@ def build_bundle(request: TowersRequest, left_out: set[Path]) -> Bundle:
             checkpoint_sha256=files.hashes[vision.name],
             training_data=request.hub,
             tools={tool: version(tool) for tool in ("onnx", "onnxruntime", "tokenizers")},
-            # The folder of a commit's files in the cache has its name.
-            revision=files.read(PREPARATION).parent.name if on_hub else None,
+            revision=files.find_revision(),
             files=files.hashes,
         ),
         input=contract,
@@ -123,17 +128,21 @@ def build_bundle(request: TowersRequest, left_out: set[Path]) -> Bundle:
             kind=kind, activation="softmax" if kind == "clip" else "sigmoid", embedding_space=space
         ),
     )
-    draft = BundleDraft(
-        card=card,
-        graphs={
-            "encoder": {vision.precision: encoder},
-            "text_encoder": {"int8" if text.precision == "int8" else "fp32": texts},
-            **make_heads(width, *logits),
-        },
+    graphs = {"encoder": {vision.precision: encoder}, **make_heads(width, *logits)}
+    draft = BundleDraft(card, graphs=graphs)
+    if folder:
+        photos = read_background_photos(folder, PhotoReader(contract, left_out))
+        draft = add_background(draft, photos)
+        del photos  # their pixels, before the text tower is read
+    texts, tokenizer, everyday = _build_texts(files, text, kind, space)
+    text_precision: Precision = "int8" if text.precision == "int8" else "fp32"
+    draft = replace(
+        draft,
+        graphs={**graphs, "text_encoder": {text_precision: texts}},
         tokenizer=tokenizer,
         label_sets={f"{EVERYDAY.stem}.npz": everyday},
     )
-    return finish_bundle(request.out, add_background(draft, photos))
+    return finish_bundle(request.out, draft)
 
 
 def _check_disk(files: Repository, out: Path) -> None:
@@ -155,7 +164,8 @@ def _check_disk(files: Repository, out: Path) -> None:
 def _find_kind(files: Repository, vision: Tower) -> Towers:
     kind = files.read_json(CONFIG).get("model_type")
     if kind is None:
-        graph = onnx.load(files.read(vision.name), load_external_data=False).graph
+        path = fetch_needed(files.place, vision.name)
+        graph = onnx.load(path, load_external_data=False).graph
         return find_embedding(output.name for output in graph.output)[1]
     if kind not in get_args(Towers):
         raise ExportError(f"{files.place} is a model of type {kind!r:.40}, not clip or siglip")
@@ -171,7 +181,10 @@ def _build_images(
         _, height, width = find_sizes(model, kind, "pixel_values")
         if height != width:
             raise ValueError(f"it takes photos of {width} x {height}, not squares")
-        spec = read_processor(files.read_json(PREPARATION), kind, height or None)
+        given = files.read_json(PREPARATION)
+        if height:  # decides before the file
+            given |= {"size": {"height": height, "width": height}, "do_center_crop": False}
+        spec = read_processor(given, kind, height or None)
         wrap_images(model, spec)
         graph = _serialize(model)
         del model
@@ -179,6 +192,9 @@ def _build_images(
         reader, session = PhotoReader(contract), open_session(graph)
         photos = [reader.read(photo)[np.newaxis] for photo in sorted(_SAMPLES.glob("*.jpg"))]
         tokens = np.concatenate([session.run(["tokens"], {"images": p})[0][:, 0] for p in photos])
+        (together,) = session.run(["tokens"], {"images": np.concatenate(photos)})
+        if not (tokens * together[:, 0]).sum(axis=1).min() >= _CLOSE:
+            raise ValueError("photos change each other's embeddings")
         del session
         values = [(photo / 255 - spec.mean) / spec.std for photo in photos]
         _compare(files, tower, path, [rows.transpose(0, 3, 1, 2) for rows in values], tokens)
@@ -193,7 +209,6 @@ def _build_texts(
     with files.open_graph(tower) as path:
         model = onnx.load(path)
         (fixed,) = find_sizes(model, kind, "input_ids")
-        files.read(TOKENIZER)
         limit = fixed or _find_limit(files)
         tokenizer, pad, size = read_tokenizer(files.place, kind, limit)
         return_memory()  # 300 MB of a large vocabulary
@@ -240,7 +255,7 @@ def _compare(
     """Compares embeddings [n, E] of `rows` with those of the file, and of fp32 if it is here."""
     expected = _embed(path, rows)
     worst, cosine = np.abs(actual - expected).max(), (actual * expected).sum(axis=1).min()
-    if not (worst <= _TOLERANCE if tower.precision == "fp32" else cosine >= _CLOSE):
+    if not cosine >= _CLOSE or (tower.precision == "fp32" and worst > _TOLERANCE):
         raise ExportError(f"{tower.name}: embeddings deviate by {worst:.1e} from the file's own")
     logger.info("%s: embeddings equal the file's own within %.1e", tower.name, worst)
     plain = f"{tower.name.partition('_model')[0]}_model.onnx"
@@ -267,4 +282,7 @@ def _embed(path: Path, rows: Sequence[NDArray[Any]]) -> FloatArray:
         }
         pooled.append(session.run([wanted], feeds)[0].astype(np.float32))
     embeddings = np.concatenate(pooled)
-    return np.asarray(embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True))
+    lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
+    if not (np.isfinite(lengths) & (lengths > 0)).all():
+        raise ValueError("it gives embeddings of no length")
+    return np.asarray(embeddings / lengths)

@@ -3,11 +3,11 @@
 import hashlib
 import json
 import math
-import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from pathlib import Path
@@ -19,6 +19,7 @@ from huggingface_hub.file_download import repo_folder_name
 
 from export import ExportError
 from export.towers.known import LOGITS, PINS, Logits
+from models.checkpoints.description import CheckpointError
 from models.checkpoints.formats import HUB, is_on_hub
 from models.checkpoints.hub import Remote, ask, fetch, fetch_needed, read_json, read_range
 from models.commands import RequestError
@@ -56,6 +57,7 @@ class Repository:
     place: str
     remotes: dict[str, Remote] = field(default_factory=dict)  # all files that were found, by name
     hashes: dict[str, str] = field(default_factory=dict)  # SHA-256 of the files that were read
+    commits: set[str] = field(default_factory=set)  # of these files
 
     def find_towers(self, vision: Precision, text: Precision) -> tuple[Tower, Tower]:
         """Finds of each tower the wanted variant, else the best that is there, and other files.
@@ -98,37 +100,40 @@ class Repository:
         with path.open("rb") as file:
             self.hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
         self._check_pin(name, self.hashes[name])
+        if is_on_hub(self.place):  # the folder in the cache has the commit's name
+            self.commits.add(path.parents[name.count("/")].name)
         return path
+
+    def find_revision(self) -> str | None:
+        """Returns the commit of a hub's files that were read."""
+        if len(self.commits) > 1:
+            raise ExportError(f"{self.place} has changed meanwhile: repeat the command")
+        return next(iter(self.commits), None)
+
+    def read_all(self) -> None:
+        """Downloads what is missing."""
+        for name in self.remotes:
+            self.read(name)
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Returns the object in a file; it is empty without the file."""
-        if name in self.remotes:
-            self.read(name)
         return read_json(self.place, name)
 
     @contextmanager
     def open_graph(self, tower: Tower) -> Iterator[Path]:
         """Gives a graph with its weights beside it; errors of its use become ExportErrors."""
-        paths = [self.read(name) for name in (tower.name, *tower.data)]
-        cache = constants.HF_HUB_CACHE if is_on_hub(self.place) else None
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            if cache and tower.data:  # ONNX Runtime does not follow the cache's links to them
-                paths = [_link(path.resolve(), Path(folder, path.name)) for path in paths]
+        paths = [fetch_needed(self.place, name) for name in (tower.name, *tower.data)]
+        with ExitStack() as stack:
+            if is_on_hub(self.place) and tower.data:  # weights may be no links, as in the cache
+                copies = tempfile.TemporaryDirectory(dir=constants.HF_HUB_CACHE)
+                folder = Path(stack.enter_context(copies))
+                paths = [Path(shutil.copyfile(path, folder / path.name)) for path in paths]
             try:
                 yield paths[0]
-            except (RequestError, OSError):
+            except (CheckpointError, OSError):
                 raise
             except Exception as error:  # ONNX Runtime's have no common base, nor protobuf's
-                reason = first_line(error)
-                raise ExportError(f"{tower.name} cannot be used: {reason}") from error
-
-
-def _link(path: Path, link: Path) -> Path:
-    try:
-        os.link(path, link)
-    except OSError:
-        shutil.copyfile(path, link)
-    return link
+                raise ExportError(f"{tower.name} cannot be used: {first_line(error)}") from error
 
 
 def look_up(place: str, name: str) -> Remote | None:
@@ -149,13 +154,17 @@ def read_logits(
     if origin is None and is_on_hub(place):
         origin = _find_origin(place)
     names = [Path(each).name.removesuffix("-ONNX") for each in (place, origin) if each]
-    found = _read_numbers(place, biased) or next(filter(None, map(LOGITS.get, names)), None)
-    if found is None and origin is not None and is_on_hub(place):
-        found = _read_numbers(HUB + origin, biased)
+    reason = f"scale and bias of the logits are not in {place}"
+    try:
+        found = _read_numbers(place, biased) or next(filter(None, map(LOGITS.get, names)), None)
+        if found is None and origin is not None and is_on_hub(place):
+            found = _read_numbers(HUB + origin, biased)
+    except RequestError as error:
+        found, reason = None, str(error)
     if found is None:
         raise ExportError(
-            f"scale and bias of the logits are not in {place}: give --logit-scale (the factor: exp "
-            "of the checkpoint's logit_scale) and, for SigLIP, --logit-bias"
+            f"{reason}; give --logit-scale (the factor: exp of the checkpoint's logit_scale) and, "
+            "for SigLIP, --logit-bias"
         )
     return Logits(found.scale if scale is None else scale, found.bias if bias is None else bias)
 
@@ -164,7 +173,8 @@ def _find_origin(place: str) -> str | None:
     readme = fetch(place, "README.md")
     with suppress(Exception):  # YAML of a stranger
         base = (metadata_load(readme) or {}).get("base_model") if readme else None
-        return base[0] if isinstance(base, list) else base
+        base = str(base[0] if isinstance(base, list) else base)
+        return base if re.fullmatch(r"[\w.-]+/[\w.-]+", base) else None
     return None
 
 
@@ -182,9 +192,11 @@ def _read_numbers(place: str, biased: bool) -> Logits | None:
     def read_number(name: str) -> float:
         tensor = header[name]
         start, end = tensor["data_offsets"]
+        if not 0 <= start < end <= start + 8:
+            raise ValueError
         half = bytes(2) if tensor["dtype"] == "BF16" else b""  # the upper half of float32
         content = half + read_range(place, _WEIGHTS, 8 + size + start, end - start)
-        return float(np.frombuffer(content, _TYPES[tensor["dtype"]])[0])
+        return float(np.frombuffer(content, _TYPES[tensor["dtype"]]).item())
 
     try:
         size = int.from_bytes(read_range(place, _WEIGHTS, 0, 8), "little")
@@ -194,6 +206,7 @@ def _read_numbers(place: str, biased: bool) -> Logits | None:
     except (LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise ExportError(f"{place}: {_WEIGHTS} has no logit_scale or logit_bias") from error
     if kept:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(found))
+        with suppress(OSError):  # a cache for reading only
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(found))
     return found

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from huggingface_hub import constants, errors, file_download
 from huggingface_hub.file_download import HfFileMetadata, hf_hub_url
 from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    WeakFileLock,
     build_hf_headers,
     http_stream_backoff,
     logging,
@@ -75,7 +76,8 @@ def fetch_needed(checkpoint: Path | str, *names: str) -> Path:
     """Returns the first file that there is, as `fetch` does; raises CheckpointError if none is."""
     path = next(filter(None, (fetch(checkpoint, name) for name in names)), None)
     if path is None:
-        ask(checkpoint, names[0])  # raises if HF_HUB_OFFLINE is set
+        if constants.HF_HUB_OFFLINE:
+            ask(checkpoint, names[0])  # raises
         raise CheckpointError(f"{checkpoint} has no {' or '.join(names[:2])}")
     return path
 
@@ -163,7 +165,7 @@ def _ask(repository: str, name: str) -> HfFileMetadata | Path | None:
     cached = Path(path) if isinstance(path, str) else None
     try:
         remote = file_download.get_hf_file_metadata(url, retry_on_errors=cached is None)
-        if remote.etag is None or remote.commit_hash is None:
+        if not (_HASH.fullmatch(remote.etag or "") and _HASH.fullmatch(remote.commit_hash or "")):
             raise errors.FileMetadataError(url)
     except errors.EntryNotFoundError:
         return None
@@ -189,24 +191,29 @@ def _download(repository: str, name: str) -> Path | None:
     if not isinstance(remote, HfFileMetadata):
         return remote
     path = _find_blob(repository, str(remote.etag))
-    if _HASH.fullmatch(path.name) and not path.exists():
+    if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        with part.open("ab") as file:
-            if file.tell() > (remote.size or 0):  # two downloads at once wrote it
-                file.truncate(0)
-            file_download.http_get(
-                *(hf_hub_url(repository, name), file),
-                resume_size=file.seek(0, os.SEEK_END),
-                headers=build_hf_headers(),
-                expected_size=remote.size,
-                displayed_filename=name,
-            )
-        if _hash(part, path.name) != path.name:
-            part.unlink()
-            raise OSError(errno.EIO, f"{name} was damaged by the download: repeat the command")
-        part.replace(path)
+        with WeakFileLock(path.with_suffix(".lock")):  # of a download at the same time
+            _complete(path, remote, hf_hub_url(repository, name), name)
     return Path(file_download.hf_hub_download(repository, name))
+
+
+def _complete(path: Path, remote: HfFileMetadata, url: str, name: str) -> None:
+    if path.exists():
+        return
+    part = path.with_suffix(".part")
+    with part.open("ab") as file:
+        file_download.http_get(
+            *(url, file),
+            resume_size=file.seek(0, os.SEEK_END),
+            headers=build_hf_headers(),
+            expected_size=remote.size,
+            displayed_filename=name,
+        )
+    if _hash(part, path.name) != path.name:
+        part.unlink()
+        raise OSError(errno.EIO, f"{name} was damaged by the download: repeat the command")
+    part.replace(path)
 
 
 def _hash(path: Path, etag: str) -> str:

@@ -66,11 +66,10 @@ def get(  # noqa: PLR0913 - a command has a parameter for each flag
     if folder is not None and not folder.is_dir():
         raise StartError(f"--from: no folder {folder}")
     out, code = out or Path("bundles", name.rpartition("/")[2]), 0
-    if _is_ready(out, model, precision, background):
-        sys.stderr.write(f"{out} is ready\n")
-    elif name == RAM:
+    is_ready = _is_ready(out, model, background)
+    if not is_ready and name == RAM:
         code = _export_ram(model, folder, out)
-    else:
+    elif not is_ready:
         check_extra("get", "onnx", "huggingface_hub")
         request = {
             **{"place": folder or HUB + model.hub, "out": out, "background": background},
@@ -91,9 +90,7 @@ def _show_models() -> None:
     Console().print(table)
 
 
-def _is_ready(
-    out: Path, model: Model, precision: Precision | None, background: Path | None
-) -> bool:
+def _is_ready(out: Path, model: Model, background: Path | None) -> bool:
     from service.bundle.reader import load_bundle
     from service.bundle.writer import check_target
 
@@ -101,13 +98,11 @@ def _is_ready(
     if not out.exists() or not any(out.iterdir()):
         return False
     bundle = load_bundle(out)
-    wrong = [
-        *(["of another model"] if bundle.card.provenance.training_data != model.hub else []),
-        *(["without a background"] if background and bundle.card.background is None else []),
-        *([f"not in {precision}"] if precision not in (None, *bundle.precisions()) else []),
-    ]
-    if wrong:
-        raise StartError(f"{out} is ready, {wrong[0]}: give another --out")
+    if bundle.card.provenance.training_data != model.hub:
+        raise StartError(f"{out} is a bundle of another model: give another --out")
+    if background is not None and bundle.card.background is None:
+        raise StartError(f"{out} is ready, without a background: give another --out")
+    sys.stderr.write(f"{out} is ready, in {', '.join(bundle.precisions())}\n")
     return True
 
 

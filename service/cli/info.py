@@ -73,6 +73,8 @@ def _describe_card(bundle: Bundle) -> dict[str, str]:
         "backbone": card.provenance.backbone,
         "prefix tokens": card.provenance.prefix_tokens or "-",
         "training data": card.provenance.training_data,
+        **({"revision": revision} if (revision := card.provenance.revision) else {}),
+        **{name: f"sha256 {digest}" for name, digest in card.provenance.files.items()},
         "trained head": _describe_head(trained),
         "open head": f"{_describe_head(opened)}{encoder}",
         "photos": card.input.describe(),

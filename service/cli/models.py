@@ -4,11 +4,13 @@ Imports the standard library only: `make serve` runs it before it installs anyth
 """
 
 import os
+import re
 import sys
 from difflib import get_close_matches
+from http.client import HTTPException
 from typing import NamedTuple
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 HUB = "hf-hub:"
 RAM = "ram-plus"
@@ -40,12 +42,17 @@ MODELS = {
 
 def find_model(name: str) -> Model:
     """Returns a model by its name, or by `hf-hub:owner/name`. Raises ValueError for another."""
-    if name.startswith(HUB) and name.count("/") == 1:
-        return Model(name.removeprefix(HUB), None, "unknown")
+    if found := re.fullmatch(HUB + r"([\w.-]+/[\w.-]+)", name, re.ASCII):
+        return Model(found[1], None, "unknown")
     if name not in MODELS:
         near = get_close_matches(name, MODELS, 1, 0.0)[0]
         raise ValueError(f"no model {name}: did you mean {near}? Others are {HUB}OWNER/NAME")
     return MODELS[name]
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:  # would send the token to another host
+        return None
 
 
 def _ask_hub(repository: str) -> None:
@@ -54,19 +61,23 @@ def _ask_hub(repository: str) -> None:
     token = os.environ.get("HF_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     url = f"{hub}/{repository}/resolve/main/config.json"
+    opener = build_opener(_NoRedirects)
     try:
-        urlopen(Request(url, headers=headers, method="HEAD"), timeout=_TIMEOUT).close()
+        answer = opener.open(Request(url, headers=headers, method="HEAD"), timeout=_TIMEOUT)
     except HTTPError as error:
-        if error.code in {401, 403, 404} and error.headers["X-Error-Code"] != "EntryNotFound":
-            raise ValueError(
-                f"{url} is {error.code}: check the name, or set an HF_TOKEN that may read it"
-            ) from error
-    except OSError as error:
+        answer = error
+    except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise ValueError(
             f"{hub} cannot be reached ({reason}): check the network and HF_ENDPOINT, give a folder "
             "with the files (FROM=FOLDER), or set HF_HUB_OFFLINE=1 if they are in its cache"
         ) from error
+    has, moved = answer.headers.get, answer.headers.get("Location", "")
+    if not (has("X-Repo-Commit") or has("X-Error-Code") == "EntryNotFound" or moved[:1] == "/"):
+        raise ValueError(
+            f"{url} is answered by {answer.status}: check the name, set an HF_TOKEN that may read "
+            "it, log in to the network, or repeat the command later"
+        )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from service.bundle import reader
 from service.bundle.card import Label
-from service.bundle.manifest import GraphName, Manifest
+from service.bundle.manifest import Manifest
 from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
 from tests.support.tiny_bundle import (
@@ -105,10 +105,10 @@ def test_head_that_lacks_a_precision_runs_in_fp32(tmp_path: Path) -> None:
     assert bundle.image_precision("trained_head", "int8") == "fp32"
 
 
-@pytest.mark.parametrize("graph", ["encoder", "trained_head"])
-def test_image_graph_without_fp32_is_refused(tmp_path: Path, graph: GraphName) -> None:
+def test_head_without_fp32_is_refused_and_the_encoder_may_be_in_int8_alone(tmp_path: Path) -> None:
     graphs: Graphs = {**tiny_graphs()}
-    graphs[graph] = {"int8": graphs[graph]["int8"]}
-    with pytest.raises(BundleError, match=f"{graph} lacks the variant fp32"):
-        write_tiny_bundle(tmp_path, graphs=graphs)
-    assert write_tiny_bundle(tmp_path).precisions() == ("fp32", "int8")
+    head, graphs["encoder"] = graphs["trained_head"], {"int8": graphs["encoder"]["int8"]}
+    with pytest.raises(BundleError, match="trained_head lacks the variant fp32"):
+        write_tiny_bundle(tmp_path, graphs=graphs | {"trained_head": {"int8": head["int8"]}})
+    bundle = write_tiny_bundle(tmp_path, graphs=graphs)
+    assert (bundle.precisions(), bundle.default_precision("cuda")) == (("int8",), "int8")

@@ -78,7 +78,7 @@ def test_ready_bundle_is_found_and_another_or_damaged_one_refused(
     path = write_tiny_bundle(tmp_path, card.model_copy(update={"provenance": origin})).path
     code, out, error = run("get", "siglip2-base", "--out", path)
     assert (code, out) == (0, f"ml-decoder serve --bundle {path}\n")
-    assert (error, hub.sent) == (f"{path} is ready\n", [])
+    assert (error, hub.sent) == (f"{path} is ready, in fp32, int8\n", [])
     assert_refused(run, "of another model", "get", "clip-vit-l-14", "--out", path)
     background = ("--out", path, "--background", tmp_path)
     assert_refused(run, "without a background", "get", "siglip2-base", *background)
@@ -152,16 +152,19 @@ def test_damaged_or_missing_file_is_named(  # noqa: PLR0913, PLR0917
     refuse(reason, *given)
     if reason == "--logit-scale":
         refuse(reason, *given, "--logit-scale", "0", "--logit-bias", "1")
+        refuse("no scores", *given, "--logit-scale", "1", "--logit-bias", "nan")
         numbers = ("--logit-scale", "12.5", "--logit-bias", "-3")
         assert run(*given, *numbers, "--out", tmp_path / "b")[0] == 0
 
 
-def test_wrong_argument_is_named(refuse: Run) -> None:
+def test_wrong_argument_is_named(run: Run, refuse: Run, tmp_path: Path) -> None:
     refuse("no folder nowhere", "get", "siglip2-base", "--from", "nowhere")
     refuse("there is no such repository", "get", "hf-hub:test/none")
     refuse("hf-hub:test", "get", "hf-hub:test")
     refuse("nowhere", *TINY, "--background", "nowhere")
     refuse("--from", "get", "ram-plus")
+    code, _, error = run(*TINY, "--out", tmp_path / "my bundle")
+    assert (code, "--out: the folder's name" in error) == (2, True)
 
 
 def test_hub_is_asked_with_the_standard_library_alone(hub: FakeHub) -> None:
