@@ -104,9 +104,8 @@ def check_blank(bundle: Bundle) -> None:
             positions = np.setdiff1d(positions, labels.ratings)
         some = ", ".join(labels.names[position] for position in positions[:_MAX_NAMES]) or "none"
         level = logging.WARNING if len(positions) else logging.INFO
-        logger.log(
-            level, "%s: labels found on blank photos: %d (%s)", labels.name, len(positions), some
-        )
+        found = labels.name, len(positions), some
+        logger.log(level, "%s: labels found on blank photos: %d (%s)", *found)
 
 
 def measure_map(logits: FloatArray, targets: NDArray[np.int64], activation: Activation) -> float:

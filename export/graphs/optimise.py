@@ -63,9 +63,8 @@ def compact_weights(model: onnx.ModelProto) -> onnx.ModelProto:
         name, stored = tensor.name, f"{tensor.name}.float16"
         half = numpy_helper.to_array(tensor).astype(np.float16)
         tensor.CopyFrom(numpy_helper.from_array(half, stored))
-        casts.append(
-            helper.make_node("Cast", [stored], [name], name=f"{name}.cast", to=TensorProto.FLOAT)
-        )
+        to = TensorProto.FLOAT
+        casts.append(helper.make_node("Cast", [stored], [name], name=f"{name}.cast", to=to))
     nodes = [*casts, *compact.graph.node]
     del compact.graph.node[:]
     compact.graph.node.extend(nodes)

@@ -55,8 +55,7 @@ class PixelEncoder(nn.Module):
         """Wraps a backbone: normalised images float [B, 3, H, W] -> tokens [B, S, C]."""
         super().__init__()
         self.backbone = backbone
-        mean = torch.tensor(spec.mean, dtype=torch.float64)
-        std = torch.tensor(spec.std, dtype=torch.float64)
+        mean, std = (torch.tensor(row, dtype=torch.float64) for row in (spec.mean, spec.std))
         self.register_buffer("mean", (255 * mean).float()[:, None, None])  # [3, 1, 1]
         self.register_buffer("scale", (1 / (255 * std)).float()[:, None, None])
 

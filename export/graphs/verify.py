@@ -80,8 +80,7 @@ def make_noise(count: int, spec: InputConfig) -> PixelArray:
     """Returns seeded pictures of coloured blocks with noise, uint8 [count, H, W, 3]."""
     stream = np.random.default_rng(_SEED)
     blocks = stream.integers(0, 256, (count, 4, 4, 3))
-    rows = np.arange(spec.height) * 4 // spec.height
-    columns = np.arange(spec.width) * 4 // spec.width
+    rows, columns = (np.arange(size) * 4 // size for size in (spec.height, spec.width))
     pictures = blocks[:, rows][:, :, columns]
     noise = stream.integers(-20, 21, pictures.shape)
     return (pictures + noise).clip(0, 255).astype(np.uint8)
@@ -127,9 +126,8 @@ def _compare_encoder(
     deviations = []
     for batch, *_ in _SIZES:
         images = pixels[:batch]
-        expected = network.get_submodule("backbone")(
-            _normalise(images, spec).to(_find_dtype(network))
-        )
+        values = _normalise(images, spec).to(_find_dtype(network))
+        expected = network.get_submodule("backbone")(values)
         tokens = encoder.run(["tokens"], {"images": images})[0]
         deviations.append(_deviation(f"tokens of {batch} images", expected, tokens))
         if head is not None:
@@ -202,8 +200,7 @@ def _compare_maps(
 def _normalise(pixels: PixelArray, spec: InputConfig) -> Tensor:
     # The plain definition: the traced arithmetic would repeat its own errors.
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255  # [B, 3, H, W]
-    mean = torch.tensor(spec.mean).view(3, 1, 1)
-    std = torch.tensor(spec.std).view(3, 1, 1)
+    mean, std = (torch.tensor(row).view(3, 1, 1) for row in (spec.mean, spec.std))
     return (images - mean) / std
 
 

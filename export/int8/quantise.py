@@ -60,6 +60,7 @@ class Quantiser:
         """Prepares an optimised float32 graph; `samples` are inputs, one photo each."""
         self._prepared, self._folder = folder / "prepared.onnx", folder
         self._samples = _Samples(samples)
+        folder.mkdir(exist_ok=True)
         plain = folder / "plain.onnx"
         # The quantiser would round the memory if it were an output.
         logits_only = copy.deepcopy(model)

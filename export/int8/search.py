@@ -124,10 +124,8 @@ def _open_quantisers(
         "encoder": ({"images": photo} for photo in photos),
         "trained_head": ({"tokens": exact.encode(photo)} for photo in photos),
     }
-    quantisers = {}
-    for name, samples_of_graph in feeds.items():
-        if name not in graphs:
-            continue
-        (folder / name).mkdir()
-        quantisers[name] = Quantiser(graphs[name], samples_of_graph, folder / name)
-    return quantisers
+    return {
+        name: Quantiser(graphs[name], samples_of_graph, folder / name)
+        for name, samples_of_graph in feeds.items()
+        if name in graphs
+    }

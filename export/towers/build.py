@@ -24,14 +24,7 @@ from export.graphs.optimise import compact_weights
 from export.sources.label_sets import EVERYDAY, embed_label_set, read_label_set
 from export.sources.labelled_photos import PhotoReader
 from export.towers.graphs import find_embedding, find_sizes, make_heads, wrap_images, wrap_texts
-from export.towers.source import (
-    CONFIG,
-    PREPARATION,
-    Repository,
-    Tower,
-    look_up,
-    read_logits,
-)
+from export.towers.source import CONFIG, PREPARATION, Repository, Tower, read_logits
 from models.checkpoints.hub import fetch_needed
 from models.checkpoints.processors import read_processor
 from models.checkpoints.tokenizers import TEMPLATES, read_tokenizer
@@ -217,6 +210,7 @@ def _build_texts(
         graph = _serialize(model)
         del model
         rules = Tokenizer.from_buffer(tokenizer)
+        return_memory()
         session = open_session(graph)
         ends = np.array([[size - 1]])  # fails if the tower knows fewer tokens
         session.run(["embeddings"], {"input_ids": ends, "attention_mask": np.ones_like(ends)})
@@ -259,15 +253,11 @@ def _compare(
         raise ExportError(f"{tower.name}: embeddings deviate by {worst:.1e} from the file's own")
     logger.info("%s: embeddings equal the file's own within %.1e", tower.name, worst)
     plain = f"{tower.name.partition('_model')[0]}_model.onnx"
-    if plain == tower.name:
-        return
-    remote = look_up(files.place, plain)
-    if remote is None or not remote.cached:
+    if tower.name != plain and files.has(plain) and files.remotes[plain].cached:
+        cosine = (actual * _embed(fetch_needed(files.place, plain), rows)).sum(axis=1).min()
+        logger.info("%s: cosines of %.3f or more with fp32", tower.name, cosine)
+    elif tower.name != plain:
         logger.info("%s was not compared with fp32, which is not here", tower.name)
-        return
-    exact = _embed(fetch_needed(files.place, plain), rows)
-    cosine = (actual * exact).sum(axis=1).min()
-    logger.info("%s: cosines of %.3f or more with fp32", tower.name, cosine)
 
 
 def _embed(path: Path, rows: Sequence[NDArray[Any]]) -> FloatArray:

@@ -66,20 +66,22 @@ class Repository:
         """
         towers = self._find_tower("vision", vision), self._find_tower("text", text)
         for name in (PREPARATION, TOKENIZER, *_OPTIONAL):
-            if not self._has(name) and name not in _OPTIONAL:
+            if not self.has(name) and name not in _OPTIONAL:
                 fetch_needed(self.place, name)  # raises
         return towers
 
     def _find_tower(self, tower: str, wanted: Precision) -> Tower:
         ends = sorted(_ENDS, key=lambda end: _ENDS[end] != wanted)
         names = {f"onnx/{tower}_model{end}.onnx": _ENDS[end] for end in ends}
-        found = next(filter(self._has, names), None)
+        found = next(filter(self.has, names), None)
         name = found or fetch_needed(self.place, *names).name  # raises
         data = (f"{name}_data{f'_{i}' if i else ''}" for i in count())
-        return Tower(name, names[name], tuple(takewhile(self._has, data)))
+        return Tower(name, names[name], tuple(takewhile(self.has, data)))
 
-    def _has(self, name: str) -> bool:
-        remote = look_up(self.place, name)
+    def has(self, name: str) -> bool:
+        """Whether there is a file, then one of `remotes`; with HF_HUB_OFFLINE in the cache."""
+        offline = constants.HF_HUB_OFFLINE and not fetch(self.place, name)
+        remote = None if offline else ask(self.place, name)
         if remote is not None:
             self._check_pin(name, remote.etag)
             self.remotes[name] = remote
@@ -134,11 +136,6 @@ class Repository:
                 raise
             except Exception as error:  # ONNX Runtime's have no common base, nor protobuf's
                 raise ExportError(f"{tower.name} cannot be used: {first_line(error)}") from error
-
-
-def look_up(place: str, name: str) -> Remote | None:
-    """Describes a file; None if there is none, with HF_HUB_OFFLINE in the cache."""
-    return None if constants.HF_HUB_OFFLINE and not fetch(place, name) else ask(place, name)
 
 
 def read_logits(
