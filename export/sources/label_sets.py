@@ -47,13 +47,12 @@ def embed_label_set(definition: Definition, space: EmbeddingSpace, embed: EmbedT
     missing = [i for i in range(len(definition.names)) if i not in given]
     prompts = definition.texts(space)
     given |= zip(missing, embed([prompts[i] for i in missing]), strict=True)
-    embedded = replace(
+    return replace(
         definition,
         given=tuple(range(len(given))),
         embeddings=np.stack([given[i] for i in range(len(given))]),
         embedding_space=space.fingerprint,
     )
-    return check_fit(embedded, space, encodes_text=True)
 
 
 def embed_names(names: Sequence[str], template: str, embed: EmbedTexts) -> FloatArray:

@@ -43,6 +43,7 @@ from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft
 from service.engine.sessions import return_memory
 from service.images.folders import list_photos
+from service.labels.definition import check_fit
 from service.labels.encoders import TextEncoder
 from service.labels.files import pack_label_set
 from service.labels.whitening import MIN_PHOTOS
@@ -219,6 +220,7 @@ def _build_texts(
         everyday = read_label_set(EVERYDAY, space)
         logger.info("encoding the %d names of %s", len(everyday.names), everyday.name)
         everyday = embed_label_set(everyday, space, encoder.encode)
+        check_fit(everyday, space, encodes_text=True)
         del encoder, session  # before the file's own is opened: memory
         return_memory()
         if length:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from service.archive.tags import State, Tags, find_rejected, merge
@@ -119,6 +119,8 @@ def test_a_program_sees_what_it_has_saved_after_the_next_run(
         assert write(state, photo, *run) == state
 
 
+# In 6 of 10 examples nothing is written; 1 of 200 runs begins with too many of those.
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
 @given(TAGS, TAGS, RUNS, st.sampled_from(FIELDS), st.data())
 def test_a_deleted_tag_does_not_come_back(
     tags: Tags, photo: Tags, run: Run, field: Field, data: st.DataObject
