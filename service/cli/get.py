@@ -68,7 +68,7 @@ def get(  # noqa: PLR0913 - a command has a parameter for each flag
     out, code = out or Path("bundles", name.rpartition("/")[2]), 0
     is_ready = _is_ready(out, model, background)
     if not is_ready and name == RAM:
-        code = _export_ram(model, folder, out)
+        code = _export_ram(model, folder, out, background)
     elif not is_ready:
         check_extra("get", "onnx", "huggingface_hub")
         request = {
@@ -115,7 +115,7 @@ def _choose_precisions(asked: Precision | None) -> dict[str, Precision]:
     return {"precision": asked or fastest, "text_precision": "fp32" if asked == "fp32" else cpu}
 
 
-def _export_ram(model: Model, folder: Path | None, out: Path) -> int:
+def _export_ram(model: Model, folder: Path | None, out: Path, background: Path | None) -> int:
     if folder is None or not all((folder / name).is_file() for name in _RAM):
         raise StartError(
             f"--from needs a folder with {_RAM[0]} of {model.hub}, and with "
@@ -124,6 +124,7 @@ def _export_ram(model: Model, folder: Path | None, out: Path) -> int:
     check_extra("export", "torch", "onnx")
     files = zip(("checkpoint", "label-names", "label-thresholds"), _RAM, strict=True)
     flags: dict[str, object] = {name: folder / file for name, file in files}
+    flags |= {"background": background} if background else {}
     flags |= {"out": out, "license": model.license, "training-data": model.hub}
     return run_module("export", *(f"--{name}={value}" for name, value in flags.items()))
 

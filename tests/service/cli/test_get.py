@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from service.bundle.reader import load_bundle
-from service.cli import models
+from service.cli import get, models
 from service.cli.models import MODELS
 from tests.models.onnx_repository import write_onnx_repository
 from tests.models.tiny_towers import write_towers
@@ -165,6 +165,19 @@ def test_wrong_argument_is_named(run: Run, refuse: Run, tmp_path: Path) -> None:
     refuse("--from", "get", "ram-plus")
     code, _, error = run(*TINY, "--out", tmp_path / "my bundle")
     assert (code, "--out: the folder's name" in error) == (2, True)
+
+
+def test_background_of_ram_plus_reaches_the_export(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in get._RAM:
+        (tmp_path / name).touch()
+    passed: list[str] = []
+    monkeypatch.setattr(get, "find_spec", lambda name: name)
+    monkeypatch.setattr(get.runpy, "run_module", lambda *_, **__: passed.extend(sys.argv[1:]))
+    given = ("--from", tmp_path, "--out", tmp_path / "b", "--background", tmp_path)
+    assert run("get", "ram-plus", *given)[0] == 0
+    assert {f"--background={tmp_path}", f"--checkpoint={tmp_path / get._RAM[0]}"} < {*passed}
 
 
 def test_hub_is_asked_with_the_standard_library_alone(hub: FakeHub) -> None:
