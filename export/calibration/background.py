@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
 
 from export import ExportError
 from export.graphs.graph import open_session
@@ -72,7 +71,7 @@ def add_background(draft: BundleDraft, photos: LabelledPhotos | None) -> BundleD
     if photos is None:
         return draft
     made = draft.graphs["encoder"]
-    encoder = open_session(onnx.load_from_string(made.get("fp32") or next(iter(made.values()))))
+    encoder = open_session(made.get("fp32") or next(iter(made.values())))
     sessions = SessionSet(encoder, None, None, two_towers=draft.card.has_two_towers)
     embeddings = [
         result.embedding

@@ -16,8 +16,8 @@ from export.calibration.heads import (
     calibrate_trained_names,
     find_open_thresholds,
 )
-from export.graphs.graph import Graphs
-from export.sources.label_sets import EmbedTexts, embed_label_set, embed_names
+from export.graphs.graph import EmbedTexts, Graphs
+from export.sources.label_sets import embed_label_set, embed_names
 from export.sources.labelled_photos import LabelledPhotos
 from service.bundle.card import Calibration, OpenHead
 from service.calibration import move_threshold

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from timm.data import ImageNetInfo
 from torch import Tensor
 
-from export.graphs.graph import FloatArray, Graphs, open_session
+from export.graphs.graph import EmbedTexts, FloatArray, Graphs, open_session
 from export.graphs.optimise import compact_weights, optimise
 from export.graphs.trace import trace_label_encoder, trace_screened_head
 from export.graphs.verify import FP32_TOLERANCE, VerificationError
-from export.sources.label_sets import EmbedTexts, embed_names
+from export.sources.label_sets import embed_names
 from export.sources.labelled_photos import LabelledPhotos, Splits
 from models.heads.maps import find_grid
 from models.heads.screen import FIRST, SECOND, Screen

@@ -1,6 +1,6 @@
 """Roles of nodes in ONNX graphs, sessions, and the graphs from pixels to logits in a row."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -12,6 +12,8 @@ from service.engine.sessions import make_int8_exact
 from service.images.decode import PixelArray
 
 FloatArray = NDArray[np.float32]
+EmbedTexts = Callable[[Sequence[str]], FloatArray]
+"""Texts -> embeddings float32 [L, E] of length 1, as the service computes them."""
 Graphs = Mapping[GraphName, onnx.ModelProto]  # of one precision
 
 OPSET = 20  # ONNX operator set: the first with Gelu, read by ONNX Runtime 1.18 and later

@@ -18,6 +18,7 @@ from export import ExportError
 from export.graphs.pixels import fold_scale
 
 _SCALES = 2  # place among the inputs of Resize
+LARGEST = 2_000_000_000  # bytes of weights; an ONNX file has less than 2^31
 SMALLEST_COMPACTED = 1024  # values; a smaller tensor is not worth a Cast node
 
 

@@ -3,7 +3,7 @@
 import copy
 import logging
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
-from export.graphs.graph import FloatArray, open_session
-from export.graphs.optimise import SMALLEST_COMPACTED, optimise
+from export.graphs.graph import EmbedTexts, FloatArray, open_session
+from export.graphs.optimise import LARGEST, SMALLEST_COMPACTED, optimise
 from export.graphs.trace import example, trace_graph
 from export.graphs.verify import VerificationError
 from models.text import TextEncoder
@@ -25,7 +25,6 @@ from models.text import TextEncoder
 TEXT_TOLERANCE = 1e-5  # largest difference from torch of a component of a unit embedding
 INT8_COSINE = 0.97  # smallest cosine between an embedding of the int8 graph and torch's
 COMPACT_COSINE = 0.999  # and with weights in 16 bits
-_LARGEST = 2_000_000_000  # bytes of weights; an ONNX file has less than 2^31
 
 _PROBES = (
     "a photo of a dog.",
@@ -37,9 +36,7 @@ _PROBES = (
 logger = logging.getLogger(__name__)
 
 
-def make_embedder(
-    encoder: TextEncoder, graph: onnx.ModelProto
-) -> Callable[[Sequence[str]], FloatArray]:
+def make_embedder(encoder: TextEncoder, graph: onnx.ModelProto) -> EmbedTexts:
     """Returns a function that embeds texts one by one; it raises RequestError for long ones."""
     session = open_session(graph)
 
@@ -61,7 +58,7 @@ def build_text_graph(encoder: TextEncoder, *, compact: bool = False) -> onnx.Mod
     with torch.inference_mode():
         expected = encoder.module(*inputs).numpy()
     size = sum(weights.numel() * 4 for weights in encoder.module.parameters())
-    if not encoder.in_8_bits and (compact or size > _LARGEST):
+    if not encoder.in_8_bits and (compact or size > LARGEST):
         kind, least = "16-bit", COMPACT_COSINE
         stored = trace_text_encoder(_narrow(encoder.module), fold=False)
     else:

@@ -33,7 +33,6 @@ from service.bundle.manifest import GraphName
 
 Example = tuple[Tensor, Mapping[int, str]]  # an input, and the size names of its dynamic axes
 
-
 MEMORY = "memory"  # output of heads with maps: the tokens that their queries attend to
 
 # Sizes to trace with. The exporter treats 0 and 1 as constants, and equal sizes as one size.

@@ -1,7 +1,7 @@
 """Ready label sets of open labels, and the embeddings of their names."""
 
 from codecs import BOM_UTF8
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from export import ExportError
-from export.graphs.graph import FloatArray
+from export.graphs.graph import EmbedTexts, FloatArray
 from service.bundle.card import EmbeddingSpace, format_first_error, write_prompt
 from service.errors import LabelSetError
 from service.labels.definition import Definition, LabelSetRecord, check_fit
@@ -17,9 +17,6 @@ from service.labels.files import parse_label_set
 
 EVERYDAY = Path(__file__).parents[1] / "label_sets" / "everyday.json"
 """The label set of a model that has no other labels."""
-
-EmbedTexts = Callable[[Sequence[str]], FloatArray]
-"""Texts -> embeddings float32 [L, E] of length 1, as the service computes them."""
 
 
 def read_label_set(path: Path, space: EmbeddingSpace) -> Definition:

@@ -3,7 +3,7 @@
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,12 +20,13 @@ from export import ExportError
 from export.accuracy import finish_bundle
 from export.calibration.background import add_background, read_background_photos
 from export.graphs.graph import FloatArray, open_session
-from export.graphs.optimise import compact_weights
+from export.graphs.optimise import LARGEST, compact_weights
 from export.sources.label_sets import EVERYDAY, embed_label_set, read_label_set
 from export.sources.labelled_photos import PhotoReader
 from export.towers.graphs import find_embedding, find_sizes, make_heads, wrap_images, wrap_texts
-from export.towers.source import CONFIG, PREPARATION, Repository, Tower, read_logits
-from models.checkpoints.hub import fetch_needed
+from export.towers.source import PREPARATION, Repository, Tower, read_logits
+from models.checkpoints.formats import is_on_hub
+from models.checkpoints.hub import CONFIG, fetch_needed, read_json
 from models.checkpoints.processors import read_processor
 from models.checkpoints.tokenizers import TEMPLATES, read_tokenizer
 from models.config import Towers
@@ -49,7 +50,6 @@ from service.labels.files import pack_label_set
 from service.labels.whitening import MIN_PHOTOS
 
 _MAX_TOKENS = 64  # of a text, if config.json does not say
-_LARGEST = 2_000_000_000  # bytes of weights; an ONNX file has less than 2^31
 _MOST = 1e6  # of a logit's scale and bias
 _TOLERANCE = 1e-4  # largest difference of a component from the published graph's, in fp32
 _CLOSE = 0.99  # smallest cosine with it, in other precisions
@@ -91,7 +91,8 @@ def build_bundle(request: TowersRequest, left_out: set[Path]) -> Bundle:
     vision, text = files.find_towers(request.precision, request.text_precision)
     logger.info("%s: %s, %s", request.place, vision.name, text.name)
     _check_disk(files, request.out)
-    kind = _find_kind(files, vision)
+    config = read_json(request.place, CONFIG)
+    kind = _find_kind(files, vision, config)
     logits = read_logits(
         *(request.place, request.origin),
         biased=kind == "siglip",
@@ -101,7 +102,7 @@ def build_bundle(request: TowersRequest, left_out: set[Path]) -> Bundle:
     if not (0 < logits.scale < _MOST and abs(logits.bias) < _MOST):
         raise ExportError(f"logits of {logits.scale:g} * cosine {logits.bias:+g} are no scores")
     logger.info("logits: %.6g times the cosine, %+.6g", *logits)
-    files.read_all()
+    files.download()
     encoder, contract, width = _build_images(files, vision, kind)
     name = request.origin or request.hub
     space = EmbeddingSpace(encoder=name, width=width, template=TEMPLATES[kind])
@@ -114,7 +115,7 @@ def build_bundle(request: TowersRequest, left_out: set[Path]) -> Bundle:
             checkpoint_sha256=files.hashes[vision.name],
             training_data=request.hub,
             tools={tool: version(tool) for tool in ("onnx", "onnxruntime", "tokenizers")},
-            revision=files.find_revision(),
+            revision=files.home.name if is_on_hub(request.place) else None,
             files=files.hashes,
         ),
         input=contract,
@@ -128,7 +129,8 @@ def build_bundle(request: TowersRequest, left_out: set[Path]) -> Bundle:
         photos = read_background_photos(folder, PhotoReader(contract, left_out))
         draft = add_background(draft, photos)
         del photos  # their pixels, before the text tower is read
-    texts, tokenizer, everyday = _build_texts(files, text, kind, space)
+    limit = _find_limit(config)
+    texts, tokenizer, everyday = _build_texts(files, text, kind, limit, space)
     text_precision: Precision = "int8" if text.precision == "int8" else "fp32"
     draft = replace(
         draft,
@@ -155,8 +157,8 @@ def _check_disk(files: Repository, out: Path) -> None:
             )
 
 
-def _find_kind(files: Repository, vision: Tower) -> Towers:
-    kind = files.read_json(CONFIG).get("model_type")
+def _find_kind(files: Repository, vision: Tower, config: Mapping[str, Any]) -> Towers:
+    kind = config.get("model_type")
     if kind is None:
         path = fetch_needed(files.place, vision.name)
         graph = onnx.load(path, load_external_data=False).graph
@@ -175,7 +177,7 @@ def _build_images(
         _, height, width = find_sizes(model, kind, "pixel_values")
         if height != width:
             raise ValueError(f"it takes photos of {width} x {height}, not squares")
-        given = files.read_json(PREPARATION)
+        given = read_json(files.home, PREPARATION)
         if height:  # decides before the file
             given |= {"size": {"height": height, "width": height}, "do_center_crop": False}
         spec = read_processor(given, kind, height or None)
@@ -197,14 +199,14 @@ def _build_images(
 
 
 def _build_texts(
-    files: Repository, tower: Tower, kind: Towers, space: EmbeddingSpace
+    files: Repository, tower: Tower, kind: Towers, limit: int, space: EmbeddingSpace
 ) -> tuple[bytes, bytes, bytes]:
     """Returns the text encoder, its tokenizer, and the label set of everyday."""
     with files.open_graph(tower) as path:
         model = onnx.load(path)
         (fixed,) = find_sizes(model, kind, "input_ids")
-        limit = fixed or _find_limit(files)
-        tokenizer, pad, size = read_tokenizer(files.place, kind, limit)
+        limit = fixed or limit
+        tokenizer, pad, size = read_tokenizer(files.home, kind, limit)
         return_memory()  # 300 MB of a large vocabulary
         length = limit if fixed or kind == "siglip" else 0
         wrap_texts(model, pad, length)
@@ -230,9 +232,9 @@ def _build_texts(
     return graph, tokenizer, pack_label_set(everyday)
 
 
-def _find_limit(files: Repository) -> int:
+def _find_limit(config: Mapping[str, Any]) -> int:
     """Returns the most tokens of a text."""
-    match files.read_json(CONFIG).get("text_config"):
+    match config.get("text_config"):
         case {"max_position_embeddings": int(limit)} if limit > 1:
             return limit
     return _MAX_TOKENS
@@ -240,7 +242,7 @@ def _find_limit(files: Repository) -> int:
 
 def _serialize(model: onnx.ModelProto) -> bytes:
     """Returns the file; weights of more than 2 GB are stored in 16 bits."""
-    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > _LARGEST:
+    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > LARGEST:
         model = compact_weights(model)
     return model.SerializeToString()
 

@@ -15,7 +15,6 @@ _PREFIX = "tower_"  # of the published names, so that ours are free
 # Names of embeddings in published graphs, and the kinds of their towers.
 _OUTPUTS: dict[str, Towers]
 _OUTPUTS = {"image_embeds": "clip", "text_embeds": "clip", "pooler_output": "siglip"}
-_BEHIND = 3  # the last nodes of ours, which follow the tower
 
 _IMAGES = """images (uint8[B, {side}, {side}, 3] images) => (float[B, 1, E] tokens)
 <float[3, 1, 1] mean = {{{mean}}}, float[3, 1, 1] std = {{{std}}}, int64[3] sizes = {{0, 1, -1}}> {{
@@ -24,10 +23,7 @@ _IMAGES = """images (uint8[B, {side}, {side}, 3] images) => (float[B, 1, E] toke
     centred = Sub(pixels, mean)
     scaled = Div(centred, std)
     tower_pixel_values = Cast<to = {type}>(scaled)
-    values = Cast<to = 1>(tower_{pooled})
-    unit = LpNormalization<p = 2, axis = 1>(values)
-    tokens = Reshape(unit, sizes)
-}}"""
+"""
 # After a text stands `pad`: SigLIP reads it too, up to a `length`; a CLIP may take any length.
 _TEXTS = """texts (int64[L, T] input_ids, int64[L, T] attention_mask) => (float[L, E] embeddings)
 <int64 pad = {{{pad}}}, int64[4] ends = {{0, 0, 0, {length}}}, int64[1] first = {{0}},
@@ -39,10 +35,12 @@ int64[1] last = {{{last}}}, int64[1] axis = {{1}}, int64[2] sizes = {{0, -1}}> {
     tower_input_ids = Cast<to = {type}>(ids)
     all = Equal(ids, ids)
     tower_attention_mask = Cast<to = {type}>(all)
-    values = Cast<to = 1>(tower_{pooled})
+"""
+_END = """    values = Cast<to = 1>(tower_{pooled})
     unit = LpNormalization<p = 2, axis = 1>(values)
-    embeddings = Reshape(unit, sizes)
+    {output} = Reshape(unit, sizes)
 }}"""
+_BEHIND = 3  # nodes of `_END`, which follow the tower
 _QUERIES = """<ir_version: 8, opset_import: ["" : {opset}]>
 labels (float[L, {width}] embeddings) => (float[L, {width}] queries) {{
     queries = LpNormalization<p = 2, axis = 1>(embeddings)
@@ -86,7 +84,7 @@ def find_sizes(model: onnx.ModelProto, kind: Towers, name: str) -> list[int]:
 def wrap_images(model: onnx.ModelProto, spec: InputConfig) -> None:
     """Changes a tower to `images` uint8 [B, H, W, 3] -> `tokens` float32 [B, 1, E] of length 1."""
     mean, std = (", ".join(str(255 * value) for value in pair) for pair in (spec.mean, spec.std))
-    _wrap(model, "pixel_values", _IMAGES, side=spec.width, mean=mean, std=std)
+    _wrap(model, "pixel_values", _IMAGES, output="tokens", side=spec.width, mean=mean, std=std)
 
 
 def wrap_texts(model: onnx.ModelProto, pad: int, length: int) -> None:
@@ -94,7 +92,8 @@ def wrap_texts(model: onnx.ModelProto, pad: int, length: int) -> None:
 
     Texts are padded to `length` tokens, 0: not padded.
     """
-    _wrap(model, "input_ids", _TEXTS, pad=pad, length=length, last=length or 2**31)
+    last = length or 2**31
+    _wrap(model, "input_ids", _TEXTS, output="embeddings", pad=pad, length=length, last=last)
 
 
 def make_heads(width: int, scale: float, bias: float) -> dict[GraphName, dict[Precision, bytes]]:
@@ -111,7 +110,7 @@ def _wrap(model: onnx.ModelProto, given: str, text: str, **facts: object) -> Non
     graph = model.graph
     element = next(v.type.tensor_type.elem_type for v in graph.input if v.name == given)
     pooled, _ = find_embedding(output.name for output in graph.output)
-    ours = parse_graph(text.format(type=element, pooled=pooled, **facts))
+    ours = parse_graph((text + _END).format(type=element, pooled=pooled, **facts))
     compose.add_prefix_graph(graph, _PREFIX, inplace=True)
     nodes = [*ours.node[:-_BEHIND], *graph.node, *ours.node[-_BEHIND:]]
     del graph.node[:], graph.input[:], graph.output[:], ours.node[:]

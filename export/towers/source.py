@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from huggingface_hub import constants, metadata_load
@@ -20,13 +20,13 @@ from huggingface_hub.file_download import repo_folder_name
 from export import ExportError
 from export.towers.known import LOGITS, PINS, Logits
 from models.checkpoints.description import CheckpointError
-from models.checkpoints.formats import HUB, is_on_hub
-from models.checkpoints.hub import Remote, ask, fetch, fetch_needed, read_json, read_range
+from models.checkpoints.formats import HUB, MAX_SAFETENSORS_HEADER, is_on_hub
+from models.checkpoints.hub import CONFIG, Remote, ask, fetch, fetch_needed, read_range
 from models.commands import RequestError
 from service.bundle.card import Precision
 from service.engine.sessions import first_line
 
-CONFIG, PREPARATION, TOKENIZER = "config.json", "preprocessor_config.json", "tokenizer.json"
+PREPARATION, TOKENIZER = "preprocessor_config.json", "tokenizer.json"
 _OPTIONAL = (CONFIG, "tokenizer_config.json", "special_tokens_map.json")
 _WEIGHTS = "model.safetensors"
 # Ends of the names of a tower's files, and what their products are computed in; best first.
@@ -35,7 +35,6 @@ _ENDS: Mapping[str, Precision] = {
     **{"_q4": "fp32", "_bnb4": "fp32", "_q4f16": "fp16"},
 }
 _TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<f4"}  # of safetensors
-_MAX_HEADER = 100_000_000  # bytes, the format's own limit
 
 
 class Tower(NamedTuple):
@@ -46,7 +45,7 @@ class Tower(NamedTuple):
     data: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Repository:
     """A folder, or `hf-hub:owner/name`, with graphs in `onnx/` as the hub's repositories have.
 
@@ -56,8 +55,8 @@ class Repository:
 
     place: str
     remotes: dict[str, Remote] = field(default_factory=dict)  # all files that were found, by name
-    hashes: dict[str, str] = field(default_factory=dict)  # SHA-256 of the files that were read
-    commits: set[str] = field(default_factory=set)  # of these files
+    hashes: dict[str, str] = field(default_factory=dict)  # their SHA-256, after `download`
+    home: Path = Path()  # the folder that has them then; the hub's cache names it by the commit
 
     def find_towers(self, vision: Precision, text: Precision) -> tuple[Tower, Tower]:
         """Finds of each tower the wanted variant, else the best that is there, and other files.
@@ -96,35 +95,23 @@ class Repository:
                 "give --from FOLDER"
             )
 
-    def read(self, name: str) -> Path:
-        """Returns a file, after its download."""
-        path = fetch_needed(self.place, name)
-        with path.open("rb") as file:
-            self.hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
-        self._check_pin(name, self.hashes[name])
-        if is_on_hub(self.place):  # the folder in the cache has the commit's name
-            self.commits.add(path.parents[name.count("/")].name)
-        return path
-
-    def find_revision(self) -> str | None:
-        """Returns the commit of a hub's files that were read."""
-        if len(self.commits) > 1:
-            raise ExportError(f"{self.place} has changed meanwhile: repeat the command")
-        return next(iter(self.commits), None)
-
-    def read_all(self) -> None:
+    def download(self) -> None:
         """Downloads what is missing."""
+        folders = set()
         for name in self.remotes:
-            self.read(name)
-
-    def read_json(self, name: str) -> dict[str, Any]:
-        """Returns the object in a file; it is empty without the file."""
-        return read_json(self.place, name)
+            path = fetch_needed(self.place, name)
+            with path.open("rb") as file:
+                self.hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+            self._check_pin(name, self.hashes[name])
+            folders.add(path.parents[name.count("/")])
+        if len(folders) > 1:
+            raise ExportError(f"{self.place} has changed meanwhile: repeat the command")
+        (self.home,) = folders
 
     @contextmanager
     def open_graph(self, tower: Tower) -> Iterator[Path]:
         """Gives a graph with its weights beside it; errors of its use become ExportErrors."""
-        paths = [fetch_needed(self.place, name) for name in (tower.name, *tower.data)]
+        paths = [self.home / name for name in (tower.name, *tower.data)]
         with ExitStack() as stack:
             if is_on_hub(self.place) and tower.data:  # weights may be no links, as in the cache
                 copies = tempfile.TemporaryDirectory(dir=constants.HF_HUB_CACHE)
@@ -197,7 +184,8 @@ def _read_numbers(place: str, biased: bool) -> Logits | None:
 
     try:
         size = int.from_bytes(read_range(place, _WEIGHTS, 0, 8), "little")
-        header = json.loads(read_range(place, _WEIGHTS, 8, size if size < _MAX_HEADER else 0))
+        usual = size if size <= MAX_SAFETENSORS_HEADER else 0
+        header = json.loads(read_range(place, _WEIGHTS, 8, usual))
         scale = math.exp(read_number("logit_scale"))
         found = Logits(scale, read_number("logit_bias") if biased else 0.0)
     except (LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:

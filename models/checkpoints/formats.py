@@ -12,7 +12,7 @@ _HEAD = 4096
 _ZIP = b"PK\x03\x04"
 _PICKLE = b"\x80"
 _TORCH_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # of torch.save before 1.6
-_MAX_SAFETENSORS_HEADER = 100_000_000  # bytes, the format's own limit
+MAX_SAFETENSORS_HEADER = 100_000_000  # bytes, the format's own limit
 # Lists of a model's files; each is in one folder with them.
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # Files that describe a folder's model.
@@ -63,7 +63,7 @@ def is_safetensors(path: Path) -> bool:
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
     # 8 bytes of text would be a larger number.
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _MAX_SAFETENSORS_HEADER:
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MAX_SAFETENSORS_HEADER:
         return True
     if head.startswith(_ZIP):
         _check_zip(path)

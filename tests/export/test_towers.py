@@ -127,6 +127,6 @@ def test_text_encoder_beyond_the_limit_of_a_file_is_stored_in_16_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, encoder = read_clip(write_towers(tmp_path / "clip", "clip"))
-    monkeypatch.setattr(text, "_LARGEST", 0)
+    monkeypatch.setattr(text, "LARGEST", 0)
     weights = build_text_graph(encoder).graph.initializer
     assert onnx.TensorProto.FLOAT16 in {tensor.data_type for tensor in weights}
