@@ -26,6 +26,13 @@ _FOLDS = 5
 _HEAD_PRIOR = 1.0
 _LABEL_PRIOR = 10.0
 _MAX_STEPS = 50
+# A label's threshold of best F1 is the mean over bootstrap samples, mixed with that of all labels,
+# which weighs as much as so many positives of the label: on other photos, F1 without `person` is
+# 1.4 points higher than with the best threshold of the photos that choose (18 labels, 800 photos
+# choose). Of 20, 40, 80 and 160 positives, 40 was best. Many positives have little noise.
+_SAMPLES = 30
+_SHARED_WEIGHT = 40.0
+_MANY_POSITIVES = 1_000
 # One-sided confidence of 95 %, in standard deviations.
 _CONFIDENCE = 1.645
 
@@ -137,13 +144,16 @@ def find_threshold(
     targets: Targets,
     precision_target: float | None = None,
     recall_target: float = 0.0,
+    *,
+    wanted: float | None = None,
 ) -> MeasuredThreshold | None:
     """Returns a threshold for scores 0..1 [n] and targets 0/1 [n], at least one 1.
 
-    It is that of best F1; of several, that with the highest threshold (fewest predictions). With a
-    recall target, the threshold is lowered until the recall reaches it. With a precision target, it
-    is that of the lowest threshold whose precision reaches it, or None: the lower end of Wilson's
-    interval of 95 % confidence has to reach it, so that a few predictions do not reach it by luck.
+    It is that of best F1; of several, that with the highest threshold (fewest predictions). With
+    `wanted`, it is one that the same photos reach, if there are any. With a recall target, the
+    threshold is lowered until the recall reaches it. With a precision target, it is that of the
+    lowest threshold whose precision reaches it, or None: the lower end of Wilson's interval of
+    95 % confidence has to reach it, so that a few predictions do not reach it by luck.
     """
     order = np.argsort(-scores, kind="stable")
     descending = scores[order]
@@ -153,8 +163,10 @@ def find_threshold(
     count = cuts + 1.0
     if precision_target is None:
         enough = hits >= recall_target * hits[-1]
-        # The first of equals.
-        cut = int(max(np.argmax(2 * hits / (count + hits[-1])), np.argmax(enough)))
+        cut = int((descending[cuts] >= wanted).sum()) - 1 if wanted is not None else -1
+        if cut < 0:
+            cut = int(np.argmax(2 * hits / (count + hits[-1])))  # the first of equals
+        cut = max(cut, int(np.argmax(enough)))
     else:
         share, z = hits / count, _CONFIDENCE
         middle = share + z**2 / (2 * count)
@@ -181,12 +193,33 @@ def find_thresholds(
     precision_target: float | None = None,
     recall_target: float = 0.0,
 ) -> dict[str, MeasuredThreshold | None]:
-    """Returns `find_threshold` of labels with `MIN_POSITIVES` photos; the scores are [n, L]."""
-    return {
-        name: find_threshold(scores[:, column], targets[:, column], precision_target, recall_target)
-        for column, name in enumerate(names)
-        if targets[:, column].sum() >= MIN_POSITIVES
-    }
+    """Returns `find_threshold` of labels with `MIN_POSITIVES` photos; the scores are [n, L].
+
+    Without a precision target, noise in few positives does not decide: see `_SHARED_WEIGHT`.
+    """
+    everything = find_threshold(scores.ravel(), targets.ravel()) if targets.any() else None
+    found = {}
+    for name, column, truths in zip(names, scores.T, targets.T, strict=True):
+        wanted, positives = None, int(truths.sum())
+        if positives < MIN_POSITIVES:
+            continue
+        if precision_target is None and everything and positives < _MANY_POSITIVES:
+            wanted = _average_best(column, truths, everything.threshold)
+        found[name] = find_threshold(column, truths, precision_target, recall_target, wanted=wanted)
+    return found
+
+
+def _average_best(scores: Scores, targets: Targets, shared: float) -> float:
+    """Returns a mean, in log-odds, of best thresholds in bootstrap samples and that of all labels.
+
+    Scores and targets of a label are [n].
+    """
+    samples = np.random.default_rng(0).integers(0, len(scores), (_SAMPLES, len(scores)))
+    best = (find_threshold(scores[rows], targets[rows]) for rows in samples if targets[rows].any())
+    inside = np.clip([shared, *(point.threshold for point in best if point)], 1e-6, 1 - 1e-6)
+    common, *own = np.log(inside / (1 - inside))
+    share = (positives := targets.sum()) / (positives + _SHARED_WEIGHT)
+    return float(_sigmoid(share * np.mean(own) + (1 - share) * common))
 
 
 def _fit_labels(

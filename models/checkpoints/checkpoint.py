@@ -1,6 +1,7 @@
 """Networks from checkpoints: ours (safetensors with the configuration inside) and foreign ones."""
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from models.network import Network, build_head
 
 _EXAMPLE_TOLERANCE = 1e-3  # of the largest logit
 _CONFIG_KEY, _LABELS_KEY, _NOTES_KEY = "config", "label_names", "notes"
+logger = logging.getLogger(__name__)
 _names, _notes = TypeAdapter(tuple[str, ...]), TypeAdapter(dict[str, str])
 
 
@@ -93,7 +95,23 @@ def _build(name: str, weights: Weights, hints: Hints) -> nn.Module:
         head = weights.config
         return build_filled(lambda: build_head(head), weights.state).eval()
     config = hints.complete(name, weights.config)
-    network = build_filled(lambda: Network(config), weights.state).eval()
+    made, wanted = (f"{c.input.height} x {c.input.width}" for c in (weights.config, config))
+    try:
+        network = build_filled(lambda: Network(config), weights.state).eval()
+    except CheckpointError as error:
+        if made == wanted:
+            raise
+        raise CheckpointError(
+            f"{name} was made for {made} pixels, and cannot take {wanted}: {error}"
+        ) from error
+    if made != wanted:
+        before, spec = weights.config.input, config.input
+        share = spec.height * spec.width / (before.height * before.width)
+        tokens = network.backbone.count_tokens((spec.height, spec.width))
+        logger.info(
+            "photos of %s pixels, not %s: %.2f times as many to encode, %d tokens for the head",
+            *(wanted, made, share, tokens),
+        )
     if weights.example is not None:
         images, expected = weights.example
         with torch.inference_mode():

@@ -72,7 +72,10 @@ class Hints:
             raise CheckpointError("--plain-pixels does not fit --mean and --std")
 
     def complete(self, name: str, config: NetworkConfig) -> NetworkConfig:
-        """Adds hints to a file's configuration; raises CheckpointError if one contradicts it."""
+        """Adds hints to a file's configuration; raises CheckpointError if one contradicts it.
+
+        Another image size is one, unless the head has a position for each token.
+        """
         self._check(name, config)
         self.check_size(name, config.input)
         changes: dict[str, object] = {"input": self._prepare(config.input)}
@@ -101,7 +104,9 @@ class Hints:
         changes: dict[str, object] = {}
         if self.plain_pixels:
             changes = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-        given = {"mean": self.mean, "std": self.std, "interpolation": self.interpolation}
+        side = self.image_size
+        given = {"height": side, "width": side, "mean": self.mean, "std": self.std,
+                 "interpolation": self.interpolation}  # fmt: skip
         changes |= {key: value for key, value in given.items() if value is not None}
         color = None if self.pad is None else read_color(self.pad)
         if color is not None:
@@ -113,6 +118,7 @@ class Hints:
     def _check(self, name: str, config: NetworkConfig) -> None:
         head, spec = config.head, config.input
         size = spec.height if spec.height == spec.width else None
+        fixed = getattr(head, "grid", None) is not None
         num_heads = head.num_heads if isinstance(head, DecoderConfig) else None
         pre_norm = isinstance(head, Query2LabelConfig) and head.pre_norm
         made = "was made with"
@@ -122,8 +128,8 @@ class Hints:
              f"{made} --prefix-tokens {config.prefix_tokens}"),
             (self.features, config.features, f"{made} --features {config.features}"),
             (self.crop or None, spec.resize_mode == "crop", "takes whole photos: leave out --crop"),
-            (self.image_size, size,
-             f"was made for {spec.height} x {spec.width} pixels, not {self.image_size}"),
+            (self.image_size if fixed else None, size,
+             f"has positions for {spec.height} x {spec.width} pixels, not {self.image_size}"),
             (self.num_heads, num_heads,
              f"has {num_heads or 'no'} attention heads, not {self.num_heads}"),
             (self.pre_norm, pre_norm,
@@ -168,7 +174,7 @@ def add_hint_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `Hints` that do not concern open labels."""
     add = parser.add_argument
     add("--backbone", help="timm name, if the checkpoint has none")
-    add("--image-size", type=int, help="pixels, if the file has no size or more than 1536 x 1536")
+    add("--image-size", type=int, help="height and width of photos in pixels, if not the file's")
     add("--num-heads", type=int, help="attention heads, if not 8 (ML-Decoder) or 4 (Query2Label)")
     add("--pre-norm", action=argparse.BooleanOptionalAction, help="Query2Label's norms are before "
         "the attention, if the file has no encoder to show it")  # fmt: skip

@@ -9,6 +9,7 @@ from service.calibration import (
     MIN_POSITIVES,
     bin_scores,
     find_threshold,
+    find_thresholds,
     fit_calibration,
     measure_error,
     move_threshold,
@@ -38,10 +39,52 @@ def test_no_threshold_gives_a_better_f1(photos: list[tuple[float, int]]) -> None
     best = find_threshold(scores, targets)
     brute_force = max(_f1(scores, targets, threshold) for threshold in scores)
     assert _f1(scores, targets, best.threshold) == brute_force
-    assert 0.0 <= best.threshold <= 1.0
-    predicted = scores >= best.threshold
-    assert best.precision == pytest.approx(targets[predicted].mean())
-    assert best.recall == pytest.approx(predicted[targets == 1].mean())
+
+
+@given(_photos, st.none() | st.floats(0, 1))
+def test_point_is_what_its_threshold_gives(
+    photos: list[tuple[float, int]], wanted: float | None
+) -> None:
+    scores, targets = _columns(photos)
+    point = find_threshold(scores, targets, wanted=wanted)
+    assert 0.0 <= point.threshold <= 1.0
+    predicted = scores >= point.threshold
+    assert point.precision == pytest.approx(targets[predicted].mean())
+    assert point.recall == pytest.approx(predicted[targets == 1].mean())
+    if wanted is not None and (scores >= wanted).any():
+        assert predicted.tolist() == (scores >= wanted).tolist()
+    else:
+        assert point == find_threshold(scores, targets)
+
+
+def test_few_positives_choose_thresholds_that_are_better_on_other_photos() -> None:
+    random = np.random.default_rng(0)
+    targets = (random.random((8_000, 40)) < 0.02).astype(np.int64)
+    scores = 1 / (1 + np.exp(4 - 3 * targets - random.normal(0, 1.3, targets.shape)))
+    names = [str(column) for column in range(40)]
+    here = slice(0, 400)  # about 8 positives a label
+    found = find_thresholds(names, scores[here], targets[here])
+    chosen, noisy = [], []
+    for name, point in found.items():
+        column = int(name)
+        few, truths = scores[here, column], targets[here, column]
+        best = max(few, key=lambda threshold: _f1(few, truths, threshold))
+        others = scores[400:, column], targets[400:, column]
+        chosen.append(_f1(*others, point.threshold))
+        noisy.append(_f1(*others, best))
+    assert np.mean(chosen) > np.mean(noisy) + 0.02
+
+
+def test_rare_label_is_nearer_to_the_threshold_of_all_labels() -> None:
+    random = np.random.default_rng(0)
+    targets = (random.random((6_000, 2)) < 0.2).astype(np.int64)
+    targets[40:, 1] = 0  # about 8 positives
+    scores = 1 / (1 + np.exp(2 - 3 * targets - random.normal(0, 1.3, targets.shape)))
+    best = [find_threshold(scores[:, i], targets[:, i]).threshold for i in range(2)]
+    shared = find_threshold(scores.ravel(), targets.ravel()).threshold
+    often, rare = (point.threshold for point in find_thresholds("ab", scores, targets).values())
+    assert often == best[0]  # more than 1,000 positives
+    assert abs(rare - shared) < abs(best[1] - shared) / 2
 
 
 @given(_photos, st.sampled_from([0.25, 0.5, 0.75, 1.0]))

@@ -13,7 +13,7 @@ from export.calibration.heads import (
 )
 from export.sources.labelled_photos import LabelledPhotos, PhotoReader
 from service.bundle.card import Label, TrainedHead
-from service.calibration import MIN_POSITIVES, find_threshold
+from service.calibration import MIN_POSITIVES, find_threshold, find_thresholds
 from service.labels.label_set import make_trained_set
 from service.pipeline.scoring import compute_scores
 from tests.export.tiny_network import CONTRACT
@@ -52,8 +52,9 @@ def test_thresholds_of_trained_labels_are_of_best_f1_on_the_served_scores(
     assert (head.calibration is None) == options.raw_scores
     served = make_trained_set(labels, head)
     scores = compute_scores(scored.logits, "sigmoid", served.calibration)
-    for column, label in enumerate(labels):
-        best = find_threshold(scores[:, column], scored.photos.targets[:, column])
+    found = find_thresholds(NAMES, scores, scored.photos.targets)
+    for label in labels:
+        best = found[label.name]
         assert label.threshold == pytest.approx(best.threshold)
         assert (label.precision, label.recall) == (best.precision, best.recall)
 
@@ -94,8 +95,7 @@ def test_thresholds_by_purpose_are_measured_on_the_served_scores(
     scores = compute_scores(scored.logits, "sigmoid", pairs)
     for purpose, target in (("balanced", 0.0), ("recall", 0.75)):
         points = [label.by_purpose.get(purpose) for label in labels]
-        best = find_threshold(scores[:, 1], targets[:, 1], None, target)
-        assert points[1] == best
+        assert points[1] == find_thresholds(NAMES, scores, targets, None, target)["green"]
         assert points[0].recall >= target
         thresholds = [(point or head.by_purpose[purpose]).threshold for point in points]
         shared = opened.by_purpose[purpose]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from models.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from models.checkpoints.description import (
@@ -14,8 +15,10 @@ from models.checkpoints.description import (
     read_hints,
     read_names,
 )
+from models.config import NetworkConfig
+from models.network import Network
 from tests.export.tiny_network import INPUT, LABELS, make_network
-from tests.models.checkpoints import read_config
+from tests.models.checkpoints import assert_gives, read_config
 
 HEIGHT, WIDTH = INPUT.height, INPUT.width
 
@@ -24,7 +27,7 @@ HEIGHT, WIDTH = INPUT.height, INPUT.width
     ("options", "hint", "reason"),
     [
         ("--backbone resnet50", {"backbone": "resnet50"}, "was made with .*, not resnet50"),
-        ("--image-size 128", {"image_size": 128}, f"was made for {HEIGHT} x {WIDTH} pixels, not 1"),
+        ("--image-size 9999", {"image_size": 9999}, "has no network that can be built: .*4096"),
         ("--num-heads 3", {"num_heads": 3}, "has 4 attention heads, not 3"),
         ("--pre-norm", {"pre_norm": True}, "has its norms behind the attention"),
         ("--crop", {"crop": True}, "takes whole photos: leave out --crop"),
@@ -41,6 +44,43 @@ def test_hint_is_refused_when_it_contradicts_the_file(
     add_hint_flags(parser)
     if options:
         assert read_hints(parser.parse_args(options.split())) == Hints(**hint)
+
+
+def test_other_image_size_is_taken_and_its_cost_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    network, images = make_network(), torch.randn(2, 3, 64, 64)
+    write_checkpoint(tmp_path / "a.safetensors", network, LABELS, {})
+    with caplog.at_level("INFO"), torch.inference_mode():
+        assert_gives(tmp_path / "a.safetensors", images, network(images), image_size=64)
+    cost = f"64 x 64 pixels, not {HEIGHT} x {WIDTH}: 2.67 times as many to encode, 4 tokens for"
+    assert cost in caplog.text
+    caplog.clear()
+    spec = read_config(tmp_path / "a.safetensors", Hints(image_size=64)).input
+    assert spec == INPUT.model_copy(update={"height": 64, "width": 64})
+    assert read_config(tmp_path / "a.safetensors").input == INPUT
+
+
+@pytest.mark.parametrize(
+    ("backbone", "head", "reason"),
+    [
+        ("test_vit", {"kind": "gap", "encoder_width": 64},
+         "made for 64 x 64 pixels, and cannot take 96 x 96: .* size mismatch for .*pos_embed"),
+        ("test_resnet", {"kind": "query2label", "encoder_width": 96, "grid": (2, 2),
+         "decoder_width": 16, "feedforward_width": 16, "num_heads": 2},
+         "has positions for 64 x 64 pixels, not 96"),
+    ],
+)  # fmt: skip
+def test_image_size_that_the_tensors_are_bound_to_stays(
+    tmp_path: Path, backbone: str, head: dict[str, Any], reason: str
+) -> None:
+    fields = {"backbone": backbone, "input": {"height": 64, "width": 64}, "head": head}
+    head["num_classes"] = len(LABELS)
+    network = Network(NetworkConfig.model_validate(fields))
+    write_checkpoint(tmp_path / "a.safetensors", network, LABELS, {})
+    with pytest.raises(CheckpointError, match=reason):
+        read_checkpoint(tmp_path / "a.safetensors", Hints(image_size=96))
+    assert read_config(tmp_path / "a.safetensors", Hints(image_size=64)).input.width == 64
 
 
 def test_options_on_photos_are_read() -> None:
