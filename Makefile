@@ -85,7 +85,7 @@ docs: $(DOCS)/.installed ## Build the site of docs/ in build/site; a broken link
 
 TRAIN = $(DEV_BIN)/python -m models.train --data $(DATA) --cache $(RUN)/cache
 TRAIN_OPEN = $(DEV_BIN)/python -m models.train_open --data $(DATA) --cache $(RUN)/cache_open \
-	--checkpoint $(RUN)/$(WEIGHTS) --recipe models/recipes/open/lite0.toml
+	--recipe models/recipes/open/lite0.toml
 AVERAGE = $(DEV_BIN)/python -m models.average
 WEIGHTS = model.safetensors
 
@@ -97,12 +97,18 @@ bundle: $(DEV)/.installed ## Train and export the default bundle (DATA, OPEN_DAT
 		$(RUN)/first/$(WEIGHTS)=0.4 $(RUN)/second/$(WEIGHTS)=0.6
 	$(TRAIN) --recipe models/recipes/lite0_settle.toml --init $(RUN)/middle.safetensors \
 		--out $(RUN)/third
-	$(AVERAGE) --out $(RUN)/$(WEIGHTS) --untouched 0.4 \
+	$(AVERAGE) --out $(RUN)/settled.safetensors --untouched 0.4 \
 		$(RUN)/second/$(WEIGHTS)=0.4 $(RUN)/third/$(WEIGHTS)=0.6
-	$(TRAIN_OPEN) --hold-out $(OPEN_DATA) --out $(RUN)/strict
-	$(TRAIN_OPEN) --init $(RUN)/strict/open.safetensors --epochs 4 --lr 1e-3 --warmup 0.15 --out $(RUN)/open
+	$(TRAIN_OPEN) --checkpoint $(RUN)/settled.safetensors --hold-out $(OPEN_DATA) --out $(RUN)/strict
+	$(TRAIN_OPEN) --checkpoint $(RUN)/settled.safetensors --init $(RUN)/strict/open.safetensors \
+		--epochs 4 --lr 1e-3 --warmup 0.15 --out $(RUN)/settled_open
+	$(TRAIN) --recipe models/recipes/lite0_enlarge.toml --init $(RUN)/settled.safetensors \
+		--out $(RUN)/fourth
+	$(AVERAGE) --out $(RUN)/$(WEIGHTS) $(RUN)/settled.safetensors=0.5 $(RUN)/fourth/$(WEIGHTS)=0.5
+	$(TRAIN_OPEN) --checkpoint $(RUN)/$(WEIGHTS) --init $(RUN)/settled_open/open.safetensors \
+		--epochs 3 --lr 1e-3 --warmup 0.15 --out $(RUN)/open
 	$(DEV_BIN)/python -m export --checkpoint $(RUN)/$(WEIGHTS) --photos $(DATA) \
-		--precision fp32,int8 --compact-weights --model-version 1.2.1 --license Apache-2.0 \
+		--precision fp32,int8 --compact-weights --model-version 1.3.0 --license Apache-2.0 \
 		--open-head $(RUN)/open/open.safetensors --label-set export/label_sets/everyday.json \
 		--open-photos $(OPEN_DATA) --open-split train --out $(BUNDLE)
 

@@ -49,7 +49,9 @@ def test_recipes_lower_the_loss_one_after_the_other_and_the_result_is_served(
     second = train("lite0_refine", "--init", str(first))
     middle = mix("middle", (first, 0.4), (second, 0.6))
     third = train("lite0_settle", "--init", str(middle))
-    model, bundle = mix("model", (second, 0.4), (third, 0.6)), tmp_path / "bundle"
+    settled = mix("settled", (second, 0.4), (third, 0.6))
+    fourth = train("lite0_enlarge", "--init", str(settled))
+    model, bundle = mix("model", (settled, 0.5), (fourth, 0.5)), tmp_path / "bundle"
     assert export(["--checkpoint", str(model), "--out", str(bundle)]) == 0
     with serve_app(bundle, label_store="memory") as client:
         answered = labels_of(send_image(client, params={"top_k": 3}))
