@@ -28,7 +28,7 @@ OPENAI_PREFIX = "/v1"
 
 ErrorType = type[ServiceError]
 
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 # The protocol has 400 for everything that is invalid in a request.
 _BAD_REQUESTS = frozenset({409, 415, 422})
 
@@ -162,10 +162,10 @@ async def _answer_any(request: Request, error: Exception) -> JSONResponse:
 def _list_methods(request: Request) -> list[str]:
     """Returns the methods of a path; Starlette lists those of the first matching route only."""
     routes = request.app.router.routes
-    asked = {method: {**request.scope, "method": method} for method in _METHODS}
+    asked = {method: {**request.scope, "method": method} for method in METHODS}
     asked["HEAD"] = asked["GET"]  # `DirectRouter`
     return [
         method
-        for method in _METHODS
+        for method in METHODS
         if any(route.matches(asked[method])[0] is Match.FULL for route in routes)
     ]
