@@ -49,12 +49,9 @@ def infer(client: TestClient, *inputs: Any, **members: Any) -> dict[str, Any]:
     return {output["name"]: output for output in response.json()["outputs"]}
 
 
-def post_binary(
-    client: TestClient, head: dict[str, Any], raw: bytes, length: str | None = None
-) -> Any:
+def post_binary(client: TestClient, head: dict[str, Any], raw: bytes) -> Any:
     text = json.dumps(head).encode()
-    headers = {HEADER_LENGTH: str(len(text)) if length is None else length}
-    return client.post(INFER, content=text + raw, headers=headers)
+    return client.post(INFER, content=text + raw, headers={HEADER_LENGTH: str(len(text))})
 
 
 def pack(*elements: bytes) -> bytes:

@@ -25,7 +25,7 @@ from tests.support.threads import Gate, wait_until
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, write_open_bundle
 
 BUNDLE = "open_bundle"
-SETTINGS = {"max_labels_per_set": 50, "max_candidate_labels": 5, "max_labels": 80}
+SETTINGS = {"max_labels_per_set": 50, "max_labels": 80}
 PETS = {"name": "pets", "labels": ["red panda", {"name": "axolotl", "threshold": 0.2}]}
 # Runs over other numbers of labels may sum in another order.
 TOLERANCE = 1e-5
@@ -289,29 +289,6 @@ def test_invalid_name_of_a_set_is_refused_with_the_rule(client: TestClient, name
         assert "1 to 100 letters, digits or ._- of ASCII" in error["reason"]
     for method in ("GET", "DELETE"):
         assert_problem(client.request(method, f"/labels/{name}"), 422, "invalid_parameters")
-
-
-@pytest.mark.parametrize(
-    ("params", "status", "code"),
-    [
-        ({"candidate_labels": list("abcdef")}, 422, "invalid_labels"),
-        ({"min_version": 10**9}, 409, "version_not_reached"),
-    ],
-)
-def test_bad_question_about_label_sets_is_refused(
-    client: TestClient, params: dict[str, Any], status: int, code: str
-) -> None:
-    assert_problem(send_image(client, params=params), status, code)
-
-
-def test_model_without_open_head_says_so(tiny_bundle: Bundle) -> None:
-    with serve_app(tiny_bundle.path) as client:
-        assert_problem(client.post("/labels", json=PETS), 409, "no_open_head")
-        asked = send_image(client, params={"candidate_labels": "yak"})
-        assert_problem(asked, 409, "no_open_head")
-        (only,) = client.get("/labels").json()["label_sets"]
-        assert only["name"] == "trained"
-        assert client.get("/info").json()["open_head"] is None
 
 
 def test_model_without_text_encoder_takes_embeddings_only(tmp_path: Path) -> None:

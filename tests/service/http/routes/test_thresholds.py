@@ -7,13 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
-from tests.support.serving import (
-    PHOTO,
-    assert_problem,
-    send_examples,
-    send_image,
-    serve_app,
-)
+from tests.support.serving import PHOTO, assert_problem, send_examples, send_image, serve_app
 from tests.support.tiny_bundle import tiny_draft, write_learning_bundle, write_measured_bundle
 
 BUNDLE = "measured_bundle"
