@@ -61,17 +61,15 @@ class OpenAIErrorAnswer(BaseModel):
 
 def describe_problem(error: ServiceError, request_id: str | None = None) -> Problem:
     """Returns the problem of an error."""
-    problem = Problem(
+    return Problem(
         type=f"urn:ml-decoder:problem:{error.code}",
         title=error.title,
         status=error.status,
         code=error.code,
         detail=error.detail,
+        errors=error.values if isinstance(error, InvalidParameters) else None,
         request_id=request_id,
     )
-    if isinstance(error, InvalidParameters):
-        problem.errors = error.values
-    return problem
 
 
 def list_headers(error: ServiceError | ErrorType) -> dict[str, str]:

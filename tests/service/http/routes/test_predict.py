@@ -29,13 +29,6 @@ def test_answer_names_model_and_label_set(client: TestClient) -> None:
     assert list(body["timings"]) == ["decode_ms", "queue_ms", "inference_ms", "total_ms"]
 
 
-def test_three_kinds_of_body_give_the_same_answer(client: TestClient) -> None:
-    form = send_image(client, PHOTO)
-    raw = client.post("/predict", content=PHOTO, headers={"Content-Type": "image/png"})
-    json = client.post("/predict", json={"image": to_base64(PHOTO)})
-    assert labels_of(form) == labels_of(raw) == labels_of(json) != []
-
-
 def test_parameters_work_in_query_form_and_json(client: TestClient) -> None:
     asked = {"top_k": 2, "include": ["cat", "dog", "car"], "exclude": ["tree"]}
     query = send_image(client, params=asked)
