@@ -1,7 +1,6 @@
 """Tests of `threshold=balanced` and `threshold=recall`."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -20,10 +19,6 @@ def measured_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return write_measured_bundle(tmp_path_factory.mktemp("bundle"))
 
 
-def list_thresholds(response: Any) -> dict[str, float]:
-    return {label["label"]: label["threshold"] for label in response.json()["labels"]}
-
-
 @pytest.mark.parametrize(("word", "expected"), [("balanced", BALANCED), ("recall", RECALL)])
 def test_labels_have_their_thresholds_of_the_purpose(
     client: TestClient, word: str, expected: dict[str, float]
@@ -31,7 +26,8 @@ def test_labels_have_their_thresholds_of_the_purpose(
     everything = send_image(client, params={"threshold": "0"}).json()["labels"]
     scores = {label["label"]: label["score"] for label in everything}
     wanted = {name: least for name, least in expected.items() if scores[name] >= least}
-    thresholds = list_thresholds(send_image(client, params={"threshold": word}))
+    found = send_image(client, params={"threshold": word}).json()["labels"]
+    thresholds = {label["label"]: label["threshold"] for label in found}
     assert {name: least for name, least in thresholds.items() if name in expected} == wanted
 
 
