@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -162,7 +161,7 @@ def _write_overlays(photo: PhotoResult, folder: Path) -> PhotoResult:
     if photo.prediction is None:
         return photo
     try:
-        return replace(photo, overlays=tuple(_draw(photo.path, photo.prediction, folder)))
+        return photo._replace(overlays=tuple(_draw(photo.path, photo.prediction, folder)))
     except OSError as error:
         reason = error.strerror or "the pictures cannot be made"
     except ImageError:
