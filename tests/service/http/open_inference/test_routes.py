@@ -138,6 +138,7 @@ def test_columns_without_a_label_set_are_one_set_unless_the_settings_name_some(
     with serve_app(bundle.path, **settings) as client:
         answer = post(client, image_input()).json()
         assert answer["parameters"]["label_set"] == shown
+        assert (client.get("/info").json()["head"] is None) != trained
         assert ("hidden" in answer["parameters"], "id" in answer) == (False, False)
         outputs = {output["name"]: output for output in answer["outputs"]}
         wanted = score_by_predict(client, PHOTO, label_set=shown.split("+"))

@@ -301,13 +301,6 @@ def test_model_without_text_encoder_takes_embeddings_only(tmp_path: Path) -> Non
         assert set(scores_of(client, label_set="x")) == {"x"}
 
 
-def test_model_without_trained_head_answers_from_its_own_sets(tmp_path: Path) -> None:
-    bundle = write_open_bundle(tmp_path, trained=False)
-    with serve_app(bundle.path) as client:
-        assert set(scores_of(client)) == {"chair", "table", "lamp"}
-        assert client.get("/info").json()["head"] is None
-
-
 def test_draining_waits_for_a_change(open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     with serve_app(open_bundle.path) as client, ThreadPoolExecutor() as threads:
         gate = Gate(monkeypatch, LabelStore, "check")
