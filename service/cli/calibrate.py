@@ -7,9 +7,8 @@ Photos go through the service's own pipeline, so that the scores are those of th
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +43,7 @@ class LabelledFolder(BaseModel):
     images: dict[str, LabelledImage]
 
 
-@dataclass(frozen=True)
-class CalibrationReport:
+class CalibrationReport(NamedTuple):
     """The results of a calibration."""
 
     fit: Fit | None  # None: the set keeps the calibration that it had

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from service.errors import BusyError, ImageError, InferenceFailed, OutOfMemory
 from service.images.raw import load_photo
@@ -15,8 +15,7 @@ from service.scheduling.tasks import ResultT, run_in_order
 from service.settings import Settings
 
 
-@dataclass(frozen=True)
-class PhotoResult:
+class PhotoResult(NamedTuple):
     """Either a prediction or the reason why there is none."""
 
     path: Path

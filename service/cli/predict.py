@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ async def predict_photos(
     folders: Mapping[Path, Path] | None = None,
 ) -> bool:
     """Writes labels as `table`, `json` or `csv`, maps into `folders`; False if a photo failed."""
-    write = _WRITERS[output]
+    write: Callable[[PhotoResult], None] = _show_table if output == "table" else _write_json
     done, complete = 0, True
     written: Counter[Path] = Counter()
     with show_progress(results_on_stdout=True) as report:
@@ -112,7 +111,7 @@ def _show_table(photo: PhotoResult) -> None:
         console.print(Text("* not the label's own threshold", "dim"), soft_wrap=True)
 
 
-def _write_csv(photo: PhotoResult, *, has_categories: bool = False) -> None:
+def _write_csv(photo: PhotoResult, *, has_categories: bool) -> None:
     path = str(photo.path)
     labels = () if photo.prediction is None else photo.prediction.labels
     for label in labels:
@@ -131,13 +130,6 @@ def _write_row(values: Sequence[str]) -> None:
     shown = map(escape, values)
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(f"'{value}" if value.startswith(_FORMULA_STARTS) else value for value in shown)
-
-
-_WRITERS: dict[str, Callable[[PhotoResult], None]] = {
-    "table": _show_table,
-    "json": _write_json,
-    "csv": _write_csv,
-}
 
 
 def choose_folders(
@@ -169,7 +161,7 @@ def _write_overlays(photo: PhotoResult, folder: Path) -> PhotoResult:
     if photo.prediction is None:
         return photo
     try:
-        return replace(photo, overlays=tuple(_draw(photo.path, photo.prediction, folder)))
+        return photo._replace(overlays=tuple(_draw(photo.path, photo.prediction, folder)))
     except OSError as error:
         reason = error.strerror or "the pictures cannot be made"
     except ImageError:

@@ -166,14 +166,13 @@ def _share_state(settings: Settings) -> Iterator[tuple[Settings, Sequence[Folder
     """
     from service.labels.store.database import is_memory
 
-    # prometheus_client reads the variable when it is imported.
-    variable = "PROMETHEUS_MULTIPROC_DIR"
     parent = _MEMORY_FOLDER if os.access(_MEMORY_FOLDER, os.W_OK | os.X_OK) else None
     with make_folder(parent) as metrics, make_folder() as folder:
         folders = metrics, folder
         # Until the supervisor has its own handler. An import could swallow an exception.
         signal.signal(signal.SIGTERM, lambda *_: _abort(folders))
-        os.environ.setdefault(variable, metrics.path)
+        # prometheus_client reads it when it is imported.
+        os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", metrics.path)
         if is_memory(settings.label_store):
             store = str(Path(folder.path) / "labels.db")
             settings = settings.model_copy(update={"label_store": store})

@@ -23,7 +23,6 @@ from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.engine.heads import LABELS_PER_RUN, Embeddings, LabelVectors, QueryArray
 from service.engine.sessions import KEYS, SessionConfig, open_checked
-from service.errors import quote
 from service.labels.definition import Definition
 from service.labels.label_set import LabelSet, Origin, make_open_set
 
@@ -50,7 +49,7 @@ class TextEncoder:
                 count = len(tokens.ids) + sum(part.special_tokens_mask.count(0) for part in rest)
                 raise errors.InvalidLabelSet(
                     f"The text encoder reads {len(tokens.ids)} tokens (words or parts of words), "
-                    f"but the text {quote(text)} has {count}: shorten it"
+                    f"but the text {errors.quote(text)} has {count}: shorten it"
                 )
 
     def encode(self, texts: Sequence[str]) -> Embeddings:

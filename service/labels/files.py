@@ -15,7 +15,6 @@ import csv
 import io
 import json
 import math
-import zipfile
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -136,7 +135,7 @@ def parse_label_set(
 def pack_label_set(definition: Definition, embeddings: Embeddings | None = None) -> bytes:
     """Returns an `.npz`; its embeddings are float16, or those of all labels [L, E] as they are."""
     thresholds = [math.nan if value is None else value for value in definition.thresholds]
-    arrays: dict[str, NDArray[Any]] = {
+    arrays: dict[str, Any] = {
         "names": np.array(definition.names),
         "embeddings": definition.embeddings.astype(np.float16)
         if embeddings is None
@@ -156,12 +155,7 @@ def pack_label_set(definition: Definition, embeddings: Embeddings | None = None)
     if (pair := definition.calibration) is not None:
         arrays["calibration"] = np.array([pair.scale, pair.shift], np.float64)
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for key, array in arrays.items():
-            member = io.BytesIO()
-            np.lib.format.write_array(member, array, version=(1, 0), allow_pickle=False)
-            # `ZipInfo` has a fixed time; `np.savez` would write the time of day.
-            archive.writestr(zipfile.ZipInfo(f"{key}.npy"), member.getvalue())
+    np.savez_compressed(stream, **arrays)
     return stream.getvalue()
 
 

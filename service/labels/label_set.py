@@ -11,15 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import to_json
 
-from service.bundle.card import (
-    FALLBACK_THRESHOLD,
-    Activation,
-    ByPurpose,
-    Calibration,
-    Label,
-    OpenHead,
-    TrainedHead,
-)
+from service.bundle import card
 from service.engine.heads import Keys, LabelVectors, QueryArray, ScreenedQueries
 from service.errors import InvalidLabelSet, quote
 from service.fields import Purpose
@@ -49,10 +41,7 @@ _OTHER_MODEL = {
     "separation": {"value": 0.0, "meaning": "unknown: the examples are of another model"},
     "this_model": False,
 }
-_SUMMARY = (
-    *("name", "version", "origin", "read_only", "num_labels"),
-    *("category_counts", "num_learnt", "ranked"),
-)
+_SUMMARY = ("name", "version", "origin", "read_only", "num_labels")
 _LEFT_OUT_IF_EMPTY = ("category_counts", "num_learnt", "ranked")
 
 Source = Literal["trained", "zero_shot", "examples"]
@@ -93,18 +82,18 @@ class LabelSet:
     thresholds: NDArray[np.float64]  # [L], 0..1; the fallback for labels without their own
     calibrated: NDArray[np.bool_]  # [L], whether the threshold is the label's own
     calibration: NDArray[np.float64] | None  # [2, L], scale and shift; None: logits as they are
-    activation: Activation
+    activation: card.Activation
     prompts: tuple[str | None, ...]  # texts that were encoded instead of the names
     own_embeddings: NDArray[np.bool_]  # [L], whether it came with an embedding, not a text
     digest: str | None = None  # of the definition; None for the trained labels
-    own_calibration: Calibration | None = None  # of a set that has its own
+    own_calibration: card.Calibration | None = None  # of a set that has its own
     queries: QueryArray | None = None  # [L, K], of the open head; None for the trained labels
     keys: Keys | None = None  # of the screened head, [L, ...]; None for candidates too
     categories: Mapping[str, str] = field(default_factory=dict)  # of trained labels, by name
     learnt: LearntLabels | None = None  # from photos with this encoder; None if none has
     # Labels whose examples are all of another encoder, or whose scores compete.
     unused_examples: frozenset[str] = frozenset()
-    shared: ByPurpose = field(default_factory=dict)  # the head's thresholds by purpose
+    shared: card.ByPurpose = field(default_factory=dict)  # the head's thresholds by purpose
     # Trained labels' own thresholds by purpose, [L], NaN if a label has none.
     measured: Mapping[Purpose, NDArray[np.float64]] = field(default_factory=dict)
     # Scores only rank: all thresholds are 0, and by default the `MOST_RANKED` best labels answer.
@@ -182,9 +171,9 @@ class LabelSet:
     def describe(self) -> dict[str, Any]:
         """Returns the set as JSON values; its labels are a generator, as of a prediction."""
         described = {key: getattr(self, key) for key in _SUMMARY}
-        kept = {k: v for k, v in described.items() if v or k not in _LEFT_OUT_IF_EMPTY}
+        described |= {key: v for key in _LEFT_OUT_IF_EMPTY if (v := getattr(self, key))}
         calibration = self.own_calibration and self.own_calibration.model_dump()
-        return {**kept, "calibration": calibration, "labels": self._describe_labels()}
+        return {**described, "calibration": calibration, "labels": self._describe_labels()}
 
     def _describe_labels(self) -> Iterator[dict[str, Any]]:
         examples = dict.fromkeys(self.unused_examples, _OTHER_MODEL)
@@ -283,7 +272,9 @@ class LabelSet:
         return {}  # least recently used first
 
 
-def make_trained_set(labels: Sequence[Label], head: TrainedHead, *, version: str = "1") -> LabelSet:
+def make_trained_set(
+    labels: Sequence[card.Label], head: card.TrainedHead, *, version: str = "1"
+) -> LabelSet:
     """Returns the set of a bundle's trained labels."""
     thresholds, calibrated = _fill([label.threshold for label in labels], head.threshold)
     measured = {}
@@ -310,7 +301,7 @@ def make_trained_set(labels: Sequence[Label], head: TrainedHead, *, version: str
 def make_open_set(  # noqa: PLR0913 - version and origin are names
     definition: Definition,
     vectors: LabelVectors | None,
-    head: OpenHead | None,
+    head: card.OpenHead | None,
     trained_names: Collection[str] = (),
     *,
     version: str,
@@ -320,7 +311,7 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
     # The engine does not cache a writable array on a GPU: candidate labels are used once.
     for matrix in vectors.arrays.values() if vectors else ():
         matrix.flags.writeable = origin == "request"
-    fallback = FALLBACK_THRESHOLD if head is None else head.threshold
+    fallback = card.FALLBACK_THRESHOLD if head is None else head.threshold
     thresholds, calibrated = _fill(definition.thresholds, fallback)
     shared, names = definition.calibration, definition.names
     pairs = [shared] * len(names)
@@ -388,7 +379,7 @@ def _fill(
     return np.array(filled, np.float64), np.array([value is not None for value in thresholds])
 
 
-def _stack(calibrations: Sequence[Calibration | None]) -> NDArray[np.float64] | None:
+def _stack(calibrations: Sequence[card.Calibration | None]) -> NDArray[np.float64] | None:
     """Returns scales and shifts, float64 [2, L]; None if no label is calibrated."""
     if not any(calibrations):
         return None

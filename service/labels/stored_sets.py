@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
 from service import errors
-from service.errors import quote
 from service.labels.builder import LabelSetBuilder
 from service.labels.definition import Definition
 from service.labels.examples import Examples
@@ -247,5 +246,5 @@ def _parse_examples(
                 content = row.content
                 examples[row.label] = Examples.from_bytes(content) if content else old[row.label]
             except errors.InvalidLabelSet as error:
-                logger.error("label set %s: %s: %s", name, quote(row.label), error.reason)
+                logger.error("label set %s: %s: %s", name, errors.quote(row.label), error.reason)
     return examples

@@ -53,13 +53,6 @@ def test_truncated_response_is_a_lost_connection(kind: Any, fake: Fake) -> None:
         client.predict(PHOTO)
 
 
-def test_error_names_the_address_if_nothing_listens(kind: Any) -> None:
-    client = kind("http://127.0.0.1:9", retries=0)
-    words = r"cannot connect to http://127\.0\.0\.1:9: .*(refused|failed)"
-    with client, pytest.raises(ServiceUnreachable, match=words):
-        client.info()
-
-
 @pytest.mark.usefixtures("held")
 def test_error_names_the_timeout_if_the_service_is_too_slow(kind: Any, fake: Fake) -> None:
     url = fake[1]

@@ -147,14 +147,16 @@ def test_rate_limit_slows_all_photos_down_and_loses_none(
 
 def test_predict_many_raises_what_all_photos_have(kind: Any, fake: Fake) -> None:
     service, url = fake
-    service.answers = [(401, {}), (401, {}), (200, {})]
+    service.answers = [(401, {})]
     with kind(url) as client:
         with pytest.raises(ServiceProblem, match="HTTP 401"):
             list(client.predict_many([PHOTO] * 1000, at_once=2))
         assert len(service.requests) < 10
+        service.answers = [(200, {})]
         assert len(list(client.predict_many([PHOTO] * 3))) == 3
+    words = r"cannot connect to http://127\.0\.0\.1:9: .*(refused|failed)"
     nowhere = kind("http://127.0.0.1:9", retries=2)
-    with nowhere as client, pytest.raises(ServiceUnreachable, match="cannot connect to"):
+    with nowhere as client, pytest.raises(ServiceUnreachable, match=words):
         list(client.predict_many([PHOTO] * 1000, at_once=8))
 
 

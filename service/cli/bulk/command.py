@@ -94,10 +94,9 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     if from_results and (embeddings or exclude_path or ray):
         raise StartError("--from takes no --embeddings, --exclude-path or --ray")
     if (dry_run and ray) or (not xmp and (dry_run or xmp_root != ROOT or (moved and from_results))):
-        reason = (
+        raise StartError(
             "--dry-run, --xmp-root, and --photos with --from need --xmp; --dry-run takes no --ray"
         )
-        raise StartError(reason)
     question = question.model_copy(update={"embedding": embeddings or None})
     require_package("pyarrow", "bulk")
     require_package("ray", "ray", needed=ray)

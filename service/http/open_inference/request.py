@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -108,8 +107,7 @@ class InferBody(BaseModel):
     outputs: Annotated[list[OutputTensor], Field(max_length=16)] = []
 
 
-@dataclass(frozen=True, eq=False)
-class InferRequest:
+class InferRequest(NamedTuple):
     """A request that was read; `photos` are files or pixels, the timeout may be infinite."""
 
     id: str | None

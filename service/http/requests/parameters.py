@@ -34,8 +34,6 @@ def read_parameters(request: Request) -> Question:
 
 async def refuse_unknown_names(request: Request) -> None:
     """Raises InvalidParameters for a name in the query string that is unknown or repeated."""
-    if not request.scope["query_string"]:
-        return
     known = [field.alias for field in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         reason = "It is given more than once"

@@ -28,7 +28,7 @@ OPENAI_PREFIX = "/v1"
 
 ErrorType = type[ServiceError]
 
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 # The protocol has 400 for everything that is invalid in a request.
 _BAD_REQUESTS = frozenset({409, 415, 422})
 
@@ -61,17 +61,15 @@ class OpenAIErrorAnswer(BaseModel):
 
 def describe_problem(error: ServiceError, request_id: str | None = None) -> Problem:
     """Returns the problem of an error."""
-    problem = Problem(
+    return Problem(
         type=f"urn:ml-decoder:problem:{error.code}",
         title=error.title,
         status=error.status,
         code=error.code,
         detail=error.detail,
+        errors=error.values if isinstance(error, InvalidParameters) else None,
         request_id=request_id,
     )
-    if isinstance(error, InvalidParameters):
-        problem.errors = error.values
-    return problem
 
 
 def list_headers(error: ServiceError | ErrorType) -> dict[str, str]:
@@ -162,10 +160,10 @@ async def _answer_any(request: Request, error: Exception) -> JSONResponse:
 def _list_methods(request: Request) -> list[str]:
     """Returns the methods of a path; Starlette lists those of the first matching route only."""
     routes = request.app.router.routes
-    asked = {method: {**request.scope, "method": method} for method in _METHODS}
+    asked = {method: {**request.scope, "method": method} for method in METHODS}
     asked["HEAD"] = asked["GET"]  # `DirectRouter`
     return [
         method
-        for method in _METHODS
+        for method in METHODS
         if any(route.matches(asked[method])[0] is Match.FULL for route in routes)
     ]

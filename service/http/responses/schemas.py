@@ -5,20 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.bundle.card import (
-    Activation,
-    BackgroundPhotos,
-    ByPurpose,
-    Calibration,
-    Device,
-    HeadCalibration,
-    InputContract,
-    Label,
-    Metric,
-    Provenance,
-    RunPrecision,
-    Screen,
-)
+from service.bundle import card
 from service.http.responses.problems import Problem
 from service.labels.label_set import Origin, Source
 from service.pipeline.pipeline import Pipeline
@@ -162,7 +149,7 @@ class RegisteredLabel(_Answer):
 class LabelSetAnswer(LabelSetSummary):
     """A label set with its labels."""
 
-    calibration: Calibration | None = Field(description="Null: the open head's.")
+    calibration: card.Calibration | None = Field(description="Null: the open head's.")
     labels: list[RegisteredLabel]
 
 
@@ -231,20 +218,22 @@ class HealthAnswer(_Answer):
 class RuntimeAnswer(_Answer):
     """Device and precision of the model, after `auto` settings are resolved."""
 
-    device: Device
+    device: card.Device
     provider: str = Field(description="ONNX Runtime's.", examples=["CPUExecutionProvider"])
-    precision: RunPrecision
+    precision: card.RunPrecision
 
 
 class HeadAnswer(_Answer):
     """The head with the trained labels."""
 
     kind: str = Field(examples=["ml_decoder"])
-    activation: Activation
+    activation: card.Activation
     maps: bool = Field(description="Whether `explain` works for the trained labels.")
     threshold: float = Field(description="Of labels without their own.")
-    by_purpose: ByPurpose = {}
-    calibration: HeadCalibration | None = Field(description="Null: scores are not probabilities.")
+    by_purpose: card.ByPurpose = {}
+    calibration: card.HeadCalibration | None = Field(
+        description="Null: scores are not probabilities."
+    )
 
 
 class EmbeddingSpaceAnswer(_Answer):
@@ -261,16 +250,20 @@ class OpenHeadAnswer(_Answer):
     """The head that scores any label."""
 
     kind: str = Field(examples=["ml_decoder"])
-    activation: Activation = Field(description="A softmax is over the labels of a set.")
+    activation: card.Activation = Field(description="A softmax is over the labels of a set.")
     embedding_space: EmbeddingSpaceAnswer
     threshold: float = Field(description="Of labels without their own.")
-    by_purpose: ByPurpose = {}
-    calibration: HeadCalibration | None = Field(description="Measured on labels not trained.")
-    trained_names: HeadCalibration | None = Field(description="Of labels named as trained ones.")
+    by_purpose: card.ByPurpose = {}
+    calibration: card.HeadCalibration | None = Field(description="Measured on labels not trained.")
+    trained_names: card.HeadCalibration | None = Field(
+        description="Of labels named as trained ones."
+    )
     encodes_text: bool = Field(description="Whether a label needs no embedding.")
     maps: bool = Field(description="Whether `explain` works for open labels.")
     ranked: _Ranked = False
-    screen: Screen | None = Field(description="Null if the bundle has no screen, or it is off.")
+    screen: card.Screen | None = Field(
+        description="Null if the bundle has no screen, or it is off."
+    )
 
 
 class InfoAnswer(_Answer):
@@ -278,27 +271,27 @@ class InfoAnswer(_Answer):
 
     model: NameAndVersion
     license: str = Field(description="Of the weights: an SPDX identifier or free text.")
-    provenance: Provenance
-    input: InputContract
+    provenance: card.Provenance
+    input: card.InputContract
     head: HeadAnswer | None = Field(description="Null if there are no trained labels.")
     open_head: OpenHeadAnswer | None = Field(description="Null if labels cannot be added.")
-    labels: list[Label] = Field(description="The trained labels, in the order of the logits.")
-    background: BackgroundPhotos | None = Field(description="Null if labels learn no photos.")
-    metrics: list[Metric]
+    labels: list[card.Label] = Field(description="The trained labels, in the order of the logits.")
+    background: card.BackgroundPhotos | None = Field(description="Null if labels learn no photos.")
+    metrics: list[card.Metric]
     runtime: RuntimeAnswer
 
 
 def answer_info(pipeline: Pipeline) -> InfoAnswer:
     """Returns the model card of the pipeline's bundle."""
-    card, encoders = pipeline.bundle.card, pipeline.catalogue.encoders
-    fields: dict[str, Any] = {**dict(card), "model": card, "head": None, "open_head": None}
-    if card.trained_head is not None:
-        fields["head"] = {**dict(card.trained_head), "maps": pipeline.explainer.has_trained}
+    bundle, encoders = pipeline.bundle, pipeline.catalogue.encoders
+    fields: dict[str, Any] = dict(bundle.card, model=bundle.card, head=None, open_head=None)
+    if (head := bundle.card.trained_head) is not None:
+        fields["head"] = {**dict(head), "maps": pipeline.explainer.has_trained}
     if encoders is not None:
         open_head: dict[str, Any] = {**dict(encoders.head), "ranked": encoders.head.ranked}
         open_head |= {"encodes_text": encoders.encodes_text, "maps": pipeline.explainer.has_open}
         if not pipeline.settings.screen:
             open_head["screen"] = None
         fields["open_head"] = open_head
-    fields |= {"labels": pipeline.bundle.labels, "runtime": pipeline.engine}
+    fields |= {"labels": bundle.labels, "runtime": pipeline.engine}
     return InfoAnswer.model_validate(fields)

@@ -32,7 +32,6 @@ _HEADERS = {
     "Cache-Control": "no-cache",  # ask each time; an unchanged file is a 304
     "Content-Security-Policy": PAGE_POLICY,
     "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
 }
 
 router = APIRouter(include_in_schema=False)

@@ -13,6 +13,7 @@ import prometheus_client as prometheus
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from service.errors import StartError
+from service.http.responses.problems import METHODS
 from service.pipeline.served import ServedPipeline, describe
 from service.stages import Stage
 
@@ -25,8 +26,6 @@ SECONDS_BUCKETS = (
 )
 SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-# Clients may send any word as a method; others share the label `other`.
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 CLIENT_LEFT = 499
 """Status of a request whose client left before the answer, as proxies log it."""
 
@@ -79,7 +78,7 @@ class Metrics:
         self, method: str, path: str, status: int, seconds: float, problem: str | None
     ) -> None:
         """Counts a request that has ended; `path` is its route's template, or empty."""
-        known = method if method in _METHODS else "other"
+        known = method if method in METHODS else "other"  # clients may send any word
         self._requests(known, path, status).observe(seconds)
         if status == CLIENT_LEFT:
             self._disconnects.inc()

@@ -8,7 +8,6 @@ the row of a large set is megabytes. All methods block.
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from typing import Any, NamedTuple
 
@@ -119,8 +118,7 @@ class ExamplesRow(NamedTuple):
     content: bytes | None  # None if it was not asked for
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """Most sets, most labels of all sets together, of all spaces, and most labels of one set."""
 
     sets: int

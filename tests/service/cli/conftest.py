@@ -55,15 +55,10 @@ def assert_refused(run: Run, reason: str, *arguments: object) -> None:
     assert reason in err
 
 
-def run_without_onnx_runtime(*commands: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Runs commands one after the other in a process; its exit code is that of the last."""
-    return run_without(["onnxruntime"], *commands)
-
-
 def run_without(
     modules: Sequence[str], *commands: Sequence[str]
 ) -> subprocess.CompletedProcess[str]:
-    """The same, in a Python that lacks some modules."""
+    """Runs commands one after the other in a Python that lacks modules; 99 if codes differ."""
     script = f"""
 import sys
 sys.modules.update(dict.fromkeys({list(modules)}))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from service.cli import commands as cli
-from tests.service.cli.conftest import Run, assert_refused, run_without_onnx_runtime
+from tests.service.cli.conftest import Run, assert_refused, run_without
 from tests.support.fake_service import FakeService, run_fake
 
 
@@ -32,7 +32,7 @@ def bench(run: Run, address: tuple[FakeService, str]) -> Run:
 
 def test_bench_needs_no_onnx_runtime(address: tuple[FakeService, str], photo: Path) -> None:
     command = ("bench", "--url", address[1], "--seconds", "0.1", "--json", str(photo.parent))
-    done = run_without_onnx_runtime(command)
+    done = run_without(["onnxruntime"], command)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["answers"] > 0
 

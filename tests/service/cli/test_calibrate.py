@@ -57,10 +57,6 @@ def score_yak(run: Run, folder: Path) -> dict[str, float]:
     return dict(sorted(scores.items(), key=lambda item: -item[1]))
 
 
-def list_sets(run: Run) -> str:
-    return run("labels", "list", "--json")[1]
-
-
 def test_calibrate_leaves_out_photos_that_cannot_be_used(calibrate: Run, folder: Path) -> None:
     names = ["junk.jpg", "missing.jpg", "pipe.jpg"]
     write_folder(folder, make_photos() | dict.fromkeys(names, b"junk"), "yak", shown=make_photos())
@@ -138,7 +134,7 @@ def test_calibrate_leaves_a_set_that_was_changed_meanwhile(
         patch.setattr(calibrating, "_score", score_while_the_set_changes)
         reason = "zoo was changed while its photos were scored; calibrate it again"
         assert_refused(calibrate, reason)
-    assert '"zoo", "version": "2"' in list_sets(run_open)
+    assert '"zoo", "version": "2"' in run_open("labels", "list", "--json")[1]
     assert calibrate()[0] == 0
 
 

@@ -13,7 +13,7 @@ from service.bundle.card import BackgroundPhotos, ReliabilityBin
 from service.bundle.reader import Bundle
 from service.bundle.writer import write_bundle
 from service.cli import get
-from tests.service.cli.conftest import Run, assert_refused, run_without_onnx_runtime
+from tests.service.cli.conftest import Run, assert_refused, run_without
 from tests.support import tiny_bundle as tiny_bundles
 from tests.support.tiny_bundle import make_calibration, open_draft, tiny_card, write_tiny_bundle
 
@@ -92,7 +92,7 @@ def test_export_passes_its_arguments_on(run: Run, monkeypatch: pytest.MonkeyPatc
 
 def test_commands_name_the_extra_if_onnx_runtime_is_missing() -> None:
     commands = (["serve"], ["predict", "x.jpg"], ["labels", "list"], ["bulk", "in", "out"])
-    done = run_without_onnx_runtime(*commands)
+    done = run_without(["onnxruntime"], *commands)
     reason = "ONNX Runtime is missing: pip install -e '.[cpu]' in the checkout, or '.[gpu]'"
     assert (done.returncode, done.stderr) == (2, f"ml-decoder: {reason}\n" * 4)
 

@@ -7,12 +7,7 @@ from fastapi.testclient import TestClient
 from service.errors import StartError
 from service.pipeline.pipeline import Pipeline
 from service.settings import Settings
-from tests.support.serving import (
-    PHOTO,
-    assert_method_refused,
-    assert_problem,
-    serve_app,
-)
+from tests.support.serving import PHOTO, assert_method_refused, assert_problem, serve_app
 
 
 def test_wrong_path_method_and_media_type_are_problems(client: TestClient) -> None:

@@ -22,11 +22,7 @@ from service.pipeline.loading import open_encoders
 from service.question import Question
 from service.settings import Settings
 from tests.support.label_store import FlakyStore, define, make_examples, make_photos, put
-from tests.support.tiny_bundle import (
-    PLAIN_HEAD,
-    TINY_LABELS,
-    WIDTH,
-)
+from tests.support.tiny_bundle import PLAIN_HEAD, TINY_LABELS, WIDTH
 
 pytestmark = pytest.mark.anyio
 

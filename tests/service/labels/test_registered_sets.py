@@ -346,14 +346,16 @@ async def test_damaged_set_costs_only_itself(
     put(other, "pets", "cat")
     put(other, "wide", "cat", width=EMBEDDING_WIDTH + 1)
     put(other, "torn", "cat", "dog")
+    put(other, "cut", "cat")
     run_sql(path, "UPDATE label_sets SET labels = replace(labels, 'dog', 'dig')")
+    run_sql(path, "UPDATE label_sets SET labels = '{' WHERE name = 'cut'")
     await sets.refresh()
     assert set(sets.by_name) == {"pets"}
-    for name in ("wide", "torn"):
+    for name in ("wide", "torn", "cut"):
         assert f"label set {name} of the store is invalid" in caplog.text
-    put(other, "torn", "yak")
+        put(other, name, "yak")
     await sets.refresh()
-    assert set(sets.by_name) == {"pets", "torn"}
+    assert set(sets.by_name) == {"pets", "wide", "torn", "cut"}
 
 
 async def test_hidden_set_is_logged_once(
@@ -604,6 +606,8 @@ async def test_damaged_examples_leave_the_set_and_the_labels_text(
         pets = follower.by_name["pets"]
         assert (count_examples(pets), pets.unused_examples) == ({"dog": 2}, {"cat"})
         assert "examples of a label are damaged" in caplog.text
+        with pytest.raises(errors.InvalidLabelSet, match="damaged"):
+            await learn(follower, "cat")
         again = await learn(follower, "cat", replace=True)
         assert count_examples(again.labels) == {"cat": 2, "dog": 2}
 

@@ -49,12 +49,9 @@ def infer(client: TestClient, *inputs: Any, **members: Any) -> dict[str, Any]:
     return {output["name"]: output for output in response.json()["outputs"]}
 
 
-def post_binary(
-    client: TestClient, head: dict[str, Any], raw: bytes, length: str | None = None
-) -> Any:
+def post_binary(client: TestClient, head: dict[str, Any], raw: bytes) -> Any:
     text = json.dumps(head).encode()
-    headers = {HEADER_LENGTH: str(len(text)) if length is None else length}
-    return client.post(INFER, content=text + raw, headers=headers)
+    return client.post(INFER, content=text + raw, headers={HEADER_LENGTH: str(len(text))})
 
 
 def pack(*elements: bytes) -> bytes:
@@ -141,6 +138,7 @@ def test_columns_without_a_label_set_are_one_set_unless_the_settings_name_some(
     with serve_app(bundle.path, **settings) as client:
         answer = post(client, image_input()).json()
         assert answer["parameters"]["label_set"] == shown
+        assert (client.get("/info").json()["head"] is None) != trained
         assert ("hidden" in answer["parameters"], "id" in answer) == (False, False)
         outputs = {output["name"]: output for output in answer["outputs"]}
         wanted = score_by_predict(client, PHOTO, label_set=shown.split("+"))

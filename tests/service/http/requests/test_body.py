@@ -12,12 +12,7 @@ from starlette.types import Message, Receive
 from service.bundle.reader import Bundle
 from service.errors import BodyTimeout, QueueFull, StartError
 from service.http.requests import body as body_module
-from service.http.requests.body import (
-    Body,
-    BodyBudget,
-    Reservation,
-    cancel_on_disconnect,
-)
+from service.http.requests.body import Body, BodyBudget, Reservation, cancel_on_disconnect
 from service.settings import Settings
 from tests.support.serving import assert_problem, assert_still_serving, send_image, serve_app
 

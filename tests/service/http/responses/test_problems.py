@@ -1,9 +1,9 @@
-"""Tests of problems: headers, invalid values, no internal messages."""
+"""Tests of the headers of problems."""
 
 import pytest
 
 from service import errors
-from service.http.responses.problems import describe_problem, list_headers
+from service.http.responses.problems import list_headers
 from tests.support.serving import list_errors
 
 
@@ -15,9 +15,3 @@ def test_only_statuses_that_mean_try_again_have_retry_after() -> None:
 @pytest.mark.parametrize(("seconds", "sent"), [(0.2, "1"), (1.0, "1"), (6.2, "7")])
 def test_retry_after_is_in_whole_seconds_rounded_up(seconds: float, sent: str) -> None:
     assert list_headers(errors.RateLimited(seconds))["Retry-After"] == sent
-
-
-def test_invalid_parameters_name_each_value() -> None:
-    given = {"where": "query", "name": "top_k", "reason": "too small"}
-    problem = describe_problem(errors.InvalidParameters([errors.ProblemValue(**given)]))
-    assert problem.model_dump()["errors"] == [given]

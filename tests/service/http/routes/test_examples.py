@@ -14,7 +14,6 @@ from tests.support.serving import assert_problem, send_examples, send_image, ser
 BUNDLE, SETTINGS = "learning_bundle", {"max_labels_per_set": 3}
 PHOTOS = [make_photo(seed) for seed in range(12)]
 EXAMPLES = "/labels/mine/examples?label=mug"
-ADMIN, PREDICT = {"X-API-Key": "admin-key-00000001"}, {"X-API-Key": "predict-key-000001"}
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tests.support.threads import Gate, wait_until
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, write_open_bundle
 
 BUNDLE = "open_bundle"
-SETTINGS = {"max_labels_per_set": 50, "max_candidate_labels": 5, "max_labels": 80}
+SETTINGS = {"max_labels_per_set": 50, "max_labels": 80}
 PETS = {"name": "pets", "labels": ["red panda", {"name": "axolotl", "threshold": 0.2}]}
 # Runs over other numbers of labels may sum in another order.
 TOLERANCE = 1e-5
@@ -291,29 +291,6 @@ def test_invalid_name_of_a_set_is_refused_with_the_rule(client: TestClient, name
         assert_problem(client.request(method, f"/labels/{name}"), 422, "invalid_parameters")
 
 
-@pytest.mark.parametrize(
-    ("params", "status", "code"),
-    [
-        ({"candidate_labels": list("abcdef")}, 422, "invalid_labels"),
-        ({"min_version": 10**9}, 409, "version_not_reached"),
-    ],
-)
-def test_bad_question_about_label_sets_is_refused(
-    client: TestClient, params: dict[str, Any], status: int, code: str
-) -> None:
-    assert_problem(send_image(client, params=params), status, code)
-
-
-def test_model_without_open_head_says_so(tiny_bundle: Bundle) -> None:
-    with serve_app(tiny_bundle.path) as client:
-        assert_problem(client.post("/labels", json=PETS), 409, "no_open_head")
-        asked = send_image(client, params={"candidate_labels": "yak"})
-        assert_problem(asked, 409, "no_open_head")
-        (only,) = client.get("/labels").json()["label_sets"]
-        assert only["name"] == "trained"
-        assert client.get("/info").json()["open_head"] is None
-
-
 def test_model_without_text_encoder_takes_embeddings_only(tmp_path: Path) -> None:
     bundle = write_open_bundle(tmp_path, encodes_text=False)
     with serve_app(bundle.path) as client:
@@ -322,13 +299,6 @@ def test_model_without_text_encoder_takes_embeddings_only(tmp_path: Path) -> Non
         assert_problem(asked, 422, "embedding_needed")
         register(client, {"name": "x", "labels": [zeros(embedding=[1.0] * EMBEDDING_WIDTH)]})
         assert set(scores_of(client, label_set="x")) == {"x"}
-
-
-def test_model_without_trained_head_answers_from_its_own_sets(tmp_path: Path) -> None:
-    bundle = write_open_bundle(tmp_path, trained=False)
-    with serve_app(bundle.path) as client:
-        assert set(scores_of(client)) == {"chair", "table", "lamp"}
-        assert client.get("/info").json()["head"] is None
 
 
 def test_draining_waits_for_a_change(open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ def test_info_is_the_model_card(client: TestClient, tiny_bundle: Bundle) -> None
     assert info["labels"][0]["threshold"] == 0.4
     assert info["license"] == "Apache-2.0"
     assert info["input"]["height"] == 16
-    assert info["background"] is None
+    assert (info["background"], info["open_head"]) == (None, None)
     unmeasured = {"threshold": 0.5, "calibration": None}
     assert info["head"] == {"kind": "gap", "activation": "sigmoid", "maps": False} | unmeasured
     assert info["runtime"] == {

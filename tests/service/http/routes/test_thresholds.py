@@ -1,19 +1,12 @@
 """Tests of `threshold=balanced` and `threshold=recall`."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
-from tests.support.serving import (
-    PHOTO,
-    assert_problem,
-    send_examples,
-    send_image,
-    serve_app,
-)
+from tests.support.serving import PHOTO, assert_problem, send_examples, send_image, serve_app
 from tests.support.tiny_bundle import tiny_draft, write_learning_bundle, write_measured_bundle
 
 BUNDLE = "measured_bundle"
@@ -26,10 +19,6 @@ def measured_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return write_measured_bundle(tmp_path_factory.mktemp("bundle"))
 
 
-def list_thresholds(response: Any) -> dict[str, float]:
-    return {label["label"]: label["threshold"] for label in response.json()["labels"]}
-
-
 @pytest.mark.parametrize(("word", "expected"), [("balanced", BALANCED), ("recall", RECALL)])
 def test_labels_have_their_thresholds_of_the_purpose(
     client: TestClient, word: str, expected: dict[str, float]
@@ -37,7 +26,8 @@ def test_labels_have_their_thresholds_of_the_purpose(
     everything = send_image(client, params={"threshold": "0"}).json()["labels"]
     scores = {label["label"]: label["score"] for label in everything}
     wanted = {name: least for name, least in expected.items() if scores[name] >= least}
-    thresholds = list_thresholds(send_image(client, params={"threshold": word}))
+    found = send_image(client, params={"threshold": word}).json()["labels"]
+    thresholds = {label["label"]: label["threshold"] for label in found}
     assert {name: least for name, least in thresholds.items() if name in expected} == wanted
 
 

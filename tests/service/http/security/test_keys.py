@@ -80,17 +80,12 @@ def test_key_is_checked_before_the_body_is_read(client: TestClient) -> None:
 
 @pytest.mark.parametrize("key", [PREDICT, OTHER, ADMIN])
 def test_predict_and_admin_keys_predict_in_either_header(client: TestClient, key: str) -> None:
-    lower: dict[str, Any] = {"Authorization": f"bearer {key}".encode()}
-    for headers in (bearing(key), {"X-API-Key": key.encode()}, lower):
+    as_bearer = [{"Authorization": f"{text}{key}".encode()} for text in ("bearer ", "Bearer  ")]
+    alone: list[dict[str, Any]] = [{"X-API-Key": text.encode()} for text in (key, f" {key} ")]
+    both = {"Authorization": b"Bearer ", **alone[0]}
+    for headers in (bearing(key), bearing(f"{key} \t"), *as_bearer, *alone, both):
         assert send_image(client, headers=headers).status_code == 200
         assert client.get("/labels", headers=headers).status_code == 200
-
-
-def test_white_space_around_a_key_is_ignored(client: TestClient) -> None:
-    for headers in ({"Authorization": f"Bearer  {PREDICT} \t"}, {"X-API-Key": f" {PREDICT} "}):
-        assert send_image(client, headers=headers).status_code == 200
-    both = {"Authorization": "Bearer ", "X-API-Key": PREDICT}
-    assert send_image(client, headers=both).status_code == 200
 
 
 def test_every_route_but_health_and_pages_has_a_guard_and_counts(client: TestClient) -> None:

@@ -18,11 +18,9 @@ from service.errors import StartError, StoreReadOnly, StoreUnavailable
 from service.labels.store.database import Database, find_default_path, open_database
 from tests.support.postgres import Postgres
 
-CREATE, INSERT, COUNT = (
-    "CREATE TABLE t (x INTEGER)",
-    "INSERT INTO t VALUES (1)",
-    "SELECT count(*) FROM t",
-)
+CREATE = "CREATE TABLE t (x INTEGER)"
+INSERT = "INSERT INTO t VALUES (1)"
+COUNT = "SELECT count(*) FROM t"
 
 
 def run(database: Database, statement: str) -> None:

@@ -292,15 +292,6 @@ def test_thresholds_are_written_without_the_embeddings(
     assert max(sizes[1:]) < 100_000 < rows.nbytes
 
 
-def test_damaged_row_is_an_invalid_set(path: Path, file_store: LabelStore) -> None:
-    put(file_store, "pets", "cat")
-    run_sql(path, "UPDATE label_sets SET labels = '{'")
-    with pytest.raises(errors.InvalidLabelSet):
-        file_store.read("pets")
-    put(file_store, "pets", "dog")
-    assert file_store.read("pets") is not None
-
-
 def test_server_that_goes_and_comes_back_is_found_again(postgres: Postgres) -> None:
     with closing(open_store(postgres.url)) as store:
         version = put(store, "outage", "cat")
@@ -459,16 +450,6 @@ def test_old_store_whose_user_may_not_create_tables_takes_sets_and_no_examples(
                 learn(upgraded, "cat")
             run_in_database(owner, "GRANT ALL ON learnt_labels TO guest")
             assert read_counts(guest) == {"cat": 2}, "the table is found when it is there"
-
-
-def test_damaged_examples_are_refused_until_they_are_replaced(
-    path: Path, file_store: LabelStore
-) -> None:
-    learn(file_store, "cat")
-    run_sql(path, "UPDATE learnt_labels SET lesson = x'00'")
-    with pytest.raises(errors.InvalidLabelSet, match="damaged"):
-        learn(file_store, "cat", seed=1)
-    assert learn(file_store, "cat", seed=1, replace=True) == (2, False)
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
