@@ -41,8 +41,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(f"--{flag} is for checkpoints: a bundle describes itself")
     folder = read_labelled_folder(given.data)
     if given.bundle is None:
-        checkpoint = read_checkpoint(given.checkpoint, read_hints(given))
-        lines = report(checkpoint, folder, given.split)
+        lines = report(read_checkpoint(given.checkpoint, read_hints(given)), folder, given.split)
     else:
         # Resolved by name: `models` must not import `export`, see `tests/project/test_imports.py`.
         report_bundle = pkgutil.resolve_name("export.evaluate:report_bundle")

@@ -73,8 +73,7 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
     sets = bundle.read_label_sets()
     if val is not None and trained is not None:
         variants = [read_graphs(bundle, PIXELS_TO_LOGITS, precision) for precision in precisions]
-        scored = score_photos(val, variants)
-        trained, labels = calibrate_trained(trained, labels, scored, options)
+        trained, labels = calibrate_trained(trained, labels, score_photos(val, variants), options)
     if opened is not None and text_encoder is not None and (val or unseen):
         variants = [read_graphs(bundle, PIXELS_TO_OPEN_LOGITS, each) for each in precisions]
         opened, sets = calibrate_open_labels(

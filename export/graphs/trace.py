@@ -1,9 +1,4 @@
-"""Traces a torch network to ONNX graphs, dynamic in images, tokens and labels.
-
-`encoder` (uint8 images -> tokens) and `trained_head` (tokens -> logits), or for open labels
-`label_encoder` (embeddings -> queries) and `open_head` (tokens and queries -> logits). Heads with
-maps return their memory too, which the graph of the maps reads.
-"""
+"""Traces a torch network to the graphs of a bundle, dynamic in images, tokens and labels."""
 
 import logging
 import math

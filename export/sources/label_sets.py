@@ -26,8 +26,7 @@ def read_label_set(path: Path, space: EmbeddingSpace) -> Definition:
         if path.suffix == ".npz":
             definition = parse_label_set(content, ".npz", path.stem)
         else:
-            record = LabelSetRecord.model_validate_json(content.removeprefix(BOM_UTF8))
-            definition = record.define()
+            definition = LabelSetRecord.model_validate_json(content.removeprefix(BOM_UTF8)).define()
         return check_fit(definition, space, encodes_text=True)
     except OSError as error:
         raise ExportError(f"label set {path} cannot be read") from error

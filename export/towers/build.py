@@ -129,8 +129,7 @@ def build_bundle(request: TowersRequest, left_out: set[Path]) -> Bundle:
         photos = read_background_photos(folder, PhotoReader(contract, left_out))
         draft = add_background(draft, photos)
         del photos  # their pixels, before the text tower is read
-    limit = _find_limit(config)
-    texts, tokenizer, everyday = _build_texts(files, text, kind, limit, space)
+    texts, tokenizer, everyday = _build_texts(files, text, kind, _find_limit(config), space)
     text_precision: Precision = "int8" if text.precision == "int8" else "fp32"
     draft = replace(
         draft,
@@ -160,8 +159,7 @@ def _check_disk(files: Repository, out: Path) -> None:
 def _find_kind(files: Repository, vision: Tower, config: Mapping[str, Any]) -> Towers:
     kind = config.get("model_type")
     if kind is None:
-        path = fetch_needed(files.place, vision.name)
-        graph = onnx.load(path, load_external_data=False).graph
+        graph = onnx.load(fetch_needed(files.place, vision.name), load_external_data=False).graph
         return find_embedding(output.name for output in graph.output)[1]
     if kind not in get_args(Towers):
         raise ExportError(f"{files.place} is a model of type {kind!r:.40}, not clip or siglip")

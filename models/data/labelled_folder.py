@@ -39,8 +39,7 @@ def _read_simple(path: Path) -> LabelledFolder:
         )
         for file, entry in sorted(index["images"].items())
     )
-    names = tuple(index["label_names"])
-    return LabelledFolder(str(index.get("name", path.name)), names, images)
+    return LabelledFolder(str(index.get("name", path.name)), tuple(index["label_names"]), images)
 
 
 def _read_text(value: object) -> str:

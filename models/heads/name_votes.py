@@ -52,8 +52,7 @@ class NameVotes(nn.Module):
 
         Without it a label with many near names scores high on every photo.
         """
-        shares = torch.cat([self.read(tokens) for tokens in batches])
-        self.prior.copy_(shares.mean(dim=0))
+        self.prior.copy_(torch.cat([self.read(tokens) for tokens in batches]).mean(dim=0))
 
 
 def to_log(ratios: Tensor) -> Tensor:

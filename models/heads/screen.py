@@ -130,10 +130,7 @@ class Screen(nn.Module):
         left, count = _best(rank, needed, 2 * MAX_SCORED)  # [B, count]
 
         # Second stage: the values that each label left attends to, in pooled tokens.
-        projections, read = (
-            functional.embedding(left, projected),
-            functional.embedding(left, readouts),
-        )
+        projections, read = (functional.embedding(left, rows) for rows in (projected, readouts))
         queried, worth = (
             split_heads(labels, attention.num_heads)
             @ split_heads(self._pool(photo), attention.num_heads).transpose(-2, -1)

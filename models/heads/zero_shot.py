@@ -53,8 +53,7 @@ class ZeroShotMLDecoder(OpenHead):
         hidden = queries[:, :width].unsqueeze(0)  # [1, L, D]
         projected = queries[:, width : 2 * width].unsqueeze(0)  # [1, L, D]
         logits: Tensor = self.pool(self.layer.decode(hidden, projected, memory)).squeeze(-1)
-        # The decoder is trained without votes: otherwise it would rely on them, and independent
-        # scores add up to more.
+        # Training is without votes: the decoder would rely on them; independent scores add up more.
         if self.votes is None or self.training:
             return logits
         return logits + self.votes(tokens, queries[:, 2 * width :])

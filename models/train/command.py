@@ -59,8 +59,7 @@ def read_run(arguments: argparse.Namespace, kind: type[RecipeT]) -> tuple[Recipe
     cache = arguments.cache or arguments.out / "cache"
     for folder in (arguments.out, cache):
         folder.mkdir(parents=True, exist_ok=True)
-    device, workers = arguments.device, arguments.workers
-    return recipe, RunContext(data, arguments.out, cache, device, workers)
+    return recipe, RunContext(data, arguments.out, cache, arguments.device, arguments.workers)
 
 
 def _read_device(text: str) -> torch.device:

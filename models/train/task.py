@@ -111,8 +111,7 @@ class LabelTask(Task[Batch]):
     def measure(self, network: nn.Module) -> dict[str, float]:
         """Returns mAP on validation."""
         network.eval()
-        loader = DataLoader(self.val, 32)
-        logits = [network(self._to_device(inputs)).cpu() for inputs, _ in loader]
+        logits = [network(self._to_device(inputs)).cpu() for inputs, _ in DataLoader(self.val, 32)]
         return {"val_mAP_percent": mean_average_precision(torch.cat(logits), self.val.targets)}
 
     def _to_device(self, inputs: Tensor) -> Tensor:
@@ -142,18 +141,15 @@ def make_task(network: Network, recipe: Recipe, context: RunContext, start: str)
         (features,) = cache_outputs(encode, photos, transforms, [path], context.workers)
         return CachedFeatures(features, photos.targets)
 
-    train: Photos | CachedFeatures
-    val: Photos | CachedFeatures
     train = Photos.of_split(context.data, "train", training_transform(recipe, prepared))
     val = Photos.of_split(context.data, "val", evaluation_transform(prepared))
-    if recipe.frozen_stages:
-        train, val = cache("train", train, recipe.views), cache("val", val, 1)
+    caches = recipe.frozen_stages > 0
     return LabelTask(
         network=TrainedPart(tail, network.head, recipe.pretrained or bool(start)),
         backbone=tail,
-        train=train,
-        val=val,
+        train=cache("train", train, recipe.views) if caches else train,
+        val=cache("val", val, 1) if caches else val,
         recipe=recipe,
         device=context.device,
-        workers=context.workers if recipe.frozen_stages == 0 else 0,
+        workers=0 if caches else context.workers,
     )

@@ -41,11 +41,8 @@ _OUT_OF_MEMORY_SIGNS = (
 class Engine:
     """The image graphs of one bundle on one device; thread-safe.
 
-    On a CPU, `workers` parallel runs of one thread each serve more images per second than one run
-    with all threads. A lone image is fastest with all threads. So there are two session sets: a
-    single-threaded one that the workers share, and one with all threads for a lone image.
-    On a GPU, batches are padded to powers of two. On CUDA, each size has its own encoder session: a
-    convolution caches the plan of one size only.
+    On a CPU, the workers share a single-threaded session set; a lone image takes one with all
+    threads. On a GPU, batches are padded to powers of two. On CUDA, each size has its own encoder.
 
     `workers` is the useful number of parallel runs; runs of more than `small_batch_size` images
     save little time per image.
@@ -155,13 +152,10 @@ class Engine:
         except InferenceFailed as error:
             raise BundleError(f"the graphs do not run: {error.__cause__}") from error
         trained = self._card.trained_head
+        num_trained = trained.num_labels if trained else 0
         for head, row in zip(heads, results[0].logits, strict=True):
             logits = row.logits if isinstance(row, ScreenedLogits) else row
-            if isinstance(head, TrainedHead):
-                assert trained is not None
-                wanted = trained.num_labels
-            else:
-                wanted = len(head)
+            wanted = num_trained if isinstance(head, TrainedHead) else len(head)
             if logits.shape != (wanted,):
                 shape = list(logits.shape)
                 raise BundleError(f"an image gave logits of shape {shape}, not [{wanted}]")

@@ -272,8 +272,7 @@ def _open_head(
 ) -> ort.InferenceSession:
     # Heads that have maps return their memory too.
     memory = {"memory": _MEMORY} if f"{name}_maps" in bundle.manifest.graphs else {}
-    outputs = {"logits": logits, **memory}
-    return open_checked(bundle, name, config, inputs=inputs, outputs=outputs)
+    return open_checked(bundle, name, config, inputs=inputs, outputs={"logits": logits, **memory})
 
 
 def open_encoder(bundle: Bundle, config: SessionConfig) -> ort.InferenceSession:

@@ -238,8 +238,7 @@ def shrink_jpeg(
         # mean over areas of any size. It is also nearer to Pillow's filter.
         smooth = cv2.INTER_LINEAR if interpolation == "bilinear" else cv2.INTER_CUBIC
         pixels = cv2.resize(pixels, (2 * width, 2 * height), interpolation=smooth)
-    resized = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
-    return np.asarray(resized, np.uint8)
+    return np.asarray(cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
 
 
 def trim_jpeg(data: bytes, *, is_suspect: bool = False) -> bytes:

@@ -71,8 +71,7 @@ def open_encoders(settings: Settings, bundle: Bundle) -> LabelEncoders | None:
 
 
 def _return_large_blocks() -> None:
-    # By default glibc raises the first limit to 32 MiB, and the pixels of large photos stay in the
-    # heaps of their threads: 1,430 MiB after eight PNGs of 49 megapixels instead of 90.
+    # By default glibc raises the first limit to 32 MiB: pixels of large photos stay in the heaps.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)

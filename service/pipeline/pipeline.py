@@ -14,13 +14,7 @@ from service import errors
 from service.bundle.card import CPU_DEVICES
 from service.caller import CALLER
 from service.engine.engine import Engine
-from service.engine.heads import (
-    Head,
-    LogitsArray,
-    ScreenedLogits,
-    ScreenedQueries,
-    count_scored,
-)
+from service.engine.heads import Head, LogitsArray, ScreenedLogits, ScreenedQueries, count_scored
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import START_OF_IMAGE, Jpeg, parse_jpeg
 from service.labels.catalogue import open_catalogue
@@ -179,8 +173,7 @@ class Pipeline:
             if sum(map(len, names)) <= _MAX_INLINE_CHARACTERS and _is_quick(num_labels, sets):
                 selection = select_labels(sets, question)
             else:
-                run_in_side_thread = self._side_threads.run
-                selection = await run_in_side_thread(deadline, select_labels, sets, question)
+                selection = await self._side_threads.run(deadline, select_labels, sets, question)
         if question.explain and not self.explainer.covers(selection):
             raise errors.NoMaps(tuple(part.labels.name for part in selection.parts))
         return selection

@@ -39,12 +39,7 @@ class Ports:
         self._log_listening()
 
     def share(self) -> list[socket.socket]:
-        """Binds another socket to each address, for one process.
-
-        Linux spreads new connections over the sockets that listen, by a hash of their addresses.
-        With one socket for all processes, one of two event loops accepted up to 32 of 32
-        connections.
-        """
+        """Binds a socket of one process to each address; Linux spreads connections over all."""
         shared = []
         for reserving in self.sockets:
             listener = _make_socket(reserving.family)

@@ -159,8 +159,7 @@ class Server(uvicorn.Server):
         if self._served.failure is None:
             logger.info("draining", extra={"seconds": drain_seconds})
         started = time.monotonic()
-        draining = asyncio.create_task(self._served.drain())
-        await self._wait_unless_aborted(draining)
+        await self._wait_unless_aborted(asyncio.create_task(self._served.drain()))
         left = 0
         if self._aborted:
             self._served.abort_waiting()

@@ -1,10 +1,7 @@
 """Load shedding: requests are refused at their connection.
 
 Predictions are refused while the queue is full, and all requests but those for health on a surplus
-connection.
-
-`routes/direct.py` refuses requests that need a layer of the app (CORS, traces), or that another
-ASGI server receives, also before their bodies are read.
+connection. `routes/direct.py` refuses those that need a layer of the app, as early.
 """
 
 import logging

@@ -88,10 +88,7 @@ class _Slot:
 
 
 class Supervisor:
-    """Runs `serve` in `count` forked processes.
-
-    Forked, because a replacement then needs no imports (1.2 seconds) and shares their memory. So
-    this process must have no threads.
+    """Runs `serve` in `count` processes, forked from this one, which must have no threads.
 
     A worker that was ready is replaced at once; the photos of one that crashed are refused for 10
     seconds. A failure before all have been ready is a failed start. Later, a replacement that fails

@@ -207,8 +207,7 @@ class Batcher(Generic[ItemT, ResultT]):
             self._stopped.set()
             self._fail(errors.NotReady("a run hangs"))
         else:
-            loop = asyncio.get_running_loop()
-            self._watchdog = loop.call_later(self._tick_seconds, self._watch)
+            self._watchdog = asyncio.get_running_loop().call_later(self._tick_seconds, self._watch)
 
 
 def _deliver(
@@ -223,5 +222,4 @@ def _deliver(
         if isinstance(result, Exception):
             queued.future.set_exception(result)
         else:
-            waited = started - queued.arrived
-            queued.future.set_result(Done(result, waited, seconds, len(batch)))
+            queued.future.set_result(Done(result, started - queued.arrived, seconds, len(batch)))

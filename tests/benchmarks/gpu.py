@@ -145,17 +145,10 @@ def measure_torch(case: Case) -> Row:
     card, images = load_bundle(case.bundle).card, make_images(case.bundle, _MOST)
     assert card.trained_head is not None
     backbone, size = card.provenance.backbone, (card.input.height, card.input.width)
-    head = MLDecoderConfig(
-        encoder_width=case.width or 0,
-        num_classes=card.trained_head.num_labels,
-        num_groups=min(card.trained_head.num_labels, 100),
-        decoder_width=768,
-        num_heads=8,
-        feedforward_width=2048,
-    )
-    network = Network(
-        NetworkConfig(backbone=backbone, input=input_config(backbone, size), head=head)
-    )
+    labels, width = card.trained_head.num_labels, case.width or 0
+    head = MLDecoderConfig(encoder_width=width, num_classes=labels, num_groups=min(labels, 100))
+    spec = input_config(backbone, size)
+    network = Network(NetworkConfig(backbone=backbone, input=spec, head=head))
     dtype = torch.half if case.precision == "fp16" else torch.float32
     torch.backends.cudnn.allow_tf32 = False  # as in our fp32
     network = network.eval().to("cuda", dtype).to(memory_format=torch.channels_last)

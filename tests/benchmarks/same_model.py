@@ -32,21 +32,13 @@ def main(out: Path, *, precision: str = "") -> None:
     """Writes the bundle; the last part of its path chooses the backbone."""
     torch.manual_seed(0)
     backbone, side, width = _BACKBONES[out.name]
-    head = MLDecoderConfig(
-        encoder_width=width,
-        num_classes=_LABELS,
-        num_groups=_LABELS,
-        decoder_width=768,
-        num_heads=8,
-        feedforward_width=2048,
-    )
+    head = MLDecoderConfig(encoder_width=width, num_classes=_LABELS, num_groups=_LABELS)
     spec = input_config(backbone, (side, side))
     network = Network(NetworkConfig(backbone=backbone, input=spec, head=head))
     _normalise(network, side)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
-        names = tuple(f"label {i}" for i in range(_LABELS))
-        write_checkpoint(path, network, names, {})
+        write_checkpoint(path, network, tuple(f"label {i}" for i in range(_LABELS)), {})
         precisions = frozenset(each for each in precision.split(",") if each)
         build_bundle(ExportRequest(path, out, precisions=precisions))  # type: ignore[arg-type]
 

@@ -151,8 +151,7 @@ def main(  # noqa: PLR0913 - a parameter for each flag
     def measure(server: Server, running: Running, count: int) -> Load:
         def measure_slice() -> Load:
             before = limit.measure(seconds / 2, lone=count == 1)
-            pids = running.pids()
-            load = measure_load(running.address, server.request, count, seconds, pids)
+            load = measure_load(running.address, server.request, count, seconds, running.pids())
             return replace(load, limit=(before + limit.measure(seconds / 2, lone=count == 1)) / 2)
 
         load = measure_quietly(measure_slice, tries)

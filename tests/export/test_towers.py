@@ -52,8 +52,7 @@ def bundle(model: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def embed(bundle: Bundle) -> np.ndarray:
-    encoder = open_text_encoder(bundle, threads=1)
-    return encoder.encode([f"a photo of a {name}." for name in NAMES])
+    return open_text_encoder(bundle, threads=1).encode([f"a photo of a {name}." for name in NAMES])
 
 
 def test_small_formats_are_close_to_fp32(model: Path, bundle: Bundle) -> None:

@@ -76,8 +76,7 @@ def test_early_last_answer_arrives_when_the_client_sends_all_before_it_reads(
     head = b"POST %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: %b\r\n"
     body = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (8 * MIB, bytes(8 * MIB))
     for _ in range(3):
-        reply = talk(server, head % (target, kind) + body)
-        assert reply.startswith(b"HTTP/1.1 %b " % status)
+        assert talk(server, head % (target, kind) + body).startswith(b"HTTP/1.1 %b " % status)
 
 
 def send_until_cut_off(connection: socket.socket) -> None:

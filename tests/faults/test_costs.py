@@ -124,8 +124,7 @@ def test_unread_answers_count_for_the_held_bytes(open_bundle: Bundle) -> None:
                 reader.connect(server.find_address())
                 reader.sendall(b"GET /labels/wide HTTP/1.1\r\nHost: x\r\n\r\n")
                 assert reader.recv(12, socket.MSG_PEEK) == b"HTTP/1.1 200"
-            refused = client.get("/labels/wide")
-            assert_problem(refused, 429, "queue_full")
+            assert_problem(client.get("/labels/wide"), 429, "queue_full")
             assert_still_serving(client)
         wait_until(lambda: client.get("/labels/wide").status_code == 200)
         assert len(client.get("/labels/wide").content) > 3_000_000

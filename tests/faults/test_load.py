@@ -60,8 +60,7 @@ def post(photo: bytes, request_id: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def shared(open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("faults")
-    with run_one_by_one(open_bundle, folder, at_once=2) as running:
+    with run_one_by_one(open_bundle, tmp_path_factory.mktemp("faults"), at_once=2) as running:
         yield running
 
 

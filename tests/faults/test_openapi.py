@@ -32,8 +32,7 @@ EXPLORING = settings(
 @pytest.fixture(scope="module")
 def api(open_bundle: Bundle) -> Iterator[Any]:
     with serve(open_bundle, "--max-label-sets", "20") as (server, client):
-        schema = schemathesis.openapi.from_url(f"{client.base_url}/openapi.json")
-        yield schema
+        yield schemathesis.openapi.from_url(f"{client.base_url}/openapi.json")
         assert_still_serving(client)
         assert "Traceback" not in server.stderr
 

@@ -23,8 +23,7 @@ def test_unknown_name_in_the_query_is_refused(
     client: httpx.Client, method: str, path: str, close: str
 ) -> None:
     client.put("/labels/odd", json={"labels": ["yak"]}).raise_for_status()
-    refused = client.request(method, path)
-    (value,) = assert_problem(refused, 422, "invalid_parameters")["errors"]
+    (value,) = assert_problem(client.request(method, path), 422, "invalid_parameters")["errors"]
     assert value["name"] == path.partition("?")[2].split("&")[-1].partition("=")[0]
     assert "unknown" in value["reason"]
     assert close in value["reason"]

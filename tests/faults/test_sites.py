@@ -74,8 +74,7 @@ def test_own_page_is_served_under_loopback_and_addresses(client: httpx.Client, h
         headers = {"Host": place, "Origin": f"http://{place.lower()}"}
         if site is not None:  # a proxy may change `Host`
             headers |= {"Origin": "https://tags.example.org", "Sec-Fetch-Site": site}
-        response = client.delete("/labels/no-set", headers=headers)
-        assert_problem(response, 404, "label_set_not_found")
+        assert_problem(client.delete("/labels/no-set", headers=headers), 404, "label_set_not_found")
 
 
 @pytest.mark.parametrize(

@@ -156,8 +156,7 @@ def test_killed_worker_loses_only_its_own_requests_and_no_label_set(faulty: Faul
         for worker in (1, 2):
             with connect_to(faulty, worker) as each:
                 listed = each.get("/labels").json()["label_sets"]
-                names = {label_set["name"] for label_set in listed}
-                assert {"set0", "set1", "set2"} <= names
+                assert {"set0", "set1", "set2"} <= {label_set["name"] for label_set in listed}
                 assert read_value(each, "ml_decoder_ready") == 1
                 # Without those of the killed worker, but with this scrape.
                 wait_until(lambda each=each: read_value(each, "ml_decoder_requests_in_flight") == 1)

@@ -108,8 +108,7 @@ def _write_variants(path: Path, variants: Collection[str]) -> None:
             extra_options={"EnableSubgraph": True, "MatMulConstBOnly": True},
         )
     if "_fp16" in variants:
-        half = convert_float_to_float16(onnx.load(path))
-        onnx.save(half, path.with_stem(f"{path.stem}_fp16"))
+        onnx.save(convert_float_to_float16(onnx.load(path)), path.with_stem(f"{path.stem}_fp16"))
 
 
 if __name__ == "__main__":

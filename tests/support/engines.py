@@ -63,8 +63,7 @@ def assert_gives_the_cpus_logits(
     for count in range(1, 7):
         images = random_images(count, count)
         asked = [mixture[i % 3] for i in range(count)]
-        answers = engine.run(images, asked, alone=count == 1)
-        _assert_same(answers, cpu.run(images, asked), tolerance)
+        _assert_same(engine.run(images, asked, alone=count == 1), cpu.run(images, asked), tolerance)
 
 
 def assert_gives_the_cpus_memories(
@@ -73,8 +72,7 @@ def assert_gives_the_cpus_memories(
     """Checks the memories of both heads for some images of a batch."""
     cpu = open_engine(bundle, device="cpu", precision="fp32")
     images, explained = random_images(0, 3), [0, 2]
-    queries = random_queries(0, num_queries)
-    asked: list[list[Head]] = [[TRAINED_HEAD, queries]] * 3
+    asked: list[list[Head]] = [[TRAINED_HEAD, random_queries(0, num_queries)]] * 3
     answers = engine.run(images, asked, explained=explained)
     _assert_same(answers, cpu.run(images, asked, explained=explained), tolerance)
     assert [len(answer.memories) for answer in answers] == [2, 0, 2]

@@ -28,8 +28,7 @@ def make_grid(
 
     The picture is item 2 and its tile is item 1, unless `references` name others.
     """
-    coded = encode_picture(make_picture(1, *tile), "HEIF", quality=10)
-    boxes = dict(_walk(coded))
+    boxes = dict(_walk(encode_picture(make_picture(1, *tile), "HEIF", quality=10)))
     meta = dict(_walk(boxes[b"meta"][4:]))
     properties = dict(_walk(dict(_walk(meta[b"iprp"]))[b"ipco"]))
     payload, grid = boxes[b"mdat"], bytes([0, 1, 0, tiles - 1]) + struct.pack(">II", *size)

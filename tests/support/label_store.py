@@ -67,8 +67,7 @@ def run_sql(path: Path, statement: str) -> None:
 
 def make_photos(width: int = WIDTH, encoder: str = "e" * 64) -> PhotoSpace:
     """Returns an encoder of photos with a background of random embeddings."""
-    random = np.random.default_rng(0)
-    rows = random.normal(0.5, 1, (MIN_PHOTOS, width)).astype(np.float32)
+    rows = np.random.default_rng(0).normal(0.5, 1, (MIN_PHOTOS, width)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     return PhotoSpace(encoder, fit_whitening(rows))
 

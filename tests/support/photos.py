@@ -22,8 +22,7 @@ CAMERA_TURNS = {
 
 def make_picture(seed: int, width: int = 48, height: int = 32) -> Image.Image:
     """Returns a smooth random RGB picture; other seeds look clearly different."""
-    random = np.random.default_rng(seed)
-    blocks = random.integers(0, 256, (4, 5, 3), np.uint8)
+    blocks = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), np.uint8)
     return Image.fromarray(blocks).resize((width, height), Image.Resampling.BICUBIC)
 
 

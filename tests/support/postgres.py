@@ -38,8 +38,7 @@ class Postgres:
         """Makes an empty schema, 900 files less than a database; returns its URL."""
         self._schemas += 1
         name = f"test{self._schemas}"
-        make = f"CREATE SCHEMA {name}"
-        self._run("psql", "-h", str(self._folder), "-U", "postgres", "-c", make)
+        self._run("psql", "-h", str(self._folder), "-U", "postgres", "-c", f"CREATE SCHEMA {name}")
         return f"{self.url}&options=-csearch_path%3D{name}"
 
     def start(self) -> None:

@@ -159,8 +159,7 @@ def _read_asl(state: State, hints: Hints, described: Description) -> Weights | N
     classes, width = linear["weight"].shape
     body, facts = read_body(body, hints, described, width)
     config = GapConfig(num_classes=classes, encoder_width=width)
-    ours = Weights(_to_linear(linear), config, described.label_names)
-    return ours.put_on(body, **facts)
+    return Weights(_to_linear(linear), config, described.label_names).put_on(body, **facts)
 
 
 def _read_timm(name: str, state: State, hints: Hints, described: Description) -> Weights:

@@ -79,8 +79,7 @@ def open_photos(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def embed(bundle: Bundle, names: tuple[str, ...]) -> Embeddings:
-    texts = open_text_encoder(bundle, threads=1)
-    return texts.encode([f"a {name}" for name in names])
+    return open_text_encoder(bundle, threads=1).encode([f"a {name}" for name in names])
 
 
 @pytest.fixture(scope="module")

@@ -91,8 +91,7 @@ def test_thresholds_by_purpose_are_measured_on_the_served_scores(
     opened = calibrate_open(OPEN_HEAD, scored, options)
     assert opened.by_purpose["calibrated"].threshold == opened.threshold
     assert labels[2].by_purpose == {}
-    pairs = make_trained_set(labels, head).calibration
-    scores = compute_scores(scored.logits, "sigmoid", pairs)
+    scores = compute_scores(scored.logits, "sigmoid", make_trained_set(labels, head).calibration)
     for purpose, target in (("balanced", 0.0), ("recall", 0.75)):
         points = [label.by_purpose.get(purpose) for label in labels]
         assert points[1] == find_thresholds(NAMES, scores, targets, None, target)["green"]

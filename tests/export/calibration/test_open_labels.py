@@ -184,8 +184,7 @@ def embed(bundle: Bundle, labels: list[object]) -> Embeddings:
     record = LabelSetRecord.model_validate({"name": "some", "labels": labels})
 
     async def encode() -> Embeddings:
-        encoders = open_encoders(Settings(bundle=bundle.path), bundle)
-        return await encoders.embed(record.define())
+        return await open_encoders(Settings(bundle=bundle.path), bundle).embed(record.define())
 
     return asyncio.run(encode())
 

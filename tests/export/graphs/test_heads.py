@@ -97,8 +97,7 @@ def test_bundle_of_ram_answers_its_own_and_other_labels_as_torch_does(tmp_path: 
     embeddings[3, 7:] = 0  # two of three descriptions are missing
     logits = run_bundle(bundle, PIXELS, embeddings.numpy())
     assert_close(logits, run_torch(network, PIXELS, embeddings))
-    alone = run_torch(network, PIXELS, embeddings[3:4, :7])
-    assert_close(logits[:, 3:4], alone)
+    assert_close(logits[:, 3:4], run_torch(network, PIXELS, embeddings[3:4, :7]))
 
 
 @pytest.mark.parametrize(

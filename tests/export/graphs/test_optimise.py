@@ -74,8 +74,7 @@ def test_halve_converts_weights_and_not_the_boundary(graphs: Graphs, pixels: Pix
         half = halves[name]
         assert half.graph.input[0].type == model.graph.input[0].type, name
         assert half.graph.output[0].type == model.graph.output[0].type, name
-        types = {tensor.data_type for tensor in half.graph.initializer}
-        assert TensorProto.FLOAT not in types
+        assert TensorProto.FLOAT not in {tensor.data_type for tensor in half.graph.initializer}
         assert half.ByteSize() < 0.65 * model.ByteSize()
     assert (
         signal_to_noise(
@@ -94,8 +93,7 @@ def test_fp16_is_left_out_when_values_overflow(
     layer.linear1.bias.data *= factor
     layer.linear2.weight.data /= factor
     write_checkpoint(path, network, LABELS, {})
-    out = tmp_path / "model"
-    bundle = build_bundle(ExportRequest(path, out, precisions=frozenset({"fp16"})))
+    bundle = build_bundle(ExportRequest(path, tmp_path / "model", precisions=frozenset({"fp16"})))
     assert bundle.precisions() == ("fp32",)
     assert "left out fp16: logits of" in caplog.text
 

@@ -8,12 +8,7 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from export.graphs.graph import (
-    Graphs,
-    constant_names,
-    open_session,
-    weighted_layers,
-)
+from export.graphs.graph import Graphs, constant_names, open_session, weighted_layers
 from export.graphs.optimise import optimise
 from export.graphs.trace import trace_encoder
 from export.int8.quantise import Quantiser

@@ -15,8 +15,7 @@ def test_label_names_may_come_from_a_file(checkpoint: Path, tmp_path: Path) -> N
     names = tmp_path / "names.txt"
     # As an editor on Windows writes it.
     names.write_bytes("\ufeffsea\r\n\r\n  meadow \r\nrose\r\n".encode())
-    source = read_source(checkpoint, label_names=names)
-    assert source.label_names == ("sea", "meadow", "rose")
+    assert read_source(checkpoint, label_names=names).label_names == ("sea", "meadow", "rose")
     names.write_bytes(b"a\nb\n" + b"c" * 200)
     assert read_source(checkpoint, label_names=names).label_names == ("a", "b", "c" * 200)
 

@@ -60,8 +60,7 @@ def test_configuration_has_the_models_facts(folder: Path) -> None:
     assert (spec.height, spec.width, spec.interpolation) == (SIDE, SIDE, "bicubic")
     assert (spec.resize_mode, spec.crop_pct) == ("squash", 1.0)
     assert spec.mean[0] == (0.48145466 if clip else 0.5)
-    hints = Hints(embedding_template="{}", single_label=True)
-    hinted = read_clip(folder, hints)[0].config
+    hinted = read_clip(folder, Hints(embedding_template="{}", single_label=True))[0].config
     assert (hinted.head.embedding_template, hinted.activation) == ("{}", "softmax")
 
 
@@ -137,11 +136,7 @@ def test_tokenizer_of_another_model_is_refused(clip: Path, tmp_path: Path) -> No
         ("tokenizer.json", None, "has no tokenizer.json"),
         ("preprocessor_config.json", None, "has no preprocessor_config.json"),
         ("config.json", None, "of type clip or siglip, .*; it is without config"),
-        (
-            "config.json",
-            {"model_type": "siglip2"},
-            "or siglip, or in the layout of timm; it is siglip2",
-        ),
+        ("config.json", {"model_type": "siglip2"}, "or in the layout of timm; it is siglip2"),
         ("config.json", {"model_type": [[1]]}, "of type clip or siglip"),
         ("config.json", {"vision_config": 3}, "config.json that is damaged"),
         ("config.json", {"projection_dim": 10**12}, "size mismatch for visual_projection"),

@@ -130,11 +130,7 @@ def real_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHu
     (tmp_path / "hub").mkdir()
     write_timm_repository(tmp_path / "hub")
     with serve_hub(tmp_path / "hub") as hub:
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        template = hub.address + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
-        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+        hub.use(monkeypatch, tmp_path / "cache")
         yield hub
 
 

@@ -183,8 +183,7 @@ def test_forged_number_of_classes_is_refused_before_a_network_takes_memory(
     save_file({"fc.weight": torch.zeros(10**6, 0)}, path)
     with pytest.raises(CheckpointError, match="resnet18"):
         read_checkpoint(path, Hints(backbone="resnet18"))
-    head = MLDecoder(3, -1, 16, 8).state_dict()
-    save_file(head | {"body.x": torch.zeros(2)}, path)
+    save_file(MLDecoder(3, -1, 16, 8).state_dict() | {"body.x": torch.zeros(2)}, path)
     with pytest.raises(CheckpointError, match="its resnet18"):
         read_checkpoint(path, Hints(backbone="resnet18"))
     assert set(devices) == {"meta"}

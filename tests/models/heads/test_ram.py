@@ -109,6 +109,5 @@ def test_head_without_projection_takes_the_class_token_as_it_comes() -> None:
     head = make_head(image_projection=False)
     tokens = torch.randn(2, 9, 8)
     assert head.remember(tokens) is tokens
-    whole = make_head()
-    placed = whole.remember(torch.randn(2, 9, 6))
+    placed = make_head().remember(torch.randn(2, 9, 6))
     torch.testing.assert_close(placed[:, 0], placed[:, 1:].mean(dim=1))

@@ -29,8 +29,7 @@ def run(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     ones = torch.ones(len(queries))
     count = torch.full((len(tokens),), wanted)
-    keys = screen.describe(queries)
-    return screen(tokens, queries, ones, shift * ones, count, **keys)
+    return screen(tokens, queries, ones, shift * ones, count, **screen.describe(queries))
 
 
 def test_readout_is_the_gradient_of_the_logit(head: ZeroShotMLDecoder, queries: Tensor) -> None:

@@ -19,11 +19,7 @@ def test_shipped_baseline_differs_in_the_head_alone() -> None:
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [
-        ("epochs = 0", "epochs: "),
-        ("speed = 3", "speed: "),
-        ("epochs = ", "cannot be read"),
-    ],
+    [("epochs = 0", "epochs: "), ("speed = 3", "speed: "), ("epochs = ", "cannot be read")],
 )
 def test_recipe_names_its_mistake_in_one_line(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "recipe.toml"

@@ -10,12 +10,7 @@ from PIL import Image
 from models.config import InputConfig
 from models.data.records import DataError, LabelledImage
 from models.train.recipe import Recipe
-from models.train.views import (
-    Photos,
-    evaluation_transform,
-    read_picture,
-    training_transform,
-)
+from models.train.views import Photos, evaluation_transform, read_picture, training_transform
 from service.bundle.card import InputContract
 from service.images.decode import decode_image
 from tests.support.odd_files import JPEGS, make_cut_files, make_odd_files
@@ -63,8 +58,7 @@ def test_padded_picture_has_the_pixels_of_the_service(tmp_path: Path, more: dict
     served = decode_image(image.path.read_bytes(), contract, 10**6).pixels
     tensor = evaluation_transform(prepared)(read_picture(image))
     np.testing.assert_allclose(tensor.permute(1, 2, 0).numpy() * 255, served, atol=1e-3)
-    recipe = Recipe(train_size=40)
-    augmented = training_transform(recipe, prepared)(read_picture(image))
+    augmented = training_transform(Recipe(train_size=40), prepared)(read_picture(image))
     assert augmented.shape == (3, 40, 40)
 
 

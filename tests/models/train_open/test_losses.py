@@ -99,8 +99,7 @@ def test_queries_get_noise_and_random_ones_are_absent() -> None:
     assert (queries.shape, wanted.shape) == ((14, 5), (4, 14))
     torch.testing.assert_close(wanted[:, :6], targets)
     assert not wanted[:, 6:].any()
-    moved = (queries[:6] - embeddings).abs()
-    assert 0 < moved.mean() < 0.3
+    assert 0 < (queries[:6] - embeddings).abs().mean() < 0.3
     assert (queries[6:].mean(dim=0) - 3).abs().max() < 2
     queries, wanted = augment_queries(embeddings, targets, num_random=0, noise=0.0)
     torch.testing.assert_close((queries, wanted), (embeddings, targets))

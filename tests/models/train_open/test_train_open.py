@@ -92,8 +92,7 @@ class Runs:
         out, cache = self.folder / name, self.folder / "cache"
         for folder in (out, cache):
             folder.mkdir(exist_ok=True)
-        data = read_labelled_folder(self.photos)
-        context = RunContext(data, out, cache, torch.device("cpu"), 0)
+        context = RunContext(read_labelled_folder(self.photos), out, cache, torch.device("cpu"), 0)
         recipe = RECIPE.model_copy(update={"epochs": 1, **changes})
         return train(context, recipe, self.sources, hold_out, init)
 
@@ -178,8 +177,7 @@ def test_evaluation_measures_the_head_and_chance(runs: Runs) -> None:
     labels = sources.text.embed_names(data.label_names, opened.head.config.embedding_template)
     scores = evaluate_open(opened.head, sources.encoder, photos, labels)
     # The run measured itself on cached float16 tokens.
-    mean = float(scores.head.mean())
-    assert mean == pytest.approx(figures["val_labels_mAP_percent"], abs=1.0)
+    assert float(scores.head.mean()) == pytest.approx(figures["val_labels_mAP_percent"], abs=1.0)
     share = data.targets(data.split("val")).mean(axis=0) * 100
     assert scores.chance.tolist() == pytest.approx(share.tolist())
 

@@ -282,8 +282,7 @@ def test_jpeg_that_ends_early_is_invalid_whatever_follows(
 def test_jpeg_with_an_endless_header_is_invalid() -> None:
     photo = encode_picture(make_picture(0), "JPEG")
     long, endless = (photo[:2] + b"\xff\xfe\0\2" * n + photo[2:] for n in (900, 100_000))
-    parsed = parse_jpeg(long)
-    assert parsed.is_quick
+    assert parse_jpeg(long).is_quick
     decode(long)
     assert_refused(endless)
     with pytest.raises(InvalidImage):

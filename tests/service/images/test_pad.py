@@ -76,8 +76,7 @@ def test_square_has_at_most_16_megapixels(
 ) -> None:
     picture, made = Image.new("RGB", size), Mock(wraps=Image.new)
     monkeypatch.setattr(Image, "new", made)
-    pixels = resize_image(picture, change(width=448, height=448, **more))
-    assert pixels.shape == (448, 448, 3)
+    assert resize_image(picture, change(width=448, height=448, **more)).shape == (448, 448, 3)
     assert all(math.prod(call.args[1]) <= 17 * 2**20 for call in made.call_args_list)
 
 

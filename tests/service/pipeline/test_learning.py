@@ -50,9 +50,7 @@ async def learn(pipeline: Pipeline, *positive: bytes) -> tuple[LearntLabel, list
     return learnt, [*with_label, *without]
 
 
-async def test_learnt_label_has_the_scores_that_were_answered(
-    pipeline: Pipeline,
-) -> None:
+async def test_learnt_label_has_the_scores_that_were_answered(pipeline: Pipeline) -> None:
     photos = [*PHOTOS[:3], PHOTOS[0], *PHOTOS[10:]]
     learnt, scores = await learn(pipeline, *photos[:4])
     assert (learnt.created, learnt.added, learnt.repeated) == (True, 5, 1)

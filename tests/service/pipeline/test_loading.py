@@ -33,8 +33,7 @@ def test_open_bundle_has_engine_and_encoders_that_open_at_the_same_time(
     assert encoders.encodes_text
     contract = graphs.bundle.card.input
     black = np.zeros((1, contract.height, contract.width, 3), np.uint8)
-    queries = encoders.make_blank(2).queries
-    (found,) = graphs.engine.run(black, [[TRAINED_HEAD, queries]])
+    (found,) = graphs.engine.run(black, [[TRAINED_HEAD, encoders.make_blank(2).queries]])
     assert [len(logits) for logits in found.logits] == [len(open_bundle.labels), 2]
 
 

@@ -38,8 +38,7 @@ finite = st.floats(-1e4, 1e4, width=32)
 def ask(
     question: Question, logits: Any = LOGITS, activation: Activation = "sigmoid"
 ) -> tuple[ScoredLabel, ...]:
-    labels = make_trained_set(TRAINED, HEADS[activation])
-    selection = select_labels([labels], question)
+    selection = select_labels([make_trained_set(TRAINED, HEADS[activation])], question)
     return score_labels([logits] * len(selection.parts), selection)
 
 

@@ -29,9 +29,7 @@ def settings(tiny_bundle: Bundle) -> Settings:
     return Settings(bundle=tiny_bundle.path, device="cpu")
 
 
-async def test_pipeline_is_ready_from_loaded_until_it_drains(
-    settings: Settings,
-) -> None:
+async def test_pipeline_is_ready_from_loaded_until_it_drains(settings: Settings) -> None:
     served = ServedPipeline(settings)
     ready: list[str] = []
     served.others_ready = lambda: bool(ready)

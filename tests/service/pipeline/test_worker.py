@@ -60,8 +60,7 @@ def test_file_and_its_pixels_get_the_same_logits(
 def test_invalid_photos_fail_alone(
     inference: Inference, engine: Engine, decoded: DecodedImage, recorder: Recorder
 ) -> None:
-    huge = make_photo(2, width=49)
-    found = run(inference, b"junk", make_photo(1), huge, decoded)
+    found = run(inference, b"junk", make_photo(1), make_photo(2, width=49), decoded)
     assert [type(each) for each in found] == [InvalidImage, Result, TooManyPixels, Result]
     assert recorder.batches == [2]
     with patch.object(engine, "run", None):  # not called without a valid photo
