@@ -235,7 +235,7 @@ def test_photos_that_do_not_fit_are_refused(
     assert not (tmp_path / bundle.path.name).exists()
 
 
-def test_command_calibrates_a_bundle_and_names_photos_that_it_leaves_out(
+def test_command_calibrates_a_bundle_and_names_labels_of_blank_photos(
     bundle: Bundle,
     open_photos: Path,
     photos: Path,

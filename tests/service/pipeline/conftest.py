@@ -1,4 +1,4 @@
-"""Shared by the tests of the pipeline: a running pipeline, and a observer that records calls."""
+"""Shared by the tests of the pipeline: a running pipeline, and an observer that records calls."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

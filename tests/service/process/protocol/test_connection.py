@@ -100,7 +100,7 @@ async def receive_and_answer(protocol: httptools_impl.HttpToolsProtocol, *data: 
         await asyncio.wait(protocol.tasks)
 
 
-# Names of uvicorn that `limited.py` uses or overrides; uvicorn documents none of them.
+# Names of uvicorn that `connection.py` uses or overrides; uvicorn documents none of them.
 PROTOCOL_NAMES = """
     _start_asgi_task _unset_keepalive_if_required client connection_lost connection_made cycle
     data_received flow headers loop on_body on_header on_headers_complete on_message_begin
