@@ -95,7 +95,7 @@ class Whitening:
     def to_bytes(self) -> bytes:
         """Returns the content of `background.npz`."""
         file = io.BytesIO()
-        np.savez(file, **self.arrays)
+        np.savez(file, allow_pickle=False, **self.arrays)
         return file.getvalue()
 
 
