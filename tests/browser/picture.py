@@ -16,8 +16,8 @@ SIZE = {"width": 1200, "height": 660}
 
 
 def arrange(page: Page) -> None:
-    page.get_by_role("button", name="Sample: cup of coffee").click()
-    page.get_by_label("Your own words").fill("cup of coffee, latte art, laptop")
+    page.get_by_role("button", name="Sample: cat").click()
+    page.get_by_label("Your own words").fill("tabby cat, whiskers, laptop")
     page.locator(".own .label").nth(2).wait_for()
     page.mouse.move(0, 0)
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
