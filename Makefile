@@ -104,9 +104,10 @@ bundle: $(DEV)/.installed ## Train and export the default bundle (DATA, OPEN_DAT
 		--epochs 4 --lr 1e-3 --warmup 0.15 --out $(RUN)/settled_open
 	$(TRAIN) --recipe models/recipes/lite0_enlarge.toml --init $(RUN)/settled.safetensors \
 		--out $(RUN)/fourth
-	$(AVERAGE) --out $(RUN)/$(WEIGHTS) $(RUN)/settled.safetensors=0.5 $(RUN)/fourth/$(WEIGHTS)=0.5
+	$(AVERAGE) --out $(RUN)/$(WEIGHTS) --untouched 0.2 \
+		$(RUN)/settled.safetensors=0.5 $(RUN)/fourth/$(WEIGHTS)=0.5
 	$(TRAIN_OPEN) --checkpoint $(RUN)/$(WEIGHTS) --init $(RUN)/settled_open/open.safetensors \
-		--epochs 3 --lr 1e-3 --warmup 0.15 --out $(RUN)/open
+		--views 1 --epochs 3 --lr 1e-3 --warmup 0.15 --out $(RUN)/open
 	$(DEV_BIN)/python -m export --checkpoint $(RUN)/$(WEIGHTS) --photos $(DATA) \
 		--precision fp32,int8 --compact-weights --model-version 1.3.0 --license Apache-2.0 \
 		--open-head $(RUN)/open/open.safetensors --label-set export/label_sets/everyday.json \

@@ -29,8 +29,10 @@ _MAX_STEPS = 50
 # A label's threshold of best F1 is the mean over bootstrap samples, mixed with that of all labels,
 # which weighs as much as so many positives of the label: on other photos, F1 without `person` is
 # 1.4 points higher than with the best threshold of the photos that choose (18 labels, 800 photos
-# choose). Of 20, 40, 80 and 160 positives, 40 was best. Many positives have little noise.
+# choose). Of 20, 40, 80 and 160 positives, 40 was best. Many positives have little noise. A label
+# on another scale than the others loses at most so much of its best F1.
 _SAMPLES = 30
+_MOST_LOST = 0.2
 _SHARED_WEIGHT = 40.0
 _MANY_POSITIVES = 1_000
 # One-sided confidence of 95 %, in standard deviations.
@@ -150,7 +152,7 @@ def find_threshold(
     """Returns a threshold for scores 0..1 [n] and targets 0/1 [n], at least one 1.
 
     It is that of best F1; of several, that with the highest threshold (fewest predictions). With
-    `wanted`, it is one that the same photos reach, if there are any. With a recall target, the
+    `wanted`, the photos that reach this are to reach it, if F1 allows. With a recall target, the
     threshold is lowered until the recall reaches it. With a precision target, it is that of the
     lowest threshold whose precision reaches it, or None: the lower end of Wilson's interval of
     95 % confidence has to reach it, so that a few predictions do not reach it by luck.
@@ -163,9 +165,11 @@ def find_threshold(
     count = cuts + 1.0
     if precision_target is None:
         enough = hits >= recall_target * hits[-1]
-        cut = int((descending[cuts] >= wanted).sum()) - 1 if wanted is not None else -1
-        if cut < 0:
-            cut = int(np.argmax(2 * hits / (count + hits[-1])))  # the first of equals
+        f1 = 2 * hits / (count + hits[-1])
+        cut = int(np.argmax(f1))  # the first of equals
+        if wanted is not None:
+            good = np.flatnonzero(f1 >= f1[cut] - _MOST_LOST)
+            cut = int(good[np.argmin(abs(good - (descending[cuts] >= wanted).sum() + 1))])
         cut = max(cut, int(np.argmax(enough)))
     else:
         share, z = hits / count, _CONFIDENCE
@@ -197,13 +201,15 @@ def find_thresholds(
 
     Without a precision target, noise in few positives does not decide: see `_SHARED_WEIGHT`.
     """
-    everything = find_threshold(scores.ravel(), targets.ravel()) if targets.any() else None
+    everything = None
+    if precision_target is None and targets.any():
+        everything = find_threshold(scores.ravel(), targets.ravel())
     found = {}
     for name, column, truths in zip(names, scores.T, targets.T, strict=True):
         wanted, positives = None, int(truths.sum())
         if positives < MIN_POSITIVES:
             continue
-        if precision_target is None and everything and positives < _MANY_POSITIVES:
+        if everything and positives < _MANY_POSITIVES:
             wanted = _average_best(column, truths, everything.threshold)
         found[name] = find_threshold(column, truths, precision_target, recall_target, wanted=wanted)
     return found
@@ -216,7 +222,7 @@ def _average_best(scores: Scores, targets: Targets, shared: float) -> float:
     """
     samples = np.random.default_rng(0).integers(0, len(scores), (_SAMPLES, len(scores)))
     best = (find_threshold(scores[rows], targets[rows]) for rows in samples if targets[rows].any())
-    inside = np.clip([shared, *(point.threshold for point in best if point)], 1e-6, 1 - 1e-6)
+    inside = np.clip([shared, *(point.threshold for point in best if point)], 1e-9, 1 - 1e-9)
     common, *own = np.log(inside / (1 - inside))
     share = (positives := targets.sum()) / (positives + _SHARED_WEIGHT)
     return float(_sigmoid(share * np.mean(own) + (1 - share) * common))

@@ -99,7 +99,7 @@ def _build(name: str, weights: Weights, hints: Hints) -> nn.Module:
     try:
         network = build_filled(lambda: Network(config), weights.state).eval()
     except CheckpointError as error:
-        if made == wanted:
+        if made == wanted or "size mismatch" not in str(error):
             raise
         raise CheckpointError(
             f"{name} was made for {made} pixels, and cannot take {wanted}: {error}"
@@ -109,7 +109,7 @@ def _build(name: str, weights: Weights, hints: Hints) -> nn.Module:
         share = spec.height * spec.width / (before.height * before.width)
         tokens = network.backbone.count_tokens((spec.height, spec.width))
         logger.info(
-            "photos of %s pixels, not %s: %.2f times as many to encode, %d tokens for the head",
+            "photos of %s pixels, not %s: %.2f times as many pixels, %d tokens for the head",
             *(wanted, made, share, tokens),
         )
     if weights.example is not None:

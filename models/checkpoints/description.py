@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from models.commands import RequestError
 from models.config import (
     Colour,
+    CosineConfig,
     DecoderConfig,
     Features,
     HeadConfig,
@@ -74,11 +75,11 @@ class Hints:
     def complete(self, name: str, config: NetworkConfig) -> NetworkConfig:
         """Adds hints to a file's configuration; raises CheckpointError if one contradicts it.
 
-        Another image size is one, unless the head has a position for each token.
+        Another image size is one for two towers, and if the head has a position for each token.
         """
         self._check(name, config)
         self.check_size(name, config.input)
-        changes: dict[str, object] = {"input": self._prepare(config.input)}
+        changes: dict[str, object] = {}
         if self.single_label:
             changes["activation"] = "softmax"
         keys = ("embedding_encoder", "embedding_template")
@@ -88,6 +89,7 @@ class Hints:
                 raise CheckpointError(f"{name} has trained labels, so it takes no embeddings")
             changes["head"] = config.head.model_copy(update=embedding)
         try:
+            changes["input"] = self._prepare(config.input)
             return NetworkConfig.model_validate(dict(config) | changes)
         except ValidationError as error:
             raise CheckpointError(f"{name}: {first_reason(error)}") from error
@@ -108,6 +110,8 @@ class Hints:
         given = {"height": side, "width": side, "mean": self.mean, "std": self.std,
                  "interpolation": self.interpolation}  # fmt: skip
         changes |= {key: value for key, value in given.items() if value is not None}
+        if side is not None and spec.fit_size == spec.height == spec.width:
+            changes["fit_size"] = side
         color = None if self.pad is None else read_color(self.pad)
         if color is not None:
             changes |= {"resize_mode": "pad", "pad_color": color}
@@ -118,7 +122,7 @@ class Hints:
     def _check(self, name: str, config: NetworkConfig) -> None:
         head, spec = config.head, config.input
         size = spec.height if spec.height == spec.width else None
-        fixed = getattr(head, "grid", None) is not None
+        fixed = getattr(head, "grid", None) is not None or isinstance(head, CosineConfig)
         num_heads = head.num_heads if isinstance(head, DecoderConfig) else None
         pre_norm = isinstance(head, Query2LabelConfig) and head.pre_norm
         made = "was made with"
@@ -249,8 +253,9 @@ class Weights:
 
 
 def first_reason(error: ValidationError) -> str:
-    """Returns the message of the first of pydantic's errors."""
-    return error.errors(include_url=False)[0]["msg"]
+    """Returns the fields and the message of the first of pydantic's errors."""
+    first = error.errors(include_url=False)[0]
+    return "".join(f"{part}: " for part in first["loc"]) + first["msg"]
 
 
 def read_names(names: object) -> tuple[str, ...] | None:

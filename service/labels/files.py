@@ -155,7 +155,7 @@ def pack_label_set(definition: Definition, embeddings: Embeddings | None = None)
     if (pair := definition.calibration) is not None:
         arrays["calibration"] = np.array([pair.scale, pair.shift], np.float64)
     stream = io.BytesIO()
-    np.savez_compressed(stream, **arrays)
+    np.savez(stream, allow_pickle=False, **arrays)
     return stream.getvalue()
 
 
