@@ -31,19 +31,23 @@ def ask(client: httpx.Client, photo: Path, **parameters: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "trained", "candidate"),
-    [
-        ("chelsea", ["cat"], "kitten"),
-        ("astronaut", ["person"], "woman"),
-        ("coffee", [], "cup of coffee"),
-    ],
+    ("name", "candidate"),
+    [("chelsea", "kitten"), ("astronaut", "woman"), ("coffee", "cup of coffee")],
 )
-def test_photo_gets_exactly_its_trained_label_and_the_candidate_label_that_it_shows(
-    client: httpx.Client, name: str, trained: list[str], candidate: str
+def test_photo_gets_the_candidate_label_that_it_shows(
+    client: httpx.Client, name: str, candidate: str
 ) -> None:
     photo, candidates = PHOTOS / f"{name}.jpg", ["kitten", "woman", "cup of coffee", "rocket"]
-    assert ask(client, photo, label_set="trained") == trained
     assert ask(client, photo, candidate_labels=candidates, top_k=1) == [candidate]
+
+
+@pytest.mark.parametrize(
+    ("name", "trained"), [("chelsea", ["cat"]), ("astronaut", ["person"]), ("rocket", [])]
+)
+def test_photo_gets_exactly_its_trained_label(
+    client: httpx.Client, name: str, trained: list[str]
+) -> None:
+    assert ask(client, PHOTOS / f"{name}.jpg", label_set="trained") == trained
 
 
 def test_request_without_parameters_finds_trained_and_everyday_labels(client: httpx.Client) -> None:
