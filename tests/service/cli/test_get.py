@@ -87,8 +87,9 @@ def test_ready_bundle_is_found_and_another_or_damaged_one_refused(
 
 
 def test_failed_download_is_named_and_the_next_command_finishes_it(
-    run: Run, refuse: Run, hub: FakeHub, tmp_path: Path
+    run: Run, refuse: Run, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("service.engine.devices.multiplies_int8", lambda: True)
     given = (*TINY, "--precision", "int8")
     for status, reason in ((0, "repeat the command"), (429, "answered 429: repeat the command")):
         hub.answer = status, {"Retry-After": "1"}
