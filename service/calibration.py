@@ -204,23 +204,25 @@ def find_thresholds(
     everything = None
     if precision_target is None and targets.any():
         everything = find_threshold(scores.ravel(), targets.ravel())
+    samples = np.random.default_rng(0).integers(0, len(scores), (_SAMPLES, len(scores)))
     found = {}
     for name, column, truths in zip(names, scores.T, targets.T, strict=True):
         wanted, positives = None, int(truths.sum())
         if positives < MIN_POSITIVES:
             continue
         if everything and positives < _MANY_POSITIVES:
-            wanted = _average_best(column, truths, everything.threshold)
+            wanted = _average_best(column, truths, samples, everything.threshold)
         found[name] = find_threshold(column, truths, precision_target, recall_target, wanted=wanted)
     return found
 
 
-def _average_best(scores: Scores, targets: Targets, shared: float) -> float:
+def _average_best(
+    scores: Scores, targets: Targets, samples: NDArray[np.int64], shared: float
+) -> float:
     """Returns a mean, in log-odds, of best thresholds in bootstrap samples and that of all labels.
 
-    Scores and targets of a label are [n].
+    Scores and targets of a label are [n]; samples are rows of them, [S, n].
     """
-    samples = np.random.default_rng(0).integers(0, len(scores), (_SAMPLES, len(scores)))
     best = (find_threshold(scores[rows], targets[rows]) for rows in samples if targets[rows].any())
     inside = np.clip([shared, *(point.threshold for point in best if point)], 1e-9, 1 - 1e-9)
     common, *own = np.log(inside / (1 - inside))

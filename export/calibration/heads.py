@@ -73,7 +73,11 @@ def calibrate_trained(
     measured, points = {}, dict[ThresholdName, dict[str, MeasuredThreshold]]()
     for word, least in _find_purposes(scores, targets, threshold).items():
         aim = options if word == "calibrated" else _PURPOSES[word]
-        points[word] = found = _find_points(names, scores, blank, targets, aim)
+        if word != "calibrated" and aim == options:
+            found = points["calibrated"]
+        else:
+            found = _find_points(names, scores, blank, targets, aim)
+        points[word] = found
         chosen = [found[name].threshold if name in found else least for name in names]
         answered = scores >= np.array(chosen)
         measured[word] = _measure(f"trained labels, {word}", least, answered, scored.photos)
