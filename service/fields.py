@@ -35,7 +35,7 @@ def replace_errors(code: LiteralString, message: LiteralString) -> pydantic.Wrap
     return pydantic.WrapValidator(check)
 
 
-Purpose = Literal["balanced", "recall"]
+Purpose = Literal["balanced", "recall", "precise"]
 """Further thresholds of a bundle: of best F1, and lowered until they find three quarters."""
 ThresholdName = Literal["calibrated", Purpose]
 

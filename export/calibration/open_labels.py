@@ -112,6 +112,6 @@ def _find_thresholds_by_name(
     return {
         name: thresholds.get(name)
         for name, embedding in zip(embedded.names, embedded.embeddings, strict=True)
-        if name in trained_embeddings.keys() - embedded.examples.keys()
+        if name in trained_embeddings.keys() - embedded.lessons.keys()
         and np.allclose(embedding, trained_embeddings[name], atol=_SAME_EMBEDDING)
     }

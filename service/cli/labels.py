@@ -187,7 +187,7 @@ def export_set(
         sets = catalogue.writable(name)
         (definition, embeddings, _), others = await sets.read_definition(name)
         for label in others:
-            sys.stderr.write(f"left out: the examples of {label} are of another model\n")
+            sys.stderr.write(f"left out: {label} learnt from photos with another model\n")
         if definition.given and catalogue.encoders is not None:  # texts are encoded again
             space = catalogue.encoders.head.embedding_space.fingerprint
             definition = replace_fields(definition, embedding_space=space)
@@ -251,15 +251,18 @@ async def _register(catalogue: Catalogue, definition: Definition, *, replace: bo
 
 
 def _list_losses(old: Definition, others: Sequence[str], new: Definition) -> list[str]:
-    """Returns what a set loses to a new one; labels in `others` have other encoders' examples."""
+    """Returns what a set loses to a new one; labels in `others` learnt with other encoders."""
     from service.labels.definition import LabelRow
+    from service.labels.sources.learnt import list_contents
 
-    after = new.examples if new.examples and new.encoder == old.encoder else old.examples
-    kept = {name: after[name].to_bytes() for name in new.names if name in after}
+    after = new.lessons if new.lessons and new.encoder == old.encoder else old.lessons
+    kept = {*list_contents(after)}
+    changed = [
+        row[0] for row in list_contents(old.lessons) if row not in kept or row[0] not in new.rows
+    ]
     lost = {
         "labels": [name for name in old.names if name not in new.rows],
-        "examples of": [n for n, e in old.examples.items() if e.to_bytes() != kept.get(n)]
-        + [name for name in others if name not in new.rows],
+        "examples of": [*dict.fromkeys(changed), *(n for n in others if n not in new.rows)],
         "calibration of": [old.name] * (old.calibration not in (None, new.calibration)),
     }
     for place, what in enumerate(LabelRow._fields):

@@ -15,8 +15,8 @@ from service.cli.local_pipeline import PhotoResult, run_pipeline, try_photo
 from service.errors import StartError
 from service.fields import LabelText, validate
 from service.images.folders import describe_left_out, explain_none, list_photos
-from service.labels.examples import Example
 from service.labels.registered_sets import LearntLabel
+from service.labels.sources.examples import Example
 from service.pipeline.learning import describe_learnt, make_example
 from service.pipeline.pipeline import Pipeline
 from service.question import Question
@@ -81,7 +81,7 @@ async def _learn(
     examples = [example for example, _ in results if example]
     if not examples:
         return None, unusable
-    prepared, added = await sets.prepare_label(name, label), 0
+    prepared, added = await sets.prepare_labels(name, [label]), 0
     for start in range(0, len(examples), _EXAMPLES_PER_WRITE):
         some, is_first = examples[start : start + _EXAMPLES_PER_WRITE], start == 0
         learnt = await sets.learn(name, label, prepared, some, (), replace=replace and is_first)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +11,8 @@ from service.engine.heads import Embeddings, LabelVectors
 from service.engine.shared_arrays import SharedArrays
 from service.labels.definition import Definition, check_embeddings, check_fit
 from service.labels.encoders import LabelEncoders
-from service.labels.examples import Examples
-from service.labels.label_set import LabelSet, Origin, add_examples, make_open_set
+from service.labels.label_set import LabelSet, Origin, make_open_set, teach
+from service.labels.sources.learnt import Lessons
 from service.labels.whitening import Whitening
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class LabelSetBuilder:
         *,
         start: LabelVectors | None = None,
     ) -> LabelSet:
-        """Returns the snapshot of a set without its examples.
+        """Returns the snapshot of a set without its lessons.
 
         `start` has the queries of its first labels, which are not computed again; if it has all,
         `embeddings` may be empty. Raises `InvalidLabelSet` for embeddings that do not fit, or make
@@ -78,23 +78,21 @@ class LabelSetBuilder:
         # 33 ms for 50,000 labels.
         return await asyncio.to_thread(encoders.make_set, definition, start, version, origin)
 
-    async def add_examples(
-        self, labels: LabelSet, examples: Mapping[str, Examples], others: Collection[str]
-    ) -> LabelSet:
-        """Returns a set whose labels have these examples; `others` have those of other encoders."""
+    async def teach(self, labels: LabelSet, lessons: Lessons, others: Collection[str]) -> LabelSet:
+        """Returns a set with these lessons; labels in `others` have some of other encoders."""
         whitening = self.photos.whitening
         if whitening is None or labels.activation == "softmax":
-            examples, others = {}, {*examples, *others}
-        unused = frozenset(others) - examples.keys()
-        if unused - labels.unused_examples:
+            lessons, others = {}, {*lessons, *others}
+        unused = frozenset(others) - lessons.keys()
+        if unused - labels.unused_lessons:
             logger.warning(
-                "label set %s: examples of %d label(s) are not used: they are of another model, or "
-                "the scores are an uncalibrated softmax",
+                "label set %s: what %d label(s) have learnt is not used: it is of another model, "
+                "or the scores are an uncalibrated softmax",
                 *(labels.name, len(unused)),
             )
-        if not (examples or unused or labels.learnt or labels.unused_examples):
+        if not (lessons or unused or labels.learnt or labels.unused_lessons):
             return labels
-        return await asyncio.to_thread(add_examples, labels, examples, unused, whitening)
+        return await asyncio.to_thread(teach, labels, lessons, unused, whitening)
 
 
 def _join(parts: Sequence[LabelVectors], shared: SharedArrays | None) -> LabelVectors:

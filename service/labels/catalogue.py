@@ -21,6 +21,7 @@ from service.labels.label_set import (
     make_trained_set,
 )
 from service.labels.registered_sets import RegisteredSets
+from service.labels.sources.learnt import list_contents
 from service.labels.store.database import open_database
 from service.labels.store.store import LabelStore, Limits
 from service.labels.whitening import Whitening, read_whitening
@@ -82,10 +83,11 @@ def _open_store(
 
 
 def _make_version(definition: Definition) -> str:
-    examples = [name.encode() + known.to_bytes() for name, known in definition.examples.items()]
-    if not examples:
+    contents = list_contents(definition.lessons)
+    if not contents:
         return definition.digest[:12]
-    return hashlib.sha256(b"".join((definition.digest.encode(), *examples))).hexdigest()[:12]
+    lessons = (label.encode() + content for label, _, content in contents)
+    return hashlib.sha256(b"".join((definition.digest.encode(), *lessons))).hexdigest()[:12]
 
 
 class FixedSet(NamedTuple):
@@ -266,16 +268,16 @@ class Catalogue:
 
     async def _encode_fixed(self, entry: FixedSet) -> LabelSet:
         definition, builder = entry.definition, self._builder
-        examples = definition.examples if definition.encoder == builder.photos.encoder else {}
+        lessons = definition.lessons if definition.encoder == builder.photos.encoder else {}
         try:
             if definition.name in RESERVED_NAMES:
                 raise errors.InvalidLabelSet(
                     f"The names {' and '.join(sorted(RESERVED_NAMES))} are reserved"
                 )
-            definition = builder.check(definition, definition.examples)
+            definition = builder.check(definition, definition.lessons)
             embeddings = await builder.embed(definition)
             labels = await builder.make(definition, embeddings, entry.version, entry.origin)
-            return await builder.add_examples(labels, examples, definition.examples)
+            return await builder.teach(labels, lessons, definition.lessons)
         except errors.LabelSetError as error:
             raise errors.StartError(f"label set {definition.name}: {error.describe()}") from error
 

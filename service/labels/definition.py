@@ -17,7 +17,7 @@ from service.bundle.card import Calibration, EmbeddingSpace, Record, write_promp
 from service.engine.heads import Embeddings
 from service.errors import InvalidLabelSet, NoOpenHead, OtherEmbeddings, TextNotEncodable, quote
 from service.fields import LabelSetName, LabelText, NoBool, PromptText
-from service.labels.examples import Examples
+from service.labels.sources.learnt import Lessons
 
 MAX_EMBEDDING_VALUES = 65_536
 EMBEDDING_LENGTHS = (1e-4, 1e4)
@@ -38,7 +38,7 @@ class OpenLabel(Record):
         embedding: E numbers in the bundle's embedding space, instead of any text.
         own_embedding: from an answer of the service, which omits `embedding`: then it is required.
         category: from an answer about trained labels; ignored.
-        examples: from an answer about a label that has learnt from photos; ignored.
+        examples, fit: from an answer about a label that has learnt from photos; ignored.
     """
 
     name: LabelText
@@ -52,6 +52,7 @@ class OpenLabel(Record):
     own_embedding: StrictBool | None = Field(default=None, exclude=True)
     category: str | None = Field(default=None, exclude=True)
     examples: dict[str, object] | None = Field(default=None, exclude=True)
+    fit: dict[str, object] | None = Field(default=None, exclude=True)
 
     @field_validator("threshold")
     @classmethod
@@ -159,12 +160,12 @@ class Definition:
     embeddings: Embeddings = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     embedding_space: str | None = None  # fingerprint; None if the author did not give it
     calibration: Calibration | None = None  # of all labels; None uses the open head's
-    examples: Mapping[str, Examples] = field(default_factory=dict)  # by name of a label of the set
-    encoder: str | None = None  # fingerprint of the encoder of the examples
+    lessons: Lessons = field(default_factory=dict)  # of labels of the set
+    encoder: str | None = None  # fingerprint of the encoder of the lessons
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all but `embedding_space`, `examples` and `encoder`, sha256 in hex."""
+        """Hash of all but `embedding_space`, `lessons` and `encoder`, sha256 in hex."""
         columns: list[object] = [self.name, self.names, self.prompts, self.thresholds, self.given]
         if self.calibration is not None:  # so that sets without it keep their digests
             columns.append([self.calibration.scale, self.calibration.shift])
@@ -181,7 +182,7 @@ class Definition:
         return dict(zip(self.names, rows, strict=True))
 
     def with_rows(self, rows: Mapping[str, LabelRow]) -> "Definition":
-        """Returns the set with these labels in place of its own, and all examples."""
+        """Returns the set with these labels in place of its own, and all lessons."""
         vectors = [row.embedding for row in rows.values()]
         given = tuple(position for position, vector in enumerate(vectors) if vector is not None)
         content = np.frombuffer(b"".join(filter(None, vectors)), np.float32)
@@ -195,7 +196,7 @@ class Definition:
         )
 
     def cut(self, count: int) -> "Definition":
-        """Returns the set with its first `count` labels only, and all examples."""
+        """Returns the set with its first `count` labels only, and all lessons."""
         columns = {n: getattr(self, n)[:count] for n in ("names", "prompts", "thresholds")}
         kept = bisect_left(self.given, count)
         return replace(self, **columns, given=self.given[:kept], embeddings=self.embeddings[:kept])

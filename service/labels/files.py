@@ -40,7 +40,9 @@ from service.labels.definition import (
     check_size,
     refuse_duplicates,
 )
-from service.labels.examples import Examples
+from service.labels.sources.examples import Examples
+from service.labels.sources.learnt import Lessons, list_contents, read_lesson
+from service.labels.sources.source import Lesson
 
 FOLDER_SUFFIXES = (".json", ".npz")
 """Other files of a folder of label sets are ignored: a text may be a README."""
@@ -56,10 +58,10 @@ _SMALL_BYTES = 1 << 24  # arrays of this size are read from a file of any size
 _CSV_COLUMNS = ("name", "prompt", "threshold")
 _MAX_ENCODER_CHARACTERS = 64
 _NPZ_REQUIRED = ("names", "embeddings")
-_NPZ_EXAMPLES = ("learnt", "lessons", "lesson_sizes", "encoder")
+_NPZ_LESSONS = ("learnt", "lessons", "lesson_sizes", "encoder")
 _NPZ_OPTIONAL = (
     *("prompts", "thresholds", "embedding_space", "calibration", "given"),
-    *_NPZ_EXAMPLES,
+    *(*_NPZ_LESSONS, "lesson_kinds"),  # without kinds, all lessons are examples (1.1)
 )
 
 _set_name = TypeAdapter[str](LabelSetName)
@@ -105,7 +107,7 @@ def read_bundle_sets(bundle: Bundle) -> tuple[Definition, ...]:
     for file, content in bundle.read_label_sets().items():
         try:
             definition = parse_label_set(content, Path(file).suffix, Path(file).stem)
-            learnt = definition.examples
+            learnt = definition.lessons
             definition = check_fit(definition, space, encodes_text=encodes_text, learnt=learnt)
             definitions.append(definition)
         except LabelSetError as error:
@@ -147,11 +149,14 @@ def pack_label_set(definition: Definition, embeddings: Embeddings | None = None)
         arrays["embedding_space"] = np.array(definition.embedding_space)
     if embeddings is not None:
         arrays["given"] = np.isin(np.arange(len(embeddings)), definition.given)
-    if examples := {name: known.to_bytes() for name, known in definition.examples.items()}:
-        content = np.frombuffer(b"".join(examples.values()), np.uint8)
-        sizes = np.array([len(part) for part in examples.values()])
-        columns = (np.array([*examples]), content, sizes, np.array(definition.encoder))
-        arrays |= zip(_NPZ_EXAMPLES, columns, strict=True)
+    if rows := list_contents(definition.lessons):
+        labels, kinds, contents = zip(*rows, strict=True)
+        content = np.frombuffer(b"".join(contents), np.uint8)
+        sizes = np.array([*map(len, contents)])
+        columns = (np.array(labels), content, sizes, np.array(definition.encoder))
+        arrays |= zip(_NPZ_LESSONS, columns, strict=True)
+        if {*kinds} != {Examples.kind}:
+            arrays["lesson_kinds"] = np.array(kinds)
     if (pair := definition.calibration) is not None:
         arrays["calibration"] = np.array([pair.scale, pair.shift], np.float64)
     stream = io.BytesIO()
@@ -275,10 +280,10 @@ def _parse_npz(content: bytes, name: str, max_labels: int) -> Definition:
     pair = _take(arrays, "calibration", [1.0, 0.0], "be a scale and a shift")
     calibration = {"scale": pair[0], "shift": pair[1]} if "calibration" in arrays else None
     labels = refuse_duplicates(_validate(_label_names, names.tolist(), "names"))
-    examples = _read_examples(arrays, frozenset(labels))
+    lessons = _read_lessons(arrays, frozenset(labels))
     embeddings = embeddings.reshape(count, math.prod(embeddings.shape[1:]))
     # A set without texts has embeddings of width 0.
-    usual = embeddings.shape[1] > 0 or not examples
+    usual = embeddings.shape[1] > 0 or not lessons
     are_given = _take(arrays, "given", [usual] * count, "have one bool for each name")
     given = [position for position, is_given in enumerate(are_given) if is_given]
     with np.errstate(over="ignore"):
@@ -291,34 +296,36 @@ def _parse_npz(content: bytes, name: str, max_labels: int) -> Definition:
             embeddings=embeddings[given].astype(np.float32),
             embedding_space=None if space is None else str(space),
             calibration=_validate(_calibration, calibration, "calibration"),
-            examples=examples,
-            encoder=str(arrays["encoder"]) if examples else None,
+            lessons=lessons,
+            encoder=str(arrays["encoder"]) if lessons else None,
         )
 
 
-def _read_examples(arrays: dict[str, NDArray[Any]], names: frozenset[str]) -> dict[str, Examples]:
-    columns = [arrays.get(key, np.zeros(0)) for key in _NPZ_EXAMPLES]
+def _read_lessons(arrays: dict[str, NDArray[Any]], names: frozenset[str]) -> Lessons:
+    columns = [arrays.get(key, np.zeros(0)) for key in _NPZ_LESSONS]
     if not any(array.size for array in columns):
         return {}
     learnt, content, sizes, encoder = columns
+    kinds = arrays.get("lesson_kinds", np.full(len(learnt), Examples.kind))
     fits = (
-        learnt.ndim == sizes.ndim == content.ndim == 1
-        and (learnt.dtype.kind, sizes.dtype.kind, encoder.dtype.kind) == ("U", "i", "U")
+        learnt.ndim == sizes.ndim == content.ndim == kinds.ndim == 1
+        and "".join(array.dtype.kind for array in (learnt, sizes, kinds, encoder)) == "UiUU"
         and content.dtype == np.uint8
-        and len(learnt) == len(sizes) <= len(names)
-        and len(names.intersection(learnt.tolist())) == len(learnt)
+        and len(learnt) == len(sizes) == len(kinds)
+        and names.issuperset(learnt.tolist())
+        and len({*zip(learnt.tolist(), kinds.tolist(), strict=True)}) == len(learnt)
         and (sizes > 0).all()
         and sizes.sum() == len(content)
         and encoder.shape == ()
         and len(str(encoder)) <= _MAX_ENCODER_CHARACTERS
     )
     if not fits:
-        raise InvalidLabelSet(f"The arrays {', '.join(_NPZ_EXAMPLES)} do not fit each other")
+        raise InvalidLabelSet(f"The arrays {', '.join(_NPZ_LESSONS)} do not fit each other")
+    lessons: dict[str, dict[str, Lesson]] = {}
     parts = np.split(content, np.cumsum(sizes)[:-1])
-    return {
-        name: Examples.from_bytes(part.tobytes())
-        for name, part in zip(learnt.tolist(), parts, strict=True)
-    }
+    for name, kind, part in zip(learnt.tolist(), kinds.tolist(), parts, strict=True):
+        lessons.setdefault(name, {})[kind] = read_lesson(kind, part.tobytes())
+    return lessons
 
 
 def _take(

@@ -1,6 +1,5 @@
 """The label set as requests see it: an immutable snapshot, pinned by a request until its end."""
 
-from bisect import bisect
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,11 +12,14 @@ from pydantic_core import to_json
 
 from service.bundle import card
 from service.engine.heads import Keys, LabelVectors, QueryArray, ScreenedQueries
-from service.errors import InvalidLabelSet, quote
 from service.fields import Purpose
 from service.labels.definition import Definition
-from service.labels.examples import Examples
-from service.labels.whitening import Vectors, Whitening
+from service.labels.sources.learnt import LearntLabels, Lessons, list_known, teach_labels
+from service.labels.sources.source import Source
+from service.labels.sources.texts import Texts
+from service.labels.sources.trained import Trained
+from service.labels.sources.untold import Untold
+from service.labels.whitening import Whitening
 from service.question import Threshold
 
 # Questions whose arrays for the screened head a set caches.
@@ -44,31 +46,7 @@ _OTHER_MODEL = {
 _SUMMARY = ("name", "version", "origin", "read_only", "num_labels")
 _LEFT_OUT_IF_EMPTY = ("category_counts", "num_learnt", "ranked")
 
-Source = Literal["trained", "zero_shot", "examples"]
 Origin = Literal["model", "bundle", "folder", "store", "request"]
-
-
-@dataclass(frozen=True, eq=False)
-class LearntLabels:
-    """M labels of a set that have learnt from photos; `v . f + b` is added to their logits."""
-
-    positions: NDArray[np.intp]  # in the set, [M], ascending
-    vectors: Vectors  # v, [M, D]
-    shifts: NDArray[np.float64]  # b, [M]
-    examples: tuple[Examples, ...]
-    separations: NDArray[np.float64]  # [M], 0 to 8, see `ExampleSums.separate`
-
-    def describe(self, row: int) -> dict[str, Any]:
-        """Returns the examples of a label and what its separation means, as JSON values."""
-        examples, value = self.examples[row], float(self.separations[row])
-        counts = {"positive": examples.positive.count, "negative": examples.negative.count}
-        if examples.positive.count < 2:
-            which = "one photo" if examples.positive.count else "negative photos only"
-            meaning = f"unknown with {which}"
-        else:
-            how = ("not", "weakly", "fairly well", "clearly")[bisect((1, 3, 5), value)]
-            meaning = f"{how} told apart on these photos"
-        return {**counts, "separation": {"value": value, "meaning": meaning}}
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,14 +63,14 @@ class LabelSet:
     activation: card.Activation
     prompts: tuple[str | None, ...]  # texts that were encoded instead of the names
     own_embeddings: NDArray[np.bool_]  # [L], whether it came with an embedding, not a text
+    source: Source
     digest: str | None = None  # of the definition; None for the trained labels
     own_calibration: card.Calibration | None = None  # of a set that has its own
-    queries: QueryArray | None = None  # [L, K], of the open head; None for the trained labels
-    keys: Keys | None = None  # of the screened head, [L, ...]; None for candidates too
     categories: Mapping[str, str] = field(default_factory=dict)  # of trained labels, by name
     learnt: LearntLabels | None = None  # from photos with this encoder; None if none has
-    # Labels whose examples are all of another encoder, or whose scores compete.
-    unused_examples: frozenset[str] = frozenset()
+    untaught: "LabelSet | None" = None  # the set before its labels learnt
+    # Labels whose lessons are all of another encoder, or whose scores compete.
+    unused_lessons: frozenset[str] = frozenset()
     shared: card.ByPurpose = field(default_factory=dict)  # the head's thresholds by purpose
     # Trained labels' own thresholds by purpose, [L], NaN if a label has none.
     measured: Mapping[Purpose, NDArray[np.float64]] = field(default_factory=dict)
@@ -104,17 +82,10 @@ class LabelSet:
         """The number of labels."""
         return len(self.names)
 
-    @cached_property
-    def source(self) -> Source:
-        """How the labels are known; a set without texts is scored by its examples alone."""
-        if self.origin == "model":
-            return "trained"
-        return "examples" if self.queries is None else "zero_shot"
-
     @property
     def num_learnt(self) -> int:
         """The number of labels that have learnt from photos with this encoder."""
-        return 0 if self.learnt is None else len(self.learnt.examples)
+        return 0 if self.learnt is None else len(self.learnt.positions)
 
     @property
     def read_only(self) -> bool:
@@ -124,7 +95,8 @@ class LabelSet:
     @property
     def own_thresholds(self) -> tuple[float | None, ...]:
         """The thresholds as they were defined; None for labels without their own."""
-        pairs = zip(self.thresholds.tolist(), self.calibrated.tolist(), strict=True)
+        defined = self.untaught or self
+        pairs = zip(defined.thresholds.tolist(), defined.calibrated.tolist(), strict=True)
         return tuple(threshold if is_own else None for threshold, is_own in pairs)
 
     @cached_property
@@ -142,14 +114,19 @@ class LabelSet:
         """Category -> the number of its labels."""
         return Counter(self.categories.values())
 
-    @property
-    def examples(self) -> dict[str, Examples]:
-        """Name -> examples of the labels that have learnt."""
+    @cached_property
+    def lessons(self) -> Lessons:
+        """What labels have learnt, by name and kind."""
         learnt = self.learnt
         if learnt is None:
             return {}
-        pairs = zip(learnt.positions.tolist(), learnt.examples, strict=True)
-        return {self.names[position]: photos for position, photos in pairs}
+        pairs = zip(learnt.positions.tolist(), learnt.lessons, strict=True)
+        return {self.names[position]: some for position, some in pairs}
+
+    @property
+    def embeds(self) -> bool:
+        """Whether its logits need the photo's embedding."""
+        return self.learnt is not None or self.source.untaught_logit != 0
 
     @property
     def pairs(self) -> NDArray[np.float64]:
@@ -159,9 +136,14 @@ class LabelSet:
         return np.repeat([[1.0], [0.0]], len(self.names), axis=1)
 
     @property
-    def vectors(self) -> LabelVectors | None:
-        """Queries and keys; None for trained labels and without texts."""
-        return None if self.queries is None else LabelVectors(self.queries, self.keys)
+    def queries(self) -> QueryArray | None:
+        """Of the open head, [L, K]; None for trained labels and without texts."""
+        return None if self.source.vectors is None else self.source.vectors.queries
+
+    @property
+    def keys(self) -> Keys | None:
+        """Of the screened head, [L, ...]; None for candidates too."""
+        return None if self.source.vectors is None else self.source.vectors.keys
 
     @cached_property
     def content(self) -> bytes:
@@ -176,10 +158,9 @@ class LabelSet:
         return {**described, "calibration": calibration, "labels": self._describe_labels()}
 
     def _describe_labels(self) -> Iterator[dict[str, Any]]:
-        examples = dict.fromkeys(self.unused_examples, _OTHER_MODEL)
+        lessons = {name: {"examples": _OTHER_MODEL} for name in self.unused_lessons}
         if (learnt := self.learnt) is not None:
-            for row, name in enumerate(self.examples):
-                examples[name] = {**learnt.describe(row), "this_model": True}
+            lessons |= {name: learnt.describe(row) for row, name in enumerate(self.lessons)}
         numbers = self.thresholds.tolist(), self.calibrated.tolist(), self.own_embeddings.tolist()
         rows = zip(self.names, self.prompts, *numbers, strict=True)
         for name, prompt, threshold, is_calibrated, has_own_embedding in rows:
@@ -192,9 +173,7 @@ class LabelSet:
             }
             if category := self.categories.get(name):
                 described["category"] = category
-            if name in examples:
-                described["examples"] = examples[name]
-            yield described
+            yield described | lessons.get(name, {})
 
     def find_members(self, categories: Collection[str]) -> NDArray[np.bool_]:
         """Returns which labels are of one of these categories, bool [L]."""
@@ -220,16 +199,22 @@ class LabelSet:
 
         An open label keeps its own threshold, for `recall` if it is below the open head's.
         """
-        if purpose not in self._used and purpose in self.shared:
-            shared, measured = self.shared[purpose].threshold, self.measured.get(purpose)
+        if purpose not in self._used:
+            shared, measured = self.shared.get(purpose), self.measured.get(purpose)
+            least = shared.threshold if shared else np.nan
             if measured is None:
-                most = shared if purpose == "recall" else np.inf
+                most = least if purpose == "recall" else np.inf
                 usable = self.calibrated & (self.thresholds < most)
                 measured = np.where(usable, self.thresholds, np.nan)
             known = ~np.isnan(measured)
-            changed = replace(self, thresholds=np.where(known, measured, shared), calibrated=known)
-            self._used[purpose] = changed
-        return self._used.get(purpose)
+            thresholds = np.where(known, measured, least)
+            for position, points in self.learnt.points if self.learnt else ():
+                if (point := points.get(purpose)) is not None:
+                    thresholds[position], known[position] = point
+            if np.isnan(thresholds).any() or not (shared or (self.learnt and self.learnt.points)):
+                return None
+            self._used[purpose] = replace(self, thresholds=thresholds, calibrated=known)
+        return self._used[purpose]
 
     @cached_property
     def _used(self) -> dict[Purpose, "LabelSet"]:
@@ -292,6 +277,7 @@ def make_trained_set(
         activation=head.activation,
         prompts=(None,) * len(labels),
         own_embeddings=np.zeros(len(labels), np.bool_),
+        source=Trained(),
         categories={label.name: label.category for label in labels if label.category},
         shared=head.by_purpose,
         measured=measured,
@@ -331,45 +317,50 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
         activation=head.activation if head and calibration is None else "sigmoid",
         prompts=definition.prompts,
         own_embeddings=np.isin(np.arange(len(names)), definition.given),
+        source=Texts(vectors) if vectors else Untold(len(names)),
         digest=definition.digest,
         own_calibration=shared,
-        queries=vectors.queries if vectors else None,
-        keys=vectors.keys if vectors else None,
         shared=head.by_purpose if head else {},
         ranked=ranked,
     )
 
 
-def add_examples(
-    labels: LabelSet,
-    examples: Mapping[str, Examples],
-    unused: Collection[str],
-    whitening: Whitening | None,
+def teach(
+    labels: LabelSet, lessons: Lessons, unused: Collection[str], whitening: Whitening | None
 ) -> LabelSet:
-    """Returns the set with these examples, by label; measures those that are new.
+    """Returns the set with these lessons, by label and kind, instead of its own.
 
-    Labels in `unused` have examples that are not used. Raises `InvalidLabelSet` if examples are of
-    another width.
+    It measures those that are new. Labels in `unused` have lessons that are not used. Raises
+    `InvalidLabelSet` if a lesson is of another width.
     """
-    labels = replace(labels, unused_examples=frozenset(unused) & labels.positions.keys())
-    learning = {labels.positions[name]: examples[name] for name in labels.names if name in examples}
+    start = replace(
+        labels.untaught or labels,
+        version=labels.version,
+        unused_lessons=frozenset(unused) & labels.positions.keys(),
+    )
+    learning = {labels.positions[name]: lessons[name] for name in labels.names if name in lessons}
     if whitening is None or not learning:
-        return replace(labels, learnt=None)
-    old, known = labels.learnt, {}
-    if old is not None:
-        rows = zip(old.vectors, old.shifts, old.separations, strict=True)
-        known = dict(zip(old.examples, rows, strict=True))
-    has_text = labels.queries is not None
-    measured = []
-    for position, photos in learning.items():
-        if len(photos.positive.total) != whitening.width:
-            name = quote(labels.names[position])
-            raise InvalidLabelSet(f"The examples of {name} are of another width than the model's")
-        measured.append(known.get(photos) or photos.direct(whitening, has_text=has_text))
-    vectors, shifts, separations = zip(*measured, strict=True)
-    numbers = np.array(shifts), tuple(learning.values()), np.array(separations)
-    learnt = LearntLabels(np.array([*learning]), np.stack(vectors), *numbers)
-    return replace(labels, learnt=learnt)
+        return start
+    known = list_known([labels.learnt] if labels.learnt else [])
+    learnt = teach_labels(learning, whitening, known, has_text=start.queries is not None)
+    pairs, thresholds, calibrated = start.pairs.copy(), start.thresholds, start.calibrated.copy()
+    if start.ranked and learnt.pairs:
+        thresholds = np.full(len(thresholds), card.FALLBACK_THRESHOLD)
+    thresholds = thresholds.copy()
+    for position, pair in learnt.pairs:
+        pairs[:, position] = pair
+    for position, point in learnt.thresholds:
+        if not start.calibrated[position]:
+            thresholds[position], calibrated[position] = point
+    return replace(
+        start,
+        calibration=pairs if learnt.pairs else start.calibration,
+        thresholds=thresholds,
+        calibrated=calibrated,
+        ranked=start.ranked and not learnt.pairs,
+        learnt=learnt,
+        untaught=start,
+    )
 
 
 def _fill(

@@ -15,14 +15,17 @@ from service import errors
 from service.bundle.card import Calibration
 from service.engine.heads import Embeddings, QueryArray
 from service.labels.builder import LabelSetBuilder
-from service.labels.definition import Definition
-from service.labels.examples import Example
+from service.labels.definition import Definition, LabelRow
 from service.labels.label_set import LabelSet
+from service.labels.sources.examples import Example, Examples, add_examples
+from service.labels.sources.learnt import find_kinds, list_contents
+from service.labels.sources.source import Lesson
 from service.labels.store.database import MEMORY
 from service.labels.store.store import (
     ABSENT,
     PRESENT,
     LabelStore,
+    LessonRow,
     SetVersion,
     WriteResult,
     check_version,
@@ -32,10 +35,14 @@ from service.labels.stored_sets import StoredSets
 logger = logging.getLogger(__name__)
 
 
-class PreparedLabel(NamedTuple):
-    """A label to learn: its text's `embedding` [1, E] if the label is new, `queries` [1, K]."""
+class PreparedLabels(NamedTuple):
+    """Labels to learn: the texts' `embeddings` [m, E] of new ones, and the `queries` [L, K] of all.
 
-    embedding: Embeddings | None = None
+    Both are None in a set without texts; `version` is the set's.
+    """
+
+    version: int
+    embeddings: Embeddings | None = None
     queries: QueryArray | None = None
 
 
@@ -93,9 +100,9 @@ class RegisteredSets(StoredSets):
         self, definition: Definition, *, replace: bool = False, if_version: int | None = None
     ) -> tuple[LabelSet, bool]:
         """Encodes and writes a set as `LabelStore.write`; returns it, and whether it is new."""
-        learnt = {*definition.examples}
+        learnt = {*definition.lessons}
         if not self._builder.encodes_text:
-            rows = await self._call(self._store.read_examples, definition.name, "")
+            rows = await self._call(self._store.read_lessons, definition.name, ())
             learnt |= {row.label for row in rows}
         definition = self._builder.check(definition, learnt)
         # Before encoding, which may take long.
@@ -107,8 +114,8 @@ class RegisteredSets(StoredSets):
         embeddings = await self._builder.embed(definition)
         made = await self._builder.make(definition, embeddings)
         if definition.encoder == self._builder.photos.encoder:  # raises if they do not fit
-            await self._builder.add_examples(made, definition.examples, ())
-        write = partial(self._store.write, definition, embeddings)
+            await self._builder.teach(made, definition.lessons, ())
+        write = self._prepare_write(definition, embeddings)
         return await self._write_set(made, partial(write, replace=replace, if_version=if_version))
 
     async def add(self, definition: Definition) -> tuple[LabelSet, int]:
@@ -125,12 +132,12 @@ class RegisteredSets(StoredSets):
             labels, _ = await self.register(definition, if_version=ABSENT)
             return labels, labels.num_labels
         old, version = entry.definition, entry.version
-        if definition.examples or definition.calibration not in (None, old.calibration):
+        if definition.lessons or definition.calibration not in (None, old.calibration):
             raise errors.InvalidLabelSet(
                 f"A calibration or examples cannot be added to {name}: import the file as another "
                 "set, or replace this one with --replace"
             )
-        new = self._builder.check(definition, {*old.examples, *others}).without(old)
+        new = self._builder.check(definition, {*old.lessons, *others}).without(old)
         new_kinds = {row.embedding is None for row in new.rows.values()}
         old_kinds = {row.embedding is None for row in old.rows.values()}
         has_no_texts = encodes_text and not entry.embeddings.shape[1]  # it learnt from photos alone
@@ -139,7 +146,7 @@ class RegisteredSets(StoredSets):
                 f"The labels of {name} are of another kind (texts, embeddings or photos alone): "
                 "register the new ones as another set"
             )
-        joined = replace_fields(old, examples={}).with_rows(old.rows | new.rows)
+        joined = replace_fields(old, lessons={}).with_rows(old.rows | new.rows)
         check = self._store.check
         if await self._call(check, joined, replace=True, if_version=version) is not None:
             return await self._load_one(name), 0
@@ -173,38 +180,78 @@ class RegisteredSets(StoredSets):
             return old
         given = tuple(np.flatnonzero(old.own_embeddings).tolist())
         definition = Definition(name, old.names, old.prompts, new, given, calibration=calibration)
-        made = await self._builder.make(definition, definition.embeddings, start=old.vectors)
+        made = await self._builder.make(definition, definition.embeddings, start=old.source.vectors)
         write = partial(self._store.calibrate, definition, SetVersion(version, old.digest or ""))
         return (await self._write_set(made, write))[0]
 
-    async def prepare_label(self, name: str, label: str) -> PreparedLabel:
-        """Encodes the text of a label to learn, if the set has room for it.
+    async def prepare_labels(self, name: str, labels: Sequence[str]) -> PreparedLabels:
+        """Encodes the texts of labels to learn, if the set has room for them.
 
         Raises `TextNotEncodable` for a new label of a set of texts, if the bundle encodes none.
         """
         await self.refresh()  # else a set that another process deleted would be made without texts
         known, encoders = self.by_name.get(name), self._builder.encoders
         names = {} if known is None else known.positions
-        await self._call(self._store.check_room, name, len(names.keys() | {label}))
-        queries = None if known is None else known.queries
-        if queries is not None and label in names:
-            row = names[label]
-            return PreparedLabel(queries=queries[row : row + 1])
-        if known is not None and queries is None:
-            return PreparedLabel()
-        if encoders is None or not encoders.encodes_text:
-            if known is not None:
-                raise errors.TextNotEncodable(label)
-            return PreparedLabel()
-        embedding = await encoders.embed(Definition(name, (label,), (None,), (None,)))
-        vectors = await encoders.project(embedding, with_keys=False)
-        return PreparedLabel(embedding, vectors.queries)
+        await self._call(self._store.check_room, name, len(names.keys() | {*labels}))
+        missing = tuple(label for label in labels if label not in names)
+        version = ABSENT if known is None else int(known.version)
+        rows: dict[str, QueryArray] = {}
+        if known is None:
+            if encoders is None or not encoders.encodes_text:
+                return PreparedLabels(version)
+        elif known.queries is None:
+            return PreparedLabels(version)
+        elif missing and (encoders is None or not encoders.encodes_text):
+            raise errors.TextNotEncodable(missing[0])
+        else:
+            rows = {label: known.queries[names[label]] for label in labels if label in names}
+        embeddings = None
+        if missing and encoders is not None:
+            nothing = (None,) * len(missing)
+            embeddings = await encoders.embed(Definition(name, missing, nothing, nothing))
+            vectors = await encoders.project(embeddings, with_keys=False)
+            rows |= zip(missing, vectors.queries, strict=True)
+        return PreparedLabels(version, embeddings, np.stack([rows[label] for label in labels]))
+
+    async def teach(
+        self, name: str, prepared: PreparedLabels, lessons: Mapping[str, Lesson]
+    ) -> LabelSet:
+        """Writes a lesson of each label, in place of all that it had learnt and of its threshold.
+
+        `prepared` are the same labels. Raises `LabelSetChanged` if the set has changed since.
+        """
+        definition, version = Definition(name, (), (), ()), ABSENT
+        texts = np.zeros((0, 0), np.float32)
+        with contextlib.suppress(errors.LabelSetNotFound):
+            (definition, texts, version), _ = await self.read_definition(name)
+        if version != prepared.version:
+            raise errors.LabelSetChanged(name, str(version) if version else None)
+        new = [label for label in lessons if label not in definition.rows]
+        if prepared.embeddings is not None:
+            texts = np.concatenate((texts, prepared.embeddings)) if version else prepared.embeddings
+        else:
+            texts = np.pad(texts, ((0, len(new)), (0, 0)))
+        rows = {
+            label: row._replace(threshold=None) if label in lessons else row
+            for label, row in definition.rows.items()
+        }
+        joined = replace_fields(
+            definition.with_rows(rows | dict.fromkeys(new, LabelRow())),
+            lessons={
+                **definition.lessons,
+                **{label: {each.kind: each} for label, each in lessons.items()},
+            },
+            encoder=self._builder.photos.encoder,
+        )
+        made = await self._builder.make(joined, texts)
+        write = self._prepare_write(joined, texts)
+        return (await self._write_set(made, partial(write, replace=True, if_version=version)))[0]
 
     async def learn(  # noqa: PLR0913 - options are keywords
         self,
         name: str,
         label: str,
-        prepared: PreparedLabel,
+        prepared: PreparedLabels,
         positive: Sequence[Example],
         negative: Sequence[Example],
         *,
@@ -215,19 +262,19 @@ class RegisteredSets(StoredSets):
 
         Raises `LabelSetChanged` if another client deletes them at once.
         """
-        if if_version is None and prepared.embedding is None and prepared.queries is not None:
+        if if_version is None and prepared.embeddings is None and prepared.queries is not None:
             if_version = PRESENT  # the set has the label, unless it is deleted meanwhile
         write = partial(
             self._store.learn,
-            *(name, label, positive, negative),
-            encoder=self._builder.photos.encoder,
-            embedding=prepared.embedding,
+            *(name, label, self._keys[Examples.kind]),
+            partial(add_examples, positive=positive, negative=negative),
+            embedding=prepared.embeddings,
             replace=replace,
             if_version=if_version,
         )
         learnt, labels = await self._write(name, write)
         labels = labels or await self._load_one(name)
-        if label not in labels.examples:
+        if Examples.kind not in labels.lessons.get(label, {}):
             raise errors.LabelSetChanged(name, labels.version)
         repeated = len(positive) + len(negative) - learnt.added
         return LearntLabel(labels, learnt.created, learnt.added, repeated)
@@ -235,8 +282,8 @@ class RegisteredSets(StoredSets):
     async def delete_examples(
         self, name: str, label: str, if_version: int | None = None
     ) -> LabelSet:
-        """Deletes the examples of a label; its text stays. Raises as `LabelStore` does."""
-        write = partial(self._store.delete_examples, name, label, if_version)
+        """Deletes all that a label has learnt; its text stays. Raises as `LabelStore` does."""
+        write = partial(self._store.delete_lessons, name, label, if_version)
         _, labels = await self._write(name, write)
         return labels or await self._load_one(name)
 
@@ -289,6 +336,15 @@ class RegisteredSets(StoredSets):
             thresholds = (None,) * len(thresholds)
         definition = Definition(name, old.names, old.prompts, thresholds)
         await self.register(definition, replace=version is not None, if_version=version)
+
+    def _prepare_write(
+        self, definition: Definition, embeddings: Embeddings
+    ) -> Callable[..., WriteResult]:
+        keys = {kind: key for key, kind in find_kinds(definition.encoder or "").items()}
+        rows = list_contents(definition.lessons)
+        lessons = [LessonRow(keys[kind], label, content) for label, kind, content in rows]
+        write = partial(self._store.write, keys=[*keys.values()], lessons=lessons)
+        return partial(write, definition, embeddings)
 
     async def _write_set(
         self, made: LabelSet, write: Callable[[], WriteResult]

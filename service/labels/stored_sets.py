@@ -16,9 +16,10 @@ from typing import ParamSpec, TypeVar
 from service import errors
 from service.labels.builder import LabelSetBuilder
 from service.labels.definition import Definition
-from service.labels.examples import Examples
 from service.labels.label_set import LabelSet
-from service.labels.store.store import ExamplesRow, LabelStore, SetVersion, StoreEntry, StoreState
+from service.labels.sources.learnt import Lessons, find_kinds, read_lesson
+from service.labels.sources.source import Lesson
+from service.labels.store.store import LabelStore, LessonRow, SetVersion, StoreEntry, StoreState
 
 # The largest set takes seconds to write, so a call that takes longer hangs.
 _TIMEOUT_SECONDS = 30.0
@@ -49,6 +50,8 @@ class StoredSets:
         self._state = StoreState(-1, 0)
         self._changing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._kinds = find_kinds(builder.photos.encoder)  # by key of the store
+        self._keys = {kind: key for key, kind in self._kinds.items()}
         self._polling: asyncio.Task[None] | None = None
         self._timeout_seconds = _TIMEOUT_SECONDS
         self._stopped = False
@@ -100,18 +103,17 @@ class StoredSets:
             raise errors.VersionNotReached(version, max(0, self.revision))
 
     async def read_definition(self, name: str) -> tuple[StoreEntry, list[str]]:
-        """Returns a set with its examples, and labels that have only other encoders' examples."""
+        """Returns a set with its lessons, and labels that have only other encoders' lessons."""
         entry = await self._call(self._store.read, name)
         if entry is None:
             raise errors.LabelSetNotFound(name)
-        encoder = self._builder.photos.encoder
-        rows = await self._call(self._store.read_examples, name, encoder)
-        known = _parse_examples(name, encoder, rows, {})
+        rows = await self._call(self._store.read_lessons, name, self._kinds)
+        known = self._parse(name, rows, {})
         # Another process may have appended a label meanwhile.
-        examples = {label: known[label] for label in entry.definition.names if label in known}
-        used = encoder if examples else None
+        lessons = {label: known[label] for label in entry.definition.names if label in known}
+        used = self._builder.photos.encoder if lessons else None
         others = sorted({row.label for row in rows} - known.keys())
-        definition = replace_fields(entry.definition, examples=examples, encoder=used)
+        definition = replace_fields(entry.definition, lessons=lessons, encoder=used)
         return entry._replace(definition=definition), others
 
     async def _load_sets(
@@ -147,7 +149,7 @@ class StoredSets:
         known: LabelSet | None,
         entry: StoreEntry | None,
     ) -> LabelSet | None:
-        """Returns a set with the queries that `base` has and the examples that `known` has."""
+        """Returns a set with the queries that `base` has and the lessons that `known` has."""
         try:
             labels = base
             if labels is None or labels.digest != version.digest:
@@ -158,24 +160,45 @@ class StoredSets:
                 definition, start = entry.definition, None
                 if base is not None and entry.embeddings.shape[1]:
                     is_extended = await asyncio.to_thread(_extends, definition, base)
-                    start = base.vectors if is_extended else None  # of its first labels
+                    start = base.source.vectors if is_extended else None  # of its first labels
                 labels = await self._builder.make(definition, entry.embeddings, start=start)
             labels = replace_fields(labels, version=str(version.version))
-            old: dict[str, Examples] = {}
+            old: Lessons = {}
             after = None
             if known is not None and (known.queries is None) == (labels.queries is None):
-                unused = known.unused_examples
-                labels = replace_fields(labels, learnt=known.learnt, unused_examples=unused)
-                old, after = known.examples, int(known.version)
-            encoder = self._builder.photos.encoder
-            rows = await self._call(self._store.read_examples, name, encoder, after)
-            if any(r.encoder == encoder and r.content is None and r.label not in old for r in rows):
-                rows = await self._call(self._store.read_examples, name, encoder)
-            examples = _parse_examples(name, encoder, rows, old)
-            return await self._builder.add_examples(labels, examples, {row.label for row in rows})
+                labels = replace_fields(
+                    labels,
+                    untaught=labels.untaught or labels,
+                    learnt=known.learnt,
+                    unused_lessons=known.unused_lessons,
+                )
+                old, after = known.lessons, int(known.version)
+            rows = await self._call(self._store.read_lessons, name, self._kinds, after)
+            if any(row.content is None and self._is_new(row, old) for row in rows):
+                rows = await self._call(self._store.read_lessons, name, self._kinds)
+            lessons = self._parse(name, rows, old)
+            return await self._builder.teach(labels, lessons, {row.label for row in rows})
         except errors.InvalidLabelSet as error:
             logger.error("label set %s of the store is invalid: %s", name, error.reason)
             return None
+
+    def _is_new(self, row: LessonRow, old: Lessons) -> bool:
+        kind = self._kinds.get(row.key)
+        return kind is not None and kind not in old.get(row.label, {})
+
+    def _parse(self, name: str, rows: Iterable[LessonRow], old: Lessons) -> Lessons:
+        """Returns the lessons of this encoder; logs damaged ones, whose labels keep their text."""
+        lessons: dict[str, dict[str, Lesson]] = {}
+        for row in rows:
+            if (kind := self._kinds.get(row.key)) is None:
+                continue
+            try:
+                content = row.content
+                lesson = read_lesson(kind, content) if content else old[row.label][kind]
+                lessons.setdefault(row.label, {})[kind] = lesson
+            except errors.InvalidLabelSet as error:
+                logger.error("label set %s: %s: %s", name, errors.quote(row.label), error.reason)
+        return lessons
 
     def _has_reached(self, version: int, names: Sequence[str]) -> bool:
         if self.revision >= version:
@@ -233,18 +256,3 @@ def _extends(definition: Definition, base: LabelSet) -> bool:
     first, thresholds = definition.cut(base.num_labels), base.own_thresholds
     first = replace_fields(first, thresholds=thresholds, calibration=base.own_calibration)
     return first.digest == base.digest
-
-
-def _parse_examples(
-    name: str, encoder: str, rows: Iterable[ExamplesRow], old: Mapping[str, Examples]
-) -> dict[str, Examples]:
-    """Returns the examples of this encoder; logs damaged ones, whose labels keep their text."""
-    examples = {}
-    for row in rows:
-        if row.encoder == encoder:
-            try:
-                content = row.content
-                examples[row.label] = Examples.from_bytes(content) if content else old[row.label]
-            except errors.InvalidLabelSet as error:
-                logger.error("label set %s: %s: %s", name, errors.quote(row.label), error.reason)
-    return examples

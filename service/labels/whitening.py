@@ -37,6 +37,7 @@ class Whitening:
         held_out: float16 [n, D], of photos that the others were not computed from. The spread of a
             label's values has to be measured on them: estimated from few variances, it is too
             small.
+        others: these, whitened, float32 [n, D].
     """
 
     def __init__(self, arrays: dict[str, NDArray[Any]]) -> None:
@@ -68,7 +69,7 @@ class Whitening:
         self._axes = components.astype(np.float32)
         self._gain = 1 / np.sqrt((1 - _SHRINKAGE) * rest + floor)
         self._gains = 1 / np.sqrt((1 - _SHRINKAGE) * variances + floor) - self._gain
-        self._others = self.whiten(held_out.astype(np.float32))
+        self.others = self.whiten(held_out.astype(np.float32))
 
     def whiten(self, embeddings: Vectors) -> Vectors:
         """Returns embeddings [n, D] of length 1, less the mean, with equal variances."""
@@ -80,12 +81,17 @@ class Whitening:
         v . f + b is the standardised w . whiten(f): mean 0 and deviation 1 over other photos.
         """
         mean, deviation = self.measure(direction)
-        vector = self._scale(direction[np.newaxis])[0] / np.float32(deviation)
-        return vector, -float(vector @ self._mean) - mean / deviation
+        (vector,), (offset,) = self.pull_back(direction[np.newaxis] / np.float32(deviation))
+        return vector, float(offset) - mean / deviation
+
+    def pull_back(self, directions: Vectors) -> tuple[Vectors, Vector]:
+        """Returns v [L, D] and b [L] for w [L, D]: v . f + b is w . whiten(f)."""
+        vectors = self._scale(directions)
+        return vectors, -(vectors @ self._mean)
 
     def measure(self, direction: Vector) -> tuple[float, float]:
         """Returns mean and deviation of w . x over the whitened embeddings x of other photos."""
-        values = self._others @ direction
+        values = self.others @ direction
         return float(values.mean()), max(float(values.std()), 1e-6)
 
     def _scale(self, rows: Vectors) -> Vectors:

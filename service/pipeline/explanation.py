@@ -55,8 +55,7 @@ class Explainer:
 
     def covers(self, selection: Selection) -> bool:
         """Returns whether there are maps of all labels of the selection."""
-        known = {"trained": self.has_trained, "zero_shot": self.has_open, "examples": True}
-        return all(known[part.labels.source] for part in selection.parts)
+        return all(part.labels.source.can_draw(self._graphs) for part in selection.parts)
 
     def explain_labels(
         self,
@@ -74,22 +73,23 @@ class Explainer:
         names = [label.label for label in labels[:MAX_EXPLAINED]]
         maps: dict[str, MapArray] = {}
         for part, memory in zip(selection.parts, memories, strict=True):
-            positions, queries = part.labels.positions, part.labels.queries
+            known, positions = part.labels, part.labels.positions
             # A label that is in several sets is answered by the first.
             answered = [name for name in names if name in positions and name not in maps]
-            if answered and part.labels.source != "examples":
-                rows = np.asarray([positions[name] for name in answered], np.int64)
-                drawn = self._graphs.draw(memory, rows if queries is None else queries[rows])
+            rows = np.array([positions[name] for name in answered], np.intp)
+            drawn = known.source.draw(self._graphs, memory, rows) if answered else None
+            if drawn is not None:
                 maps |= zip(answered, drawn, strict=True)
             if tokens is None:
                 continue
-            learnt, examples = part.labels.learnt, part.labels.examples
-            vectors = {} if learnt is None else dict(zip(examples, learnt.vectors, strict=True))
             grid = find_grid(len(tokens), self._contract.height, self._contract.width)
             patches = tokens[len(tokens) - math.prod(grid) :]
+            blank = np.zeros_like(patches[0]), False
             for name in answered:
-                if name not in maps or (name in examples and examples[name].positive.count):
-                    parts = (patches @ vectors.get(name, np.zeros_like(patches[0]))).clip(0)
+                learnt = known.learnt and known.learnt.locate(positions[name])
+                vector, is_drawn = learnt or blank
+                if name not in maps or is_drawn:
+                    parts = (patches @ vector).clip(0)
                     maps[name] = _share(_share(parts).reshape(grid) + maps.get(name, 0))
         cells = [maps[name] for name in names]
         if selection.question.explain != "overlay":

@@ -10,8 +10,8 @@ import numpy as np
 from service.calibration import MIN_POSITIVES
 from service.engine.heads import LogitsArray, ScreenedLogits, SomeQueries, ZeroHead
 from service.errors import ImageError
-from service.labels.examples import Example
 from service.labels.registered_sets import LearntLabel
+from service.labels.sources.examples import Example, Examples
 from service.labels.whitening import Vector, Whitening
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.scoring import score_labels
@@ -43,7 +43,7 @@ async def learn_label(  # noqa: PLR0913 - the photos of both kinds, and how to w
     `Pipeline.predict`; one unusable photo fails all, and nothing is written. The caller admits it.
     """
     sets, whitening = pipeline.catalogue.for_learning(name)
-    prepared = await sets.prepare_label(name, label)
+    prepared = await sets.prepare_labels(name, [label])
     queries = prepared.queries
     head = ZeroHead(1) if queries is None else SomeQueries(queries, np.zeros(1, np.intp))
     deadline = pipeline.make_deadline()
@@ -85,8 +85,9 @@ def describe_learnt(result: LearntLabel, label: str) -> dict[str, Any]:
     labels, learnt = result.labels, result.labels.learnt
     position = labels.positions[label]
     assert learnt is not None, "the label has learnt"
-    examples = learnt.describe(int(learnt.positions.searchsorted(position)))
+    examples = learnt.describe(int(learnt.positions.searchsorted(position)))[Examples.kind]
     separation = examples.pop("separation")
+    del examples["this_model"]
     enough = examples["negative"] and examples["positive"] >= MIN_POSITIVES
     advice = None if enough else _ADVICE
     if examples["positive"] and separation["value"] < 1:

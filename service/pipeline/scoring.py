@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from service.bundle.card import Activation
 from service.engine.heads import ScreenedLogits
-from service.labels.label_set import LabelSet, Source
+from service.labels.label_set import LabelSet
 from service.labels.whitening import Vector
 from service.pipeline.found import choose_best, keep_least
 from service.pipeline.selection import SelectedLabels, Selection
@@ -26,7 +26,7 @@ class ScoredLabel(NamedTuple):
     score: float  # 0..1
     threshold: float  # 0..1: the question's number, else the label's own, else its set's fallback
     found: bool  # whether it would answer the question without `top_k` and `min_labels`
-    source: Source
+    source: str
     calibrated: bool  # whether `threshold` is the label's own
     category: str | None = None
 
@@ -103,10 +103,9 @@ def _score_part(
     else:
         thresholds = labels.thresholds[positions].tolist()
         known = labels.calibrated[positions].tolist()
-    sources: Iterable[Source] = repeat(labels.source)
+    sources: Iterable[str] = repeat(labels.source.name)
     if labels.learnt is not None:
-        learnt = np.isin(positions, labels.learnt.positions)
-        sources = np.where(learnt, "examples", labels.source).tolist()
+        sources = labels.learnt.name_sources(positions, labels.source.name)
     names = [labels.names[position] for position in positions.tolist()]
     rows = zip(
         *(names, scores.tolist(), thresholds, found.tolist(), sources, known),
@@ -126,13 +125,12 @@ def _score_logits(
     calibration, is_whole = labels.calibration, len(logits) == len(labels.names)
     if calibration is not None and not is_whole:
         calibration = calibration[:, chosen]
-    if labels.learnt is None and labels.source != "examples":
+    if not labels.embeds:
         return compute_scores(logits, labels.activation, calibration)
     values = logits.astype(np.float64)
     if calibration is not None:
         values = values * calibration[0] + calibration[1]
-    # Without a text, a label that has learnt nothing has the score 0.
-    added = np.full(len(labels.names), -np.inf if labels.source == "examples" else 0.0)
+    added = np.full(len(labels.names), labels.source.untaught_logit)
     if (learnt := labels.learnt) is not None:
         assert embedding is not None
         is_few = 2 * len(chosen) <= len(learnt.positions)

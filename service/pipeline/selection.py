@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle.card import RANKED
-from service.engine.heads import TRAINED_HEAD, Head, SomeQueries, ZeroHead
+from service.engine.heads import Head
 from service.errors import ConflictingLabels, NotMeasured, UnknownCategory, UnknownLabel
 from service.labels.label_set import LabelSet
 from service.pipeline.found import FoundRule, find_needed, make_rule
@@ -62,10 +62,7 @@ class Selection:
     @cached_property
     def embeds(self) -> bool:
         """Whether the answer needs the photo's embedding."""
-        return bool(self.question.embedding) or any(
-            part.labels.learnt is not None or part.labels.source == "examples"
-            for part in self.parts
-        )
+        return bool(self.question.embedding) or any(part.labels.embeds for part in self.parts)
 
     def describe_hidden(self) -> str:
         """Returns one line about `hidden`, if there are some."""
@@ -131,9 +128,7 @@ def _use_threshold(sets: Sequence[LabelSet], threshold: Threshold | None) -> Seq
     used = [labels.use(threshold) for labels in sets]
     missing = [labels for labels, changed in zip(sets, used, strict=True) if changed is None]
     if missing:
-        # Sets of `examples` have no open head that could be measured.
-        options = {"trained": "--photos FOLDER", "zero_shot": "--open-photos FOLDER"}
-        photos = dict.fromkeys(options.get(labels.source, "") for labels in missing)
+        photos = dict.fromkeys(labels.source.measured_on for labels in missing)
         names = tuple(labels.name for labels in missing)
         raise NotMeasured(names, threshold, " ".join(filter(None, photos)))
     return [changed for changed in used if changed is not None]
@@ -158,21 +153,15 @@ def _find_members(
 def _select(
     labels: LabelSet, chosen: NDArray[np.intp], question: Question, *, is_alone: bool
 ) -> SelectedLabels:
-    rule, queries = make_rule(question, labels, is_alone=is_alone), labels.queries
-    head: Head
-    if queries is None:
-        head = TRAINED_HEAD if labels.source == "trained" else ZeroHead(len(labels.names))
-    # A request for less than half of a set copies its rows; other requests share the matrix, and
-    # with it a run. A softmax needs all logits.
-    elif labels.activation != "softmax" and 2 * len(chosen) < len(queries):
-        head = SomeQueries(queries, chosen)
-    else:
-        head = queries
-        if labels.keys is not None and labels.activation != "softmax" and not question.include:
-            threshold, needed = find_needed(question, rule, labels, chosen)
-            wanted = max(_MIN_WANTED, needed) + labels.num_learnt  # the screen keeps them all
-            if len(chosen) >= max(_MIN_SCREENED, _MOST_WANTED * wanted) and threshold != 0:
-                head = labels.screen(threshold, wanted, chosen)
+    rule = make_rule(question, labels, is_alone=is_alone)
+    if labels.activation == "softmax":  # needs all logits
+        return SelectedLabels(labels, chosen, labels.source.choose_head(None), rule)
+    head = labels.source.choose_head(chosen)
+    if labels.keys is not None and head is labels.queries and not question.include:
+        threshold, needed = find_needed(question, rule, labels, chosen)
+        wanted = max(_MIN_WANTED, needed) + labels.num_learnt  # the screen keeps them all
+        if len(chosen) >= max(_MIN_SCREENED, _MOST_WANTED * wanted) and threshold != 0:
+            head = labels.screen(threshold, wanted, chosen)
     return SelectedLabels(labels, chosen, head, rule)
 
 

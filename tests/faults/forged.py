@@ -31,8 +31,8 @@ from models.checkpoints.checkpoint import write_checkpoint
 from models.commands import RequestError
 from models.text import read_text_encoder
 from service.errors import StartError
-from service.labels.examples import Examples
 from service.labels.files import pack_label_set, read_label_set_file
+from service.labels.sources.examples import Examples
 from tests.export.tiny_network import LABELS, make_network
 from tests.fuzz.seeds import mutate as mutate_bytes
 from tests.models.tiny_text import write_text_encoder
@@ -50,8 +50,8 @@ _COMPRESSIONS = [*[zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED] * 4, zipfile.ZIP_BZ
 
 
 def write_label_sets(folder: Path) -> list[Path]:
-    learnt = {name: Examples.empty(8).add(make_examples(2)) for name in "ab"}
-    labels = define("pets", "a", "b", "c", given=(2,), examples=learnt, encoder="e" * 64)
+    learnt = {name: {"examples": Examples.empty(8).add(make_examples(2))} for name in "ab"}
+    labels = define("pets", "a", "b", "c", given=(2,), lessons=learnt, encoder="e" * 64)
     contents = {
         ".npz": pack_label_set(labels, np.eye(3, 6, dtype=np.float32)),
         ".json": b'{"labels": ["a", {"name": "b", "embedding": [1, 2e1], "threshold": 0.5}]}',

@@ -10,7 +10,7 @@ import numpy as np
 from service.errors import StoreUnavailable
 from service.labels.builder import PhotoSpace
 from service.labels.definition import Definition
-from service.labels.examples import Example
+from service.labels.sources.examples import Example
 from service.labels.store.database import open_database
 from service.labels.store.store import LabelStore, Limits, SetVersion, StoreState
 from service.labels.whitening import MIN_PHOTOS, fit_whitening

@@ -36,8 +36,8 @@ def prepare_answers(
     if earlier.question[ENCODER] != pipeline.bundle.encoder_fingerprint:
         step = "use its bundle, or run bulk --embeddings on the photos again"
         raise StartError(f"{earlier.folder} has embeddings of another encoder: {step}")
-    fit = ("zero_shot", "examples") if pipeline.bundle.card.has_two_towers else ("examples",)
-    parts = [part for part in selection.parts if part.labels.source not in fit]
+    towers = pipeline.bundle.card.has_two_towers
+    parts = [p for p in selection.parts if p.labels.source.needs_tokens(two_towers=towers)]
     others = [part.labels.names[position] for part in parts for position in part.chosen]
     if others:
         shown = ", ".join(map(quote, others[:_LABELS_SHOWN]))

@@ -25,6 +25,7 @@ from service.cli.local_pipeline import run_pipeline
 from service.errors import ImageError, OutOfMemory
 from service.fields import is_utf8
 from service.labels.label_set import LabelSet
+from service.labels.sources.learnt import list_contents
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.selection import Selection
 from service.question import Question
@@ -178,7 +179,8 @@ def _describe_set(labels: LabelSet) -> dict[str, Any]:
         columns = labels.calibration.tobytes() + labels.thresholds.tobytes()
         description["calibration"] = hashlib.sha256(columns).hexdigest()
     if (learnt := labels.learnt) is not None:
-        parts = [learnt.positions.tobytes(), *(sums.to_bytes() for sums in learnt.examples)]
+        lessons = [content for _, _, content in list_contents(labels.lessons)]
+        parts = [learnt.positions.tobytes(), *lessons]
         description["examples"] = hashlib.sha256(b"".join(parts)).hexdigest()
     return description
 

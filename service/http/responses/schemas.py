@@ -7,7 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.bundle import card
 from service.http.responses.problems import Problem
-from service.labels.label_set import Origin, Source
+from service.labels.label_set import Origin
+from service.labels.sources.fit import FitCounts
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Timings
 
@@ -64,7 +65,9 @@ class ScoredLabelAnswer(_Answer):
     score: Share = Field(description="Rounded to six decimals, as `threshold`.", examples=[0.93])
     threshold: Share = Field(description="Lowest score of a present label.", examples=[0.61])
     found: bool = Field(description="Whether it would answer without `top_k` and `min_labels`.")
-    source: Source = Field(description="How the model knows the label.")
+    source: Literal["trained", "zero_shot", "fit", "examples"] = Field(
+        description="How the model knows the label: what it learnt last, or its set's way."
+    )
     calibrated: bool = Field(description="Whether `threshold` is the label's own.")
     category: _Category = None
     map: list[list[float]] | None = Field(
@@ -114,7 +117,7 @@ class LabelSetSummary(_Answer):
     read_only: bool = Field(description="Whether it cannot be replaced or deleted.")
     num_labels: int
     category_counts: dict[str, int] | None = Field(None, exclude_if=not_)
-    num_learnt: int = Field(0, description="Labels with examples.", exclude_if=not_)
+    num_learnt: int = Field(0, description="Labels that learnt from photos.", exclude_if=not_)
     ranked: _Ranked = False
 
 
@@ -134,6 +137,20 @@ class LabelExamples(_Answer):
     this_model: bool = Field(description="False: all are of another model, and none counts.")
 
 
+class LabelFit(FitCounts):
+    """What a label has learnt from an archive's tags.
+
+    The shares, 0 to 1, are of photos that it had not learnt from.
+    """
+
+    precision: Share | None = Field(description="At the threshold; null with too few photos.")
+    recall: Share | None
+    precise: card.MeasuredThreshold | None = Field(
+        description="Threshold for `threshold=precise`; null if 0.9 was not reached."
+    )
+    this_model: bool = True
+
+
 class RegisteredLabel(_Answer):
     """One label of a set."""
 
@@ -144,6 +161,7 @@ class RegisteredLabel(_Answer):
     own_embedding: bool = Field(description="Whether it came with an embedding, not a text.")
     category: _Category = None
     examples: LabelExamples | None = Field(default=None, exclude_if=not_)
+    fit: LabelFit | None = Field(default=None, exclude_if=not_)
 
 
 class LabelSetAnswer(LabelSetSummary):

@@ -6,7 +6,7 @@ the row of a large set is megabytes. All methods block.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace as replace_fields
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ from service import errors
 from service.bundle.card import Calibration
 from service.engine.heads import Embeddings
 from service.labels.definition import Definition, check_size
-from service.labels.examples import Example, Examples
 from service.labels.store.database import Database
 
 ABSENT = 0
@@ -50,24 +49,24 @@ _SETS = sa.Table(
     sa.Column("labels", sa.Text, nullable=False),
     sa.Column("embeddings", sa.LargeBinary, nullable=False),
 )
-_EXAMPLES = sa.Table(
+_LESSONS = sa.Table(  # of every kind
     "learnt_labels",
     _metadata,
-    sa.Column("encoder", sa.String(64), primary_key=True),
+    sa.Column("encoder", sa.String(64), primary_key=True),  # a key of `find_kinds`
     sa.Column("set_name", sa.String(100), primary_key=True),
     sa.Column("label", sa.Text, primary_key=True),
     sa.Column("version", sa.BigInteger, nullable=False),
-    sa.Column("lesson", sa.LargeBinary, nullable=False),  # empty if its examples were deleted
+    sa.Column("lesson", sa.LargeBinary, nullable=False),  # empty if it was deleted
     sa.Index("learnt_labels_of_set", "set_name", "version"),
 )
 # Unlike the value, its length reads no other pages.
-_HAS_EXAMPLES = sa.func.length(_EXAMPLES.c.lesson) > 0
-_LAST_EXAMPLES = (
-    sa.select(sa.func.coalesce(sa.func.max(_EXAMPLES.c.version), 0))
-    .where(_EXAMPLES.c.set_name == _SETS.c.name)
+_HAS_LESSON = sa.func.length(_LESSONS.c.lesson) > 0
+_LAST_LESSON = (
+    sa.select(sa.func.coalesce(sa.func.max(_LESSONS.c.version), 0))
+    .where(_LESSONS.c.set_name == _SETS.c.name)
     .scalar_subquery()
 )
-_VERSION = sa.case((_SETS.c.version < _LAST_EXAMPLES, _LAST_EXAMPLES), else_=_SETS.c.version)
+_VERSION = sa.case((_SETS.c.version < _LAST_LESSON, _LAST_LESSON), else_=_SETS.c.version)
 # Version 1.0 left a set that was deleted here in other spaces, and its name in this table.
 _NOT_DELETED = sa.text(
     "NOT EXISTS (SELECT 1 FROM deleted_label_sets AS deleted "
@@ -105,15 +104,15 @@ class WriteResult(NamedTuple):
 
     version: int  # of the set
     created: bool = False  # whether the set's name is new
-    added: int = 0  # new examples
+    added: int = 0  # photos that a label had not learnt from
     entry: StoreEntry | None = None  # the set that a new label was appended to, with the label
     digest: str | None = None  # of a set that `calibrate` has changed
 
 
-class ExamplesRow(NamedTuple):
-    """What a label has learnt with the photos' embeddings of an encoder."""
+class LessonRow(NamedTuple):
+    """What a label has learnt in one way, with the photos' embeddings of an encoder."""
 
-    encoder: str
+    key: str  # of the kind and the encoder
     label: str
     content: bytes | None  # None if it was not asked for
 
@@ -139,7 +138,7 @@ class LabelStore:
         self._space = space
         self._limits = limits
         self._prepared = False
-        self._has_examples = True  # old stores that cannot be changed have no table of them
+        self._has_lessons = True  # old stores that cannot be changed have no table of them
 
     def read_state(self) -> StoreState:
         """Returns the current state."""
@@ -174,26 +173,26 @@ class LabelStore:
         with self._connect() as connection:
             return self._read(connection, name, space)
 
-    def read_examples(
-        self, name: str, encoder: str, after: int | None = None
-    ) -> tuple[ExamplesRow, ...]:
-        """Returns a set's examples; reads those of `encoder` and versions above `after` only."""
-        wanted = _EXAMPLES.c.encoder == encoder
+    def read_lessons(
+        self, name: str, keys: Collection[str], after: int | None = None
+    ) -> tuple[LessonRow, ...]:
+        """Returns a set's lessons; reads those of `keys` and versions above `after` only."""
+        wanted: sa.ColumnElement[bool] = _LESSONS.c.encoder.in_(keys)
         if after is not None:
-            wanted &= _EXAMPLES.c.version > after
-        examples = sa.case((wanted, _EXAMPLES.c.lesson))
-        query = sa.select(_EXAMPLES.c.encoder, _EXAMPLES.c.label, examples)
+            wanted &= _LESSONS.c.version > after
+        lesson = sa.case((wanted, _LESSONS.c.lesson))
+        query = sa.select(_LESSONS.c.encoder, _LESSONS.c.label, lesson)
         with self._connect() as connection:
-            if not self._has_examples:
+            if not self._has_lessons:
                 return ()
-            rows = connection.execute(query.where(_EXAMPLES.c.set_name == name, _HAS_EXAMPLES))
-            return tuple(ExamplesRow(*row) for row in rows)
+            rows = connection.execute(query.where(_LESSONS.c.set_name == name, _HAS_LESSON))
+            return tuple(LessonRow(*row) for row in rows)
 
     def check_room(self, name: str, count: int) -> None:
         """Checks, as `write` does, that a set of `count` labels can be written."""
         with self._connect() as connection:
             self.database.check_writable(connection)
-            self._demand_examples()
+            self._demand_lessons()
             self._check_limits(connection, name, count)
 
     def check(self, definition: Definition, *, replace: bool, if_version: int | None) -> int | None:
@@ -206,31 +205,34 @@ class LabelStore:
                 self._check_limits(connection, definition.name, len(definition.names))
             return version
 
-    def write(
+    def write(  # noqa: PLR0913 - options are keywords
         self,
         definition: Definition,
         embeddings: Embeddings,
         *,
         replace: bool,
         if_version: int | None = None,
+        keys: Collection[str] = (),
+        lessons: Sequence[LessonRow] = (),
     ) -> WriteResult:
         """Writes a set with embeddings [L, E] durably, unless the same set is there already.
 
-        Labels that stay keep their examples; examples of the definition replace all of the same
-        encoder. `if_version` is a version, `ABSENT` or `PRESENT`. Raises `LabelSetChanged`,
-        `LabelSetExists` without `replace`, `InvalidLabelSet` or `TooManyLabelSets`.
+        Labels that stay keep their lessons; `lessons` replace all of these `keys`. `if_version` is
+        a version, `ABSENT` or `PRESENT`. Raises `LabelSetChanged`, `LabelSetExists` without
+        `replace`, `InvalidLabelSet` or `TooManyLabelSets`.
         """
+        name = definition.name
         with self._connect(writing=True) as connection:
-            version, known = self._begin_write(connection, definition.name, if_version)
+            version, known = self._begin_write(connection, name, if_version)
             if (same := _find_same(definition, known, replace)) is not None:
                 return WriteResult(same)
             self._put(connection, definition, embeddings, version)
-            if definition.examples:
-                self._demand_examples()
-                where = (definition.encoder or "", definition.name)
-                connection.execute(sa.delete(_EXAMPLES).where(_match_examples(*where)))
-                for label, examples in definition.examples.items():
-                    _put_examples(connection, (*where, label), version, examples)
+            if lessons:
+                self._demand_lessons()
+                for key in keys:
+                    connection.execute(sa.delete(_LESSONS).where(_match_lessons(key, name)))
+                rows = [(key, name, label, version, content) for key, label, content in lessons]
+                connection.execute(sa.insert(_LESSONS).values(rows))
             return WriteResult(version, created=known is None)
 
     def calibrate(self, definition: Definition, known: SetVersion) -> WriteResult:
@@ -255,20 +257,19 @@ class LabelStore:
         self,
         name: str,
         label: str,
-        positive: Sequence[Example],
-        negative: Sequence[Example],
+        key: str,
+        change: Callable[[bytes | None], tuple[bytes, int]],
         *,
-        encoder: str,
         embedding: Embeddings | None,
         replace: bool,
         if_version: int | None,
     ) -> WriteResult:
-        """Adds examples to a label durably; with `replace`, instead of those that it has.
+        """Changes a lesson of a label durably; with `replace`, it begins anew.
 
-        A missing label or set is made, with the `embedding` [1, E] or without texts. Raises
-        `LabelSetChanged` if a set of texts lacks both, and as `write` and `Examples.add`.
+        `change` takes its content so far, and returns the next and how many photos are new. A
+        missing label or set is made, with the `embedding` [1, E] or without texts. Raises
+        `LabelSetChanged` if a set of texts lacks both, and as `write` and `change`.
         """
-        key, width = (encoder, name, label), len((*positive, *negative)[0].embedding)
         with self._connect(writing=True) as connection:
             version, known = self._begin_write(connection, name, if_version)
             query = sa.select(_SETS.c.labels).where(self._match(name))
@@ -279,23 +280,27 @@ class LabelStore:
                 definition, embeddings = _append(old, name, label, embedding)
                 self._put(connection, definition, embeddings, version)
                 entry = StoreEntry(definition, embeddings, version)
-            query = sa.select(_EXAMPLES.c.lesson).where(_match_examples(*key))
-            content = None if replace else connection.execute(query).scalar_one_or_none()
-            earlier = Examples.from_bytes(content) if content else Examples.empty(width)
-            examples = earlier.add(positive, negative)
-            added = examples.count - earlier.count
+            chosen = _match_lessons(key, name, label)
+            query = sa.select(_LESSONS.c.lesson).where(chosen)
+            known_content = connection.execute(query).scalar_one_or_none()
+            content, added = change(None if replace else known_content or None)
             if added:
-                _put_examples(connection, key, version, examples)
+                row = (key, name, label, version, content)
+                connection.execute(sa.delete(_LESSONS).where(chosen))
+                connection.execute(sa.insert(_LESSONS).values(row))
                 connection.execute(sa.update(_STATE).values(revision=version))
             return WriteResult(version, known is None, added, entry)
 
-    def delete_examples(self, name: str, label: str, if_version: int | None = None) -> WriteResult:
-        """Deletes a label's examples of all encoders. Raises `NoExamples`, and as `delete`."""
+    def delete_lessons(self, name: str, label: str, if_version: int | None = None) -> WriteResult:
+        """Deletes all lessons of a label, of all kinds and encoders.
+
+        Raises `NoExamples`, and as `delete`.
+        """
         with self._connect(writing=True) as connection:
-            self._demand_examples()
+            self._demand_lessons()
             version = self._begin_change(connection, name, if_version)
-            chosen = sa.and_(_match_examples(None, name, label), _HAS_EXAMPLES)
-            change = sa.update(_EXAMPLES).where(chosen).values(version=version, lesson=b"")
+            chosen = sa.and_(_match_lessons(None, name, label), _HAS_LESSON)
+            change = sa.update(_LESSONS).where(chosen).values(version=version, lesson=b"")
             if not connection.execute(change).rowcount:
                 raise errors.NoExamples(label, name)
             connection.execute(sa.update(_STATE).values(revision=version))
@@ -309,8 +314,8 @@ class LabelStore:
         with self._connect(writing=True) as connection:
             version = self._begin_change(connection, name, if_version)
             connection.execute(sa.delete(_SETS).where(_SETS.c.name == name))
-            if self._has_examples:
-                connection.execute(sa.delete(_EXAMPLES).where(_match_examples(None, name)))
+            if self._has_lessons:
+                connection.execute(sa.delete(_LESSONS).where(_match_lessons(None, name)))
             connection.execute(sa.update(_STATE).values(revision=version))
             return WriteResult(version)
 
@@ -326,9 +331,9 @@ class LabelStore:
     @contextmanager
     def _connect(self, *, writing: bool = False) -> Iterator[sa.Connection]:
         try:
-            if not (self._prepared and self._has_examples):  # another process may make the table
+            if not (self._prepared and self._has_lessons):  # another process may make the table
                 with self.database.connect(writing=True) as connection:
-                    self._has_examples = _make_tables(connection, self.database)
+                    self._has_lessons = _make_tables(connection, self.database)
                 self._prepared = True
             with self.database.connect(writing=writing) as connection:
                 yield connection
@@ -336,10 +341,10 @@ class LabelStore:
             self._prepared = False  # it may come back as another, empty database
             raise
 
-    def _demand_examples(self) -> None:
-        if not self._has_examples:
+    def _demand_lessons(self) -> None:
+        if not self._has_lessons:
             raise errors.StoreReadOnly(
-                f"label_store: there is no table {_EXAMPLES.name}: start the service once with a "
+                f"label_store: there is no table {_LESSONS.name}: start the service once with a "
                 "user of the database that may create tables"
             )
 
@@ -362,7 +367,7 @@ class LabelStore:
 
     @property
     def _version(self) -> sa.ColumnElement[int]:
-        return _VERSION if self._has_examples else _SETS.c.version
+        return _VERSION if self._has_lessons else _SETS.c.version
 
     def _read(
         self, connection: sa.Connection, name: str, space: str | None = None
@@ -378,18 +383,18 @@ class LabelStore:
         embeddings: Embeddings,
         version: int,
     ) -> None:
-        """Writes a set's row and deletes examples of labels that it had."""
+        """Writes a set's row and deletes lessons of labels that it had."""
         name = definition.name
         self._check_limits(connection, name, len(definition.names))
-        learnt = sa.select(_EXAMPLES.c.label).where(_match_examples(None, name)).distinct()
-        if self._has_examples and (removed := {*connection.execute(learnt).scalars()}):
+        learnt = sa.select(_LESSONS.c.label).where(_match_lessons(None, name)).distinct()
+        if self._has_lessons and (removed := {*connection.execute(learnt).scalars()}):
             query = sa.select(_SETS.c.space, _SETS.c.labels).where(_SETS.c.name == name)
             rows = {row.space: row.labels for row in connection.execute(query)}
-            # Examples of an unknown set are left from a service of a version without examples.
+            # Lessons of an unknown set are left from a service of a version without lessons.
             if rows:
                 removed &= _read_names(rows.get(self._space)).difference(definition.names)
             for label in removed:
-                connection.execute(sa.delete(_EXAMPLES).where(_match_examples(None, name, label)))
+                connection.execute(sa.delete(_LESSONS).where(_match_lessons(None, name, label)))
         connection.execute(sa.delete(_SETS).where(self._match(name)))
         row = sa.insert(_SETS).values(
             space=self._space,
@@ -474,7 +479,7 @@ def _choose(embeddings: Embeddings, given: Sequence[int]) -> Embeddings:
 def _find_same(definition: Definition, known: SetVersion | None, replace: bool) -> int | None:
     if known is None:
         return None
-    if known.digest == definition.digest and not definition.examples:
+    if known.digest == definition.digest and not definition.lessons:
         return known.version
     if not replace:
         raise errors.LabelSetExists(definition.name)
@@ -508,21 +513,14 @@ def _append(
     return definition, np.concatenate((entry.embeddings, row))
 
 
-def _match_examples(*key: str | None) -> sa.ColumnElement[bool]:
-    """Matches encoder, set and label; None and missing ones match all."""
-    pairs = zip(_EXAMPLES.primary_key, key, strict=False)
+def _match_lessons(*key: str | None) -> sa.ColumnElement[bool]:
+    """Matches key, set and label; None and missing ones match all."""
+    pairs = zip(_LESSONS.primary_key, key, strict=False)
     return sa.and_(*(column == value for column, value in pairs if value is not None))
 
 
-def _put_examples(
-    connection: sa.Connection, key: tuple[str, str, str], version: int, examples: Examples
-) -> None:
-    connection.execute(sa.delete(_EXAMPLES).where(_match_examples(*key)))
-    connection.execute(sa.insert(_EXAMPLES).values((*key, version, examples.to_bytes())))
-
-
 def _make_tables(connection: sa.Connection, database: Database) -> bool:
-    """Returns whether there is a table of examples: old stores that cannot be changed have none."""
+    """Returns whether there is a table of lessons: old stores that cannot be changed have none."""
     may_create = True
     if connection.dialect.name == "postgresql":
         # Processes that start together would make the tables twice.
@@ -532,7 +530,7 @@ def _make_tables(connection: sa.Connection, database: Database) -> bool:
     with suppress(errors.StoreReadOnly):
         database.check_writable(connection)
         if may_create:
-            _EXAMPLES.create(connection, checkfirst=True)
+            _LESSONS.create(connection, checkfirst=True)
     _metadata.create_all(connection, tables=[_STATE, _SETS])
     version = connection.execute(sa.select(_STATE.c.schema_version)).scalar_one_or_none()
     if version is None:
@@ -543,7 +541,7 @@ def _make_tables(connection: sa.Connection, database: Database) -> bool:
             f"label_store {database.address}: schema version {version}, this "
             f"service has {SCHEMA_VERSION}"
         )
-    return sa.inspect(connection).has_table(_EXAMPLES.name)
+    return sa.inspect(connection).has_table(_LESSONS.name)
 
 
 def _decode_row(row: sa.Row[Any]) -> StoreEntry:

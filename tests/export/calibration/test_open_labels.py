@@ -35,8 +35,8 @@ from service.engine.session_set import open_session_set
 from service.engine.sessions import SessionConfig
 from service.labels.definition import LabelSetRecord
 from service.labels.encoders import open_label_encoder
-from service.labels.examples import Examples
 from service.labels.files import pack_label_set, parse_label_set, read_bundle_sets
+from service.labels.sources.examples import Examples
 from service.pipeline.loading import open_encoders
 from service.pipeline.scoring import compute_scores
 from service.settings import Settings
@@ -210,13 +210,13 @@ def test_labels_are_scored_independently(bundle: Bundle, text: TextEncoder) -> N
 def test_label_set_with_examples_keeps_them(tmp_path: Path) -> None:
     examples = Examples.empty(8).add(make_examples(2, width=8))
     plain = LabelSetRecord.model_validate({"name": "mugs", "labels": ["mug"]}).define()
-    learnt = replace(plain, examples={"mug": examples}, encoder="another")
+    learnt = replace(plain, lessons={"mug": {"examples": examples}}, encoder="another")
     path, blank = tmp_path / "mugs.npz", np.zeros((1, EMBEDDING_WIDTH), np.float32)
     path.write_bytes(pack_label_set(learnt, blank))
     embedded = embed_label_set(read_label_set(path, SPACE), SPACE, lambda _: blank)
     again = parse_label_set(pack_label_set(embedded), ".npz", "mugs")
     assert (again.given, again.encoder) == ((0,), "another")
-    assert again.examples["mug"].to_bytes() == examples.to_bytes()
+    assert again.lessons["mug"]["examples"].to_bytes() == examples.to_bytes()
 
 
 @pytest.mark.parametrize(

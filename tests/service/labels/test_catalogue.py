@@ -15,8 +15,8 @@ from service.bundle.reader import Bundle
 from service.labels.builder import LabelSetBuilder, PhotoSpace
 from service.labels.catalogue import Catalogue, FixedSet, _make_version, open_catalogue
 from service.labels.definition import Definition
-from service.labels.examples import Examples
 from service.labels.label_set import LabelSet, Origin, make_trained_set
+from service.labels.sources.examples import Examples
 from service.labels.store.store import LabelStore
 from service.pipeline.loading import open_encoders
 from service.question import Question
@@ -286,18 +286,21 @@ async def test_uncalibrated_softmax_learns_no_labels_until_the_set_is_calibrated
 async def test_fixed_set_has_its_examples_if_they_are_of_this_encoder(
     open_bundle: Bundle, tiny_bundle: Bundle, encoder: str
 ) -> None:
-    examples = {"cat": Examples.empty(WIDTH).add(make_examples(2))}
-    learnt = FixedSet(define("pets", "cat", examples=examples, encoder=encoder), "1.0", "folder")
+    lessons = {"cat": {"examples": Examples.empty(WIDTH).add(make_examples(2))}}
+    learnt = FixedSet(define("pets", "cat", lessons=lessons, encoder=encoder), "1.0", "folder")
     for bundle, source in ((open_bundle, "zero_shot"), (tiny_bundle, "examples")):
         async with run(make(bundle, learnt, photos=PHOTOS)) as catalogue:
             pets = catalogue.find("pets")
             is_ours = encoder == PHOTOS.encoder
-            assert (pets.source, [*pets.examples]) == (source, ["cat"] if is_ours else [])
-            assert pets.unused_examples == (set() if is_ours else {"cat"})
+            assert (pets.source.name, [*pets.lessons]) == (source, ["cat"] if is_ours else [])
+            assert pets.unused_lessons == (set() if is_ours else {"cat"})
 
 
 def test_version_of_a_fixed_set_changes_with_its_examples() -> None:
     examples = [Examples.empty(WIDTH).add(make_examples(2, seed)) for seed in range(2)]
-    versions = [_make_version(define("pets", "cat", examples={"cat": each})) for each in examples]
+    versions = [
+        _make_version(define("pets", "cat", lessons={"cat": {"examples": each}}))
+        for each in examples
+    ]
     bare = define("pets", "cat")
     assert (_make_version(bare), len({*versions, _make_version(bare)})) == (bare.digest[:12], 3)

@@ -20,13 +20,14 @@ from service.bundle.card import Calibration
 from service.bundle.writer import BundleDraft, write_bundle
 from service.errors import BundleError, InvalidLabelSet, StartError
 from service.labels.definition import Definition
-from service.labels.examples import Examples
 from service.labels.files import (
     pack_label_set,
     parse_label_set,
     read_bundle_sets,
     read_label_set_folder,
 )
+from service.labels.sources.examples import Examples
+from service.labels.sources.learnt import list_contents
 from tests.support.label_store import define, make_examples
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, open_draft, tiny_draft
 
@@ -184,8 +185,10 @@ def test_packed_set_is_read_back_unchanged(names: list[str], data: st.DataObject
     assert pack_label_set(found) == packed
 
 
-EXAMPLES = {name: Examples.empty(8).add(make_examples(2, i)) for i, name in enumerate("ac")}
-LEARNT = define("pets", "a", "b", "c", examples=EXAMPLES, encoder="e" * 64)
+EXAMPLES = {
+    name: {"examples": Examples.empty(8).add(make_examples(2, i))} for i, name in enumerate("ac")
+}
+LEARNT = define("pets", "a", "b", "c", lessons=EXAMPLES, encoder="e" * 64)
 
 
 @pytest.mark.parametrize("width", [0, 3])
@@ -195,9 +198,7 @@ def test_file_has_the_examples_of_a_set_and_which_labels_have_a_text(width: int)
     found = parse_label_set(pack_label_set(replace(LEARNT, **given), embeddings), ".npz", "pets")
     assert (found.given, found.encoder) == (given.get("given", ()), LEARNT.encoder)
     assert found.digest == replace(LEARNT, **given).digest
-    assert {name: each.to_bytes() for name, each in found.examples.items()} == {
-        name: each.to_bytes() for name, each in EXAMPLES.items()
-    }
+    assert list_contents(found.lessons) == list_contents(EXAMPLES)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_description_is_the_answer_of_the_service_for_sets_of_all_kinds() -> Non
     labels = [Label(name="cat", category="animal"), Label(name="mug")]
     head = TrainedHead(kind="gap", num_labels=2, activation="sigmoid", calibration=PAIR)
     own = replace(DEFINITION, calibration=Calibration(scale=2.0, shift=0.5))
-    other_model = replace(open_set(), unused_examples=frozenset({"yak"}))
+    other_model = replace(open_set(), unused_lessons=frozenset({"yak"}))
     ranked = replace(open_set(), ranked=True)
     sets = (make_trained_set(labels, head), open_set(own), other_model, ranked)
     answers = [LabelSetAnswer.model_validate_json(each.content) for each in sets]
@@ -63,7 +63,7 @@ def test_trained_labels_keep_their_thresholds() -> None:
     labels = make_trained_set([Label(name="a", threshold=0.0), Label(name="b")], PLAIN_HEAD)
     assert labels.thresholds.tolist() == [0.0, FALLBACK_THRESHOLD]
     assert labels.calibrated.tolist() == [True, False]
-    assert (labels.source, labels.queries, labels.digest) == ("trained", None, None)
+    assert (labels.source.name, labels.queries, labels.digest) == ("trained", None, None)
     assert labels.calibration is None
     assert labels.positions == {"a": 0, "b": 1}
     assert labels.read_only

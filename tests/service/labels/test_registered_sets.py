@@ -18,10 +18,10 @@ from service.engine.heads import Embeddings
 from service.labels.builder import LabelSetBuilder
 from service.labels.definition import Definition, LabelRow
 from service.labels.encoders import LabelEncoders
-from service.labels.examples import Example, Examples
 from service.labels.files import pack_label_set, parse_label_set
 from service.labels.label_set import LabelSet
 from service.labels.registered_sets import LearntLabel, RegisteredSets
+from service.labels.sources.examples import Example, Examples
 from service.labels.store.database import open_database
 from service.labels.store.store import ABSENT, LabelStore
 from service.pipeline.loading import open_encoders
@@ -501,12 +501,12 @@ async def test_calibration_and_thresholds_are_set_apart(
 async def learn(
     sets: RegisteredSets, label: str, positive: int = 2, seed: int = 0, **options: Any
 ) -> LearntLabel:
-    prepared = await sets.prepare_label("pets", label)
+    prepared = await sets.prepare_labels("pets", [label])
     return await sets.learn("pets", label, prepared, make_examples(positive, seed), (), **options)
 
 
 def count_examples(labels: LabelSet) -> dict[str, int]:
-    return {name: examples.count for name, examples in labels.examples.items()}
+    return {name: some["examples"].count for name, some in labels.lessons.items()}
 
 
 async def test_label_of_a_set_that_another_process_deleted_is_learnt_with_its_text(
@@ -514,8 +514,8 @@ async def test_label_of_a_set_that_another_process_deleted_is_learnt_with_its_te
 ) -> None:
     await learn(sets, "cat")
     store.delete("pets")
-    assert (await learn(sets, "cat")).labels.source == "zero_shot"
-    prepared = await sets.prepare_label("pets", "cat")
+    assert (await learn(sets, "cat")).labels.source.name == "zero_shot"
+    prepared = await sets.prepare_labels("pets", ["cat"])
     store.delete("pets")
     with pytest.raises(errors.LabelSetChanged):
         await sets.learn("pets", "cat", prepared, make_examples(1), ())
@@ -552,7 +552,7 @@ async def test_follower_loads_examples_alone_and_projects_new_labels_only(
         assert (grown.version, grown.own_calibration) == (tuned.version, own_scale)
         assert grown.thresholds.tolist() == tuned.thresholds.tolist()
         assert grown.learnt.positions.tolist() == [1, 2]
-        assert grown.learnt.examples[0] is after.learnt.examples[0], "read again"
+        assert grown.lessons["dog"]["examples"] is after.lessons["dog"]["examples"], "read again"
         np.testing.assert_array_equal(grown.queries, last.labels.queries)
         await sets.delete_examples("pets", "dog")
         await follower.refresh()
@@ -585,14 +585,14 @@ async def test_examples_of_another_encoder_are_unused_and_deleted_too(
     other = RegisteredSets(FlakyStore(str(path)), builder, 60.0, ())
     await other.start()
     pets = other.by_name["pets"]
-    assert (pets.learnt, pets.unused_examples) == (None, {"cat"})
-    assert "examples of 1 label(s) are not used" in caplog.text
-    assert (await learn(other, "cat", 3)).labels.unused_examples == set()
+    assert (pets.learnt, pets.unused_lessons) == (None, {"cat"})
+    assert "what 1 label(s) have learnt is not used" in caplog.text
+    assert (await learn(other, "cat", 3)).labels.unused_lessons == set()
     await sets.refresh()
     assert count_examples(sets.by_name["pets"]) == {"cat": 2}
-    assert (await other.delete_examples("pets", "cat")).examples == {}
+    assert (await other.delete_examples("pets", "cat")).lessons == {}
     await sets.refresh()
-    assert sets.by_name["pets"].examples == {}
+    assert sets.by_name["pets"].lessons == {}
     await other.stop()
 
 
@@ -604,7 +604,7 @@ async def test_damaged_examples_leave_the_set_and_the_labels_text(
     run_sql(path, "UPDATE learnt_labels SET lesson = x'00' WHERE label = 'cat'")
     async with start(FlakyStore(str(path))) as follower:
         pets = follower.by_name["pets"]
-        assert (count_examples(pets), pets.unused_examples) == ({"dog": 2}, {"cat"})
+        assert (count_examples(pets), pets.unused_lessons) == ({"dog": 2}, {"cat"})
         assert "examples of a label are damaged" in caplog.text
         with pytest.raises(errors.InvalidLabelSet, match="damaged"):
             await learn(follower, "cat")
@@ -619,11 +619,11 @@ async def test_set_without_texts_learns_and_is_written_if_all_labels_have_learnt
     await sets.start()
     learnt = [await learn(sets, label, seed=i) for i, label in enumerate(("cat", "dog"))]
     pets = learnt[-1].labels
-    assert (pets.source, pets.queries, pets.activation) == ("examples", None, "sigmoid")
+    assert (pets.source.name, pets.queries, pets.activation) == ("examples", None, "sigmoid")
     assert pets.thresholds.tolist() == [0.5, 0.5]
     tuned = Definition("pets", ("dog", "cat"), (None,) * 2, (0.2, None))
     written, _ = await sets.register(tuned, replace=True)
-    assert (written.thresholds.tolist(), [*written.examples]) == ([0.2, 0.5], ["dog", "cat"])
+    assert (written.thresholds.tolist(), [*written.lessons]) == ([0.2, 0.5], ["dog", "cat"])
     assert (await sets.calibrate("pets", {"cat": 0.7})).thresholds.tolist() == [0.2, 0.7]
     with pytest.raises(errors.NoOpenHead):
         await sets.register(define("pets", "dog", "yak"), replace=True)
@@ -631,7 +631,7 @@ async def test_set_without_texts_learns_and_is_written_if_all_labels_have_learnt
     with pytest.raises(errors.NoOpenHead):
         await sets.add(define("pets", "yak"))
     bare = await sets.delete_examples("pets", "dog")
-    assert (bare.names, [*bare.examples]) == (("dog", "cat"), ["cat"])
+    assert (bare.names, [*bare.lessons]) == (("dog", "cat"), ["cat"])
     await sets.stop()
 
 
@@ -694,7 +694,9 @@ async def test_exported_set_is_imported_with_its_examples(
         again, _ = await others.register(found, replace=True)
         assert count_examples(again) == {"cat": 2}
         examples = Examples.empty(3).add([Example(b"x" * 32, np.ones(3, np.float32))])
-        wrong = define("wide", "cat", examples={"cat": examples}, encoder=PHOTOS.encoder)
+        wrong = define(
+            "wide", "cat", lessons={"cat": {"examples": examples}}, encoder=PHOTOS.encoder
+        )
         with pytest.raises(errors.InvalidLabelSet, match="another width"):
             await others.register(wrong)
         assert "wide" not in others.by_name

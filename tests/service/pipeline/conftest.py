@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from service.bundle.reader import Bundle
-from service.labels.examples import Example, Examples
-from service.labels.label_set import LabelSet, LearntLabels
+from service.labels.label_set import LabelSet
+from service.labels.sources.examples import Example, Examples
+from service.labels.sources.learnt import LearntLabels
+from service.labels.sources.source import Taught
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.settings import Settings
 from service.stages import Stage
@@ -40,8 +42,10 @@ def make_learnt(labels: LabelSet, *names: str, shift: float = 0.0) -> LabelSet:
     positions = np.array(sorted(labels.positions[name] for name in names), np.intp)
     vectors = np.random.default_rng(5).normal(size=(len(names), WIDTH)).astype(np.float32)
     examples = [Examples.empty(WIDTH).add([Example(b"1" * 32, vector)]) for vector in vectors]
-    found = np.full(len(names), shift), tuple(examples), np.full(len(names), 3.0)
-    return replace(labels, learnt=LearntLabels(positions, vectors, *found))
+    lessons = tuple({"examples": each} for each in examples)
+    taught = tuple({"examples": Taught(vector, shift, {})} for vector in vectors)
+    shifts = np.full(len(names), shift)
+    return replace(labels, learnt=LearntLabels(positions, lessons, taught, vectors, shifts))
 
 
 class Recorder:

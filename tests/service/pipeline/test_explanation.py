@@ -17,6 +17,7 @@ from service.bundle.reader import Bundle
 from service.engine.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed, NoMaps
 from service.labels.label_set import LabelSet, make_trained_set
+from service.labels.sources.untold import Untold
 from service.pipeline.explanation import Explainer, draw_overlay, find_grid, find_seen_part
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
@@ -126,7 +127,7 @@ def test_map_of_a_learnt_label_has_the_tokens_parts_of_its_score(
 ) -> None:
     images, learnt, side = random_images(3, 1), make_learnt(OPEN, "cat"), SIDE // PATCH
     (plain,) = explain(engine, explainer, images, sets=(OPEN,))
-    bare = replace(learnt, queries=None)
+    bare = replace(learnt, source=Untold(len(learnt.names)))
     for labels, drawing in ((learnt, explainer), (bare, Explainer(tiny_bundle))):
         selection = select_labels([labels], ALL)
         assert drawing.covers(selection)

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from service.bundle.card import Label
-from service.engine.heads import ScreenedLogits, ScreenedQueries, SomeQueries
+from service.engine.heads import LabelVectors, ScreenedLogits, ScreenedQueries, SomeQueries
 from service.labels.label_set import LabelSet, make_trained_set
+from service.labels.sources.texts import Texts
+from service.labels.sources.untold import Untold
 from service.pipeline.scoring import ScoredLabel, score_labels
 from service.pipeline.selection import SelectedLabels, select_labels
 from service.question import Question
@@ -50,7 +52,7 @@ def make_set(kind: str, names: list[str], seed: int) -> LabelSet:
         return replace(opened, activation=activation)
     if kind in ("learnt", "examples"):
         opened = make_learnt(opened, *names[::2])
-    return replace(opened, queries=None) if kind == "examples" else opened
+    return replace(opened, source=Untold(len(opened.names))) if kind == "examples" else opened
 
 
 @st.composite
@@ -135,7 +137,7 @@ def test_screen_keeps_what_answers_and_their_flags_need(
     full = make_set(kind, names, seed)
     if kind == "learnt":
         full = replace(full, learnt=make_learnt(full, *names[::100]).learnt)
-    sets = [replace(full, keys={})]
+    sets = [replace(full, source=Texts(LabelVectors(full.queries, {})))]
     asked = {"threshold": threshold, "exclude": names[: seed % 50]}
     assert isinstance(select_labels(sets, Question(**asked)).heads[0], ScreenedQueries)
     for question in (asked, asked | limit):

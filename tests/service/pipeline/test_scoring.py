@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from service.bundle.card import FALLBACK_THRESHOLD, Activation, Label, TrainedHead
 from service.engine.heads import ScreenedLogits
 from service.labels.label_set import LabelSet, make_trained_set
+from service.labels.sources.untold import Untold
 from service.pipeline.scoring import ScoredLabel, compute_scores, score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
@@ -248,7 +249,7 @@ def test_learnt_label_adds_its_score_to_the_calibrated_logit(
 
 
 def test_label_without_text_and_examples_has_the_score_0() -> None:
-    labels = make_learnt(replace(random_label_set(0, ["x", "y"]), queries=None), "y", shift=9.0)
+    labels = make_learnt(replace(random_label_set(0, ["x", "y"]), source=Untold(2)), "y", shift=9.0)
     for each, found in ((labels, {"y"}), (replace(labels, learnt=None), set())):
         selection = select_labels([each], Question(top_k=2))
         scored = score_labels([np.zeros(2, np.float32)], selection, EMBEDDING)

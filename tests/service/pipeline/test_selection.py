@@ -12,6 +12,7 @@ from service.engine.engine import Engine, open_engine
 from service.engine.heads import TRAINED_HEAD, SomeQueries, ZeroHead
 from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import LabelSet, make_trained_set
+from service.labels.sources.untold import Untold
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
@@ -108,10 +109,10 @@ def test_set_without_texts_runs_no_head_and_learnt_labels_need_the_embedding() -
         ([texts], Question(embedding=True), True),
         ([texts, learnt], Question(), True),
         ([texts, learnt], Question(include=["yak"]), False),
-        ([replace(texts, queries=None)], Question(), True),
+        ([replace(texts, source=Untold(1))], Question(), True),
     ):
         assert select_labels(sets, question).embeds == embeds
-    assert select_labels([replace(learnt, queries=None)], Question()).heads == (ZeroHead(1),)
+    assert select_labels([replace(learnt, source=Untold(1))], Question()).heads == (ZeroHead(1),)
 
 
 def test_set_shares_its_queries_if_at_least_half_is_chosen() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace as replace_fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from service import errors
 from service.bundle.card import Calibration
 from service.labels.definition import Definition
-from service.labels.examples import Examples
+from service.labels.sources.examples import Examples, add_examples
 from service.labels.store.database import open_database
 from service.labels.store.store import PRESENT, LabelStore, Limits, WriteResult
 from tests.support.label_store import define, make_examples, run_sql
@@ -247,7 +248,7 @@ def test_writers_at_the_same_time_each_get_a_version_of_their_own(location: str)
 def test_full_disk_raises_store_full_and_changes_nothing(file_store: LabelStore) -> None:
     learn(file_store, "cat")
     before, photos = find_versions(file_store), (make_examples(1, width=100_000), ())
-    wide = {"photos": photos, "encoder": "f"}
+    wide = {"photos": photos, "key": "f"}
     large = define("large", "x"), np.ones((1, 100_000), np.float32)
     run_in_database(file_store, "PRAGMA max_page_count = 1")  # at least the present size
     for write in (
@@ -323,14 +324,15 @@ def test_file_that_was_removed_takes_no_more_writes(path: Path, file_store: Labe
 def learn(
     store: LabelStore, label: str, seed: int = 0, photos: Any = None, **options: Any
 ) -> tuple[int, bool]:
-    usual = {"encoder": "e", "embedding": None, "replace": False, "if_version": None}
-    photos = photos or (make_examples(2, seed), ())
-    learnt = store.learn("pets", label, *photos, **{**usual, **options})
+    usual = {"key": "e", "embedding": None, "replace": False, "if_version": None}
+    positive, negative = photos or (make_examples(2, seed), ())
+    change = partial(add_examples, positive=positive, negative=negative)
+    learnt = store.learn("pets", label, change=change, **{**usual, **options})
     return learnt.added, learnt.created
 
 
 def read_counts(store: LabelStore) -> dict[str, int]:
-    rows = store.read_examples("pets", "e")
+    rows = store.read_lessons("pets", ["e"])
     return {row.label: Examples.from_bytes(row.content).count for row in rows if row.content}
 
 
@@ -349,11 +351,11 @@ def test_examples_raise_the_version_of_its_set_and_leave_its_row(store: LabelSto
     with pytest.raises(errors.InvalidLabelSet, match="other kind"):
         learn(store, "cat", photos=((), make_examples(2)))
     assert read_counts(store) == {"cat": 4}
-    newer = store.read_examples("pets", "e", first + 2)
+    newer = store.read_lessons("pets", ["e"], first + 2)
     assert [(row.label, row.content) for row in newer] == [("cat", None)]
     with pytest.raises(errors.LabelSetChanged):
-        store.delete_examples("pets", "cat", if_version=first)
-    store.delete_examples("pets", "cat")
+        store.delete_lessons("pets", "cat", if_version=first)
+    store.delete_lessons("pets", "cat")
     assert (read_counts(store), find_versions(store)) == ({}, {"pets": first + 3})
 
 
@@ -361,7 +363,7 @@ def test_examples_raise_the_version_of_its_set_and_leave_its_row(store: LabelSto
 @pytest.mark.parametrize(
     "delete",
     [
-        lambda store: store.delete_examples("pets", "cat"),
+        lambda store: store.delete_lessons("pets", "cat"),
         lambda store: store.delete("pets"),
         lambda store: put(store, "pets", "dog"),
         lambda store: learn(store, "cat", seed=1, replace=True),
@@ -372,7 +374,7 @@ def test_deleted_examples_are_not_in_the_file(
 ) -> None:
     put(file_store, "pets", "cat")
     learn(file_store, "cat")
-    (row,) = file_store.read_examples("pets", "e")
+    (row,) = file_store.read_lessons("pets", ["e"])
     content = row.content[40:100]
 
     def is_there() -> bool:
@@ -410,16 +412,16 @@ def test_set_of_another_space_keeps_its_examples_and_a_new_set_has_none(
     with closing(open_store(str(path), space="b" * 64)) as other:
         put(other, "pets", "cat", "dog")
         for label in ("cat", "dog"):
-            learn(other, label, encoder="f")
+            learn(other, label, key="f")
         put(file_store, "pets", "cat", "yak")
         for label in ("cat", "yak"):
             learn(file_store, label)
-        assert {row.label for row in other.read_examples("pets", "f")} == {"cat", "dog", "yak"}
+        assert {row.label for row in other.read_lessons("pets", ["f"])} == {"cat", "dog", "yak"}
         put(file_store, "pets", "yak")  # `cat` is deleted, `dog` was never here
-        assert {row.label for row in other.read_examples("pets", "f")} == {"dog", "yak"}
+        assert {row.label for row in other.read_lessons("pets", ["f"])} == {"dog", "yak"}
     run_sql(path, "DELETE FROM label_sets")  # by a service that knows no examples
     put(file_store, "pets", "cat")
-    assert file_store.read_examples("pets", "e") == ()
+    assert file_store.read_lessons("pets", ["e"]) == ()
 
 
 def test_old_store_whose_user_may_not_create_tables_takes_sets_and_no_examples(
@@ -442,7 +444,7 @@ def test_old_store_whose_user_may_not_create_tables_takes_sets_and_no_examples(
             guest.delete("plants")
             for refused in (
                 lambda: guest.check_room("pets", 3),
-                lambda: guest.delete_examples("pets", "cat"),
+                lambda: guest.delete_lessons("pets", "cat"),
             ):
                 with pytest.raises(errors.StoreReadOnly, match="no table learnt_labels"):
                     refused()
@@ -464,7 +466,7 @@ def test_store_without_examples_are_read_and_gets_the_table_if_it_is_writable(
     with closing(open_store(str(path))) as store:
         assert find_versions(store) == {"pets": version}
         assert store.read("pets") is not None
-        assert store.read_examples("pets", "e") == ()
+        assert store.read_lessons("pets", ["e"]) == ()
         if is_writable:
             put(store, "pets", "dog")
         else:

@@ -1,4 +1,4 @@
-"""What a label learns from photos: sums of their embeddings, and the score that follows.
+"""What a label learns from single photos: sums of their embeddings, and the score that follows.
 
 With f the photo's embedding, x the whitened f, w the mean x of the examples and z = w . x in
 deviations from other photos, the logit is
@@ -12,15 +12,17 @@ depends on d gains nothing.
 """
 
 import struct
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.errors import InvalidLabelSet
+from service.labels.sources.source import Taught
 from service.labels.whitening import Vector, Whitening
 
 _WEIGHT, _CENTRE = 0.1, 5.0
@@ -108,10 +110,12 @@ class ExampleSums:
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """All that a label has learnt from photos."""
+    """All that a label has learnt from single photos."""
 
     positive: ExampleSums
     negative: ExampleSums
+
+    kind: ClassVar[str] = "examples"
 
     @classmethod
     def empty(cls, width: int) -> Self:
@@ -159,8 +163,10 @@ class Examples:
                     )
         return Examples(self.positive.add(positive), self.negative.add(negative))
 
-    def direct(self, whitening: Whitening, *, has_text: bool) -> tuple[Vector, float, float]:
-        """Returns v [D], b (v . f + b is added to the label's logit) and the separation."""
+    def teach(self, whitening: Whitening, *, has_text: bool) -> Taught:
+        """Returns the effect of the photos; raises `InvalidLabelSet` for another width."""
+        if len(self.positive.total) != whitening.width:
+            raise InvalidLabelSet("The examples of a label are of another width than the model's")
         vector = np.zeros(whitening.width, np.float32)
         shift, separation = 0.0, self.positive.separate(whitening)
         if self.positive.count:
@@ -174,7 +180,20 @@ class Examples:
             direction, offset = whitening.project(self.negative.mean)
             vector -= np.float32(weight) * direction
             shift -= weight * offset
-        return vector, shift if has_text else shift + _BARE_LOGIT, separation
+        shift = shift if has_text else shift + _BARE_LOGIT
+        is_drawn = self.positive.count > 0
+        return Taught(vector, shift, self._describe(separation), is_drawn)
+
+    def _describe(self, separation: float) -> dict[str, Any]:
+        counts = {"positive": self.positive.count, "negative": self.negative.count}
+        if self.positive.count < 2:
+            which = "one photo" if self.positive.count else "negative photos only"
+            meaning = f"unknown with {which}"
+        else:
+            how = ("not", "weakly", "fairly well", "clearly")[bisect((1, 3, 5), separation)]
+            meaning = f"{how} told apart on these photos"
+        told_apart = {"value": separation, "meaning": meaning}
+        return {**counts, "separation": told_apart, "this_model": True}
 
     def to_bytes(self) -> bytes:
         """Returns the examples as the label store and files have them."""
@@ -184,6 +203,19 @@ class Examples:
         totals = [sums.total.astype("<f4") for sums in kinds]
         marks = [array for sums in kinds for array in (sums.digests, sums.sketches)]
         return b"".join((header, *(array.tobytes() for array in (*totals, *marks))))
+
+
+def add_examples(
+    content: bytes | None, positive: Sequence[Example], negative: Sequence[Example]
+) -> tuple[bytes, int]:
+    """Returns examples as the store has them with more photos, at least one; and how many are new.
+
+    Raises `InvalidLabelSet` as `Examples.add`, or if the `content` so far is damaged.
+    """
+    width = len((*positive, *negative)[0].embedding)
+    earlier = Examples.from_bytes(content) if content else Examples.empty(width)
+    examples = earlier.add(positive, negative)
+    return examples.to_bytes(), examples.count - earlier.count
 
 
 @cache

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from service.errors import InvalidLabelSet
-from service.labels.examples import Example, Examples
+from service.labels.sources.examples import Example, Examples
 from service.labels.whitening import Whitening
 from tests.support.label_store import make_examples, make_photos
 
@@ -30,11 +30,10 @@ def learn(*portions: Sequence[Example]) -> Examples:
 def assert_equal(examples: Examples, other: Examples, whitening: Whitening) -> None:
     assert examples.count == other.count
     for has_text in (True, False):
-        (vector, *numbers), (expected, *right) = (
-            each.direct(whitening, has_text=has_text) for each in (examples, other)
-        )
-        np.testing.assert_allclose(vector, expected, atol=1e-4 * np.abs(expected).max())
-        assert numbers == pytest.approx(right, rel=1e-4)
+        one, two = (each.teach(whitening, has_text=has_text) for each in (examples, other))
+        np.testing.assert_allclose(one.vector, two.vector, atol=1e-4 * np.abs(two.vector).max())
+        numbers = [(x.shift, x.described["separation"]["value"]) for x in (one, two)]
+        assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_positives_raise_the_score_of_similar_photos_and_negatives_lower_it(
     whitening: Whitening, has_text: bool
 ) -> None:
     vectors = [
-        learn(*positive).add(negative=negative).direct(whitening, has_text=has_text)[0]
+        learn(*positive).add(negative=negative).teach(whitening, has_text=has_text).vector
         for positive, negative in (([PHOTOS], ()), ([PHOTOS], OTHERS), ((), OTHERS))
     ]
     alike, other = (whitening.project(each[0].embedding)[0] for each in (PHOTOS, OTHERS))

@@ -1,0 +1,110 @@
+"""What a label learns from an archive's tags: a direction, and scale and shift of its text's logit.
+
+They are computed for all labels at once, by `ridge`. The score is a probability for that archive.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Self
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from service.bundle.card import Record
+from service.errors import InvalidLabelSet
+from service.fields import Purpose, ThresholdName
+from service.labels.sources.source import Measured, Taught
+from service.labels.whitening import Vector, Whitening
+
+_HEADER = struct.Struct("<4sI")
+_MAGIC = b"FT1\0"
+_DAMAGED = "What a label has learnt from tags is damaged: learn them again"
+_MOST_VALUE = 1e6
+
+_Count = Annotated[int, Field(ge=0)]
+_Share = Annotated[float, Field(ge=0.0, le=1.0)]
+_Number = Annotated[float, Field(ge=-_MOST_VALUE, le=_MOST_VALUE)]
+
+
+class FitPoint(Record):
+    """A threshold; precision and recall are null if the label's photos did not choose it."""
+
+    threshold: _Share
+    precision: _Share | None = None
+    recall: _Share | None = None
+
+    def measure(self) -> Measured:
+        """Returns the threshold, and whether the label's photos chose it."""
+        return Measured(self.threshold, self.precision is not None)
+
+
+class FitCounts(Record):
+    """Photos that a label was fitted to, and average precisions on others (folds)."""
+
+    photos: _Count = Field(description="That have a tag of any kind, or were corrected.")
+    positive: _Count = Field(description="With the tag.")
+    negative: _Count = Field(description="From which the user deleted it.")
+    text_precision: _Share | None = Field(description="Average precision of the text alone.")
+    learnt_precision: _Share = Field(description="Average precision of the fit.")
+
+
+class FitFigures(FitCounts):
+    """The numbers of a fit; precision and recall are of photos that were not fitted (folds)."""
+
+    scale: _Number  # of the text's logit
+    shift: _Number
+    points: dict[ThresholdName, FitPoint]  # at least `calibrated`
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """The logit is scale * text + shift + vector . f, with f the photo's embedding."""
+
+    vector: Vector  # [D]
+    figures: FitFigures
+
+    kind: ClassVar[str] = "fit"
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        """Reads what `to_bytes` returned. Raises `InvalidLabelSet` if it is damaged."""
+        try:
+            magic, size = _HEADER.unpack_from(content)
+            end = _HEADER.size + size
+            figures = FitFigures.model_validate_json(content[_HEADER.size : end])
+            vector = np.frombuffer(content, "<f4", offset=end).astype(np.float32)
+        except (struct.error, ValueError, ValidationError) as error:
+            raise InvalidLabelSet(_DAMAGED) from error
+        is_usual = magic == _MAGIC and len(vector) and "calibrated" in figures.points
+        if not (is_usual and (np.abs(vector) < _MOST_VALUE).all()):
+            raise InvalidLabelSet(_DAMAGED)
+        return cls(vector, figures)
+
+    def to_bytes(self) -> bytes:
+        """Returns the fit as the label store and files have it."""
+        figures = self.figures.model_dump_json().encode()
+        return _HEADER.pack(_MAGIC, len(figures)) + figures + self.vector.astype("<f4").tobytes()
+
+    def teach(self, whitening: Whitening, *, has_text: bool) -> Taught:  # noqa: ARG002
+        """Returns the effect of the fit; raises `InvalidLabelSet` for another width."""
+        if len(self.vector) != whitening.width:
+            raise InvalidLabelSet("A label learnt embeddings of another width than the model's")
+        figures = self.figures
+        points: dict[Purpose, Measured] = {
+            word: point.measure() for word, point in figures.points.items() if word != "calibrated"
+        }
+        threshold = figures.points["calibrated"].measure()
+        pair = figures.scale, figures.shift
+        return Taught(
+            *(self.vector, 0.0, self._describe()), pair=pair, threshold=threshold, by_purpose=points
+        )
+
+    def _describe(self) -> dict[str, Any]:
+        points = self.figures.points
+        precise, usual = points.get("precise"), points["calibrated"]
+        return {
+            **self.figures.model_dump(exclude={"scale", "shift", "points"}),
+            **usual.model_dump(exclude={"threshold"}),
+            "precise": precise.model_dump() if precise and precise.measure().is_own else None,
+            "this_model": True,
+        }

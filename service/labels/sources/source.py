@@ -1,0 +1,91 @@
+"""What is asked of each way to know a label.
+
+A *source* knows all labels of a set: by the trained head's columns, by texts, or not at all. A
+*lesson* is what one label has learnt from photos besides; the table of lessons is in `learnt`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.engine.heads import Head, LabelVectors
+from service.fields import Purpose
+from service.labels.whitening import Vector, Whitening
+
+if TYPE_CHECKING:  # it imports ONNX Runtime
+    from service.engine.session_set import MapGraphs
+
+Maps = NDArray[np.float32]
+
+
+class Source(Protocol):
+    """How the labels of a set are known, before they learn from photos."""
+
+    name: ClassVar[str]
+    """In answers."""
+    measured_on: ClassVar[str]
+    """Options of `export` that measure its thresholds by purpose."""
+    untaught_logit: ClassVar[float]
+    """Added to the logits of labels without a lesson: 0, or minus infinity."""
+
+    @property
+    def vectors(self) -> LabelVectors | None:
+        """Queries and keys of its labels for the open head, if it takes them."""
+
+    def choose_head(self, chosen: NDArray[np.intp] | None) -> Head:
+        """Returns what the engine runs for the chosen labels, None for all of the set."""
+
+    def needs_tokens(self, *, two_towers: bool) -> bool:
+        """Returns whether its logits need all tokens of a photo, not just its embedding."""
+
+    def can_draw(self, graphs: "MapGraphs") -> bool:
+        """Returns whether its labels have maps."""
+
+    def draw(
+        self, graphs: "MapGraphs", memory: NDArray[np.float32], rows: NDArray[np.intp]
+    ) -> Maps | None:
+        """Returns maps [R, rows, columns] of some labels; None if lessons alone have them."""
+
+
+class Measured(NamedTuple):
+    """A label's threshold, 0..1, and whether photos with the label chose it."""
+
+    threshold: float
+    is_own: bool
+
+
+@dataclass(frozen=True)
+class Taught:
+    """What a lesson does to its label: `v . f + b` is added to the logit."""
+
+    vector: Vector  # v, [D]
+    shift: float  # b
+    described: Mapping[str, Any]  # as JSON values
+    is_drawn: bool = True  # whether the tokens' parts of v . f show where the label is
+    # Scale and shift of the text's logit as the open head gives it, instead of its calibration.
+    pair: tuple[float, float] | None = None
+    threshold: Measured | None = None  # for a label without its own
+    by_purpose: Mapping[Purpose, Measured] = field(default_factory=dict)
+
+
+class Lesson(Protocol):
+    """What a label has learnt from photos with one encoder."""
+
+    kind: ClassVar[str]
+    """In answers, files and the label store."""
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        """Reads what `to_bytes` returned. Raises `InvalidLabelSet` if it is damaged."""
+
+    def to_bytes(self) -> bytes:
+        """Returns the lesson as the label store and files have it."""
+
+    def teach(self, whitening: Whitening, *, has_text: bool) -> Taught:
+        """Returns its effect on a label, which has a logit already if `has_text`.
+
+        Raises `InvalidLabelSet` if it is of another width than the model's embeddings.
+        """
