@@ -1,4 +1,10 @@
-"""Tags of photos: keywords in their files and XMP sidecars; needs lxml, knows no model."""
+"""Tags of photos: in their files, XMP sidecars (which need lxml) and tables; knows no model."""
+
+import re
 
 ROOT = "ml-decoder"
 """Default root of own tags; those of versions without the memory are known by it."""
+SEPARATOR = re.compile("[/|]")
+"""Of levels; in a name that is written it becomes `-`."""
+Tag = tuple[str, ...]
+"""A tag as its levels: `("animals", "cat")`; in a flat field one level."""

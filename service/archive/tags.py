@@ -4,12 +4,11 @@ Own tags are known by the memory in the sidecar, not by their root. A field that
 user gets a copy of those in the other fields: programs read the first field that has tags.
 """
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from service.archive import ROOT
-from service.archive.xmp import FIELDS, OTHER_FIELDS, SUBJECT, Field, Packet, Tag
+from service.archive import ROOT, SEPARATOR, Tag
+from service.archive.xmp import FIELDS, OTHER_FIELDS, SUBJECT, Field, Packet
 from service.bundle.card import fold_name
 
 _WRITTEN = Field("mld:written", "/")
@@ -17,7 +16,6 @@ _COPIED = Field("mld:copied", "\0")  # `digiKam:TagsList=`, `digiKam:TagsList=tr
 _REJECTED = Field("mld:rejected", "\0")
 _EMBEDDED = Field("mld:embedded", "/")
 _OF_PHOTO = ("photo",)  # among the copies
-_SEPARATOR = re.compile("[/|]")  # of the fields
 
 Tags = dict[Field, tuple[Tag, ...] | None]
 """Tags by field; None: there is no such field."""
@@ -114,34 +112,19 @@ def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[s
     Separators in wanted tags become `-`. Wanted tags that the user has too, as a tag, a level or
     a part of a level, or that are rejected, are left out.
     """
-    wanted = [tuple(_SEPARATOR.sub("-", level).strip() for level in tag) for tag in wanted]
-    # The user's tags: of the sidecar, and of the photo in the fields that it does not replace.
-    made = [field for field, tags in state.tags.items() if not tags or field in state.copies]
-    roots = {tag[:-1] for tag in (*state.written, *wanted)} - {()} | {(ROOT,)}
-    known = {*state.written, *state.embedded}
-    users = _find_users(state)
-    embedded = [
-        tag for tag in dict.fromkeys(_list_trees(photo)) if tag in known or tag[:-1] in roots
-    ]
-    in_photo = _find_in_photo(photo, embedded, rejected)
-    theirs = {field: in_photo[field] for field in made}
-    if not any((*users.values(), *theirs.values())) and None in map(state.tags.get, FIELDS):
-        # A program dropped the field that the copies are of: they are all that is left.
-        users = _find_users(replace(state, copies={}))
-    trees = [*_list_trees(users), *_list_trees(theirs)]
-    flat = [*users[SUBJECT], *theirs.get(SUBJECT, ())]
+    wanted = [tuple(SEPARATOR.sub("-", level).strip() for level in tag) for tag in wanted]
+    owners = _find_owners(state, photo, wanted, rejected)
+    users, in_photo, embedded = owners.users, owners.in_photo, owners.embedded
+    flat = owners.flat
 
     # The other fields' separators split a level, so that both forms are tags of the user.
-    texts = [text for tag in (*trees, *flat) for text in (*tag, "/".join(tag))]
-    names = [n for text in texts for n in (_SEPARATOR.sub("-", text), *_SEPARATOR.split(text))]
+    texts = [text for tag in (*owners.trees, *flat) for text in (*tag, "/".join(tag))]
+    names = [n for text in texts for n in (SEPARATOR.sub("-", text), *SEPARATOR.split(text))]
     taken = {*map(fold_name, (*names, *rejected))}
     own = {fold_name(tag[-1]): tag for tag in wanted if fold_name(tag[-1]) not in taken}.values()
 
-    # Programs write each level of a tree as a flat tag, too (darktable, Lightroom).
-    levels = _fold_levels([*trees, *roots])
-    alone = [tag for tag in flat if fold_name(tag[0]) not in levels]
-    sources: dict[Field, Sequence[Tag]] = dict.fromkeys(FIELDS, trees + alone)
-    sources[SUBJECT] = [tag[-1:] for tag in trees] + flat
+    sources: dict[Field, Sequence[Tag]] = dict.fromkeys(FIELDS, owners.join())
+    sources[SUBJECT] = [tag[-1:] for tag in owners.trees] + flat
     lost = _find_lost(state)
     is_needed = bool(own or rejected or any(lost.values()))
     if not is_needed:  # the memory
@@ -152,7 +135,7 @@ def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[s
         new = [tag[-1:] if field is SUBJECT else tag for tag in own]
         if field in OTHER_FIELDS:
             new = [tag for tag in new if tag in (tags or ())]  # digiKam has added them
-        elif field in made:
+        elif field in owners.made:
             copied, deleted = _copy(sources[field], users[field], lost.get(field, ()), field)
             if own or tags is not None:
                 new = [*copied, *new]
@@ -164,6 +147,24 @@ def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[s
     noted = {*embedded, *own}
     seen = (tag for tag in dict.fromkeys(_list_trees(photo)) if tag in noted)
     return State(merged, tuple(own), copies, tuple(rejected), of_photo, tuple(seen) * is_needed)
+
+
+def list_users(state: State, photo: Tags, rejected: Sequence[str]) -> list[Tag]:
+    """Returns the user's tags of sidecar and photo, less copies that the user deleted in a field.
+
+    A tag of several fields may be there as often, and in several spellings.
+    """
+    lost = {
+        field: {_fold(tag) for tag in tags} for field, tags in _find_lost(state).items() if tags
+    }
+    return [
+        tag
+        for tag in _find_owners(state, photo, (), rejected).join()
+        if not any(
+            _fold(_fit(tag[-1:] if field is SUBJECT else tag, field)) in gone
+            for field, gone in lost.items()
+        )
+    ]
 
 
 def forget_lost(state: State) -> State:
@@ -193,13 +194,58 @@ def _copy(
 ) -> tuple[list[Tag], list[Tag]]:
     """Returns the tags to copy to a field, and those of them that the user has deleted there."""
     fitted: dict[Tag, Tag] = {}
-    for tag in sources:  # a level may have the separator of this field
-        levels = tuple(field.separator.join(tag).split(field.separator))
+    for tag in sources:
+        levels = _fit(tag, field)
         fitted.setdefault(_fold(levels), levels)
     deleted = [tag for tag in lost if _fold(tag) in fitted]
     for tag in (*users, *deleted):
         fitted.pop(_fold(tag), None)
     return [*fitted.values()], deleted
+
+
+@dataclass(frozen=True)
+class _Owners:
+    """The tags of sidecar and photo, by their owner."""
+
+    users: dict[Field, list[Tag]]  # in the sidecar
+    in_photo: dict[Field, list[Tag]]  # the user's in the photo
+    made: list[Field]  # those in which the sidecar does not replace the photo's tags
+    embedded: list[Tag]  # own ones in the photo
+    roots: set[Tag]  # of own tags
+
+    @property
+    def trees(self) -> list[Tag]:
+        """The user's tags of all fields but the flat one."""
+        theirs = {field: self.in_photo[field] for field in self.made}
+        return [*_list_trees(self.users), *_list_trees(theirs)]
+
+    @property
+    def flat(self) -> list[Tag]:
+        return [*self.users[SUBJECT], *(self.in_photo[SUBJECT] if SUBJECT in self.made else ())]
+
+    def join(self) -> list[Tag]:
+        """Returns all tags of the user, without flat ones that are a level of others."""
+        # Programs write each level of a tree as a flat tag, too (darktable, Lightroom).
+        levels = _fold_levels([*self.trees, *self.roots])
+        return self.trees + [tag for tag in self.flat if fold_name(tag[0]) not in levels]
+
+
+def _find_owners(
+    state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[str]
+) -> _Owners:
+    made = [field for field, tags in state.tags.items() if not tags or field in state.copies]
+    roots = {tag[:-1] for tag in (*state.written, *wanted)} - {()} | {(ROOT,)}
+    known = {*state.written, *state.embedded}
+    embedded = [
+        tag for tag in dict.fromkeys(_list_trees(photo)) if tag in known or tag[:-1] in roots
+    ]
+    owners = _Owners(
+        _find_users(state), _find_in_photo(photo, embedded, rejected), made, embedded, roots
+    )
+    if not (owners.trees or owners.flat) and None in map(state.tags.get, FIELDS):
+        # A program dropped the field that the copies are of: they are all that is left.
+        return replace(owners, users=_find_users(replace(state, copies={})))
+    return owners
 
 
 def _find_users(state: State) -> dict[Field, list[Tag]]:
@@ -231,6 +277,11 @@ def _find_in_photo(
 def _list_trees(tags: Mapping[Field, Sequence[Tag] | None]) -> list[Tag]:
     """Returns the tags of all fields but the flat one."""
     return [tag for field, found in tags.items() if field is not SUBJECT for tag in found or ()]
+
+
+def _fit(tag: Tag, field: Field) -> Tag:
+    """Returns a tag as a field has it: a level may have the separator of this field."""
+    return tuple(field.separator.join(tag).split(field.separator))
 
 
 def _fold(tag: Tag) -> Tag:
