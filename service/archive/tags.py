@@ -6,6 +6,7 @@ user gets a copy of those in the other fields: programs read the first field tha
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from service.archive import ROOT, SEPARATOR, Tag
 from service.archive.xmp import FIELDS, OTHER_FIELDS, SUBJECT, Field, Packet
@@ -113,18 +114,18 @@ def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[s
     a part of a level, or that are rejected, are left out.
     """
     wanted = [tuple(SEPARATOR.sub("-", level).strip() for level in tag) for tag in wanted]
-    owners = _find_owners(state, photo, wanted, rejected)
-    users, in_photo, embedded = owners.users, owners.in_photo, owners.embedded
-    flat = owners.flat
+    users, in_photo, embedded, made, trees, flat, alone = _find_owners(
+        state, photo, wanted, rejected
+    )
 
     # The other fields' separators split a level, so that both forms are tags of the user.
-    texts = [text for tag in (*owners.trees, *flat) for text in (*tag, "/".join(tag))]
+    texts = [text for tag in (*trees, *flat) for text in (*tag, "/".join(tag))]
     names = [n for text in texts for n in (SEPARATOR.sub("-", text), *SEPARATOR.split(text))]
     taken = {*map(fold_name, (*names, *rejected))}
     own = {fold_name(tag[-1]): tag for tag in wanted if fold_name(tag[-1]) not in taken}.values()
 
-    sources: dict[Field, Sequence[Tag]] = dict.fromkeys(FIELDS, owners.join())
-    sources[SUBJECT] = [tag[-1:] for tag in owners.trees] + flat
+    sources: dict[Field, Sequence[Tag]] = dict.fromkeys(FIELDS, trees + alone)
+    sources[SUBJECT] = [tag[-1:] for tag in trees] + flat
     lost = _find_lost(state)
     is_needed = bool(own or rejected or any(lost.values()))
     if not is_needed:  # the memory
@@ -135,7 +136,7 @@ def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[s
         new = [tag[-1:] if field is SUBJECT else tag for tag in own]
         if field in OTHER_FIELDS:
             new = [tag for tag in new if tag in (tags or ())]  # digiKam has added them
-        elif field in owners.made:
+        elif field in made:
             copied, deleted = _copy(sources[field], users[field], lost.get(field, ()), field)
             if own or tags is not None:
                 new = [*copied, *new]
@@ -154,17 +155,14 @@ def list_users(state: State, photo: Tags, rejected: Sequence[str]) -> list[Tag]:
 
     A tag of several fields may be there as often, and in several spellings.
     """
-    lost = {
-        field: {_fold(tag) for tag in tags} for field, tags in _find_lost(state).items() if tags
-    }
-    return [
-        tag
-        for tag in _find_owners(state, photo, (), rejected).join()
-        if not any(
-            _fold(_fit(tag[-1:] if field is SUBJECT else tag, field)) in gone
-            for field, gone in lost.items()
-        )
-    ]
+    owners = _find_owners(state, photo, (), rejected)
+    lost = {(f, _fold(tag)) for f, tags in _find_lost(state).items() for tag in tags}
+
+    def is_lost(tag: Tag, field: Field) -> bool:
+        return (field, _fold(_fit(tag[-1:] if field is SUBJECT else tag, field))) in lost
+
+    found = owners.trees + owners.alone
+    return [tag for tag in found if not any(is_lost(tag, field) for field in FIELDS)]
 
 
 def forget_lost(state: State) -> State:
@@ -203,31 +201,14 @@ def _copy(
     return [*fitted.values()], deleted
 
 
-@dataclass(frozen=True)
-class _Owners:
-    """The tags of sidecar and photo, by their owner."""
-
-    users: dict[Field, list[Tag]]  # in the sidecar
-    in_photo: dict[Field, list[Tag]]  # the user's in the photo
-    made: list[Field]  # those in which the sidecar does not replace the photo's tags
+class _Owners(NamedTuple):
+    users: dict[Field, list[Tag]]  # the user's tags in the sidecar
+    in_photo: dict[Field, list[Tag]]  # and in the photo
     embedded: list[Tag]  # own ones in the photo
-    roots: set[Tag]  # of own tags
-
-    @property
-    def trees(self) -> list[Tag]:
-        """The user's tags of all fields but the flat one."""
-        theirs = {field: self.in_photo[field] for field in self.made}
-        return [*_list_trees(self.users), *_list_trees(theirs)]
-
-    @property
-    def flat(self) -> list[Tag]:
-        return [*self.users[SUBJECT], *(self.in_photo[SUBJECT] if SUBJECT in self.made else ())]
-
-    def join(self) -> list[Tag]:
-        """Returns all tags of the user, without flat ones that are a level of others."""
-        # Programs write each level of a tree as a flat tag, too (darktable, Lightroom).
-        levels = _fold_levels([*self.trees, *self.roots])
-        return self.trees + [tag for tag in self.flat if fold_name(tag[0]) not in levels]
+    made: list[Field]  # in which the sidecar does not replace the photo's tags
+    trees: list[Tag]  # the user's of both
+    flat: list[Tag]
+    alone: list[Tag]  # flat ones that are no level of a tree
 
 
 def _find_owners(
@@ -236,16 +217,21 @@ def _find_owners(
     made = [field for field, tags in state.tags.items() if not tags or field in state.copies]
     roots = {tag[:-1] for tag in (*state.written, *wanted)} - {()} | {(ROOT,)}
     known = {*state.written, *state.embedded}
+    users = _find_users(state)
     embedded = [
         tag for tag in dict.fromkeys(_list_trees(photo)) if tag in known or tag[:-1] in roots
     ]
-    owners = _Owners(
-        _find_users(state), _find_in_photo(photo, embedded, rejected), made, embedded, roots
-    )
-    if not (owners.trees or owners.flat) and None in map(state.tags.get, FIELDS):
+    in_photo = _find_in_photo(photo, embedded, rejected)
+    theirs = {field: in_photo[field] for field in made}
+    if not any((*users.values(), *theirs.values())) and None in map(state.tags.get, FIELDS):
         # A program dropped the field that the copies are of: they are all that is left.
-        return replace(owners, users=_find_users(replace(state, copies={})))
-    return owners
+        users = _find_users(replace(state, copies={}))
+    trees = [*_list_trees(users), *_list_trees(theirs)]
+    flat = [*users[SUBJECT], *theirs.get(SUBJECT, ())]
+    # Programs write each level of a tree as a flat tag, too (darktable, Lightroom).
+    levels = _fold_levels([*trees, *roots])
+    alone = [tag for tag in flat if fold_name(tag[0]) not in levels]
+    return _Owners(users, in_photo, embedded, made, trees, flat, alone)
 
 
 def _find_users(state: State) -> dict[Field, list[Tag]]:

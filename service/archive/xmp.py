@@ -8,6 +8,7 @@ from lxml import etree
 
 from service.archive import Tag
 
+
 class Field(NamedTuple):
     """A property of XMP that is a list of tags."""
 
