@@ -51,7 +51,7 @@ def read_tag_table(file: Path, photos: Path) -> TagTable:
         is_json = content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
         for where, places, tags in (_read_json if is_json else _read_csv)(content):
             names = [_find_name(place, photos, where) for place in places]
-            name = next((name for name in names if os.path.exists(photos / name)), None)
+            name = next((name for name in names if os.path.isfile(photos / name)), None)
             if name is None:
                 missing[names[0]] = None
             else:
@@ -96,7 +96,7 @@ def _read_csv(content: bytes) -> Iterator[_Row]:
         row = dict(zip(columns, cells, strict=False))
         texts = [row.get("tag", ""), *row.get("tags", "").split(",")]
         tags = [tuple(filter(None, map(str.strip, SEPARATOR.split(text)))) for text in texts]
-        yield f"Line {line}", [row["path"]], [*filter(None, tags)]
+        yield f"Line {line}", [row.get("path", "")], [*filter(None, tags)]
 
 
 def _find_name(path: str, photos: Path, where: str) -> str:
