@@ -1,7 +1,10 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and tables as spreadsheets write them."""
 
+import csv
+import io
 import os
 import shutil
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +31,29 @@ def replace_file(
         staged.replace(path)
     finally:
         staged.unlink(missing_ok=True)
+
+
+def read_rows(content: bytes) -> Iterator[tuple[int, list[str]]]:
+    """Yields the rows of a CSV that are not empty, with their line numbers; cells are stripped.
+
+    Raises ValueError, with the line and the reason, for other content.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"Line {line} is not UTF-8: save the file as UTF-8") from error
+    first = text.lstrip().partition("\n")[0]
+    # Spreadsheets write semicolons where a comma is a decimal point.
+    delimiter = max(",;\t", key=first.count)
+    rows = csv.reader(io.StringIO(text, newline=None), delimiter=delimiter, strict=True)
+    try:
+        for row in rows:
+            cells = [cell.strip() for cell in row]
+            if any(cells):
+                yield rows.line_num, cells
+    except csv.Error as error:
+        raise ValueError(f"Line {rows.line_num} is not valid CSV: {error}") from error
 
 
 def _copy_owner(path: Path, file: int) -> None:

@@ -14,9 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from service.archive import ROOT
+from service.archive import ROOT, Tag
 from service.archive.embedded import read_embedded
 from service.archive.tags import (
+    State,
     begin_state,
     find_rejected,
     forget_lost,
@@ -25,7 +26,7 @@ from service.archive.tags import (
     read_tags,
     write_state,
 )
-from service.archive.xmp import Packet, Tag
+from service.archive.xmp import Packet
 from service.errors import StartError
 from service.files import replace_file
 from service.images.folders import read_photo
@@ -77,7 +78,7 @@ def write_sidecars(
             if not os.path.exists(location):
                 continue
             photo = Path(location)
-            path = _find_sidecar(photo, list_pictures)
+            path = _find_own_sidecar(photo, list_pictures)
             change = retag(path, photo, own, dry_run=dry_run)
         except LeftAlone as reason:
             logger.warning("%s: no sidecar was written: %s", name, reason)
@@ -93,17 +94,21 @@ def write_sidecars(
     return counts, changes
 
 
-def _find_sidecar(photo: Path, list_pictures: Callable[[Path], Mapping[str, list[str]]]) -> Path:
-    """Returns the photo's sidecar, which may not exist yet.
-
-    Raises LeftAlone if it would hide one of several photos.
-    """
+def find_sidecar(photo: Path) -> Path:
+    """Returns the photo's sidecar, which may not exist yet, or be of other photos too."""
     named = [photo.with_name(photo.name + ending) for ending in _ENDINGS]
     of_stem = [photo.with_name(photo.stem + ending) for ending in _ENDINGS]
     if photo.with_name(photo.stem).exists():  # `a.jpg.xmp` is of `a.jpg`, not of `a.jpg.png`
         of_stem = []
-    path = next(filter(os.path.lexists, (*named, *of_stem)), named[0])
-    if path in of_stem:
+    return next(filter(os.path.lexists, (*named, *of_stem)), named[0])
+
+
+def _find_own_sidecar(
+    photo: Path, list_pictures: Callable[[Path], Mapping[str, list[str]]]
+) -> Path:
+    """Returns the photo's sidecar; raises LeftAlone if it would hide one of several photos."""
+    path = find_sidecar(photo)
+    if path.stem != photo.name:
         alike = list_pictures(photo.parent).get(photo.stem.casefold(), ())
         others = [f"{name} too: rename one of them" for name in alike if name != photo.name]
         if photo.suffix.lower() in RAW_ENDINGS:
@@ -154,10 +159,8 @@ def retag(
     ValueError for a file that must be left as it is.
     """
     status = path.lstat() if os.path.lexists(path) else None
-    content = b"" if status is None else _load(path, status)
-    embedded = read_embedded(photo)
-    packet = Packet(content) if content else embedded
-    before, state = packet.render(), read_state(packet) if content else begin_state(packet)
+    packet, state, embedded = read_sidecar(path, photo)
+    before = packet.render()
     in_photo = read_tags(embedded)
     # What was made from the photo has nothing more than it; else nothing at all is left.
     most = embedded.list_properties() if state.of_photo else set()
@@ -191,8 +194,21 @@ def retag(
     )
 
 
-def _load(path: Path, status: os.stat_result) -> bytes:
-    if not stat.S_ISREG(status.st_mode):
+def read_sidecar(path: Path, photo: Path) -> tuple[Packet, State, Packet]:
+    """Returns the sidecar, or the XMP in the photo in place of one; its state; the photo's XMP.
+
+    Raises OSError or ValueError with the reason why one of them cannot be read.
+    """
+    content = _load(path) if os.path.lexists(path) else b""
+    embedded = read_embedded(photo)
+    if not content:
+        return embedded, begin_state(embedded), embedded
+    packet = Packet(content)
+    return packet, read_state(packet), embedded
+
+
+def _load(path: Path) -> bytes:
+    if not stat.S_ISREG(path.lstat().st_mode):
         raise ValueError("it is a link, a folder or a pipe: put a file in its place")
     content = read_photo(path, _MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:

@@ -4,12 +4,12 @@ Own tags are known by the memory in the sidecar, not by their root. A field that
 user gets a copy of those in the other fields: programs read the first field that has tags.
 """
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from service.archive import ROOT
-from service.archive.xmp import FIELDS, OTHER_FIELDS, SUBJECT, Field, Packet, Tag
+from service.archive import ROOT, SEPARATOR, Tag
+from service.archive.xmp import FIELDS, OTHER_FIELDS, SUBJECT, Field, Packet
 from service.bundle.card import fold_name
 
 _WRITTEN = Field("mld:written", "/")
@@ -17,7 +17,6 @@ _COPIED = Field("mld:copied", "\0")  # `digiKam:TagsList=`, `digiKam:TagsList=tr
 _REJECTED = Field("mld:rejected", "\0")
 _EMBEDDED = Field("mld:embedded", "/")
 _OF_PHOTO = ("photo",)  # among the copies
-_SEPARATOR = re.compile("[/|]")  # of the fields
 
 Tags = dict[Field, tuple[Tag, ...] | None]
 """Tags by field; None: there is no such field."""
@@ -114,32 +113,17 @@ def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[s
     Separators in wanted tags become `-`. Wanted tags that the user has too, as a tag, a level or
     a part of a level, or that are rejected, are left out.
     """
-    wanted = [tuple(_SEPARATOR.sub("-", level).strip() for level in tag) for tag in wanted]
-    # The user's tags: of the sidecar, and of the photo in the fields that it does not replace.
-    made = [field for field, tags in state.tags.items() if not tags or field in state.copies]
-    roots = {tag[:-1] for tag in (*state.written, *wanted)} - {()} | {(ROOT,)}
-    known = {*state.written, *state.embedded}
-    users = _find_users(state)
-    embedded = [
-        tag for tag in dict.fromkeys(_list_trees(photo)) if tag in known or tag[:-1] in roots
-    ]
-    in_photo = _find_in_photo(photo, embedded, rejected)
-    theirs = {field: in_photo[field] for field in made}
-    if not any((*users.values(), *theirs.values())) and None in map(state.tags.get, FIELDS):
-        # A program dropped the field that the copies are of: they are all that is left.
-        users = _find_users(replace(state, copies={}))
-    trees = [*_list_trees(users), *_list_trees(theirs)]
-    flat = [*users[SUBJECT], *theirs.get(SUBJECT, ())]
+    wanted = [tuple(SEPARATOR.sub("-", level).strip() for level in tag) for tag in wanted]
+    users, in_photo, embedded, made, trees, flat, alone = _find_owners(
+        state, photo, wanted, rejected
+    )
 
     # The other fields' separators split a level, so that both forms are tags of the user.
     texts = [text for tag in (*trees, *flat) for text in (*tag, "/".join(tag))]
-    names = [n for text in texts for n in (_SEPARATOR.sub("-", text), *_SEPARATOR.split(text))]
+    names = [n for text in texts for n in (SEPARATOR.sub("-", text), *SEPARATOR.split(text))]
     taken = {*map(fold_name, (*names, *rejected))}
     own = {fold_name(tag[-1]): tag for tag in wanted if fold_name(tag[-1]) not in taken}.values()
 
-    # Programs write each level of a tree as a flat tag, too (darktable, Lightroom).
-    levels = _fold_levels([*trees, *roots])
-    alone = [tag for tag in flat if fold_name(tag[0]) not in levels]
     sources: dict[Field, Sequence[Tag]] = dict.fromkeys(FIELDS, trees + alone)
     sources[SUBJECT] = [tag[-1:] for tag in trees] + flat
     lost = _find_lost(state)
@@ -164,6 +148,21 @@ def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[s
     noted = {*embedded, *own}
     seen = (tag for tag in dict.fromkeys(_list_trees(photo)) if tag in noted)
     return State(merged, tuple(own), copies, tuple(rejected), of_photo, tuple(seen) * is_needed)
+
+
+def list_users(state: State, photo: Tags, rejected: Sequence[str]) -> list[Tag]:
+    """Returns the user's tags of sidecar and photo, less copies that the user deleted in a field.
+
+    A tag of several fields may be there as often, and in several spellings.
+    """
+    owners = _find_owners(state, photo, (), rejected)
+    lost = {(f, _fold(tag)) for f, tags in _find_lost(state).items() for tag in tags}
+
+    def is_lost(tag: Tag, field: Field) -> bool:
+        return (field, _fold(_fit(tag[-1:] if field is SUBJECT else tag, field))) in lost
+
+    found = owners.trees + owners.alone
+    return [tag for tag in found if not any(is_lost(tag, field) for field in FIELDS)]
 
 
 def forget_lost(state: State) -> State:
@@ -193,13 +192,46 @@ def _copy(
 ) -> tuple[list[Tag], list[Tag]]:
     """Returns the tags to copy to a field, and those of them that the user has deleted there."""
     fitted: dict[Tag, Tag] = {}
-    for tag in sources:  # a level may have the separator of this field
-        levels = tuple(field.separator.join(tag).split(field.separator))
+    for tag in sources:
+        levels = _fit(tag, field)
         fitted.setdefault(_fold(levels), levels)
     deleted = [tag for tag in lost if _fold(tag) in fitted]
     for tag in (*users, *deleted):
         fitted.pop(_fold(tag), None)
     return [*fitted.values()], deleted
+
+
+class _Owners(NamedTuple):
+    users: dict[Field, list[Tag]]  # the user's tags in the sidecar
+    in_photo: dict[Field, list[Tag]]  # and in the photo
+    embedded: list[Tag]  # own ones in the photo
+    made: list[Field]  # in which the sidecar does not replace the photo's tags
+    trees: list[Tag]  # the user's of both
+    flat: list[Tag]
+    alone: list[Tag]  # flat ones that are no level of a tree
+
+
+def _find_owners(
+    state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[str]
+) -> _Owners:
+    made = [field for field, tags in state.tags.items() if not tags or field in state.copies]
+    roots = {tag[:-1] for tag in (*state.written, *wanted)} - {()} | {(ROOT,)}
+    known = {*state.written, *state.embedded}
+    users = _find_users(state)
+    embedded = [
+        tag for tag in dict.fromkeys(_list_trees(photo)) if tag in known or tag[:-1] in roots
+    ]
+    in_photo = _find_in_photo(photo, embedded, rejected)
+    theirs = {field: in_photo[field] for field in made}
+    if not any((*users.values(), *theirs.values())) and None in map(state.tags.get, FIELDS):
+        # A program dropped the field that the copies are of: they are all that is left.
+        users = _find_users(replace(state, copies={}))
+    trees = [*_list_trees(users), *_list_trees(theirs)]
+    flat = [*users[SUBJECT], *theirs.get(SUBJECT, ())]
+    # Programs write each level of a tree as a flat tag, too (darktable, Lightroom).
+    levels = _fold_levels([*trees, *roots])
+    alone = [tag for tag in flat if fold_name(tag[0]) not in levels]
+    return _Owners(users, in_photo, embedded, made, trees, flat, alone)
 
 
 def _find_users(state: State) -> dict[Field, list[Tag]]:
@@ -231,6 +263,11 @@ def _find_in_photo(
 def _list_trees(tags: Mapping[Field, Sequence[Tag] | None]) -> list[Tag]:
     """Returns the tags of all fields but the flat one."""
     return [tag for field, found in tags.items() if field is not SUBJECT for tag in found or ()]
+
+
+def _fit(tag: Tag, field: Field) -> Tag:
+    """Returns a tag as a field has it: a level may have the separator of this field."""
+    return tuple(field.separator.join(tag).split(field.separator))
 
 
 def _fold(tag: Tag) -> Tag:

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from lxml import etree
 
-Tag = tuple[str, ...]
-"""A tag as its levels: `("animals", "cat")`; in a flat field one level."""
+from service.archive import Tag
 
 
 class Field(NamedTuple):

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from service.archive.tables import LabelledImage
 from service.bundle.card import Calibration, MeasuredThreshold, format_first_error
 from service.calibration import MIN_POSITIVES, Fit, find_thresholds, fit_calibration, move_threshold
 from service.cli.local_pipeline import PhotoResult, label_photos, run_pipeline
@@ -27,13 +28,6 @@ from service.pipeline.pipeline import Pipeline
 from service.pipeline.scoring import compute_scores
 from service.question import Question
 from service.settings import Settings
-
-
-class LabelledImage(BaseModel):
-    """One photo; all labels that are not listed are absent."""
-
-    split: str | None = None
-    labels: list[LabelText]
 
 
 class LabelledFolder(BaseModel):

@@ -6,8 +6,9 @@ from dataclasses import replace
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from service.archive import Tag
 from service.archive.tags import State, Tags, find_rejected, merge
-from service.archive.xmp import FIELDS, HIERARCHY, OTHER_FIELDS, SUBJECT, TAGS_LIST, Field, Tag
+from service.archive.xmp import FIELDS, HIERARCHY, OTHER_FIELDS, SUBJECT, TAGS_LIST, Field
 from service.bundle.card import fold_name
 
 NAMES = st.sampled_from(["cat", "Cat", "dog", "holiday", "trips", "AC/DC"])

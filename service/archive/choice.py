@@ -1,0 +1,124 @@
+"""Chooses labels from the tags of photos, and which photo shows, lacks or rejects which label."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from itertools import compress
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+
+from service.archive import SEPARATOR, PhotoTags, Tag
+from service.bundle.card import fold_name
+from service.errors import StartError, quote
+from service.fields import LabelText
+
+PRESENT, ABSENT, REJECTED, UNKNOWN = 1, 0, -1, -2
+_NOT_CHOSEN = "not chosen"
+
+_label_text = TypeAdapter[str](LabelText)
+
+
+class LeftOut(NamedTuple):
+    """A tag that is no label."""
+
+    name: str
+    reason: str
+    photos: int
+
+
+class TagSigns(NamedTuple):
+    """What photos say of labels; those of most photos are first."""
+
+    photos: tuple[str, ...]
+    labels: tuple[str, ...]
+    signs: NDArray[np.int8]  # [photos, labels]: PRESENT, ABSENT, REJECTED or UNKNOWN
+    left_out: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True)
+class TagChoice:
+    """Which tags are labels."""
+
+    level: str | int = "last"  # or a number from 1, of shorter tags the last; `path`: all, by `/`
+    # Shell patterns of labels or whole paths; case does not count, `_` is a space.
+    only: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    least: int = 5  # photos
+    trust_kept: bool = False  # names that the user kept count as his
+
+    def __post_init__(self) -> None:
+        """Raises StartError for another level."""
+        level = str(self.level)
+        if level not in ("last", "path") and not (level.isdecimal() and int(level) >= 1):
+            raise StartError(f"level must be last, path or a number from 1; it is {quote(level)}")
+
+    def judge(self, tag: Tag) -> tuple[str, str]:
+        """Returns a tag's label, and the reason if it is left out."""
+        levels = {"last": tag[-1:], "path": tag}.get(str(self.level)) or tag[: int(self.level)][-1:]
+        name = "/".join(levels)
+        texts = {fold_name(name), fold_name("/".join(tag))}
+        if _match(texts, self.exclude):
+            return name, "excluded"
+        try:
+            name = _label_text.validate_python(name)
+        except ValidationError as error:
+            return name, str(error.errors()[0]["msg"])
+        return name, "" if not self.only or _match(texts, self.only) else _NOT_CHOSEN
+
+
+def choose_labels(
+    tags: Mapping[str, PhotoTags], choice: TagChoice, known: Collection[str] = ()
+) -> TagSigns:
+    """Returns the labels that enough photos show, and what photos say of them.
+
+    Spellings of a label are one: that of `known`, or the most frequent one. In a photo with tags of
+    the user, a label without a tag is ABSENT. Excluded tags do not count as such: names of people
+    or ratings do not say what else is seen. REJECTED are names that the user deleted and did not
+    add again. Names that he kept are UNKNOWN, if they are not trusted.
+    """
+    judge = cache(choice.judge)
+    users = [{*map(judge, given.users)} for given in tags.values()]
+    kept = [{judge((n,)) for n in given.kept if choice.trust_kept} for given in tags.values()]
+    judged = [one | other for one, other in zip(users, kept, strict=True)]
+    found = sorted(Counter(pair for pairs in judged for pair in pairs).items(), key=_rank)
+    spelled = [name for (name, reason), _ in reversed(found) if not reason]
+    names = {_fold_key(name): name for name in (*spelled, *known)}
+    shown = [{_fold_key(name) for name, reason in pairs if not reason} for pairs in judged]
+    counts = Counter(names[key] for keys in shown for key in keys)
+    labels = [name for name, n in sorted(counts.items(), key=_rank) if n >= choice.least]
+    columns = {_fold_key(name): column for column, name in enumerate(labels)}
+
+    signs = np.full((len(tags), len(labels)), UNKNOWN, np.int8)
+    for row, given, pairs, keys in zip(signs, tags.values(), users, shown, strict=True):
+        if any(reason in ("", _NOT_CHOSEN) for _, reason in pairs):
+            row[:] = ABSENT
+        for sign, texts in ((UNKNOWN, given.kept), (REJECTED, given.rejected), (PRESENT, keys)):
+            row[[columns[key] for key in map(_fold_key, texts) if key in columns]] = sign
+    says = (signs != UNKNOWN).any(axis=1)
+    rare = f"fewer than {choice.least} photos"
+    left_out = [((name, rare), n) for name, n in counts.items() if n < choice.least]
+    left_out += [(pair, n) for pair, n in found if pair[1]]
+    return TagSigns(
+        tuple(compress(tags, says)),
+        tuple(labels),
+        signs[says],
+        tuple(LeftOut(*pair, n) for pair, n in sorted(left_out, key=_rank)),
+    )
+
+
+def _rank(counted: tuple[Any, int]) -> tuple[int, Any]:
+    return -counted[1], counted[0]
+
+
+def _match(texts: Collection[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(text, fold_name(pattern)) for pattern in patterns for text in texts)
+
+
+def _fold_key(name: str) -> str:
+    """Returns what spellings of a label have in common, also with that in a sidecar."""
+    return fold_name(SEPARATOR.sub("-", name))
