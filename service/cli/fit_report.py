@@ -2,7 +2,6 @@
 
 import html
 import io
-import re
 from base64 import b64encode
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from service.bundle.card import InputContract
@@ -70,12 +69,13 @@ def show_fits(name: str, fits: Sequence[TagFit], *, as_json: bool) -> None:
         return
     console = Console()
     for heading, is_kept in ((name, True), (_LEFT_OUT, False)):
-        rows = [_list_cells(fit) for fit in fits if fit.is_kept == is_kept]
-        if rows:
-            first, *figures, last = (head.replace("_", " ") for head in _COLUMNS)
-            table = Table(first, *(Column(head, justify="right") for head in figures), last)
-            for cells in rows:
-                table.add_row(*map(Text, cells))
+        table = Table(_COLUMNS[0])
+        for head in _COLUMNS[1:-1]:  # 18 of 80 characters remain for tags, and notes below them
+            table.add_column(head.replace("_", "\n"), justify="right", no_wrap=True)
+        for tag, *figures, note in (_list_cells(fit) for fit in fits if fit.is_kept == is_kept):
+            label = Text.assemble(tag, (f"\n{note}" if note else "", "dim"))
+            table.add_row(label, *map(Text, figures))
+        if table.row_count:
             console.print(Text(escape(heading), "bold"), soft_wrap=True)
             console.print(table)
     console.print(Text(_sum_up(fits)), soft_wrap=True)
@@ -84,8 +84,8 @@ def show_fits(name: str, fits: Sequence[TagFit], *, as_json: bool) -> None:
 def write_report(file: Path, name: str, fits: Sequence[TagFit], evidence: Evidence) -> None:
     """Writes a page with photos of each tag, whole or not at all; StartError if it cannot."""
     folder, photos, scores, signs = evidence
-    parts = re.split("<!-- .* -->\n", _TEMPLATE.read_text("utf-8"))
-    page, row, section, figure = map(Template, parts)
+    template = _TEMPLATE.read_text("utf-8")
+    page, row, section = map(Template, template.split("<!-- next template -->\n"))
     chosen = [_choose(*column) for column in zip(scores.T, signs.T, strict=True)]
     shown = sorted({photo for best, worst in chosen for photo in (*best, *worst)})
     pictures: dict[int, str] = {}
@@ -101,10 +101,9 @@ def write_report(file: Path, name: str, fits: Sequence[TagFit], evidence: Eviden
         texts |= {"place": str(place), "kept": "" if fit.is_kept else "Left out. "}
         for kind, some in zip(("best", "worst"), lists, strict=True):
             pairs = zip(some, scores[some, place], signs[some, place].tolist(), strict=True)
-            texts[kind] = "".join(
-                figure.substitute(
-                    picture=pictures[photo], score=f"{score:.2f}", sign=sign, meaning=_SIGNS[sign]
-                )
+            texts[kind] = "\n".join(
+                f'<figure data-sign="{sign}">{pictures[photo]}<figcaption>{score:.2f} '
+                f"<b>{_SIGNS[sign]}</b></figcaption></figure>"
                 for photo, score, sign in pairs
             )
         # What needs a look comes first.
@@ -148,7 +147,7 @@ def _list_cells(fit: TagFit) -> tuple[str, ...]:
     """Returns a text for each of `_COLUMNS`."""
     shares = (fit.text_ap, fit.learnt_ap, fit.precision, fit.recall)
     text, learnt, *point = ("-" if share is None else f"{share:.2f}" for share in shares)
-    removed = f"{fit.rejected:,} removed" if fit.rejected else ""
+    removed = f"removed from {fit.rejected:,}" if fit.rejected else ""
     note = escape("; ".join(filter(None, (removed, fit.note))))
     threshold = f"{fit.threshold:.3f}"
     return escape(fit.label), f"{fit.photos:,}", text, learnt, threshold, *point, note
