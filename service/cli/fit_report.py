@@ -98,7 +98,8 @@ def write_report(file: Path, name: str, fits: Sequence[TagFit], evidence: Eviden
     rows, sections = {}, {}
     for place, (fit, lists) in enumerate(zip(fits, chosen, strict=True)):
         texts = dict(zip(_COLUMNS, map(html.escape, _list_cells(fit)), strict=True))
-        texts |= {"place": str(place), "kept": "" if fit.is_kept else "Left out. "}
+        notes = ("" if fit.is_kept else "left out", texts["note"])
+        texts |= {"place": str(place), "note": "; ".join(filter(None, notes))}
         for kind, some in zip(("best", "worst"), lists, strict=True):
             pairs = zip(some, scores[some, place], signs[some, place].tolist(), strict=True)
             texts[kind] = "\n".join(

@@ -76,6 +76,7 @@ def test_hostile_names_and_unreadable_photos_do_not_break_the_page(tmp_path: Pat
         assert name in page
     boxes = re.findall(r'<span class="gone" title="[^"]*">([^<]*)<', page)
     assert boxes == ["$place.jpg", "gone.jpg"] * len(FITS)
+    assert page.count("left out") == 1 + 2  # the summary, and both places of `mood`
     data = base64.b64decode(re.findall(r"data:image/jpeg;base64,([^\"]+)", page)[0])
     assert Image.open(io.BytesIO(data)).size == (42, 128)  # upright
 
@@ -85,9 +86,10 @@ def test_page_that_cannot_be_written_leaves_the_old_one(
 ) -> None:
     photos = write_photos(tmp_path, 2)
     old, files = write(tmp_path, photos), set(tmp_path.iterdir())
-    with monkeypatch.context() as patch, pytest.raises(StartError, match="was not written"):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: os.write(-1, b""))  # fails as a full disk does
-        write(tmp_path, photos, signs=-1)
+        with pytest.raises(StartError, match="was not written"):
+            write(tmp_path, photos, signs=-1)
     assert set(tmp_path.iterdir()) == files
     assert (tmp_path / "report.html").read_text("utf-8") == old
     assert write(tmp_path, photos, signs=-1) != old
