@@ -17,7 +17,8 @@ from service.errors import StartError
 from tests.support.photos import encode_picture, make_exif, make_picture, write_photos
 
 DOG = TagFit("dog", 1200, 3, 0.4, 0.6, 0.25, 0.91, 0.5, True)
-FITS = [TagFit("mood", 9, 0, 0.1, None, 0.5, None, None, False), DOG, DOG._replace(label="<b>$x")]
+MOOD = TagFit("mood", 2000, 0, 0.1, None, 0.5, None, None, False)
+FITS = [MOOD, DOG, DOG._replace(label="<b>$x")]
 
 
 def write(folder: Path, photos: list[Path], signs: int = 1) -> str:
@@ -39,7 +40,7 @@ def test_tags_are_shown_by_photos_and_those_left_out_come_last(
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines()]
     assert ["dog", "1,200", "0.40", "0.60", "0.250", "0.91", "0.50"] in cells
     assert ["removed from 3", *[""] * 6] in cells
-    assert ["mood", "9", "0.10", "-", "0.500", "-", "-"] in cells
+    assert ["mood", "2,000", "0.10", "-", "0.500", "-", "-"] in cells
     summary = "2 of 3 tags kept, 1 left out; mean average precision (AP) of 2: 0.40 by the text"
     assert out.splitlines()[-1] == f"{summary}, 0.60 learnt"
     show_fits("mine", FITS, as_json=True)
