@@ -1,0 +1,165 @@
+"""What tags have learnt, for a person to judge: a table or JSON, and a page with photos."""
+
+import html
+import io
+from base64 import b64encode
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from os.path import relpath
+from pathlib import Path
+from string import Template
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from service.bundle.card import InputContract
+from service.cli.console import show_progress, write_json
+from service.errors import ServiceError, StartError, escape
+from service.files import replace_file
+from service.images.decode import decode_image
+from service.images.raw import load_photo
+
+_COLUMNS = ("tag", "photos", "text_AP", "learnt_AP", "threshold", "precision", "recall", "note")
+_LEFT_OUT = "Left out: scores do not tell photos with these tags from others; --all keeps them"
+_SHOWN, _SIDE = 12, 128  # photos of a list; pixels
+_THUMBNAIL = InputContract(height=_SIDE, width=_SIDE, resize_mode="pad", interpolation="bilinear")
+_MAX_PIXELS = 178_000_000  # the highest that the setting takes
+_THREADS = 4  # a PNG of 50 megapixels takes 150 MB in each
+_TEMPLATE = Path(__file__).with_suffix(".html")
+_SIGNS = {1: "tagged", 0: "not tagged", -1: "tag removed", -2: "without tags"}
+
+
+class TagFit(NamedTuple):
+    """What a tag has learnt; figures are 0..1, on photos that were not learnt from."""
+
+    label: str
+    photos: int  # with the tag
+    rejected: int  # from which the user removed it
+    text_ap: float | None  # average precision by the text alone; None: no text, or few photos
+    learnt_ap: float | None
+    threshold: float
+    precision: float | None  # at the threshold
+    recall: float | None
+    is_kept: bool  # False: its photos cannot be told from others, so it is left out
+    note: str = ""
+
+
+class Evidence(NamedTuple):
+    """Photos in a folder, and what fits of L tags that did not learn from them say of them."""
+
+    folder: Path
+    photos: Sequence[Path]
+    scores: NDArray[np.float64]  # [photos, L], 0..1, in the order of the fits
+    signs: NDArray[np.int8]  # [photos, L], keys of `_SIGNS`; 0: with other tags
+
+
+def show_fits(name: str, fits: Sequence[TagFit], *, as_json: bool) -> None:
+    """Shows tables, or one JSON object a tag: kept tags by photos, then those left out."""
+    fits = sorted(fits, key=lambda fit: (not fit.is_kept, -fit.photos, fit.label))
+    for fit in fits if as_json else ():
+        record = fit._asdict() | {"kept": fit.is_kept}
+        del record["is_kept"]
+        write_json(record)
+    if as_json:
+        return
+    console = Console()
+    for heading, is_kept in ((name, True), (_LEFT_OUT, False)):
+        table = Table(_COLUMNS[0])
+        for head in _COLUMNS[1:-1]:  # 18 of 80 characters remain for tags, and notes below them
+            table.add_column(head.replace("_", "\n"), justify="right", no_wrap=True)
+        for tag, *figures, note in (_list_cells(fit) for fit in fits if fit.is_kept == is_kept):
+            label = Text.assemble(tag, (f"\n{note}" if note else "", "dim"))
+            table.add_row(label, *map(Text, figures))
+        if table.row_count:
+            console.print(Text(escape(heading), "bold"), soft_wrap=True)
+            console.print(table)
+    console.print(Text(_sum_up(fits)), soft_wrap=True)
+
+
+def write_report(file: Path, name: str, fits: Sequence[TagFit], evidence: Evidence) -> None:
+    """Writes a page with photos of each tag, whole or not at all; StartError if it cannot."""
+    folder, photos, scores, signs = evidence
+    template = _TEMPLATE.read_text("utf-8")
+    page, row, section = map(Template, template.split("<!-- next template -->\n"))
+    chosen = [_choose(*column) for column in zip(scores.T, signs.T, strict=True)]
+    shown = sorted({photo for best, worst in chosen for photo in (*best, *worst)})
+    pictures: dict[int, str] = {}
+    with ThreadPoolExecutor(_THREADS) as pool, show_progress(results_on_stdout=False) as show:
+        drawn = pool.map(lambda photo: _draw(folder / photos[photo], folder), shown)
+        for photo, picture in zip(shown, drawn, strict=True):
+            pictures[photo] = picture
+            show(len(pictures), len(shown))
+
+    rows, sections = {}, {}
+    for place, (fit, lists) in enumerate(zip(fits, chosen, strict=True)):
+        texts = dict(zip(_COLUMNS, map(html.escape, _list_cells(fit)), strict=True))
+        notes = ("" if fit.is_kept else "left out", texts["note"])
+        texts |= {"place": str(place), "note": "; ".join(filter(None, notes))}
+        for kind, some in zip(("best", "worst"), lists, strict=True):
+            pairs = zip(some, scores[some, place], signs[some, place].tolist(), strict=True)
+            texts[kind] = "\n".join(
+                f'<figure data-sign="{sign}">{pictures[photo]}<figcaption>{score:.2f} '
+                f"<b>{_SIGNS[sign]}</b></figcaption></figure>"
+                for photo, score, sign in pairs
+            )
+        # What needs a look comes first.
+        rows[not fit.is_kept, fit.learnt_ap or 0.0, place] = row.substitute(texts)
+        sections[fit.label.casefold(), place] = section.substitute(texts)
+    whole = page.substitute(
+        name=html.escape(escape(name)),
+        summary=_sum_up(fits),
+        rows="".join(rows[key] for key in sorted(rows)),
+        sections="".join(sections[key] for key in sorted(sections)),
+    )
+    try:  # file names that are not UTF-8 have lone surrogates
+        replace_file(file, whole.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise StartError(f"{file} was not written: {error.strerror or error}") from error
+
+
+def _choose(scores: NDArray[np.float64], signs: NDArray[np.int8]) -> tuple[list[int], list[int]]:
+    """Returns the rows of the highest scores, and of the lowest others that have the tag."""
+    best, others = np.split(np.argsort(-scores, kind="stable"), [_SHOWN])
+    return best.tolist(), others[signs[others] == 1][: -_SHOWN - 1 : -1].tolist()
+
+
+def _draw(photo: Path, folder: Path) -> str:
+    """Returns an element with the photo, or with its name if it cannot be decoded any more."""
+    name = html.escape(escape(relpath(photo, folder)))
+    try:
+        decoded = decode_image(load_photo(photo), _THUMBNAIL, _MAX_PIXELS)
+    except (OSError, MemoryError, ServiceError):
+        return f'<span class="gone" title="{name}">{name}</span>'
+    sides = np.array([decoded.width, decoded.height])
+    margins = _SIDE / 2 * (1 - sides / sides.max())  # `pad` has put the photo into the middle
+    left, top = np.ceil(margins).clip(max=_SIDE // 2 - 1).astype(int)
+    picture, file = decoded.pixels[top : _SIDE - top, left : _SIDE - left], io.BytesIO()
+    Image.fromarray(picture).save(file, "JPEG", quality=70)
+    data = b64encode(file.getvalue()).decode()
+    return f'<img alt="{name}" title="{name}" src="data:image/jpeg;base64,{data}">'
+
+
+def _list_cells(fit: TagFit) -> tuple[str, ...]:
+    """Returns a text for each of `_COLUMNS`."""
+    shares = (fit.text_ap, fit.learnt_ap, fit.precision, fit.recall)
+    text, learnt, *point = ("-" if share is None else f"{share:.2f}" for share in shares)
+    removed = f"removed from {fit.rejected:,}" if fit.rejected else ""
+    note = escape("; ".join(filter(None, (removed, fit.note))))
+    threshold = f"{fit.threshold:.3f}"
+    return escape(fit.label), f"{fit.photos:,}", text, learnt, threshold, *point, note
+
+
+def _sum_up(fits: Sequence[TagFit]) -> str:
+    kept = sum(fit.is_kept for fit in fits)
+    summary = f"{kept} of {len(fits)} tags kept, {len(fits) - kept} left out"
+    pairs = [(fit.text_ap, fit.learnt_ap) for fit in fits]
+    if both := [pair for pair in pairs if None not in pair]:
+        text, learnt = np.array(both, np.float64).mean(axis=0)
+        mean = f"mean average precision (AP) of {len(both)}"
+        summary += f"; {mean}: {text:.2f} by the text, {learnt:.2f} learnt"
+    return summary
