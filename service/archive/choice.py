@@ -18,6 +18,8 @@ from service.errors import StartError, quote
 from service.fields import LabelText
 
 PRESENT, ABSENT, REJECTED, UNKNOWN = 1, 0, -1, -2
+"""Signs of a label on a photo: tagged; not, with other tags; deleted by the user; not known."""
+
 _NOT_CHOSEN = "not chosen"
 
 _label_text = TypeAdapter[str](LabelText)

@@ -17,12 +17,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from service.archive.choice import ABSENT, PRESENT, REJECTED, UNKNOWN
 from service.bundle.card import InputContract
 from service.cli.console import show_progress, write_json
 from service.errors import ServiceError, StartError, escape
 from service.files import replace_file
 from service.images.decode import decode_image
 from service.images.raw import load_photo
+from service.labels.sources.fit import FitFigures
 
 _COLUMNS = ("tag", "photos", "text_AP", "learnt_AP", "threshold", "precision", "recall", "note")
 _LEFT_OUT = "Left out: scores do not tell photos with these tags from others; --all keeps them"
@@ -31,22 +33,15 @@ _THUMBNAIL = InputContract(height=_SIDE, width=_SIDE, resize_mode="pad", interpo
 _MAX_PIXELS = 178_000_000  # the highest that the setting takes
 _THREADS = 4  # a PNG of 50 megapixels takes 150 MB in each
 _TEMPLATE = Path(__file__).with_suffix(".html")
-_SIGNS = {1: "tagged", 0: "not tagged", -1: "tag removed", -2: "without tags"}
+_SIGNS = {PRESENT: "tagged", ABSENT: "not tagged", REJECTED: "tag removed", UNKNOWN: "without tags"}
 
 
 class TagFit(NamedTuple):
-    """What a tag has learnt; figures are 0..1, on photos that were not learnt from."""
+    """What a tag has learnt."""
 
     label: str
-    photos: int  # with the tag
-    rejected: int  # from which the user removed it
-    text_ap: float | None  # average precision by the text alone; None: no text, or few photos
-    learnt_ap: float | None
-    threshold: float
-    precision: float | None  # at the threshold
-    recall: float | None
+    figures: FitFigures
     is_kept: bool  # False: its photos cannot be told from others, so it is left out
-    note: str = ""
 
 
 class Evidence(NamedTuple):
@@ -55,17 +50,17 @@ class Evidence(NamedTuple):
     folder: Path
     photos: Sequence[Path]
     scores: NDArray[np.float64]  # [photos, L], 0..1, in the order of the fits
-    signs: NDArray[np.int8]  # [photos, L], keys of `_SIGNS`; 0: with other tags
+    signs: NDArray[np.int8]  # [photos, L], keys of `_SIGNS`
 
 
 def show_fits(name: str, fits: Sequence[TagFit], *, as_json: bool) -> None:
     """Shows tables, or one JSON object a tag: kept tags by photos, then those left out."""
-    fits = sorted(fits, key=lambda fit: (not fit.is_kept, -fit.photos, fit.label))
-    for fit in fits if as_json else ():
-        record = fit._asdict() | {"kept": fit.is_kept}
-        del record["is_kept"]
-        write_json(record)
+    fits = sorted(fits, key=lambda fit: (not fit.is_kept, -fit.figures.positive, fit.label))
     if as_json:
+        for label, measured, is_kept in fits:
+            point = measured.points["calibrated"].model_dump()
+            counts = measured.model_dump(exclude={"scale", "shift", "points"})
+            write_json({"label": label, **counts, **point, "kept": is_kept})
         return
     console = Console()
     for heading, is_kept in ((name, True), (_LEFT_OUT, False)):
@@ -108,7 +103,7 @@ def write_report(file: Path, name: str, fits: Sequence[TagFit], evidence: Eviden
                 for photo, score, sign in pairs
             )
         # What needs a look comes first.
-        rows[not fit.is_kept, fit.learnt_ap or 0.0, place] = row.substitute(texts)
+        rows[not fit.is_kept, fit.figures.learnt_precision, place] = row.substitute(texts)
         sections[fit.label.casefold(), place] = section.substitute(texts)
     whole = page.substitute(
         name=html.escape(escape(name)),
@@ -125,7 +120,7 @@ def write_report(file: Path, name: str, fits: Sequence[TagFit], evidence: Eviden
 def _choose(scores: NDArray[np.float64], signs: NDArray[np.int8]) -> tuple[list[int], list[int]]:
     """Returns the rows of the highest scores, and of the lowest others that have the tag."""
     best, others = np.split(np.argsort(-scores, kind="stable"), [_SHOWN])
-    return best.tolist(), others[signs[others] == 1][: -_SHOWN - 1 : -1].tolist()
+    return best.tolist(), others[signs[others] == PRESENT][: -_SHOWN - 1 : -1].tolist()
 
 
 def _draw(photo: Path, folder: Path) -> str:
@@ -146,20 +141,19 @@ def _draw(photo: Path, folder: Path) -> str:
 
 def _list_cells(fit: TagFit) -> tuple[str, ...]:
     """Returns a text for each of `_COLUMNS`."""
-    shares = (fit.text_ap, fit.learnt_ap, fit.precision, fit.recall)
-    text, learnt, *point = ("-" if share is None else f"{share:.2f}" for share in shares)
-    removed = f"removed from {fit.rejected:,}" if fit.rejected else ""
-    note = escape("; ".join(filter(None, (removed, fit.note))))
-    threshold = f"{fit.threshold:.3f}"
-    return escape(fit.label), f"{fit.photos:,}", text, learnt, threshold, *point, note
+    figures, point = fit.figures, fit.figures.points["calibrated"]
+    shares = (figures.text_precision, figures.learnt_precision, point.precision, point.recall)
+    text, learnt, *rest = ("-" if share is None else f"{share:.2f}" for share in shares)
+    note = f"removed from {figures.negative:,}" if figures.negative else ""
+    threshold = f"{point.threshold:.3f}"
+    return escape(fit.label), f"{figures.positive:,}", text, learnt, threshold, *rest, note
 
 
 def _sum_up(fits: Sequence[TagFit]) -> str:
     kept = sum(fit.is_kept for fit in fits)
     summary = f"{kept} of {len(fits)} tags kept, {len(fits) - kept} left out"
-    pairs = [(fit.text_ap, fit.learnt_ap) for fit in fits]
-    if both := [pair for pair in pairs if None not in pair]:
-        text, learnt = np.array(both, np.float64).mean(axis=0)
-        mean = f"mean average precision (AP) of {len(both)}"
-        summary += f"; {mean}: {text:.2f} by the text, {learnt:.2f} learnt"
-    return summary
+    learnt = np.mean([fit.figures.learnt_precision for fit in fits])
+    summary += f"; mean average precision (AP): {learnt:.2f} learnt"
+    texts = [fit.figures.text_precision for fit in fits]
+    known = [share for share in texts if share is not None]
+    return f"{summary}, {np.mean(known):.2f} by the texts" if known else summary

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.cli.console import EXIT_SOME_FAILED, show_failure, write_json
-from service.cli.options import OneObject, add_flags, path_argument, path_option
+from service.cli.options import OneObject, add_flags, path_argument, path_option, require_package
 from service.errors import LabelSetChanged, LabelSetExists, StartError, list_names
 from service.fields import validate
 from service.files import replace_file
@@ -152,24 +152,72 @@ def calibrate(  # noqa: PLR0913 - a command has a parameter for each flag
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
-def learn(
+def learn(  # noqa: PLR0913 - a command has a parameter for each flag
     *,
     settings: Settings,
     name: Name,
-    folder: Annotated[Path, path_argument("FOLDER", "A subfolder of photos for each label.")],
+    photos: Annotated[
+        Path, path_argument("PHOTOS", "Folder; without tags, a subfolder for each label.")
+    ],
+    from_tags: Annotated[
+        bool, typer.Option("--from-tags", help="Learn from keywords and sidecars of the photos.")
+    ] = False,
+    tags: Annotated[
+        Path | None,
+        path_option("FILE", "Learn from a table: a .csv with path,tags or path,tag; labels.json."),
+    ] = None,
+    level: Annotated[
+        str, typer.Option(help="Level of tags that is the label: last, path (all), or 1, 2, ...")
+    ] = "last",
+    only: Annotated[list[str] | None, typer.Option(help="Only these tags; a pattern.")] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Not these tags; a pattern, as 'People/*'.")
+    ] = None,
+    least: Annotated[int, typer.Option(min=1, help="Fewest photos of a tag.")] = 5,
+    trust_kept: Annotated[
+        bool, typer.Option("--trust-kept", help="Tags that bulk wrote and you kept count as yours.")
+    ] = False,
+    keep_all: Annotated[
+        bool, typer.Option("--all", help="Keep tags that cannot be told apart, too.")
+    ] = False,
+    precision_target: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Thresholds of this precision, not of best F1."),
+    ] = None,
+    report: Annotated[
+        Path | None, path_option("FILE", "Write a page (.html) with photos of each tag.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what tags would teach, and write nothing.")
+    ] = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Forget earlier photos of the labels.")
+        bool, typer.Option("--replace", help="Of subfolders: forget earlier photos of the labels.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per label.")] = False,
 ) -> None:
-    """Learn labels from photos; a subfolder is a label. Adds labels and set if they are missing.
+    """Learn labels from photos: from your tags, or from a subfolder for each label.
+
+    ml-decoder labels learn archive PHOTOS --from-tags --report tags.html
 
     ml-decoder labels learn mugs FOLDER
     """
-    from service.cli.learn import learn_folder
-
     configure_logs("error")
-    work = learn_folder(settings, name, folder, replace=replace, as_json=as_json)
+    if not from_tags and tags is None:
+        if keep_all or dry_run or report or precision_target is not None:
+            raise StartError("--all, --dry-run, --report and --precision-target need --from-tags")
+        from service.cli.learn import learn_folder
+
+        work = learn_folder(settings, name, photos, replace=replace, as_json=as_json)
+    else:
+        if replace or (from_tags and tags is not None):
+            raise StartError("--from-tags, --tags and --replace exclude each other")
+        require_package("lxml", "bulk", needed=from_tags)
+        from service.archive.choice import TagChoice
+        from service.cli.learn_tags import TagLesson, learn_tags
+
+        choice = TagChoice(level, only or (), exclude or (), least, trust_kept)
+        options = precision_target, keep_all, report, dry_run, as_json
+        work = learn_tags(settings, name, TagLesson(photos, tags, choice, *options))
     if not asyncio.run(work):
         raise typer.Exit(EXIT_SOME_FAILED)
 

@@ -20,14 +20,12 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from service.archive.choice import ABSENT, PRESENT, REJECTED, UNKNOWN
 from service.bundle.card import MeasuredThreshold
 from service.calibration import find_threshold, find_thresholds
 from service.fields import ThresholdName
 from service.labels.sources.fit import Fit, FitFigures, FitPoint
 from service.labels.whitening import Vectors, Whitening
-
-PRESENT, ABSENT, REJECTED, UNKNOWN = 1, 0, -1, -2
-"""Signs of a label on a photo: tagged; not, with other tags; deleted by the user; not known."""
 
 MIN_PHOTOS = 10
 _PENALTY = 3.0

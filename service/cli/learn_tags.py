@@ -1,0 +1,165 @@
+"""`ml-decoder labels learn --from-tags`: all labels of an archive from the tags of its photos."""
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import compress
+from pathlib import Path
+
+import numpy as np
+
+from service.archive import PhotoTags
+from service.archive.choice import PRESENT, TagChoice, TagSigns, choose_labels
+from service.archive.tables import read_tag_table
+from service.cli.console import show_failure, show_progress
+from service.cli.fit_report import Evidence, TagFit, show_fits, write_report
+from service.cli.local_pipeline import PhotoResult, run_pipeline, try_photo
+from service.engine.heads import LogitsArray, QueryArray, ZeroHead
+from service.errors import LabelSetChanged, StartError, escape, list_names
+from service.fields import validate
+from service.images.folders import list_photos
+from service.labels.registered_sets import RegisteredSets
+from service.labels.sources.fit import Fit
+from service.labels.sources.ridge import MIN_PHOTOS, fit_labels
+from service.labels.whitening import Vector
+from service.pipeline.pipeline import Pipeline
+from service.question import Question
+from service.scheduling.tasks import run_in_order
+from service.settings import Settings
+
+
+@dataclass(frozen=True)
+class TagLesson:
+    """Arguments of the command."""
+
+    photos: Path
+    table: Path | None  # else the photos' own tags
+    choice: TagChoice
+    precision_target: float | None  # 0..1; None: best F1
+    keeps_all: bool  # also labels that cannot be told apart
+    report: Path | None
+    dry_run: bool
+    as_json: bool
+
+
+async def learn_tags(settings: Settings, name: str, lesson: TagLesson) -> bool:
+    """Fits labels to tags, shows and writes them. Returns whether all photos were used."""
+    validate(Question, {"label_set": [name]}, "command line")
+    tags, left_out = _read_tags(lesson)
+    async with run_pipeline(settings) as pipeline:
+        sets, whitening = pipeline.catalogue.for_learning(name)
+        known = pipeline.catalogue.get(name)
+        chosen = choose_labels(tags, lesson.choice, known.names if known else ())
+        for line in _describe_choice(chosen):
+            sys.stderr.write(escape(line) + "\n")
+        if not chosen.labels or len(chosen.photos) < MIN_PHOTOS:
+            raise StartError(
+                f"{len(chosen.photos)} photos have tags to learn from, {len(chosen.labels)} tags "
+                f"are on {lesson.choice.least} photos or more: tag at least {MIN_PHOTOS} photos, "
+                "or lower --least"
+            )
+        prepared = await sets.prepare_labels(name, chosen.labels)
+        paths = [lesson.photos / photo for photo in chosen.photos]
+        embedded, unusable = await _embed(pipeline, paths, prepared.queries, len(chosen.labels))
+        left_out += unusable
+        usable = [path in embedded for path in paths]
+        signs = chosen.signs[usable]
+        columns = np.flatnonzero((signs == PRESENT).any(axis=0))
+        if len(signs) < MIN_PHOTOS or not len(columns):
+            raise StartError(f"{len(unusable)} photos cannot be used, such as {unusable[0].path}")
+        labels, signs = [chosen.labels[column] for column in columns], signs[:, columns]
+        embeddings, logits = zip(*embedded.values(), strict=True)
+        texts = None if prepared.queries is None else np.stack(logits)[:, columns]
+        data = np.stack(embeddings), texts, signs, whitening
+        found = await asyncio.to_thread(fit_labels, *data, lesson.precision_target)
+        kept = found.told_apart | lesson.keeps_all
+        figures = [fit.figures for fit in found.fits]
+        fits = [*map(TagFit, labels, figures, kept.tolist())]
+        show_fits(name, fits, as_json=lesson.as_json)
+        if lesson.report is not None:
+            evidence = Evidence(lesson.photos, [*embedded], found.scores, signs)
+            write_report(lesson.report, name, fits, evidence)
+        if kept.any() and not lesson.dry_run:
+            queries = None if prepared.queries is None else prepared.queries[columns[kept]]
+            learnt = dict(zip(compress(labels, kept), compress(found.fits, kept), strict=True))
+            await _write(sets, name, learnt, queries)
+    for photo in left_out:
+        show_failure(photo)
+    return not left_out
+
+
+def _read_tags(lesson: TagLesson) -> tuple[dict[str, PhotoTags], list[PhotoResult]]:
+    """Returns the tags of photos by name, and photos whose tags cannot be read."""
+    if lesson.table is not None:
+        tags, missing = read_tag_table(lesson.table, lesson.photos)
+        if missing:
+            listed = list_names(missing)
+            sys.stderr.write(f"{len(missing)} photos of the table are missing: {escape(listed)}\n")
+        return tags, []
+    from service.archive.users import read_photo_tags
+
+    tags, unread = {}, []
+    names, _ = list_photos(str(lesson.photos))
+    with show_progress(results_on_stdout=False) as show:
+        for done, name in enumerate(names, start=1):
+            path = lesson.photos / name
+            try:
+                tags[name] = read_photo_tags(path)
+            except (OSError, ValueError) as error:
+                unread.append(PhotoResult(path, None, f"its tags cannot be read: {error}"))
+            show(done, len(names))
+    return tags, unread
+
+
+def _describe_choice(chosen: TagSigns) -> list[str]:
+    """Returns a line for each reason why tags are no labels."""
+    reasons: dict[str, list[str]] = {}
+    for name, reason, photos in chosen.left_out:
+        reasons.setdefault(reason, []).append(f"{name} ({photos})")
+    return [f"{len(names)} tags {why}: {list_names(names)}" for why, names in reasons.items()]
+
+
+async def _embed(
+    pipeline: Pipeline, paths: Sequence[Path], queries: QueryArray | None, labels: int
+) -> tuple[dict[Path, tuple[Vector, LogitsArray]], list[PhotoResult]]:
+    """Returns embedding [D] and logits [L] of each usable photo, and the other photos."""
+    head = ZeroHead(labels) if queries is None else queries
+
+    async def embed(photo: bytes) -> tuple[Vector, LogitsArray]:
+        embedding, (logits,) = await pipeline.embed(photo, pipeline.make_deadline(), head)
+        assert isinstance(logits, np.ndarray)
+        return embedding, logits
+
+    embedded: dict[Path, tuple[Vector, LogitsArray]] = {}
+    unusable: list[PhotoResult] = []
+    works = (try_photo(path, embed) for path in paths)
+    with show_progress(results_on_stdout=False) as show:
+        async with aclosing(run_in_order(works, pipeline.concurrency)) as results:
+            async for result, failure in results:
+                path = paths[len(embedded) + len(unusable)]
+                if result is None:
+                    unusable.append(PhotoResult(path, None, failure))
+                else:
+                    embedded[path] = result
+                show(len(embedded) + len(unusable), len(paths))
+    return embedded, unusable
+
+
+async def _write(
+    sets: RegisteredSets, name: str, fits: Mapping[str, Fit], queries: QueryArray | None
+) -> None:
+    """Writes fits to texts of these queries [L, K]; names what they replace."""
+    prepared = await sets.prepare_labels(name, [*fits])
+    now = prepared.queries
+    if queries is not None and (now is None or not np.array_equal(now, queries)):
+        raise LabelSetChanged(name, str(prepared.version))
+    known = sets.by_name.get(name)
+    if known is not None:
+        own = dict(zip(known.names, known.own_thresholds, strict=True))
+        replaced = [label for label in fits if label in known.lessons or own.get(label) is not None]
+        if replaced:
+            what = f"what {len(replaced)} labels had learnt, and their thresholds"
+            sys.stderr.write(escape(f"replaced: {what}: {list_names(replaced)}") + "\n")
+    await sets.teach(name, prepared, fits)
