@@ -59,7 +59,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
         ),
     ] = False,
     add_new: Annotated[
-        bool, typer.Option("--add-new", help="Tag what came since, with the labels of OUT.")
+        bool, typer.Option("--add-new", help="Tag what came since, or all if labels have learnt.")
     ] = False,
     xmp: Annotated[
         bool, typer.Option("--xmp", help="Write the labels to XMP sidecars beside the photos.")
@@ -116,7 +116,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
             question = _repeat_question(question, open_results(results))
         job = BulkJob(
             *(photos, results, question, settings, part_size, retry_failed),
-            *(tuple(exclude_path or ()), from_results),
+            *(tuple(exclude_path or ()), from_results, add_new),
         )
         totals = _run(job, workers if ray else None)
         if folder is not None:
@@ -179,6 +179,8 @@ def _show(totals: Totals, changes: Sequence[Change] | None, as_json: bool) -> No
         (totals.failed_before, " ({} of them failed)"),
         (totals.unread, ", {} not read: run it again for them"),
         (totals.gone, ", {} gone"),
+        (totals.came, ", {} tags came"),
+        (totals.went, ", {} went" if totals.came else ", {} tags went"),
         (totals.sidecars, f", {{}} sidecars {written}"),
         (totals.rejected, ", {} deleted tags not written again"),
         (totals.left_alone, ", {} sidecars left alone"),

@@ -2,7 +2,8 @@
 
 A photo is done if it is in a part, so the next run continues after a crash. A part is named after
 its photos: one that is computed twice replaces itself. `_bulk.json` keeps the question, so that a
-folder never mixes answers to different questions.
+folder never mixes answers to different questions. Answers to label sets that have learnt since are
+collected in `_next`, and replace the others when they are complete.
 """
 
 import fcntl
@@ -12,8 +13,9 @@ import json
 import os
 import posixpath
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,14 @@ from service.cli.bulk.photo_store import open_filesystem, read_file
 from service.cli.folders import make_folder
 from service.errors import StartError
 from service.files import replace_file
+from service.labels.label_set import LabelSet
 from service.pipeline.prediction import Prediction
 from service.question import Question
 
 QUESTION_FILE = "_bulk.json"
 _LOCK_FILE = "_bulk.lock"
+_NEXT = "_next"  # readers of Parquet folders ignore names with such a beginning
+_LEARNT = " has learnt since"
 _PARTS = "part-*.parquet"
 _METADATA_KEY = b"ml-decoder"
 _MAX_QUESTION_BYTES = 1 << 26  # of 1,000 label sets 300 kB
@@ -42,6 +47,8 @@ ENCODER = "encoder"
 """Key of the image encoder in a question, if the rows have embeddings."""
 FLAGGED = "found"
 """Key in a question, if the labels of the rows have the flag `found`: those of 1.0 have not."""
+TEXTS = "texts"
+"""Key of `describe_texts` of each label set in a question; those of 1.0 and 1.1 have none."""
 
 Record = dict[str, Any]
 """One row by column; missing columns are null."""
@@ -61,11 +68,12 @@ class PartFolder:
     filesystem: fs.FileSystem
     folder: str
     question: dict[str, Any]  # `describe_question`
+    earlier: "PartFolder | None" = None  # results that these replace when they are complete
 
     def read_done(self) -> dict[str, bool]:
         """Returns the photos that are done, and whether each was tagged without an error."""
         done: dict[str, bool] = {}
-        for path in self._list_parts():
+        for path in self.list_parts():
             table = self._read_table(path, ["photo", "error"])
             usable = table.column("error").is_null().to_pylist()
             done.update(zip(table.column("photo").to_pylist(), usable, strict=True))
@@ -75,14 +83,14 @@ class PartFolder:
         """Yields at most `most` rows of those photos at a time, with all columns but labels."""
         wanted = pa.array(names, pa.string())
         columns = ["photo", "width", "height", "error", "embedding"]
-        for path in self._list_parts():
+        for path in self.list_parts():
             table = self._read_table(path, columns)
             chosen = table.filter(pc.is_in(table["photo"], wanted)).combine_chunks()
             yield from chosen.to_batches(max_chunksize=most)
 
     def read_found(self) -> Iterator[tuple[str, list[str]]]:
         """Yields each tagged photo and the names of its found labels, best first."""
-        for path in self._list_parts():
+        for path in self.list_parts():
             table = self._read_table(path, ["photo", "labels"])
             for rows in table.filter(pc.is_valid(table["labels"])).to_batches(_ROWS_AT_ONCE):
                 for row in rows.to_pylist():
@@ -92,7 +100,7 @@ class PartFolder:
     def forget_failed(self, names: Sequence[str]) -> None:
         """Removes the rows of those photos that have an error."""
         wanted = pa.array(names, pa.string())
-        for path in self._list_parts():
+        for path in self.list_parts():
             table = self._read_table(path)
             failed = pc.and_(pc.is_valid(table["error"]), pc.is_in(table["photo"], wanted))
             kept = table.filter(pc.invert(failed))
@@ -131,29 +139,84 @@ class PartFolder:
             columns.append(pa.field("embedding", pa.list_(pa.float32())))
         return pa.schema(columns, {_METADATA_KEY: _dump(self.question)})
 
-    def adopt_question(self, location: str) -> "PartFolder":
+    def adopt_question(
+        self, location: str, sets: Sequence[LabelSet] = (), *, add_new: bool = False
+    ) -> "PartFolder":
         """Stores the question in a new folder; returns the folder with the question that it has.
 
-        The photos may be spelled in another way. Raises StartError if something else differs.
+        The photos may be spelled in another way. If only the `sets` have learnt since, `add_new`
+        returns a folder of results to replace these. Raises StartError if something else differs.
         """
         path = posixpath.join(self.folder, QUESTION_FILE)
         if self.filesystem.get_file_info(path).type == fs.FileType.NotFound:
-            if self._list_parts():
+            if self.list_parts() or self._read_next().question:
                 raise StartError(f"{location} has parts but no {QUESTION_FILE}: use another folder")
             self._write_file(path, _dump(self.question))
             return self
-        begun = open_results(location).question
-        question = json.loads(_dump(self.question))
-        if FLAGGED not in begun:  # by version 1.0
-            question.pop(FLAGGED, None)
+        results = _read_results(location)
+        results.finish_replacing()
+        begun, question = results.question, self.describe_as(results.question)
         if _find_place(photos := question["photos"]) == _find_place(begun["photos"]):
             question["photos"] = begun["photos"]
-        if changes := "; ".join(_list_changes(begun, question)):
+        if changes := _list_changes(begun, question, sets):
             step = "repeat the earlier options, or use another folder"
+            if all(change.endswith(_LEARNT) for change in changes):
+                if add_new:
+                    return results.begin_next(self.question | {"photos": begun["photos"]})
+                step = "add --add-new to tag all photos again, or use another folder"
             if question["photos"] != begun["photos"] and not Path(photos, QUESTION_FILE).exists():
                 step += f"; if the photos moved, add --photos {photos}"
-            raise StartError(f"{location} was begun otherwise: {changes}: {step}")
+            raise StartError(f"{location} was begun otherwise: {'; '.join(changes)}: {step}")
         return replace(self, question=question)
+
+    def describe_as(self, begun: dict[str, Any]) -> dict[str, Any]:
+        """Returns the question as the version describes it that began some results."""
+        described = json.loads(_dump(self.question))
+        return {k: v for k, v in described.items() if k in begun or k not in (FLAGGED, TEXTS)}
+
+    def begin_next(self, question: dict[str, Any]) -> "PartFolder":
+        """Begins or continues the results in `_next`, of a question with lessons since."""
+        coming, question = self._read_next(), json.loads(_dump(question))
+        self.filesystem.create_dir(coming.folder)
+        if coming.question | {"photos": None} != question | {"photos": None}:
+            for path in coming.list_parts():
+                self.filesystem.delete_file(path)
+        self._write_file(posixpath.join(coming.folder, QUESTION_FILE), _dump(question))
+        return replace(coming, question=question)
+
+    def adopt_next(self) -> None:
+        """Replaces these results by those in `_next`, which are complete."""
+        question = self._read_next().question
+        # From here on, the next run finishes what this one may not.
+        self._write_file(posixpath.join(self.folder, QUESTION_FILE), _dump(question))
+        replace(self, question=question).finish_replacing()
+
+    def is_being_replaced(self) -> bool:
+        """Whether `_bulk.json` is of the results in `_next`, of which some have to be moved in."""
+        return bool(self._read_next().question.get("label_sets") == self.question["label_sets"])
+
+    def finish_replacing(self) -> None:
+        """Deletes earlier parts and moves those of `_next` in, if a run was stopped before that."""
+        if not self.is_being_replaced():
+            return
+        for path in self.list_parts():
+            with self.filesystem.open_input_file(path) as file:
+                described = (pq.read_schema(file).metadata or {}).get(_METADATA_KEY, b"{}")
+            if json.loads(described).get("label_sets") != self.question["label_sets"]:
+                self.filesystem.delete_file(path)
+        coming = self._read_next()
+        for path in coming.list_parts():
+            self.filesystem.move(path, posixpath.join(self.folder, posixpath.basename(path)))
+        self.filesystem.delete_dir(coming.folder)
+
+    def _read_next(self) -> "PartFolder":
+        """Returns the results in `_next`; their question is empty if there are none."""
+        folder, question = posixpath.join(self.folder, _NEXT), {}
+        if os.path.islink(folder):  # files in it are deleted
+            raise StartError(f"{folder} must be a folder, not a link: delete it")
+        with suppress(FileNotFoundError):
+            question = json.loads(read_file(self.filesystem, posixpath.join(folder, QUESTION_FILE)))
+        return PartFolder(self.filesystem, folder, question, self)
 
     def move_photos(self, location: str, given: str) -> None:
         """Records the place that the photos moved to; raises StartError if none is there.
@@ -172,7 +235,8 @@ class PartFolder:
         moved = _dump(self.question | {"photos": spell_place(location)})
         self._write_file(posixpath.join(self.folder, QUESTION_FILE), moved)
 
-    def _list_parts(self) -> list[str]:
+    def list_parts(self) -> list[str]:
+        """Returns the paths of the files, in order."""
         entries = self.filesystem.get_file_info(fs.FileSelector(self.folder))
         paths = sorted(info.path for info in entries if info.type == fs.FileType.File)
         return [path for path in paths if Path(path).match(_PARTS)]
@@ -202,21 +266,33 @@ class PartFolder:
 
 
 @contextmanager
-def open_parts(location: str, question: dict[str, Any]) -> Iterator[PartFolder]:
-    """Opens the results of a question; raises StartError if another run or question uses them."""
+def open_parts(
+    location: str, question: dict[str, Any], sets: Sequence[LabelSet] = (), *, add_new: bool = False
+) -> Iterator[PartFolder]:
+    """Opens the results of a question; raises StartError if another run or question uses them.
+
+    With `add_new`, opens results to replace them if the `sets` of the question have learnt since.
+    """
     filesystem, folder = open_filesystem(location)
     parts = PartFolder(filesystem, folder, question)
-    has_locks = isinstance(filesystem, fs.LocalFileSystem)  # object stores have none
     try:
         filesystem.create_dir(folder, recursive=True)
-        with _lock(folder, location) if has_locks else nullcontext():
-            yield parts.adopt_question(location)
+        with _lock(parts, location):
+            yield parts.adopt_question(location, sets, add_new=add_new)
     except OSError as error:
         raise StartError(f"{location}: {error.strerror or 'cannot be used'}") from error
 
 
 def open_results(location: str) -> PartFolder:
     """Opens the results of an earlier run, to read them; raises StartError."""
+    results = _read_results(location)
+    if results.is_being_replaced():
+        with _lock(results, location):
+            results.finish_replacing()
+    return results
+
+
+def _read_results(location: str) -> PartFolder:
     filesystem, folder = open_filesystem(location)
     try:
         path = posixpath.join(folder, QUESTION_FILE)
@@ -247,11 +323,13 @@ def _find_place(location: str) -> str:
     return str(Path(location).parent.resolve() / Path(location).name)
 
 
-def _list_changes(begun: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def _list_changes(
+    begun: dict[str, Any], now: dict[str, Any], sets: Sequence[LabelSet] = ()
+) -> list[str]:
     """Returns in words what differs; of label sets only if nothing else does."""
     old, new = (
         {
-            **(each | each["question"] | {"question": None, ENCODER: None}),
+            **(each | each["question"] | {"question": None, ENCODER: None, TEXTS: None}),
             "embedding": each.get(ENCODER, "none"),
             "model": " ".join(each["model"].values()),
             "label_sets": [labels["name"] for labels in each["label_sets"]],
@@ -263,8 +341,28 @@ def _list_changes(begun: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for name in old | new
         if old.get(name) != new.get(name)
     ]
-    pairs = zip(begun["label_sets"], now["label_sets"], strict=False)
-    return changes or [f"label set {a['name']} has changed since" for a, b in pairs if a != b]
+    pairs = enumerate(zip(begun["label_sets"], now["label_sets"], strict=False))
+    return changes or [_describe_change(begun, now, i, sets) for i, (a, b) in pairs if a != b]
+
+
+def _describe_change(
+    begun: dict[str, Any], now: dict[str, Any], row: int, sets: Sequence[LabelSet]
+) -> str:
+    """Returns in words what a set did; if it learnt, it may have new labels and thresholds too."""
+    old, new = begun["label_sets"][row], now["label_sets"][row]
+    has_learnt = bool(sets) and new.get("examples") not in (None, old.get("examples"))
+    if has_learnt and TEXTS in begun:
+        has_learnt = begun[TEXTS][row] == describe_texts(sets[row], begun[TEXTS][row][0])
+    elif has_learnt:
+        has_learnt = old["digest"] == new["digest"]
+    return f"label set {old['name']}{_LEARNT if has_learnt else ' has changed since'}"
+
+
+def describe_texts(labels: LabelSet, count: int | None = None) -> list[Any]:
+    """Returns the number of a set's labels, or of its first ones, and a hash of their texts."""
+    columns = labels.names, labels.prompts, labels.own_embeddings.tolist()
+    content = repr([column[:count] for column in columns]).encode()
+    return [len(labels.names[:count]), hashlib.sha256(content).hexdigest()]
 
 
 @contextmanager
@@ -272,8 +370,11 @@ def copy_results(location: str) -> Iterator[str]:
     """Yields a temporary folder with the parts of results; new ones are lost with it."""
     filesystem, folder = open_filesystem(location)
     with make_folder() as (copy, _):
-        for info in filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
-            path = Path(copy, info.base_name)
+        Path(copy, _NEXT).mkdir()
+        places = folder, posixpath.join(folder, _NEXT)
+        selectors = [fs.FileSelector(place, allow_not_found=True) for place in places]
+        for info in chain.from_iterable(map(filesystem.get_file_info, selectors)):
+            path = Path(copy, posixpath.relpath(info.path, folder))
             if not (path.match(_PARTS) or path.name == QUESTION_FILE):
                 continue
             if isinstance(filesystem, fs.LocalFileSystem):
@@ -287,8 +388,11 @@ def copy_results(location: str) -> Iterator[str]:
 
 
 @contextmanager
-def _lock(folder: str, location: str) -> Iterator[None]:
-    path = os.path.join(folder, _LOCK_FILE)
+def _lock(results: PartFolder, location: str) -> Iterator[None]:
+    if not isinstance(results.filesystem, fs.LocalFileSystem):  # object stores have none
+        yield
+        return
+    path = os.path.join(results.folder, _LOCK_FILE)
     if os.path.islink(path):
         raise StartError(f"{path} must be a file, not a link: delete it")
     # Not "w", which empties a file that another run has locked.
@@ -298,7 +402,7 @@ def _lock(folder: str, location: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise StartError(f"{location}: another run writes into this folder") from error
-        for left in Path(folder).glob(".part-*.tmp"):  # of a run that was killed
+        for left in Path(results.folder).glob(".part-*.tmp"):  # of a run that was killed
             left.unlink()
         yield
 

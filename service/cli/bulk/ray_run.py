@@ -17,10 +17,11 @@ import ray.exceptions
 
 from service.bundle.card import CPU_DEVICES
 from service.cli.bulk import run
-from service.cli.bulk.parts import FLAGGED, PartFolder, Record, open_parts
+from service.cli.bulk.parts import PartFolder, Record, open_parts
 from service.cli.bulk.photo_store import PhotoStore, open_photos
 from service.cli.local_pipeline import run_pipeline
 from service.errors import StartError
+from service.labels.label_set import LabelSet
 from service.pipeline.pipeline import open_pipeline
 from service.settings import Settings
 
@@ -33,12 +34,13 @@ def run_bulk_on_ray(job: run.BulkJob, workers: int, report: run.Report) -> run.T
     store, names, left_out = open_photos(job.photos, job.exclude)
     totals = run.Totals(left_out=left_out)
     job = replace(job, settings=_divide_settings(job.settings))
-    question = asyncio.run(_describe(job))
-    with open_parts(job.out, question) as parts:
+    question, sets = asyncio.run(_describe(job))
+    with open_parts(job.out, question, sets, add_new=job.add_new) as parts:
         remaining, add = run.begin_run(job, parts, names, totals, report)
         if remaining:
             for part in _tag_on_ray(remaining, workers, (job, store, parts)):
                 add(part)
+        run.end_run(parts, totals)
     return totals
 
 
@@ -93,7 +95,7 @@ class PartTagger:
         self._runner.run(self._pipeline.start())
         self._selection = self._runner.run(self._pipeline.select(job.question))
         question = run.describe_question(self._pipeline, self._selection, parts.question["photos"])
-        if question != parts.question | {FLAGGED: True}:  # results of 1.0 continue without it
+        if replace(parts, question=question).describe_as(parts.question) != parts.question:
             raise StartError("a worker must have the driver's bundle, precision and label sets")
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
@@ -122,7 +124,7 @@ def _divide_settings(settings: Settings) -> Settings:
     return run.prepare_settings(settings.model_copy(update=changes))
 
 
-async def _describe(job: run.BulkJob) -> dict[str, Any]:
+async def _describe(job: run.BulkJob) -> tuple[dict[str, Any], tuple[LabelSet, ...]]:
     async with run_pipeline(job.settings) as pipeline:
         selection = await pipeline.select(job.question)
-        return run.describe_question(pipeline, selection, job.photos)
+        return run.describe_question(pipeline, selection, job.photos), selection.sets

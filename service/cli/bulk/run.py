@@ -4,18 +4,23 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from service.cli.bulk.embedded import open_earlier, prepare_answers
 from service.cli.bulk.parts import (
     CATEGORIES,
     ENCODER,
     FLAGGED,
+    TEXTS,
     PartFolder,
     Record,
+    describe_texts,
     make_record,
     open_parts,
     spell_place,
@@ -56,6 +61,7 @@ class BulkJob:
     retry_failed: bool = False  # photos that have an error
     exclude: tuple[str, ...] = ()  # patterns of files and folders to leave out
     from_results: bool = False  # `photos` are the results of an earlier run, with embeddings
+    add_new: bool = False  # if the label sets have learnt since, tags all photos again
 
 
 @dataclass
@@ -69,6 +75,8 @@ class Totals:
     failed_before: int = 0  # have an error, among the skipped
     left_out: int = 0  # other files and folders
     gone: int = 0  # have a row of an earlier run, and are not among the photos
+    came: int = 0  # found labels that the photos did not have before the label sets learnt
+    went: int = 0  # found labels that they had
     sidecars: int = 0  # written, changed or removed
     rejected: int = 0  # labels that the user has deleted as tags
     left_alone: int = 0  # sidecars of several photos, or read-only
@@ -95,7 +103,8 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
             if isinstance(store, PartFolder)
             else partial(tag_photos, pipeline, selection, store)
         )
-        with open_parts(job.out, describe_question(pipeline, selection, job.photos)) as parts:
+        question = describe_question(pipeline, selection, job.photos)
+        with open_parts(job.out, question, selection.sets, add_new=job.add_new) as parts:
             remaining, add = begin_run(job, parts, names, totals, report)
             records: list[Record] = []
             async for record in tag(remaining):
@@ -107,6 +116,7 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
                 add([record])
             if records:
                 await asyncio.to_thread(parts.write, records)
+            end_run(parts, totals)
     return totals
 
 
@@ -137,11 +147,34 @@ def begin_run(
 
     totals.skipped = len(usable)
     totals.failed_before = usable.count(False)
-    totals.gone = len(done) - len(usable)
+    known = done if parts.earlier is None else parts.earlier.read_done()
+    totals.gone = len(known.keys() - {*names})
+    if parts.earlier is not None:
+        logger.warning("label sets have learnt since; photos to tag again: %d", to_do)
     shown = (os.fsencode(name).decode("utf-8", "backslashreplace") for name in unread)
     reason = "its name is not UTF-8: rename the file"
     add([{"photo": name, "error": reason, "unread": True} for name in shown])
     return remaining, add
+
+
+def end_run(parts: PartFolder, totals: Totals) -> None:
+    """Puts results that are to replace others in their place, and counts the tags that changed."""
+    if (earlier := parts.earlier) is None:
+        return
+    if totals.unread:
+        step = "repair these photos or leave them out, and run it again"
+        logger.error("the results stay as they were until all photos can be read: %s", step)
+        return
+    photos = earlier.read_done().keys() & parts.read_done().keys()
+    old, new = (_hash_found(each, photos) for each in (earlier, parts))
+    totals.came, totals.went = np.setdiff1d(new, old).size, np.setdiff1d(old, new).size
+    earlier.adopt_next()
+
+
+def _hash_found(parts: PartFolder, photos: Collection[str]) -> NDArray[np.int64]:
+    """Returns hashes of the photos' found labels: 8 bytes each, not a string."""
+    rows = (row for row in parts.read_found() if row[0] in photos)
+    return np.fromiter((hash((photo, name)) for photo, found in rows for name in found), np.int64)
 
 
 def prepare_settings(settings: Settings) -> Settings:
@@ -163,6 +196,7 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
         "max_pixels": pipeline.settings.max_pixels,
         # Not the versions: each store has its own.
         "label_sets": [_describe_set(labels) for labels in selection.sets],
+        TEXTS: [describe_texts(labels) for labels in selection.sets],
         "question": question.model_dump(exclude_none=True),
         "photos": spell_place(location),
     }

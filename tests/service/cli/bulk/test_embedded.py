@@ -115,8 +115,9 @@ def test_sets_of_examples_alone_need_no_photos(job: BulkJob, tmp_path: Path) -> 
         assert row["labels"][0]["score"] == pytest.approx(other["labels"][0]["score"], abs=1e-5)
     (tmp_path / "photos/more.png").write_bytes(make_photo(9))
     learn()
-    with pytest.raises(StartError, match="label set mine has changed since: repeat"):
+    with pytest.raises(StartError, match="label set mine has learnt since: add --add-new"):
         run(again)
+    assert run(replace(again, add_new=True)) == Totals(tagged=5, failed=1)
 
 
 def test_jobs_that_need_the_photos_are_refused(
