@@ -68,8 +68,8 @@ def show_fits(name: str, fits: Sequence[TagFit], *, as_json: bool) -> None:
         for head in _COLUMNS[1:-1]:  # 18 of 80 characters remain for tags, and notes below them
             table.add_column(head.replace("_", "\n"), justify="right", no_wrap=True)
         for tag, *figures, note in (_list_cells(fit) for fit in fits if fit.is_kept == is_kept):
-            label = Text.assemble(tag, (f"\n{note}" if note else "", "dim"))
-            table.add_row(label, *map(Text, figures))
+            cell = Text.assemble(tag, (f"\n{note}" if note else "", "dim"))
+            table.add_row(cell, *map(Text, figures))
         if table.row_count:
             console.print(Text(escape(heading), "bold"), soft_wrap=True)
             console.print(table)

@@ -29,7 +29,7 @@ from service.labels.whitening import Vectors, Whitening
 
 MIN_PHOTOS = 10
 _PENALTY = 3.0
-_FOLDS = 5
+_FOLDS = 10
 _ABSENT = 0.3
 _ROUNDS = 3
 _SHIFT_PRIOR = 1.0
