@@ -218,13 +218,15 @@ class LabelSet:
     def use(self, purpose: Purpose) -> "LabelSet | None":
         """Returns the set with its thresholds for a purpose; None if they were not measured.
 
-        An open label keeps its own threshold, for `recall` if it is below the open head's.
+        An open label keeps its own threshold: for `recall` if it is below the open head's, for
+        `precise` unless it is.
         """
         if purpose not in self._used and purpose in self.shared:
             shared, measured = self.shared[purpose].threshold, self.measured.get(purpose)
             if measured is None:
                 most = shared if purpose == "recall" else np.inf
-                usable = self.calibrated & (self.thresholds < most)
+                least = shared if purpose == "precise" else -np.inf
+                usable = self.calibrated & (least <= self.thresholds) & (self.thresholds < most)
                 measured = np.where(usable, self.thresholds, np.nan)
             known = ~np.isnan(measured)
             changed = replace(self, thresholds=np.where(known, measured, shared), calibrated=known)
