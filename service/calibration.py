@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from service.bundle.card import Calibration, HeadCalibration, MeasuredThreshold, ReliabilityBin
 
+PRECISE = 0.9
+"""Precision that the purpose `precise` is to reach."""
+
 MIN_POSITIVES = 5
 """Fewest photos with a label for which it gets a threshold or a calibration of its own."""
 
@@ -35,8 +38,10 @@ _SAMPLES = 30
 _MOST_LOST = 0.2
 _SHARED_WEIGHT = 40.0
 _MANY_POSITIVES = 1_000
-# One-sided confidence of 95 %, in standard deviations.
+# One-sided confidences of 95 % and 80 %, in standard deviations: a precision of 0.9 needs 25 of 25
+# answers or 7 of 7.
 _CONFIDENCE = 1.645
+_PRECISE_CONFIDENCE = 0.84
 
 Logits = NDArray[np.floating]
 Scores = NDArray[np.float64]
@@ -141,21 +146,22 @@ def measure_error(bins: tuple[ReliabilityBin, ...]) -> float:
     return float(sum(gaps) / total)
 
 
-def find_threshold(
+def find_threshold(  # noqa: PLR0913 - each aim is optional
     scores: Scores,
     targets: Targets,
     precision_target: float | None = None,
     recall_target: float = 0.0,
     *,
     wanted: float | None = None,
+    confidence: float = _CONFIDENCE,
 ) -> MeasuredThreshold | None:
     """Returns a threshold for scores 0..1 [n] and targets 0/1 [n], at least one 1.
 
     It is that of best F1; of several, that with the highest threshold (fewest predictions). With
     `wanted`, the photos that reach this are to reach it, if F1 allows. With a recall target, the
     threshold is lowered until the recall reaches it. With a precision target, it is that of the
-    lowest threshold whose precision reaches it, or None: the lower end of Wilson's interval of
-    95 % confidence has to reach it, so that a few predictions do not reach it by luck.
+    lowest threshold whose precision reaches it, or None: the lower end of Wilson's interval of this
+    confidence has to reach it, so that a few predictions do not reach it by luck.
     """
     order = np.argsort(-scores, kind="stable")
     descending = scores[order]
@@ -172,7 +178,7 @@ def find_threshold(
             cut = int(good[np.argmin(abs(good - (descending[cuts] >= wanted).sum() + 1))])
         cut = max(cut, int(np.argmax(enough)))
     else:
-        share, z = hits / count, _CONFIDENCE
+        share, z = hits / count, confidence
         middle = share + z**2 / (2 * count)
         margin = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
         (sure,) = ((middle - margin) / (1 + z**2 / count) >= precision_target).nonzero()
@@ -188,6 +194,34 @@ def find_threshold(
         precision=float(hits[cut] / count[cut]),
         recall=float(hits[cut] / hits[-1]),
     )
+
+
+def make_precise(
+    least: float, scores: Scores, targets: Targets, *, calibrated: bool
+) -> MeasuredThreshold | None:
+    """Returns a threshold of at least `least` whose precision reaches `PRECISE`, or None.
+
+    Scores are 0..1 [n], targets 0/1 [n]. Calibrated scores have to expect it too: the mean score of
+    the answers has to reach it, which holds on other photos if these few were easy ones.
+    """
+    counted = find_threshold(scores, targets, PRECISE, confidence=_PRECISE_CONFIDENCE)
+    descending = -np.sort(-scores)
+    means = descending.cumsum() / np.arange(1, len(scores) + 1)
+    expected = descending[means >= PRECISE] if calibrated else np.zeros(1)
+    if counted is None or not len(expected):
+        return None
+    least = max(least, counted.threshold, float(expected[-1]))
+    point = measure_threshold(least, scores >= least, targets)
+    return point if point.precision >= PRECISE else None
+
+
+def measure_threshold(
+    threshold: float, answered: NDArray[np.bool_], targets: Targets
+) -> MeasuredThreshold:
+    """Returns a threshold with the precision and recall of what is answered at it."""
+    right = int(targets[answered].sum())
+    precision, recall = (right / max(int(made.sum()), 1) for made in (answered, targets))
+    return MeasuredThreshold(threshold=threshold, precision=precision, recall=recall)
 
 
 def find_thresholds(

@@ -53,7 +53,8 @@ class Question(BaseModel):
             NoBool,
             replace_errors(
                 "threshold",
-                "Input should be a number from 0 to 1, 'calibrated', 'balanced' or 'recall'",
+                "Input should be a number from 0 to 1, 'calibrated', 'balanced', 'recall' or "
+                "'precise'",
             ),
         ]
         | None
@@ -61,8 +62,9 @@ class Question(BaseModel):
         default=None,
         description="Lowest score of a label in the answer: a number from 0 to 1 for every label, "
         "or a word for each label's own threshold: `calibrated`, which is also the default without "
-        "`top_k`; `balanced`, of best F1; `recall`, which finds at least three quarters. Sets with "
-        "`ranked` have no thresholds: by default their 5 best labels answer.",
+        "`top_k`; `balanced`, of best F1; `recall`, which finds at least three quarters; "
+        "`precise`, at which nine of ten answers are right. Sets with `ranked` have no thresholds: "
+        "by default their 5 best labels answer.",
         examples=["calibrated"],
     )
     include: Names[LabelName] | None = Field(

@@ -56,8 +56,9 @@ class Question(TypedDict, total=False):
 
     top_k: int  # most labels to return; without `threshold`, exactly the k best
     min_labels: int  # all found labels, and the best others up to this number
-    # 0..1 for every label, or each label's own: default, of best F1, or finding three quarters
-    threshold: float | Literal["calibrated", "balanced", "recall"]
+    # 0..1 for every label, or each label's own: default, of best F1, finding three quarters, or
+    # with nine of ten answers right
+    threshold: float | Literal["calibrated", "balanced", "recall", "precise"]
     include: Sequence[str]  # only these labels
     exclude: Sequence[str]  # all labels but these
     category: Sequence[str]  # only labels of these

@@ -22,7 +22,14 @@ from service.bundle.card import (
     OpenHead,
     TrainedHead,
 )
-from service.calibration import Fit, find_threshold, find_thresholds, fit_calibration
+from service.calibration import (
+    Fit,
+    find_threshold,
+    find_thresholds,
+    fit_calibration,
+    make_precise,
+    measure_threshold,
+)
 from service.fields import ThresholdName
 from service.pipeline.scoring import compute_scores
 
@@ -71,9 +78,17 @@ def calibrate_trained(
     threshold = FALLBACK_THRESHOLD if reached is None else reached
     calibrations = (None,) * len(names) if fit is None else fit.labels
     measured, points = {}, dict[ThresholdName, dict[str, MeasuredThreshold]]()
-    for word, least in _find_purposes(scores, targets, threshold).items():
-        aim = options if word == "calibrated" else _PURPOSES[word]
-        if word != "calibrated" and aim == options:
+    fitted = fit is not None
+    for word, least in _find_purposes(scores, targets, threshold, calibrated=fitted).items():
+        aim = _PURPOSES.get(word, options)
+        if word == "precise":
+            found = {
+                name: point
+                for name, column, truths in zip(names, scores.T, targets.T, strict=True)
+                if (best := points["balanced"].get(name))
+                and (point := make_precise(best.threshold, column, truths, calibrated=fitted))
+            }
+        elif word != "calibrated" and aim == options:
             found = points["calibrated"]
         else:
             found = _find_points(names, scores, blank, targets, aim)
@@ -113,9 +128,10 @@ def calibrate_open(head: OpenHead, scored: ScoredPhotos, options: CalibrationOpt
     if fit is None and threshold is None:  # 0.5 would have no meaning on raw scores
         threshold = _find_shared(scores, targets, CalibrationOptions())
     threshold = FALLBACK_THRESHOLD if threshold is None else threshold
+    purposes = _find_purposes(scores, targets, threshold, calibrated=fit is not None)
     measured = {
         word: _measure(f"open labels, {word}", least, scores >= least, scored.photos)
-        for word, least in _find_purposes(scores, targets, threshold).items()
+        for word, least in purposes.items()
     }
     changed = {"activation": "sigmoid", "threshold": threshold, "by_purpose": measured}
     changed["calibration"] = calibration
@@ -186,7 +202,7 @@ def _clear_blank(
     raised = min(floor + _BLANK_MARGIN, (1 + floor) / 2)
     if point.threshold >= raised:
         return None
-    clear = _rate(raised, scores >= raised, targets)
+    clear = measure_threshold(raised, scores >= raised, targets)
     return None if _f1(point) - _f1(clear) > _MAX_LOSS else clear
 
 
@@ -206,13 +222,19 @@ def _find_shared(
 
 
 def _find_purposes(
-    scores: Scores, targets: NDArray[np.int64], threshold: float
+    scores: Scores, targets: NDArray[np.int64], threshold: float, *, calibrated: bool
 ) -> dict[ThresholdName, float]:
     """Returns thresholds for all labels together; without a positive, the given default alone."""
     thresholds: dict[ThresholdName, float] = {"calibrated": threshold}
     for word, aim in (_PURPOSES if targets.any() else {}).items():
         if (shared := _find_shared(scores, targets, aim)) is not None:
             thresholds[word] = shared
+    if targets.any():
+        pairs = thresholds["balanced"], scores.ravel(), targets.ravel()
+        if point := make_precise(*pairs, calibrated=calibrated):
+            thresholds["precise"] = point.threshold
+        else:
+            logger.warning("precise: not reached by all labels together")
     return thresholds
 
 
@@ -236,17 +258,9 @@ def _measure(
     labels: str, threshold: float, answered: NDArray[np.bool_], photos: LabelledPhotos
 ) -> MeasuredThreshold:
     """Returns and logs precision and recall of answers [n, L] over all labels."""
-    point = _rate(threshold, answered, photos.targets)
+    point = measure_threshold(threshold, answered, photos.targets)
     logger.info(
         "%s: precision %.2f and recall %.2f at the thresholds, over %d labels of %s",
         *(labels, point.precision, point.recall, len(photos.label_names), photos.dataset),
     )
     return point
-
-
-def _rate(
-    threshold: float, answered: NDArray[np.bool_], targets: NDArray[np.int64]
-) -> MeasuredThreshold:
-    right = int(targets[answered].sum())
-    precision, recall = (right / max(int(made.sum()), 1) for made in (answered, targets))
-    return MeasuredThreshold(threshold=threshold, precision=precision, recall=recall)

@@ -10,10 +10,10 @@ from pydantic import Field, ValidationError
 from service.bundle.card import ModelCard, Precision, Record, Sha256, format_first_error
 from service.errors import BundleError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Version 2 added calibrations, version 3 the screen, mean, std, prefix tokens, the softmax of open
-heads and several descriptions of a label, version 4 thresholds by purpose. All are optional: older
-files are read too."""
+heads and several descriptions of a label, version 4 thresholds by purpose, version 5 those of
+`precise`. All are optional: older files are read too."""
 _FOLDERS_SHOWN = 5
 MANIFEST_FILE = "manifest.json"
 LABELS_FILE = "labels.json"

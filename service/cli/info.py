@@ -1,7 +1,7 @@
 """`ml-decoder info`: a bundle's model card and labels, as tables or JSON."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, get_args
 
 from rich.console import Console
@@ -10,8 +10,10 @@ from rich.text import Text
 
 from service.bundle.card import RANKED, Device, HeadCalibration, Label, OpenHead, TrainedHead
 from service.bundle.reader import Bundle
+from service.calibration import MIN_POSITIVES
 from service.cli.console import show_pairs
 from service.errors import escape
+from service.fields import Purpose
 
 # The precision that `auto` takes on processors that lack or have certain instructions.
 _OTHER_PROCESSORS = {
@@ -52,7 +54,8 @@ def show_bundle(bundle: Bundle) -> None:
     if bundle.card.open_head is not None and bundle.card.open_head.ranked:
         scores["scores of open labels"] = RANKED.format(bundle.path)
     show_pairs(_describe_card(bundle) | scores | _describe_screen(bundle.card.open_head) | metrics)
-    _show_labels(bundle.labels)
+    trained = bundle.card.trained_head
+    _show_labels(bundle.labels, trained.by_purpose if trained else ())
     for name, calibration in calibrations.items():
         if calibration is not None:
             _show_bins(name, calibration)
@@ -119,12 +122,12 @@ def _describe_screen(head: OpenHead | None) -> dict[str, str]:
     return {"screen": about}
 
 
-def _show_labels(labels: Sequence[Label]) -> None:
+def _show_labels(labels: Sequence[Label], measured: Container[str]) -> None:
     counts = Counter(label.category for label in labels if label.category is not None)
     if counts:
         show_pairs({name: f"{count:,} labels" for name, count in counts.items()})
     shares = ("threshold", "precision", "recall", "positives")
-    purposes = dict.fromkeys(word for label in labels for word in label.by_purpose)
+    purposes = [word for word in get_args(Purpose) if word in measured]
     others = (f"for {word}" for word in purposes)
     table = Table("label", *["category"] * bool(counts), *shares, *others)
     for label in labels[:_MAX_ROWS]:
@@ -133,6 +136,8 @@ def _show_labels(labels: Sequence[Label]) -> None:
         values = [label.threshold, label.precision, label.recall]
         values += [point.threshold if point else None for point in points]
         texts = ["-" if value is None else f"{value:.3f}" for value in values]
+        if "precise" in measured and points[-1] is None and (label.positives or 0) >= MIN_POSITIVES:
+            texts[-1] = "not reached"
         positives = "-" if label.positives is None else str(label.positives)
         table.add_row(Text(escape(label.name)), *category, *texts[:3], positives, *texts[3:])
     Console().print(table)

@@ -26,7 +26,7 @@ _QUESTION_FLAGS: dict[str, Any] = {
     "threshold": Annotated[
         str | None,
         typer.Option(
-            metavar="SCORE", help="Minimum score from 0 to 1; or calibrated, balanced, recall."
+            metavar="SCORE", help="Minimum score: 0 to 1, calibrated, balanced, recall, precise."
         ),
     ],
     "include": Annotated[_Texts, typer.Option(help="Only this label; repeatable.")],

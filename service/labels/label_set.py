@@ -197,14 +197,16 @@ class LabelSet:
     def use(self, purpose: Purpose) -> "LabelSet | None":
         """Returns the set with its thresholds for a purpose; None if they were not measured.
 
-        An open label keeps its own threshold, for `recall` if it is below the open head's.
+        An open label keeps its own threshold: for `recall` if it is below the open head's, for
+        `precise` unless it is.
         """
         if purpose not in self._used:
             shared, measured = self.shared.get(purpose), self.measured.get(purpose)
             least = shared.threshold if shared else np.nan
             if measured is None:
                 most = least if purpose == "recall" else np.inf
-                usable = self.calibrated & (self.thresholds < most)
+                lowest = least if purpose == "precise" else -np.inf
+                usable = self.calibrated & (lowest <= self.thresholds) & (self.thresholds < most)
                 measured = np.where(usable, self.thresholds, np.nan)
             known = ~np.isnan(measured)
             thresholds = np.where(known, measured, least)

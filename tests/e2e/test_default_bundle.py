@@ -51,7 +51,9 @@ def test_photo_gets_exactly_its_trained_label(
 
 
 def test_request_without_parameters_finds_trained_and_everyday_labels(client: httpx.Client) -> None:
-    assert {"cat", "kitten"} <= set(ask(client, PHOTOS / "chelsea.jpg"))
+    for word in ("calibrated", "precise"):
+        found = ask(client, PHOTOS / "chelsea.jpg", threshold=word)
+        assert {"cat", "kitten"} <= set(found)
 
 
 def test_card_has_the_accuracy_of_both_precisions(client: httpx.Client) -> None:

@@ -11,6 +11,7 @@ from service.calibration import (
     find_threshold,
     find_thresholds,
     fit_calibration,
+    make_precise,
     measure_error,
     move_threshold,
 )
@@ -135,6 +136,38 @@ def test_wanted_precision_takes_the_lowest_threshold_that_surely_reaches_it(
     if point is not None:
         assert (scores >= point.threshold).tolist() == (scores >= min(sure)).tolist()
         assert point.precision >= target
+
+
+@given(_photos, st.floats(0, 1), st.booleans())
+def test_precise_threshold_is_raised_until_photos_and_scores_are_sure(
+    photos: list[tuple[float, int]], least: float, calibrated: bool
+) -> None:
+    scores, targets = _columns(photos)
+    if (point := make_precise(least, scores, targets, calibrated=calibrated)) is not None:
+        answered = scores >= point.threshold
+        assert point.threshold >= least
+        assert point.precision == targets[answered].mean() >= 0.9
+        assert not calibrated or scores[answered].mean() >= 0.9 - 1e-9
+
+
+@pytest.mark.parametrize(("count", "score"), [(7, 0.95), (6, 0.95), (30, 0.85)])
+def test_few_answers_or_doubtful_scores_do_not_reach_precise(count: int, score: float) -> None:
+    scores, targets = np.append(np.full(count, score), 0.1), np.append(np.ones(count, int), 0)
+    made = [make_precise(0.2, scores, targets, calibrated=known) for known in (False, True)]
+    assert [point is not None for point in made] == [count >= 7, count >= 7 and score >= 0.9]
+
+
+def test_precise_thresholds_of_few_photos_hold_on_others() -> None:
+    random = np.random.default_rng(0)
+    logits = random.normal(-3, 3, (40, 3_000))
+    scores = 1 / (1 + np.exp(-logits))
+    targets = (random.random(scores.shape) < scores).astype(np.int64)
+    shares = []
+    for column, truths in zip(scores, targets, strict=True):  # about 50 photos show each label
+        if point := make_precise(0.0, column[:300], truths[:300], calibrated=True):
+            shares.append(truths[300:][column[300:] >= point.threshold].mean())
+    assert len(shares) >= 30
+    assert np.mean(shares) >= 0.9
 
 
 def _draw(

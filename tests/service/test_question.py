@@ -1,10 +1,11 @@
 """Tests of the question: HTTP, the command line and Python refuse the same values."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
 
+from service.fields import ThresholdName
 from service.question import Question
 
 
@@ -34,7 +35,7 @@ def test_question_names_a_bad_value_once(name: str, value: Any) -> None:
         assert error["msg"] == "Input should be true, false or 'overlay'"
     if name == "threshold" and not isinstance(value, bool):
         assert error["msg"] == (
-            "Input should be a number from 0 to 1, 'calibrated', 'balanced' or 'recall'"
+            "Input should be a number from 0 to 1, 'calibrated', 'balanced', 'recall' or 'precise'"
         )
 
 
@@ -46,7 +47,7 @@ def test_list_ends_at_its_first_error_and_at_its_limit(name: str, value: list[An
     assert caught.value.error_count() <= 2  # an invalid item also leaves the list too short
 
 
-@pytest.mark.parametrize("threshold", [0, 1, "0", "1", "0.25", "calibrated", "balanced", "recall"])
+@pytest.mark.parametrize("threshold", [0, 1, "0", "1", "0.25", *get_args(ThresholdName)])
 def test_ends_of_the_threshold_range_are_allowed(threshold: Any) -> None:
     assert Question(threshold=threshold).threshold is not None
 

@@ -350,18 +350,21 @@ def make_calibration(scale: float, shift: float) -> HeadCalibration:
     )
 
 
-def make_by_purpose(balanced: float, recall: float) -> ByPurpose:
-    """Returns thresholds with made-up figures."""
-    return {
+def make_by_purpose(balanced: float, recall: float, precise: float | None = None) -> ByPurpose:
+    """Returns thresholds with made-up figures; bundles before schema 5 have no `precise`."""
+    points: ByPurpose = {
         "balanced": MeasuredThreshold(threshold=balanced, precision=0.8, recall=0.4),
         "recall": MeasuredThreshold(threshold=recall, precision=0.6, recall=0.8),
     }
+    if precise is not None:
+        points["precise"] = MeasuredThreshold(threshold=precise, precision=0.9, recall=0.3)
+    return points
 
 
 def write_measured_bundle(parent: Path) -> Bundle:
-    """Writes a bundle with thresholds by purpose; of trained labels `cat` has its own."""
-    card = open_card("tiny-measured", by_purpose=make_by_purpose(0.25, 0.125))
-    trained = PLAIN_HEAD.model_copy(update={"by_purpose": make_by_purpose(0.45, 0.35)})
+    """Writes a bundle with thresholds by purpose; `cat` has its own, `precise` excepted."""
+    card = open_card("tiny-measured", by_purpose=make_by_purpose(0.25, 0.125, 0.65))
+    trained = PLAIN_HEAD.model_copy(update={"by_purpose": make_by_purpose(0.45, 0.35, 0.5)})
     own = {"by_purpose": make_by_purpose(0.55, 0.0625)}
     labels = [la.model_copy(update=own) if la.name == "cat" else la for la in TINY_LABELS]
     draft = open_draft(card.model_copy(update={"trained_head": trained}))

@@ -13,7 +13,13 @@ from export.calibration.heads import (
 )
 from export.sources.labelled_photos import LabelledPhotos, PhotoReader
 from service.bundle.card import Label, TrainedHead
-from service.calibration import MIN_POSITIVES, find_threshold, find_thresholds
+from service.calibration import (
+    MIN_POSITIVES,
+    PRECISE,
+    find_threshold,
+    find_thresholds,
+    make_precise,
+)
 from service.labels.label_set import make_trained_set
 from service.pipeline.scoring import compute_scores
 from tests.export.tiny_network import CONTRACT
@@ -107,6 +113,29 @@ def test_thresholds_by_purpose_are_measured_on_the_served_scores(
             assert measured.recall == chosen[targets == 1].mean()
     targets[:] = 0
     assert [*calibrate_trained(TRAINED, LABELS, scored, options)[0].by_purpose] == ["calibrated"]
+
+
+@pytest.mark.parametrize("options", [CalibrationOptions(), RAW])
+def test_label_that_does_not_reach_precise_has_the_heads_threshold(
+    options: CalibrationOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    scored = make_scored()
+    scored.logits[:, 2] = 0  # says nothing
+    targets = scored.photos.targets
+    head, labels = calibrate_trained(TRAINED, LABELS, scored, options)
+    used = make_trained_set(labels, head).use("precise")
+    assert used.calibrated.tolist() == [True, True, False]
+    assert used.thresholds[2] == head.by_purpose["precise"].threshold
+    scores, known = compute_scores(scored.logits, "sigmoid", used.calibration), options != RAW
+    least = labels[1].by_purpose["balanced"].threshold
+    point = make_precise(least, scores[:, 1], targets[:, 1], calibrated=known)
+    assert labels[1].by_purpose["precise"] == point
+    opened = calibrate_open(OPEN_HEAD, scored, options).by_purpose
+    for measured in (head.by_purpose["precise"], opened["precise"]):
+        assert measured.precision >= PRECISE
+    scored.logits[:] = 0
+    assert "precise" not in calibrate_open(OPEN_HEAD, scored, CalibrationOptions()).by_purpose
+    assert "precise: not reached by all labels together" in caplog.text
 
 
 def test_softmax_is_never_calibrated() -> None:

@@ -34,7 +34,7 @@ def test_manifest_that_is_not_an_object_is_refused(
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
-        (lambda m: m.update(schema_version=5), "schema_version is 5, this service reads 1 to 4"),
+        (lambda m: m.update(schema_version=6), "schema_version is 6, this service reads 1 to 5"),
         (lambda m: m.update(extra=1), "extra: Extra inputs"),
         (lambda m: m["card"].pop("version"), r"card\.version: Field required"),
         (lambda m: m["card"].update(name="../up"), r"card\.name"),
@@ -86,7 +86,7 @@ def test_inconsistent_manifest_is_refused_with_its_reason(
 
 def test_bundle_of_an_older_schema_is_read(open_bundle: Bundle, tmp_path: Path) -> None:
     path = copy_bundle(open_bundle, tmp_path)
-    for version in (1, 2, 3):
+    for version in (1, 2, 3, 4):
         edit_manifest(path, lambda m, version=version: m.update(schema_version=version))
         assert load_bundle(path).card == open_bundle.card
 

@@ -62,7 +62,8 @@ def test_info_shows_the_threshold_that_labels_without_their_own_have(
 def test_info_shows_thresholds_by_purpose(run: Run, tmp_path: Path) -> None:
     table = run("info", tiny_bundles.write_measured_bundle(tmp_path).path)[1]
     assert re.search("open labels, recall +│ precision 0.60, recall 0.80, threshold 0.125", table)
-    assert re.search(r"│ cat +│ 0.400 .*│ 0.550 +│ 0.062 +│", table)
+    assert re.search(r"│ cat +│ 0.400 .*│ 0.550 +│ 0.062 +│ not reached │", table)
+    assert re.search(r"│ tree +│ - .*│ - +│ - +│ - +│", table)  # no photos
 
 
 def test_info_refuses_a_bundle_with_an_unusable_label_set(run: Run, tmp_path: Path) -> None:

@@ -71,20 +71,25 @@ def test_trained_labels_keep_their_thresholds() -> None:
 
 @pytest.mark.parametrize(
     ("purpose", "trained", "opened"),
-    [("balanced", [0.7, 0.25], [0.0, 0.25, 0.9]), ("recall", [0.6, 0.125], [0.0, 0.125, 0.125])],
+    [
+        ("balanced", [0.7, 0.25], [0.0, 0.25, 0.9]),
+        ("recall", [0.6, 0.125], [0.0, 0.125, 0.125]),
+        ("precise", [0.95, 0.8], [0.8, 0.8, 0.9]),
+    ],
 )
 def test_label_without_a_threshold_of_a_purpose_takes_the_heads(
     purpose: Purpose, trained: list[float], opened: list[float]
 ) -> None:
-    by_purpose = {"by_purpose": make_by_purpose(0.25, 0.125)}
-    names = Label(name="a", by_purpose=make_by_purpose(0.7, 0.6)), Label(name="b", threshold=0.2)
+    by_purpose = {"by_purpose": make_by_purpose(0.25, 0.125, 0.8)}
+    own = make_by_purpose(0.7, 0.6, 0.95)
+    names = Label(name="a", by_purpose=own), Label(name="b", threshold=0.2)
     labels = make_trained_set(names, PLAIN_HEAD.model_copy(update=by_purpose))
     used = labels.use(purpose)
     assert (used.thresholds.tolist(), used.calibrated.tolist()) == (trained, [True, False])
     assert (labels.use(purpose), labels.thresholds.tolist()) == (used, [0.5, 0.2])
     pets = open_set(head=_head(0.3).model_copy(update=by_purpose)).use(purpose)
     assert pets.thresholds.tolist() == opened
-    assert pets.calibrated.tolist() == [True, False, purpose == "balanced"]
+    assert pets.calibrated.tolist() == [purpose != "precise", False, purpose != "recall"]
     assert open_set().use(purpose) is None
 
 

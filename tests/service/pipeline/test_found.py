@@ -26,7 +26,7 @@ KINDS = ("trained", "softmax", "ratings", "open", "ranked", "ranked softmax", "l
 # Few values, so that scores are equal to each other and to thresholds.
 LOGITS = (-4.0, -1.0, 0.0, 0.0, 1.0, 3.0, np.nan)
 
-thresholds = st.sampled_from([None, 0.0, 0.5, 0.9, 1.0, "calibrated", "balanced", "recall"])
+thresholds = st.sampled_from([None, 0.0, 0.5, 0.9, 1.0, "calibrated", "balanced", "precise"])
 limits = st.one_of(
     st.builds(lambda number: {"top_k": number}, st.integers(1, 12)),
     st.builds(lambda number: {"min_labels": number}, st.integers(1, 12)),
@@ -36,7 +36,7 @@ limits = st.one_of(
 def make_set(kind: str, names: list[str], seed: int) -> LabelSet:
     rng = np.random.default_rng(seed)
     own = rng.choice([0.1, 0.5, 0.9], len(names))
-    shared = make_by_purpose(0.3, 0.2)
+    shared = make_by_purpose(0.3, 0.2, 0.7)
     if kind in ("trained", "softmax", "ratings"):
         head = PLAIN_HEAD.model_copy(update={"by_purpose": shared})
         if kind == "softmax":
