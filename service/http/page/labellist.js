@@ -104,7 +104,7 @@ function listFacts({ category, prompt, fit, examples }) {
   return [category, prompt && `“${prompt}”`, ...(fit ? describeFit(fit) : []), examples && describeExamples(examples, fit)].filter(Boolean);
 }
 
-const percent = (share) => `${Math.round(100 * share)} %`;
+const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
 
 /** Shares are null if too few photos were left to measure them. */
 function describeFit({ photos, positive, negative, text_precision: text, learnt_precision: learnt, precision, recall, precise }) {
