@@ -393,7 +393,7 @@ def test_deleted_photo_and_missing_sample_show_an_error_and_keep_the_photo(
     (tmp_path / "own.png").unlink()
     press_photo(page, "own.png")
     expect(page.get_by_role("alert")).to_have_text(
-        "own.png: The photo cannot be read: choose it again."
+        "own.png: The photo cannot be read: choose it again"
     )
     choose_sample(page, "cat")
     expect(page.get_by_role("alert")).to_be_hidden()

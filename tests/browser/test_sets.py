@@ -1,5 +1,7 @@
 """Label sets on the page: listed, opened, typed, saved and deleted."""
 
+from typing import Any
+
 import httpx2 as httpx
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
@@ -9,6 +11,7 @@ from tests.browser.actions import (
     answer,
     ask,
     assert_accessible,
+    assert_accessible_at,
     choose_sample,
     demand_key,
     expect_sets,
@@ -373,3 +376,32 @@ def test_stored_sets_and_the_dialog_fit_a_phone_and_pass_axe(visit: Visit) -> No
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
         assert_accessible(visit, f"delete-{scheme}", 320)
+
+
+def test_labels_say_what_they_learnt_from_and_how_good_they_are(visit: Visit) -> None:
+    fit: dict[str, Any] = {"photos": 526, "positive": 41, "negative": 3, "precise": None}
+    fit |= {"text_precision": 0.43, "learnt_precision": 0.58, "precision": 0.71, "recall": 0.55}
+    poor: dict[str, Any] = dict.fromkeys(("text_precision", "precision", "recall"))
+    poor |= {"photos": 9, "positive": 5, "negative": 0, "learnt_precision": 0.5}
+    poor |= {"precise": {"threshold": 0.8, "recall": 0.2}}
+    examples = {"positive": 2, "negative": 1, "separation": {"meaning": "clearly told apart"}}
+    shared = {"threshold": 0.5, "calibrated": True}
+    labels = [{"name": "yak", "fit": fit, "examples": examples}, {"name": "newt", "fit": poor}]
+    herd = {"name": "herd", "num_labels": 2, "read_only": False, "version": "1", "origin": "store"}
+    herd |= {"labels": [shared | label for label in labels]}
+    page = visit.page
+    page.route("**/labels", lambda route: route.fulfill(json={"label_sets": [herd]}))
+    page.route("**/labels/herd", lambda route: route.fulfill(json=herd))
+    page.goto(f"{visit.url}/#labels")
+    page.get_by_role("button", name="herd", exact=True).click()
+    facts = """learnt from 41 of 526 tagged photos, and from 3 of which you deleted it
+average precision 58 % (43 % by its name alone)
+at its threshold 71 % right, finds 55 %
+90 % right: not reached
+then from 3 photos: clearly told apart
+learnt from 5 of 9 tagged photos
+average precision 50 %
+too few photos to measure its threshold
+90 % right: from 0.800, finds 20 %"""
+    expect(page.locator("#view-rows th span")).to_have_text(facts.splitlines())
+    assert_accessible_at(visit, "fits", {320: "light", 1280: "dark"})

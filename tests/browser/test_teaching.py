@@ -1,8 +1,9 @@
-"""A label taught on the page from photos."""
+"""A label taught on the page from photos, and from tags that the user corrects on Many photos."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -13,6 +14,8 @@ from tests.browser.actions import (
     ask,
     assert_accessible_at,
     choose,
+    demand_key,
+    download_rows,
     expect_sets,
     find_box,
     open_tab,
@@ -21,6 +24,7 @@ from tests.browser.actions import (
 )
 from tests.browser.conftest import Visit
 from tests.browser.test_looks import pick, press, tab_to
+from tests.browser.test_photos import expect_tagged, press_photo
 from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.photos import write_photos
 
@@ -160,3 +164,115 @@ def test_label_is_taught_with_the_keyboard_and_passes_axe(visit: Visit, photos: 
     expect_learnt(page, "2 photos of it")
     expect(page.locator("#teach-send")).to_be_focused()
     assert_accessible_at(visit, "teach", {320: "dark", 1280: "light"})
+
+
+def show(page: Page, photos: list[Path]) -> None:
+    """Chooses several photos and waits for their tags."""
+    choose(page, *photos)
+    expect_tagged(page, f"{len(photos)} of {len(photos)} photos tagged")
+
+
+def read_tags(page: Page, photos: list[Path]) -> list[set[str]]:
+    """The tags of each photo, by the CSV file."""
+    rows = download_rows(page)
+    return [{row["label"] for row in rows if row["photo"] == path.name} for path in photos]
+
+
+def press_on(page: Page, photo: int, action: str) -> None:
+    page.locator("#tiles > li").nth(photo).get_by_role("button", name=action).click()
+
+
+def add(page: Page, photo: int, text: str) -> None:
+    box = page.get_by_label(f"Select 0{photo}.png")
+    box.check()
+    page.get_by_label("Add a tag to the selected photos").fill(text)
+    page.keyboard.press("Enter")
+    box.uncheck()
+    tag = text.split(",")[-1].strip().lower()
+    expect(page.locator("#tiles > li").nth(photo)).to_contain_text(tag)
+
+
+def learn(page: Page, status: str) -> None:
+    press(page, "#corrections-learn")
+    expect(page.locator("#corrections-status")).to_have_text(re.compile(status))
+
+
+def test_corrections_count_in_tags_filter_and_files_also_after_a_reload(
+    visit: Visit, photos: list[Path]
+) -> None:
+    page = visit.open()
+    show(page, photos)
+    before, right = read_tags(page, photos), read_tags(page, photos)
+    press_on(page, 0, "Cross out lamp")
+    expect(page.get_by_role("button", name="Take back that lamp")).to_be_focused()
+    add(page, 1, "yak,  DOG")  # a known label as it is spelled
+    right[0] -= {"lamp"}
+    right[1] |= {"yak", "dog"}
+    assert read_tags(page, photos) == right
+    page.get_by_label("Find a tag").fill("yak")
+    page.keyboard.press("Enter")
+    expect(page.locator("#tiles > li:not([hidden]) .name")).to_have_text("01.png")
+    assert_accessible_at(visit, "corrections", {320: "dark", 1280: "light"})
+    page.reload()
+    show(page, photos)
+    assert read_tags(page, photos) == right
+    press_on(page, 0, "Take back that lamp")
+    press_on(page, 1, "Cross out yak")  # which the user added: nothing is left of it
+    assert read_tags(page, photos) == [before[0], right[1] - {"yak"}, *before[2:]]
+    page.get_by_role("button", name="Forget them").click()
+    assert read_tags(page, photos) == before
+
+
+def test_corrections_are_learnt_and_crossed_out_tags_stay_away(
+    visit: Visit, photos: list[Path]
+) -> None:
+    register(visit, "zoo", "yak")
+    page = visit.open()
+    find_box(page, "zoo").check()
+    show(page, photos)
+    before = read_tags(page, photos)
+    for photo, tag in ((0, "lamp"), (1, "lamp"), (0, "car")):
+        press_on(page, photo, f"Cross out {tag}")
+    for photo, tag in ((2, "yak"), (3, "yak"), (3, "newt")):
+        add(page, photo, tag)
+    learn(page, r"^Learnt 5 corrections of 3 labels; \d+ other tags? changed\. “car” is a trained")
+    expect(page.locator("#corrections-forget")).to_be_focused()
+    sets = ["corrections", "zoo", "trained", "everyday"]
+    expect(page.locator("#basis")).to_contain_text(", ".join(sets))
+    learnt = {
+        (name, label["name"], label["examples"]["positive"], label["examples"]["negative"])
+        for name in sets[:2]
+        for label in read_labels(visit, f"/{name}")["labels"]
+    }
+    lessons = {("corrections", "lamp", 0, 2), ("corrections", "newt", 1, 0), ("zoo", "yak", 2, 0)}
+    assert learnt == lessons
+    now = [set(ask(visit.url, path, label_set=sets)) for path in photos]
+    changes = [now[0] - {"lamp", "car"}, now[1] - {"lamp"}, now[2] | {"yak"}]
+    assert read_tags(page, photos) == [*changes, now[3] | {"yak", "newt"}, *now[4:]] != before
+    press_photo(page, "00.png")
+    expect_sets(page, *sets)
+    expect(page.locator("#results")).not_to_contain_text("lamp")
+    page.reload()
+    show(page, photos)
+    expect(page.locator("#basis")).to_contain_text("corrections, trained, everyday")
+    assert "lamp" not in read_tags(page, photos)[0]
+
+
+def test_no_correction_is_lost_if_the_service_does_not_learn(
+    visit: Visit, photos: list[Path]
+) -> None:
+    page = visit.open()
+    show(page, photos)
+    press_on(page, 0, "Cross out lamp")
+    press_on(page, 1, "Cross out lamp")
+    problem: dict[str, Any] = {"code": "no_background", "detail": "Export it with --background."}
+    answer(page, "**/examples?*", 409, "This model cannot learn", **problem)
+    learn(page, "^This model cannot learn: Export it with --background.$")
+    demand_key(page, "**/examples?*", 403, "This API key may not do that", code="forbidden")
+    learn(page, "^This API key may not do that$")
+    expect(page.get_by_role("textbox", name="API key")).to_be_focused()
+    page.keyboard.type("sesame")
+    page.keyboard.press("Enter")
+    photos[1].unlink()
+    learn(page, "^Learnt 1 correction of 1 label; .*“lamp” is not learnt from 01.png: The photo")
+    expect(page.locator("#corrections-number")).to_have_text("1")

@@ -52,7 +52,8 @@ export async function predict(photo, query, signal, patience) {
 /** Throws if the file is gone or a folder; fetch would report it as an unreachable service. */
 async function checkReadable(file) {
   await file.slice(0, 1).arrayBuffer().catch(() => {
-    throw new Problem(0, { title: "The photo cannot be read: choose it again.", code: "unreadable_image" });
+    const body = { title: "The photo cannot be read: choose it again", code: "unreadable_image" };
+    throw Object.assign(new Problem(0, body), { file });
   });
 }
 
@@ -82,7 +83,7 @@ export async function keepLabelSet(name, labels, replace) {
 }
 
 /** Teaches a label of a set from files, `{ positive, negative }`; makes the set and the label if they are new. */
-export async function teachLabel(name, label, photos) {
+export async function teachLabel(name, label, photos, patience) {
   const body = new FormData();
   for (const [kind, files] of Object.entries(photos)) {
     for (const file of files) {
@@ -91,7 +92,7 @@ export async function teachLabel(name, label, photos) {
     }
   }
   const path = `labels/${encodeURIComponent(name)}/examples?label=${encodeURIComponent(label)}`;
-  return (await send(path, { method: "POST", body })).body;
+  return (await send(path, { method: "POST", body, ...patience })).body;
 }
 
 /** Sets the threshold of one label of `set`, as `readLabelSet` returned it, if it is unchanged. */

@@ -1,7 +1,8 @@
 // The page: its tabs, the model card and the API key.
 //
 // `photos.js` takes photos, `choice.js` what is looked for, `controls.js` which scores are shown. Tabs:
-// `try.js` (drawn by `results.js` and `map.js`), `grid.js` (`tiles.js`, `filter.js`; files: `downloads.js`),
+// `try.js` (drawn by `results.js` and `map.js`), `grid.js` (`tiles.js`, `filter.js`; files: `downloads.js`;
+// corrections of tags: `corrections.js`, and `learning.js`, which sends them),
 // `sets.js` (the labels of a set: `labellist.js`), `teach.js` and `calibrate.js` (their photos and scores:
 // `picker.js`, `strip.js`), and `request.js` (texts: `snippets.js`). `api.js` sends one request;
 // `scores.js` sorts an answer; `elements.js` makes elements.
@@ -9,10 +10,12 @@
 import { readInfo, readKey, writeKey } from "./api.js";
 import { showCalibrated, startCalibration } from "./calibrate.js";
 import { fillCard } from "./card.js";
-import { chosenSets, showSets, startChoice } from "./choice.js";
+import { CORRECTIONS, chosenSets, showSets, startChoice } from "./choice.js";
 import { startControls } from "./controls.js";
+import { hasCorrections } from "./corrections.js";
 import { byId } from "./elements.js";
-import { addTiles, startGrid, tagPhotos } from "./grid.js";
+import { addTiles, listTags, startGrid, tagPhotos } from "./grid.js";
+import { startLearning } from "./learning.js";
 import { startPhotos } from "./photos.js";
 import { startRequest } from "./request.js";
 import { listSets, startSets } from "./sets.js";
@@ -28,7 +31,8 @@ function start() {
   startChoice(ask, [listSets, showCalibrated, showTeachable]);
   startControls(render);
   startTry({ greet, onProblem: showProblem });
-  startGrid({ onOpen: open, onRemove: forgetPhoto, onProblem: showProblem });
+  startGrid({ onOpen: open, onRemove: forgetPhoto, onCorrect: render, onProblem: showProblem });
+  startLearning({ listTags, onLearnt: (names) => showSets(names).then(ask), onForgotten: render, onProblem: showProblem });
   startSets(ask, showProblem);
   startTeaching((name) => showSets([name]).then(ask, showProblem), showProblem);
   startCalibration(() => showSets().then(ask, showProblem), showProblem);
@@ -36,7 +40,7 @@ function start() {
   byId("card-open").addEventListener("click", () => byId("card").showModal());
   byId("card-close").addEventListener("click", () => byId("card").close());
   startPhotos({ onAdd: add, onSample: open, onProblem: showProblem });
-  greet().catch(showProblem);
+  greet().then(() => chosenSets().length > 0 && ask(), showProblem); // also for photos that came before the sets
 }
 
 function open(photo) {
@@ -60,7 +64,7 @@ async function greet() {
   byId("own").hidden = !info.open_head?.encodes_text;
   const isMultilingual = MULTILINGUAL.test(info.open_head?.embedding_space.encoder);
   for (const element of document.querySelectorAll(".languages")) element.hidden = !isMultilingual;
-  await showSets();
+  await showSets(hasCorrections() ? [CORRECTIONS] : []); // if there is such a set
   byId("alert").hidden = true;
   showInfo(info);
 }

@@ -165,9 +165,9 @@ function show() {
   byId("calibrate-keep").disabled = shown === 0 || photos.length < all;
   byId("calibrate-keep").textContent = warning ? "Save anyway" : "Save threshold";
   byId("calibrate-keep").classList.toggle("primary", !warning);
-  const { threshold: saved, calibrated, examples } = findLabel();
+  const { threshold: saved, calibrated, examples, fit } = findLabel();
   byId("calibrate-saved").textContent = `${calibrated ? "Saved" : "Default"}: ${writeScore(saved)}`;
-  byId("calibrate-learnt").hidden = !examples;
+  byId("calibrate-learnt").hidden = !examples && !fit;
 }
 
 /** Why the figures or the threshold deserve no trust; empty if they do. */

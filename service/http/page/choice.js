@@ -4,6 +4,7 @@ import { listLabelSets, predict, readLabelSet } from "./api.js";
 import { byId, count, makeElement } from "./elements.js";
 import { MOST_LABELS, choiceParameters, dropLabels, splitLabels } from "./scores.js";
 
+export const CORRECTIONS = "corrections"; // the set of labels that no set of the user's own has, but learn from corrections
 const SHIPPED = new Set(["model", "bundle"]);
 const TYPING_PAUSE_MS = 350;
 const names = new Map(); // `name version` -> promise of the labels of a registered set
@@ -30,11 +31,12 @@ export function startChoice(onChange, onListed) {
   });
 }
 
-/** Names of the ticked sets, the users' first: of a label in several, the first set's threshold counts. */
+/** Names of the ticked sets, corrections and the users' first: a label in several is answered by the first. */
 export function chosenSets() {
   const ticked = [...document.querySelectorAll("#choices input:checked")].map((box) => box.value);
   const isOwn = (name) => listed.some((set) => set.name === name && !SHIPPED.has(set.origin));
-  return [...ticked.filter(isOwn), ...ticked.filter((name) => !isOwn(name))];
+  const rank = (name) => (name === CORRECTIONS ? 0 : isOwn(name) ? 1 : 2);
+  return ticked.sort((a, b) => rank(a) - rank(b));
 }
 
 export function comparedSet() {
@@ -53,6 +55,12 @@ export function dropTyped(labels) {
 /** The parameters of a request for what is looked for. */
 export function readChoice() {
   return choiceParameters(chosenSets(), typedLabels());
+}
+
+/** A text of a choice and of the versions of its sets: while it is the same, answers are too. */
+export function signChoice(choice) {
+  const sets = listed.filter((set) => choice.label_set.includes(set.name));
+  return JSON.stringify([choice, ...sets.map((set) => set.version)]);
 }
 
 export function isEmpty({ label_set: sets, candidate_labels: typed }) {
@@ -86,18 +94,27 @@ export async function askAll(photo, choice, signal, patience) {
 
 /** Names of the labels in the registered ones of these sets, unless they are too many to show. */
 export async function ownLabels(sets) {
-  const isOwn = (set) => set.origin === "store" && set.num_labels <= MOST_LABELS;
+  const isOwn = (set) => set.origin === "store" && set.name !== CORRECTIONS && set.num_labels <= MOST_LABELS;
   const own = listed.filter((set) => sets.includes(set.name) && isOwn(set));
-  return (await Promise.all(own.map(readNames))).flat();
+  const all = own.map((set) => readNames(set).catch(() => [])); // the answer has the set's labels all the same
+  return (await Promise.all(all)).flat();
+}
+
+/** The labels of the ticked sets: a Map of each name to the set that answers it. */
+export async function findLabels() {
+  const sets = chosenSets().map((name) => listed.find((set) => set.name === name));
+  const all = await Promise.all(sets.map(readNames));
+  const known = all.map((labels, i) => labels.map((label) => [label, sets[i]]));
+  return new Map(known.toReversed().flat()); // the first set last, because the last entry counts
 }
 
 function readNames({ name, version }) {
   const key = `${name} ${version}`;
   const read = () => readLabelSet(name).then(({ labels }) => labels.map((label) => label.name));
   if (!names.has(key)) {
-    names.set(key, read().catch(() => {
-      names.delete(key); // the answer has the set's labels all the same
-      return [];
+    names.set(key, read().catch((error) => {
+      names.delete(key);
+      throw error;
     }));
   }
   return names.get(key);

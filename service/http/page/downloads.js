@@ -4,14 +4,15 @@ const COLUMNS = ["photo", "label", "score", "threshold", "found", "source", "cal
 
 /**
  * Begins with a byte order mark, without which spreadsheets misread `café`. `answers`:
- * `{ photo, answer, problem }`, where `answer` is the service's, with the found labels.
+ * `{ photo, answer, problem }`, where `answer` is the service's, with the found labels; a label that the
+ * user added has no score.
  */
 export function writeCsv(answers) {
   const rows = answers.flatMap(({ photo, answer, problem }) => {
     const labels = answer?.labels ?? [];
     if (labels.length === 0) return [[photo, "", "", "", "", "", "", problem ?? ""]];
     return labels.map((label) => [
-      photo, label.label, label.score.toFixed(6), label.threshold.toFixed(6), label.found, label.source, label.calibrated, "",
+      photo, label.label, label.score?.toFixed(6) ?? "", label.threshold?.toFixed(6) ?? "", label.found, label.source, label.calibrated, "",
     ]);
   });
   return `\ufeff${[COLUMNS, ...rows].map((row) => `${row.map(quote).join(",")}\n`).join("")}`;

@@ -1,12 +1,14 @@
-// The tab "Many photos": asks for the tags of all the user's photos, and filters, selects and downloads them.
+// The tab "Many photos": asks for the tags of all the user's photos, and filters, selects, corrects and downloads them.
 
-import { askAll, chosenSets, isEmpty, ownLabels, readChoice, tickDefaults, typedLabels } from "./choice.js";
+import { askAll, chosenSets, findLabels, isEmpty, ownLabels, readChoice, signChoice, tickDefaults, typedLabels } from "./choice.js";
 import { readControls } from "./controls.js";
+import { correct, correctLabels, correctionsOf } from "./corrections.js";
 import { download, writeCsv, writeJson, writeTags } from "./downloads.js";
 import { NO_CLIPBOARD, byId, copyText, count, toast } from "./elements.js";
 import { FAILED, UNTAGGED, clearFilter, drawFilter, isFiltered, passes, startFilter } from "./filter.js";
+import { drawCorrections } from "./learning.js";
 import { keepPhotos, listOwnPhotos } from "./photos.js";
-import { choiceParameters, chooseLabels, shorten } from "./scores.js";
+import { MOST_LABELS, choiceParameters, chooseLabels, shorten, splitLabels } from "./scores.js";
 import { openTab } from "./tabs.js";
 import { drawPictures, drawTile, dropTile, makeTile } from "./tiles.js";
 
@@ -27,7 +29,7 @@ let act = {}; // what `startGrid` was given
 
 /**
  * Adds listeners; calls `onOpen` with a photo that is pressed, `onRemove` with photos that were removed,
- * and `onProblem` with an error of the service.
+ * `onCorrect` after a correction, and `onProblem` with an error of the service.
  */
 export function startGrid(callbacks) {
   act = callbacks;
@@ -37,6 +39,12 @@ export function startGrid(callbacks) {
     for (const photo of listShown()) selected[target.checked ? "add" : "delete"](photo);
     draw();
   });
+  byId("add-tag").addEventListener("submit", (event) => {
+    event.preventDefault();
+    addTags(byId("add-tag-text").value);
+    byId("add-tag-text").value = "";
+  });
+  byId("add-tag-text").addEventListener("focus", suggestTags);
   byId("tag-rest").addEventListener("click", () => {
     byId("alert").hidden = true;
     tagPhotos();
@@ -72,6 +80,7 @@ function showTiles() {
       onOpen: () => act.onOpen(photo),
       onSelect: (event) => select(photo, event),
       onRemove: () => remove([photo]),
+      onTag: (tag) => sayOf([photo], [tag], correctionsOf(photo).has(tag) ? null : false),
     }));
   }
   let next = null;
@@ -95,7 +104,7 @@ export function returnTo(photo) {
 /** Records what the service answered for a photo: `{ answer }` or `{ problem }`, its text. */
 export function note(photo, choice, { answer, problem }) {
   // If nothing was chosen, the default sets are ticked now; words that were typed meanwhile were not asked for.
-  const key = JSON.stringify(isEmpty(choice) ? choiceParameters(chosenSets(), []) : choice);
+  const key = signChoice(isEmpty(choice) ? choiceParameters(chosenSets(), []) : choice);
   // Of a thousand labels a photo, most can never be shown: they would take 40 MB for two hundred photos.
   const labels = answer?.labels.filter((label, i) => i < MOST_SHOWN || label.found);
   results.set(photo, { key, problem, answer: answer && { ...answer, labels } });
@@ -103,7 +112,7 @@ export function note(photo, choice, { answer, problem }) {
 
 /** The answers of photos for the labels that are chosen now, or problems, for any; null if not known yet. */
 function recall(photos) {
-  const key = JSON.stringify(readChoice());
+  const key = signChoice(readChoice());
   return photos.map((photo) => results.get(photo)).map((result) => (result?.problem || result?.key === key ? result : null));
 }
 
@@ -150,6 +159,14 @@ export async function tagPhotos() {
   if (isDone(listOwnPhotos())) byId("many-spoken").textContent = byId("downloads-status").textContent;
 }
 
+/** All tags, as `photo: tag`; null while some are not known. */
+export function listTags() {
+  const [photos, controls] = [listOwnPhotos(), readControls()];
+  if (!isDone(photos)) return null;
+  const looks = recall(photos).map((result, i) => look(photos[i], result, controls));
+  return new Set(looks.flatMap(({ tags }, i) => tags.map((tag) => `${photos[i].name}: ${tag}`)));
+}
+
 /** Stops asking, because the choice changes. */
 export function stopTagging() {
   tagging.abort();
@@ -165,10 +182,10 @@ function draw() {
   drawing = 0;
   const controls = readControls();
   const photos = listOwnPhotos();
-  const looks = recall(photos).map((result) => look(result, controls));
+  const looks = recall(photos).map((result, i) => look(photos[i], result, controls));
   photos.forEach((photo, i) => {
     const tile = tiles.get(photo);
-    drawTile(tile, looks[i], own);
+    drawTile(tile, looks[i], own, selected.has(photo));
     tile.hidden = !passes(looks[i].marks);
     tile.querySelector("input").checked = selected.has(photo);
   });
@@ -176,15 +193,41 @@ function draw() {
   drawProgress(looks);
   drawSelection();
   drawBasis();
+  drawCorrections();
 }
 
 /** How a tile looks: `state` is `waiting`, `failed`, `untagged` or `tagged`; `marks` are for the filter. */
-function look(result, controls) {
-  if (!result) return { state: "waiting", text: "", tags: [], marks: [] };
-  if (result.problem) return { state: "failed", text: result.problem, tags: [], marks: [FAILED] };
-  const tags = chooseLabels(result.answer.labels, controls).map((label) => label.label);
-  if (tags.length === 0) return { state: "untagged", text: "nothing found", tags, marks: [UNTAGGED] };
-  return { state: "tagged", text: "", tags, marks: tags };
+function look(photo, result, controls) {
+  if (!result) return { state: "waiting", text: "", tags: [], crossed: [], marks: [] };
+  if (result.problem) return { state: "failed", text: result.problem, tags: [], crossed: [], marks: [FAILED] };
+  const tags = correctLabels(photo, result.answer.labels, (all) => chooseLabels(all, controls)).map((label) => label.label);
+  const crossed = [...correctionsOf(photo)].filter(([, { isShown }]) => !isShown).map(([label]) => label);
+  if (tags.length === 0) return { state: "untagged", text: "nothing found", tags, crossed, marks: [UNTAGGED] };
+  return { state: "tagged", text: "", tags, crossed, marks: tags };
+}
+
+/** Records what the user says of tags of photos; null takes back what was said. */
+function sayOf(photos, tags, isShown) {
+  const isKept = correct(photos.flatMap((photo) => tags.map((label) => ({ photo, label, isShown, isDone: false }))));
+  if (!isKept) toast("This browser keeps no corrections: they last until the page is closed.");
+  draw();
+  act.onCorrect();
+}
+
+const readKnown = async () => [...(await findLabels().catch(() => new Map())).keys()];
+
+/** Offers the known labels as tags to add. */
+async function suggestTags() {
+  const known = (await readKnown()).slice(0, MOST_LABELS);
+  byId("known-tags").replaceChildren(...known.map((label) => new Option(label, label)));
+}
+
+/** Adds tags to the selected photos, as known labels spell them. */
+async function addTags(text) {
+  const photos = [...selected].filter((photo) => results.get(photo)?.answer);
+  const known = await readKnown();
+  const spell = (tag) => known.find((label) => label.toLowerCase() === tag.toLowerCase()) ?? tag;
+  sayOf(photos, splitLabels(text).map(spell), true);
 }
 
 function drawProgress(looks) {
@@ -209,6 +252,7 @@ function drawSelection() {
   byId("select-shown").indeterminate = marked > 0 && marked < shown.length;
   byId("scope").textContent = selected.size > 0 ? `${selected.size} selected${hidden > 0 ? `, ${hidden} not shown` : ""}`
     : isFiltered() ? `${shown.length} shown` : count(shown.length, "photo");
+  byId("add-tag").hidden = selected.size === 0;
   byId("filter-none").hidden = tiles.size === 0 || shown.length > 0;
   byId("remove-all").disabled = listChosen().length === 0;
   byId("remove-every").hidden = selected.size > 0 || isFiltered();
@@ -245,7 +289,8 @@ function listDownloads() {
   const results = recall(photos);
   return photos.map((photo, i) => {
     const { answer, problem } = results[i];
-    return { photo: photo.name, problem, answer: answer && shorten(answer, controls) };
+    const labels = answer && correctLabels(photo, answer.labels, (all) => shorten({ ...answer, labels: all }, controls).labels);
+    return { photo: photo.name, problem, answer: answer && { ...answer, labels } };
   });
 }
 

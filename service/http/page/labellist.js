@@ -100,11 +100,25 @@ function makeRow(label) {
   return row;
 }
 
-function listFacts({ category, prompt, examples }) {
-  const learnt = examples ? examples.positive + examples.negative : 0;
+function listFacts({ category, prompt, fit, examples }) {
+  return [category, prompt && `“${prompt}”`, ...(fit ? describeFit(fit) : []), examples && describeExamples(examples, fit)].filter(Boolean);
+}
+
+const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
+
+/** Shares are null if too few photos were left to measure them. */
+function describeFit({ photos, positive, negative, text_precision: text, learnt_precision: learnt, precision, recall, precise }) {
+  const deleted = negative > 0 ? `, and from ${negative} of which you deleted it` : "";
+  const byName = text === null ? "" : ` (${percent(text)} by its name alone)`;
   return [
-    category,
-    prompt && `“${prompt}”`,
-    learnt > 0 && `learnt from ${count(learnt, "photo")}`,
-  ].filter(Boolean);
+    `learnt from ${positive.toLocaleString("en")} of ${count(photos, "tagged photo")}${deleted}`,
+    learnt !== null && `average precision ${percent(learnt)}${byName}`,
+    precision === null ? "too few photos to measure its threshold" : `at its threshold ${percent(precision)} right, finds ${percent(recall ?? 0)}`,
+    precise ? `90 % right: from ${writeScore(precise.threshold)}, finds ${percent(precise.recall)}` : "90 % right: not reached",
+  ];
+}
+
+function describeExamples({ positive, negative, separation: { meaning } }, fit) {
+  const quality = meaning.startsWith("unknown") ? `how well it is told apart is ${meaning}` : meaning;
+  return `${fit ? "then" : "learnt"} from ${count(positive + negative, "photo")}: ${quality}`;
 }

@@ -99,7 +99,7 @@ function makeRow(label, threshold, found, kind, onPress) {
 }
 
 function describe(label, threshold, found) {
-  const source = { zero_shot: "zero-shot", examples: "learnt from photos" }[label.source] ?? "trained";
+  const source = { zero_shot: "zero-shot", examples: "learnt from photos", fit: "learnt from your tags" }[label.source] ?? "trained";
   return `, ${found ? "found" : "not found"}, threshold ${threshold.toFixed(2)}, ${source}. `;
 }
 

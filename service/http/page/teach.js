@@ -67,17 +67,8 @@ async function teach(onTaught, onProblem) {
   forgetPhotos();
   say("teach-status", "Learning…");
   byId("teach-result").hidden = true;
-  const photos = [];
-  let [answer, repeated, part] = [null, 0, sent];
   try {
-    for (part of split(sent)) {
-      answer = await teachLabel(name, label, part);
-      repeated += answer.examples.repeated;
-      for (const kind of Object.values(KINDS)) {
-        const isShown = kind === "positive";
-        part[kind].forEach((file, i) => photos.push({ name: file.name, file, isShown, ...answer[kind][i] }));
-      }
-    }
+    const { answer, repeated, photos } = await sendPhotos(name, label, sent);
     taught = { name, label };
     say("teach-status", describe(answer, repeated));
     say("teach-advice", answer.advice ?? "");
@@ -85,8 +76,7 @@ async function teach(onTaught, onProblem) {
     drawStrip(byId("teach-strip"), photos, answer.threshold);
     onTaught(name);
   } catch (error) {
-    const file = findFile(error.message, part);
-    const text = file ? `${file.name}: ${error.title}. Remove it and teach the others.` : error.message;
+    const text = error.file ? `${error.file.name}: ${error.title}. Remove it and teach the others.` : error.message;
     say("teach-status", text, { isProblem: true });
     const chosen = listFiles(); // meanwhile
     forgetPhotos();
@@ -101,6 +91,24 @@ async function teach(onTaught, onProblem) {
 function listFiles() {
   const list = ([kind, { photos }]) => [kind, photos.map((photo) => photo.file)];
   return Object.fromEntries(Object.entries(pickers).map(list));
+}
+
+/** Teaches a label from files of both kinds, in several requests if they are many; an error may have its `file`. */
+export async function sendPhotos(name, label, sent, patience) {
+  const photos = [];
+  let [answer, repeated] = [null, 0];
+  for (const part of split(sent)) {
+    answer = await teachLabel(name, label, part, patience).catch((error) => {
+      error.file ??= findFile(error.message, part);
+      throw error;
+    });
+    repeated += answer.examples.repeated;
+    for (const kind of Object.values(KINDS)) {
+      const isShown = kind === "positive";
+      part[kind].forEach((file, i) => photos.push({ name: file.name, file, isShown, ...answer[kind][i] }));
+    }
+  }
+  return { answer, repeated, photos };
 }
 
 /** Splits photos into requests that the service accepts; photos that are sent again count once. */

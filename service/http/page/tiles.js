@@ -14,8 +14,8 @@ const watch = new IntersectionObserver(
 );
 let isDrawing = false;
 
-/** Makes the tile of a photo that waits for its tags; `onSelect` gets the click on its checkbox. */
-export function makeTile(photo, { onOpen, onSelect, onRemove }) {
+/** Makes the tile of a photo that waits for its tags; `onSelect` gets the click on its checkbox, `onTag` a pressed tag. */
+export function makeTile(photo, { onOpen, onSelect, onRemove, onTag }) {
   const tile = document.createElement("li");
   const image = document.createElement("img");
   image.alt = photo.title;
@@ -35,19 +35,25 @@ export function makeTile(photo, { onOpen, onSelect, onRemove }) {
   name.setAttribute("aria-hidden", "true"); // the picture's text is the same
   const short = photo.name.split("/").at(-1);
   name.append(makeElement("span", "", short.slice(0, -NAME_END)), makeElement("span", "", short.slice(-NAME_END)));
+  tile.addEventListener("click", ({ target }) => target.matches(".tag") && onTag(target.textContent));
   tile.append(picture, box, remove, name, document.createElement("div"));
   undrawn.set(tile, { photo, image });
   watch.observe(tile);
   return tile;
 }
 
-/** Shows what is known of a photo: `{ state, text, tags }`; `own` are names of the user's labels. */
-export function drawTile(tile, { state, text, tags }, own) {
-  const drawn = JSON.stringify([state, text, tags, tags.map((tag) => own.has(tag))]);
+/** Shows what is known of a photo: `{ state, text, tags, crossed }`; `own` are names of the user's labels. */
+export function drawTile(tile, { state, text, tags, crossed }, own, isOpen) {
+  const drawn = JSON.stringify([state, text, tags, crossed, isOpen, tags.map((tag) => own.has(tag))]);
   if (tile.dataset.drawn === drawn) return;
   tile.dataset.drawn = drawn;
   tile.dataset.state = state;
-  tile.lastChild.replaceWith(state === "tagged" ? makeTags(tags, own) : makeElement("p", "state", text));
+  const focused = tile.lastChild.contains(document.activeElement) && document.activeElement.textContent;
+  const answer = document.createElement("div");
+  if (text || state === "waiting") answer.append(makeElement("p", "state", text));
+  if (tags.length + crossed.length > 0) answer.append(makeTags(tags, crossed, own, isOpen));
+  tile.lastChild.replaceWith(answer);
+  if (focused) ([...answer.querySelectorAll(".tag")].find((tag) => tag.textContent === focused) ?? tile.firstChild).focus();
 }
 
 export function dropTile(tile) {
@@ -91,20 +97,26 @@ async function drawPicture(photo, image) {
   }
 }
 
-/** The user's own tags first, because a tile has room for a few. */
-function makeTags(tags, own) {
+/** The user's own tags first, because a tile has room for a few unless it is open; the crossed out last. */
+function makeTags(tags, crossed, own, isOpen) {
   const list = makeElement("ul", "tags", "");
   const sorted = [...tags.filter((tag) => own.has(tag)), ...tags.filter((tag) => !own.has(tag))];
-  for (const tag of sorted.slice(0, MOST_TAGS)) {
-    const item = makeElement("li", own.has(tag) ? "own" : "", tag);
-    item.title = own.has(tag) ? `${tag} (your own)` : tag;
-    list.append(item);
-  }
-  const more = sorted.slice(MOST_TAGS);
+  const few = isOpen ? sorted : sorted.slice(0, MOST_TAGS);
+  const more = sorted.slice(few.length);
+  list.append(...few.map((tag) => makeTag(own.has(tag) ? "own" : "", tag, `Cross out ${tag}${own.has(tag) ? " (your own)" : ""}`)));
   if (more.length > 0) {
     const item = makeElement("li", "more", `+${more.length}`);
-    item.title = more.join(", ");
+    item.title = `${more.join(", ")}: select the photo to see all`;
     list.append(item);
   }
+  list.append(...crossed.map((tag) => makeTag("crossed", tag, `Take back that ${tag} is crossed out`)));
   return list;
+}
+
+function makeTag(className, tag, action) {
+  const button = makeButton("tag", tag, action);
+  button.title = action;
+  const item = makeElement("li", className, "");
+  item.append(button);
+  return item;
 }

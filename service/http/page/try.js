@@ -3,6 +3,7 @@
 import { predict } from "./api.js";
 import { askAll, chosenSets, comparedSet, isEmpty, ownLabels, readChoice, tickDefaults, typedLabels } from "./choice.js";
 import { chooseMode, readControls } from "./controls.js";
+import { leaveCrossed } from "./corrections.js";
 import { NO_CLIPBOARD, byId, copyText, toast } from "./elements.js";
 import { note, redraw, returnTo, stopTagging, tagPhotos } from "./grid.js";
 import { listOwnPhotos } from "./photos.js";
@@ -89,7 +90,7 @@ export function forgetPhoto(photos) {
   tagPhotos(); // they waited for the answer of this one
 }
 
-/** Sends one request per column and asks for every label that the controls may show. */
+/** Sends one request per column and asks for every label that the controls may show; then tags the user's photos. */
 export async function ask() {
   stopTagging(); // the choice may be another one
   if (!shown.photo) return tagPhotos();
@@ -107,7 +108,6 @@ export async function ask() {
     byId("alert").hidden = true;
     note(shown.photo, columns[0].choice, { answer: columns[0].answer });
     hideMap();
-    tagPhotos();
   } catch (error) {
     if (signal.aborted) return;
     if (shown.columns[0]?.photo !== shown.photo) forgetAnswer();
@@ -119,10 +119,10 @@ export async function ask() {
     if (!error.isOfPhoto) return;
     note(shown.photo, readChoice(), { problem: error.message });
     render();
-    tagPhotos();
   } finally {
     if (!signal.aborted) byId("result-side").setAttribute("aria-busy", "false");
   }
+  return tagPhotos();
 }
 
 async function askColumn({ sets, candidates }, signal) {
@@ -154,10 +154,10 @@ function forgetAnswer() {
   showRequest(null);
 }
 
-/** Whether a label has maps, by the model card; a label of photos alone needs no head for them. */
+/** Whether a label has maps, by the model card; a label that learnt without a text needs no head for them. */
 function hasMap(label) {
   const head = label.source === "trained" ? shown.info.head : shown.info.open_head;
-  const hasText = label.source !== "examples" || shown.info.open_head;
+  const hasText = !["examples", "fit"].includes(label.source) || shown.info.open_head;
   return !byId("photo").hidden && (!hasText || Boolean(head?.maps));
 }
 
@@ -221,7 +221,7 @@ export function render() {
   byId("summary").classList.add("spoken"); // the chips show it
   byId("hint").hidden = false;
   byId("map-hint").hidden = !shown.columns.some(({ answer }) => answer.labels.some(hasMap));
-  const groups = shown.columns.map((column) => groupLabels(column.answer.labels, controls, column));
+  const groups = shown.columns.map((column) => groupLabels(leaveCrossed(column.photo, column.answer.labels), controls, column));
   const focused = document.activeElement;
   const { children } = byId("results");
   const index = [...children].findIndex((column) => column.contains(focused));
