@@ -10,9 +10,9 @@ the tag. a, b and c are fitted to all labels together, by log loss: one label's 
 without it, would give a wrong sign. The shift s is the label's own.
 
 The target of a photo of which nothing is known is its prediction so far. A missing tag counts as
-absent, with the weight of a tag: with weights of 0.3 and 0.1, mAP of true labels was the same within
-0.1 if captions were the tags (recall 0.15 to 0.93), and 0.5 and 1.1 lower if the tags were complete.
-Penalties from 1 to 30 differ by one point.
+absent, with the weight of a tag. With weights of 0.3 and 0.1, mAP of true labels was the same
+within 0.1 if captions were the tags (recall 0.15 to 0.93), and 0.5 and 1.1 lower with complete
+tags. Penalties from 1 to 30 differ by one point.
 """
 
 from dataclasses import dataclass
@@ -35,8 +35,8 @@ _ROUNDS = 3
 _SHIFT_PRIOR = 1.0
 _MAX_STEPS = 50
 _RECALL = 0.75
-# A label is told apart if the rank-sum test is this sure, in deviations, its average precision has so
-# many times the odds of its share of the photos, and its answers are not mostly wrong.
+# A label is told apart if the rank-sum test is this sure, in deviations, its average precision has
+# so many times the odds of its share of the photos, and its answers are not mostly wrong.
 _SURE = 2.0
 _MIN_LIFT = 2.0
 _MIN_PRECISION = 0.2
@@ -178,33 +178,29 @@ def _find_points(
     truths = (signs == PRESENT).astype(np.int64)
     values = np.where(signs == UNKNOWN, 0.0, scores)  # below all others: it counts for nothing
     everything = values.ravel(), truths.ravel()
-    shared = _find_aims(*everything, find_threshold(*everything), precision_target)
+    shared = _find_aims(everything, find_threshold(*everything), precision_target)
     names = [str(label) for label in range(len(truths.T))]
     best = find_thresholds(names, values, truths)
     points = []
-    for name, *column in zip(names, values.T, truths.T, strict=True):
-        own = _find_aims(*column, best.get(name), precision_target)
+    for name, column, truth in zip(names, values.T, truths.T, strict=True):
+        own = _find_aims((column, truth), best.get(name), precision_target)
         points.append({w: _make_point(own.get(w), shared.get(w)) for w in get_args(ThresholdName)})
     return points
 
 
 def _find_aims(
-    scores: Array,
-    truths: NDArray[np.int64],
+    photos: tuple[Array, NDArray[np.int64]],
     balanced: MeasuredThreshold | None,
     precision_target: float | None,
 ) -> dict[ThresholdName, MeasuredThreshold | None]:
     if balanced is None:  # too few photos
         return {}
-    least = balanced.threshold
-    usual = balanced
-    if precision_target is not None:
-        usual = find_threshold(scores, truths, precision_target)
+    least, target = balanced.threshold, precision_target
     return {
-        "calibrated": usual,
+        "calibrated": balanced if target is None else find_threshold(*photos, target),
         "balanced": balanced,
-        "recall": find_threshold(scores, truths, recall_target=_RECALL, wanted=least),
-        "precise": make_precise(least, scores, truths, calibrated=True),
+        "recall": find_threshold(*photos, recall_target=_RECALL, wanted=least),
+        "precise": make_precise(least, *photos, calibrated=True),
     }
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import pytest
 
 from service import errors
 from service.bundle.card import Calibration
-from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
 from service.labels.builder import LabelSetBuilder
 from service.labels.definition import Definition, LabelRow
@@ -24,8 +23,6 @@ from service.labels.registered_sets import LearntLabel, RegisteredSets
 from service.labels.sources.examples import Example, Examples
 from service.labels.store.database import open_database
 from service.labels.store.store import ABSENT, LabelStore
-from service.pipeline.loading import open_encoders
-from service.settings import Settings
 from tests.support.label_store import (
     LIMITS,
     FlakyStore,
@@ -44,12 +41,6 @@ SECONDS = 30.0
 HIDDEN = "everyday"
 PHOTOS = make_photos()
 Start = Callable[..., AbstractAsyncContextManager[RegisteredSets]]
-
-
-@pytest.fixture(scope="module")
-def encoders(open_bundle: Bundle) -> Iterator[LabelEncoders]:
-    with closing(open_encoders(Settings(bundle=open_bundle.path), open_bundle)) as encoders:
-        yield encoders
 
 
 @pytest.fixture

@@ -1,12 +1,13 @@
-"""Lessons of any kind: a kind that only this file knows is stored, served, described and exported."""
+"""Lessons of any kind: one that only this file knows is stored, served, described and exported."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import pytest
 
+from service.bundle.card import MeasuredThreshold
 from service.errors import InvalidLabelSet, LabelSetChanged
 from service.fields import Purpose
 from service.labels.builder import LabelSetBuilder
@@ -23,6 +24,8 @@ from service.pipeline.selection import select_labels
 from service.question import Question
 from tests.support.label_store import FlakyStore, define, make_examples, make_photos
 from tests.support.tiny_bundle import WIDTH
+
+pytestmark = pytest.mark.anyio
 
 PHOTOS = make_photos()
 PHOTO = np.full(WIDTH, WIDTH**-0.5, np.float32)
@@ -108,7 +111,7 @@ async def test_fit_scales_the_text_and_examples_are_added_until_the_next_fit(
 ) -> None:
     sets = await run_sets(tmp_path / "a.db", encoders)
     await sets.register(define("pets", "cat", "dog"))
-    await sets.calibrate("pets", {"cat": 0.9, "dog": 0.9})
+    await sets.calibrate("pets", {"cat": 0.9})
     fit = make_fit(
         precise=FitPoint(threshold=0.75), recall=FitPoint(threshold=0.125, precision=0.5)
     )
@@ -120,10 +123,19 @@ async def test_fit_scales_the_text_and_examples_are_added_until_the_next_fit(
     found = score(taught, [1.0, 1.0, 1.0])
     assert found["dog"] == before["dog"]
     assert found["cat"] == (pytest.approx(2.0 - 1.0 + added, rel=1e-5), 0.25, "fit")
-    assert taught.own_thresholds == (None, 0.9, None), "a fit has its own"
-    assert taught.calibrated.all()
-    purposes: dict[Purpose, LabelSet | None] = {w: taught.use(w) for w in ("recall", "balanced")}
-    assert purposes["balanced"] is None, "neither the head nor all labels have it"
+    assert (taught.own_thresholds, taught.calibrated.tolist()) == ((None,) * 3, [True, False, True])
+    assert taught.use("precise") is None, "neither the head nor `dog` has it"
+    shared = MeasuredThreshold(threshold=0.625, precision=1.0, recall=1.0)
+    measured = replace(taught, shared=dict.fromkeys(("precise", "recall"), shared))
+    purposes: list[tuple[Purpose, float, bool]] = [
+        ("precise", 0.75, False),
+        ("recall", 0.125, True),
+    ]
+    for purpose, threshold, is_own in purposes:
+        used = measured.use(purpose)
+        assert used is not None
+        assert used.thresholds.tolist() == [threshold, 0.625, threshold]
+        assert used.calibrated.tolist() == [is_own, False, is_own]
     prepared = await sets.prepare_labels("pets", ["cat"])
     learnt = await sets.learn("pets", "cat", prepared, make_examples(2), ())
     more = score(learnt.labels, [1.0, 1.0, 1.0])
