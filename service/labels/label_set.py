@@ -1,6 +1,6 @@
 """The label set as requests see it: an immutable snapshot, pinned by a request until its end."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,8 +14,8 @@ from service.bundle import card
 from service.engine.heads import Keys, LabelVectors, QueryArray, ScreenedQueries
 from service.fields import Purpose
 from service.labels.definition import Definition
-from service.labels.sources.learnt import LearntLabels, Lessons, list_known, teach_labels
-from service.labels.sources.source import Source
+from service.labels.sources.learnt import LearntLabels, Lessons, teach_labels
+from service.labels.sources.source import Source, Taught
 from service.labels.sources.texts import Texts
 from service.labels.sources.trained import Trained
 from service.labels.sources.untold import Untold
@@ -120,8 +120,15 @@ class LabelSet:
         learnt = self.learnt
         if learnt is None:
             return {}
-        pairs = zip(learnt.positions.tolist(), learnt.lessons, strict=True)
-        return {self.names[position]: some for position, some in pairs}
+        pairs = zip(learnt.positions.tolist(), learnt.taught, strict=True)
+        return {
+            self.names[position]: {kind: each.lesson for kind, each in some.items()}
+            for position, some in pairs
+        }
+
+    @property
+    def _each_taught(self) -> list[tuple[int, Taught]]:
+        return [] if self.learnt is None else self.learnt.each
 
     @property
     def embeds(self) -> bool:
@@ -158,9 +165,11 @@ class LabelSet:
         return {**described, "calibration": calibration, "labels": self._describe_labels()}
 
     def _describe_labels(self) -> Iterator[dict[str, Any]]:
-        lessons = {name: {"examples": _OTHER_MODEL} for name in self.unused_lessons}
-        if (learnt := self.learnt) is not None:
-            lessons |= {name: learnt.describe(row) for row, name in enumerate(self.lessons)}
+        lessons: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+        for name in self.unused_lessons:
+            lessons[name]["examples"] = _OTHER_MODEL
+        for position, each in self._each_taught:
+            lessons[self.names[position]][each.lesson.kind] = each.described
         numbers = self.thresholds.tolist(), self.calibrated.tolist(), self.own_embeddings.tolist()
         rows = zip(self.names, self.prompts, *numbers, strict=True)
         for name, prompt, threshold, is_calibrated, has_own_embedding in rows:
@@ -173,7 +182,7 @@ class LabelSet:
             }
             if category := self.categories.get(name):
                 described["category"] = category
-            yield described | lessons.get(name, {})
+            yield {**described, **lessons.get(name, {})}
 
     def find_members(self, categories: Collection[str]) -> NDArray[np.bool_]:
         """Returns which labels are of one of these categories, bool [L]."""
@@ -210,10 +219,10 @@ class LabelSet:
                 measured = np.where(usable, self.thresholds, np.nan)
             known = ~np.isnan(measured)
             thresholds = np.where(known, measured, least)
-            for position, points in self.learnt.points if self.learnt else ():
-                if (point := points.get(purpose)) is not None:
-                    thresholds[position], known[position] = point
-            if np.isnan(thresholds).any() or not (shared or (self.learnt and self.learnt.points)):
+            learnt = [(p, t.points[purpose]) for p, t in self._each_taught if purpose in t.points]
+            for position, point in learnt:
+                thresholds[position], known[position] = point.threshold, point.is_own
+            if np.isnan(thresholds).any() or not (shared or learnt):
                 return None
             self._used[purpose] = replace(self, thresholds=thresholds, calibrated=known)
         return self._used[purpose]
@@ -343,23 +352,23 @@ def teach(
     learning = {labels.positions[name]: lessons[name] for name in labels.names if name in lessons}
     if whitening is None or not learning:
         return start
-    known = list_known([labels.learnt] if labels.learnt else [])
-    learnt = teach_labels(learning, whitening, known, has_text=start.queries is not None)
+    learnt = teach_labels(learning, whitening, labels.learnt, has_text=start.queries is not None)
     pairs, thresholds, calibrated = start.pairs.copy(), start.thresholds, start.calibrated.copy()
-    if start.ranked and learnt.pairs:
+    has_pairs = any(each.pair for _, each in learnt.each)
+    if start.ranked and has_pairs:
         thresholds = np.full(len(thresholds), card.FALLBACK_THRESHOLD)
     thresholds = thresholds.copy()
-    for position, pair in learnt.pairs:
-        pairs[:, position] = pair
-    for position, point in learnt.thresholds:
-        if not start.calibrated[position]:
-            thresholds[position], calibrated[position] = point
+    for position, each in learnt.each:
+        if each.pair is not None:
+            pairs[:, position] = each.pair
+        if (point := each.points.get("calibrated")) and not start.calibrated[position]:
+            thresholds[position], calibrated[position] = point.threshold, point.is_own
     return replace(
         start,
-        calibration=pairs if learnt.pairs else start.calibration,
+        calibration=pairs if has_pairs else start.calibration,
         thresholds=thresholds,
         calibrated=calibrated,
-        ranked=start.ranked and not learnt.pairs,
+        ranked=start.ranked and not has_pairs,
         learnt=learnt,
         untaught=start,
     )

@@ -85,7 +85,8 @@ def describe_learnt(result: LearntLabel, label: str) -> dict[str, Any]:
     labels, learnt = result.labels, result.labels.learnt
     position = labels.positions[label]
     assert learnt is not None, "the label has learnt"
-    examples = learnt.describe(int(learnt.positions.searchsorted(position)))[Examples.kind]
+    taught = learnt.taught[int(learnt.positions.searchsorted(position))]
+    examples = {**taught[Examples.kind].described}
     separation = examples.pop("separation")
     del examples["this_model"]
     enough = examples["negative"] and examples["positive"] >= MIN_POSITIVES

@@ -182,7 +182,7 @@ class Examples:
             shift -= weight * offset
         shift = shift if has_text else shift + _BARE_LOGIT
         is_drawn = self.positive.count > 0
-        return Taught(vector, shift, self._describe(separation), is_drawn)
+        return Taught(self, vector, shift, self._describe(separation), is_drawn)
 
     def _describe(self, separation: float) -> dict[str, Any]:
         counts = {"positive": self.positive.count, "negative": self.negative.count}

@@ -12,8 +12,8 @@ from pydantic import Field, ValidationError
 
 from service.bundle.card import Record
 from service.errors import InvalidLabelSet
-from service.fields import Purpose, ThresholdName
-from service.labels.sources.source import Measured, Taught
+from service.fields import ThresholdName
+from service.labels.sources.source import Point, Share, Taught
 from service.labels.whitening import Vector, Whitening
 
 _HEADER = struct.Struct("<4sI")
@@ -22,20 +22,7 @@ _DAMAGED = "What a label has learnt from tags is damaged: learn them again"
 _MOST_VALUE = 1e6
 
 _Count = Annotated[int, Field(ge=0)]
-_Share = Annotated[float, Field(ge=0.0, le=1.0)]
 _Number = Annotated[float, Field(ge=-_MOST_VALUE, le=_MOST_VALUE)]
-
-
-class FitPoint(Record):
-    """A threshold; precision and recall are null if the label's photos did not choose it."""
-
-    threshold: _Share
-    precision: _Share | None = None
-    recall: _Share | None = None
-
-    def measure(self) -> Measured:
-        """Returns the threshold, and whether the label's photos chose it."""
-        return Measured(self.threshold, self.precision is not None)
 
 
 class FitCounts(Record):
@@ -44,8 +31,8 @@ class FitCounts(Record):
     photos: _Count = Field(description="That have a tag of any kind, or were corrected.")
     positive: _Count = Field(description="With the tag.")
     negative: _Count = Field(description="From which the user deleted it.")
-    text_precision: _Share | None = Field(description="Average precision of the text alone.")
-    learnt_precision: _Share = Field(description="Average precision of the fit.")
+    text_precision: Share | None = Field(description="Average precision of the text alone.")
+    learnt_precision: Share = Field(description="Average precision of the fit.")
 
 
 class FitFigures(FitCounts):
@@ -53,7 +40,7 @@ class FitFigures(FitCounts):
 
     scale: _Number  # of the text's logit
     shift: _Number
-    points: dict[ThresholdName, FitPoint]  # at least `calibrated`
+    points: dict[ThresholdName, Point]  # at least `calibrated`
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,19 +72,14 @@ class Fit:
         figures = self.figures.model_dump_json().encode()
         return _HEADER.pack(_MAGIC, len(figures)) + figures + self.vector.astype("<f4").tobytes()
 
-    def teach(self, whitening: Whitening, *, has_text: bool) -> Taught:  # noqa: ARG002
+    def teach(self, whitening: Whitening, *, has_text: bool) -> Taught:
         """Returns the effect of the fit; raises `InvalidLabelSet` for another width."""
         if len(self.vector) != whitening.width:
             raise InvalidLabelSet("A label learnt embeddings of another width than the model's")
         figures = self.figures
-        points: dict[Purpose, Measured] = {
-            word: point.measure() for word, point in figures.points.items() if word != "calibrated"
-        }
-        threshold = figures.points["calibrated"].measure()
         pair = figures.scale, figures.shift
-        return Taught(
-            *(self.vector, 0.0, self._describe()), pair=pair, threshold=threshold, by_purpose=points
-        )
+        lesson = self, self.vector, 0.0, self._describe()
+        return Taught(*lesson, pair=pair, points=figures.points)
 
     def _describe(self) -> dict[str, Any]:
         points = self.figures.points
@@ -105,6 +87,6 @@ class Fit:
         return {
             **self.figures.model_dump(exclude={"scale", "shift", "points"}),
             **usual.model_dump(exclude={"threshold"}),
-            "precise": precise.model_dump() if precise and precise.measure().is_own else None,
+            "precise": precise.model_dump() if precise and precise.is_own else None,
             "this_model": True,
         }

@@ -25,7 +25,8 @@ from service.archive.choice import PRESENT, REJECTED, UNKNOWN
 from service.bundle.card import MeasuredThreshold
 from service.calibration import find_threshold, find_thresholds, make_precise
 from service.fields import ThresholdName
-from service.labels.sources.fit import Fit, FitFigures, FitPoint
+from service.labels.sources.fit import Fit, FitFigures
+from service.labels.sources.source import Point
 from service.labels.whitening import Vectors, Whitening
 
 MIN_PHOTOS = 10
@@ -173,7 +174,7 @@ def _calibrate(features: Array, signs: Signs) -> tuple[Array, Array]:
 
 def _find_points(
     scores: Array, signs: Signs, precision_target: float | None
-) -> list[dict[ThresholdName, FitPoint]]:
+) -> list[dict[ThresholdName, Point]]:
     """Returns thresholds of each label; those that its photos do not choose are all labels'."""
     truths = (signs == PRESENT).astype(np.int64)
     values = np.where(signs == UNKNOWN, 0.0, scores)  # below all others: it counts for nothing
@@ -204,10 +205,10 @@ def _find_aims(
     }
 
 
-def _make_point(own: MeasuredThreshold | None, shared: MeasuredThreshold | None) -> FitPoint:
+def _make_point(own: MeasuredThreshold | None, shared: MeasuredThreshold | None) -> Point:
     if own is not None:
-        return FitPoint(**dict(own))
-    return FitPoint(threshold=1.0 if shared is None else shared.threshold)
+        return Point(**dict(own))
+    return Point(threshold=1.0 if shared is None else shared.threshold)
 
 
 def measure_ap(scores: NDArray[np.floating], truths: NDArray[np.bool_]) -> float:

@@ -6,30 +6,30 @@ A *source* knows all labels of a set: by the trained head's columns, by texts, o
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from service.bundle.card import Record
 from service.engine.heads import Head, LabelVectors
-from service.fields import Purpose
+from service.fields import ThresholdName
 from service.labels.whitening import Vector, Whitening
 
 if TYPE_CHECKING:  # it imports ONNX Runtime
     from service.engine.session_set import MapGraphs
 
 Maps = NDArray[np.float32]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Source(Protocol):
     """How the labels of a set are known, before they learn from photos."""
 
-    name: ClassVar[str]
-    """In answers."""
-    measured_on: ClassVar[str]
-    """Options of `export` that measure its thresholds by purpose."""
-    untaught_logit: ClassVar[float]
-    """Added to the logits of labels without a lesson: 0, or minus infinity."""
+    name: ClassVar[str]  # in answers
+    measured_on: ClassVar[str]  # options of `export` that measure its thresholds by purpose
+    untaught_logit: ClassVar[float]  # added to labels without a lesson: 0, or minus infinity
 
     @property
     def vectors(self) -> LabelVectors | None:
@@ -50,32 +50,38 @@ class Source(Protocol):
         """Returns maps [R, rows, columns] of some labels; None if lessons alone have them."""
 
 
-class Measured(NamedTuple):
-    """A label's threshold, 0..1, and whether photos with the label chose it."""
+class Point(Record):
+    """A threshold; precision and recall are null if the label's photos did not choose it."""
 
-    threshold: float
-    is_own: bool
+    threshold: Share
+    precision: Share | None = None
+    recall: Share | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the label's photos chose it."""
+        return self.precision is not None
 
 
 @dataclass(frozen=True)
 class Taught:
     """What a lesson does to its label: `v . f + b` is added to the logit."""
 
+    lesson: "Lesson"
     vector: Vector  # v, [D]
     shift: float  # b
     described: Mapping[str, Any]  # as JSON values
     is_drawn: bool = True  # whether the tokens' parts of v . f show where the label is
     # Scale and shift of the text's logit as the open head gives it, instead of its calibration.
     pair: tuple[float, float] | None = None
-    threshold: Measured | None = None  # for a label without its own
-    by_purpose: Mapping[Purpose, Measured] = field(default_factory=dict)
+    # `calibrated` is for a label without a threshold of its own.
+    points: Mapping[ThresholdName, Point] = field(default_factory=dict)
 
 
 class Lesson(Protocol):
     """What a label has learnt from photos with one encoder."""
 
-    kind: ClassVar[str]
-    """In answers, files and the label store."""
+    kind: ClassVar[str]  # in answers, files and the label store
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:

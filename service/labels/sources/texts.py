@@ -38,11 +38,9 @@ class Texts:
         return not two_towers
 
     def can_draw(self, graphs: "MapGraphs") -> bool:
-        """Returns whether the bundle has maps of open labels."""
         return graphs.open is not None
 
     def draw(
         self, graphs: "MapGraphs", memory: NDArray[np.float32], rows: NDArray[np.intp]
     ) -> Maps:
-        """Returns the maps of some queries."""
         return graphs.draw(memory, self.vectors.queries[rows])

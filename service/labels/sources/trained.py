@@ -20,20 +20,16 @@ class Trained:
     untaught_logit: ClassVar[float] = 0.0
     vectors = None
 
-    def choose_head(self, chosen: NDArray[np.intp] | None) -> Head:  # noqa: ARG002
-        """Returns the trained head, which scores all of its labels."""
+    def choose_head(self, chosen: NDArray[np.intp] | None) -> Head:
         return TRAINED_HEAD
 
-    def needs_tokens(self, *, two_towers: bool) -> bool:  # noqa: ARG002
-        """Returns True."""
+    def needs_tokens(self, *, two_towers: bool) -> bool:
         return True
 
     def can_draw(self, graphs: "MapGraphs") -> bool:
-        """Returns whether the bundle has maps of trained labels."""
         return graphs.trained is not None
 
     def draw(
         self, graphs: "MapGraphs", memory: NDArray[np.float32], rows: NDArray[np.intp]
     ) -> Maps:
-        """Returns the maps of some columns."""
         return graphs.draw(memory, rows.astype(np.int64))

@@ -23,22 +23,16 @@ class Untold:
     untaught_logit: ClassVar[float] = -np.inf
     vectors = None
 
-    def choose_head(self, chosen: NDArray[np.intp] | None) -> Head:  # noqa: ARG002
-        """Returns a head that costs nothing and gives zeros."""
+    def choose_head(self, chosen: NDArray[np.intp] | None) -> Head:
         return ZeroHead(self.count)
 
-    def needs_tokens(self, *, two_towers: bool) -> bool:  # noqa: ARG002
-        """Returns False."""
+    def needs_tokens(self, *, two_towers: bool) -> bool:
         return False
 
-    def can_draw(self, graphs: "MapGraphs") -> bool:  # noqa: ARG002
-        """Returns True: lessons have maps of their own."""
-        return True
+    def can_draw(self, graphs: "MapGraphs") -> bool:
+        return True  # lessons have maps of their own
 
     def draw(
-        self,
-        graphs: "MapGraphs",
-        memory: NDArray[np.float32],
-        rows: NDArray[np.intp],
+        self, graphs: "MapGraphs", memory: NDArray[np.float32], rows: NDArray[np.intp]
     ) -> None:
-        """Returns None."""
+        return None

@@ -42,10 +42,10 @@ def make_learnt(labels: LabelSet, *names: str, shift: float = 0.0) -> LabelSet:
     positions = np.array(sorted(labels.positions[name] for name in names), np.intp)
     vectors = np.random.default_rng(5).normal(size=(len(names), WIDTH)).astype(np.float32)
     examples = [Examples.empty(WIDTH).add([Example(b"1" * 32, vector)]) for vector in vectors]
-    lessons = tuple({"examples": each} for each in examples)
-    taught = tuple({"examples": Taught(vector, shift, {})} for vector in vectors)
+    pairs = zip(examples, vectors, strict=True)
+    taught = tuple({"examples": Taught(each, vector, shift, {})} for each, vector in pairs)
     shifts = np.full(len(names), shift)
-    return replace(labels, learnt=LearntLabels(positions, lessons, taught, vectors, shifts))
+    return replace(labels, learnt=LearntLabels(positions, taught, vectors, shifts))
 
 
 class Recorder:

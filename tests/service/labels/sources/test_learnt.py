@@ -15,9 +15,9 @@ from service.labels.encoders import LabelEncoders
 from service.labels.files import pack_label_set, parse_label_set
 from service.labels.label_set import LabelSet
 from service.labels.registered_sets import RegisteredSets
-from service.labels.sources.fit import Fit, FitFigures, FitPoint
+from service.labels.sources.fit import Fit, FitFigures
 from service.labels.sources.learnt import KINDS, list_contents
-from service.labels.sources.source import Measured, Taught
+from service.labels.sources.source import Point, Taught
 from service.labels.whitening import Whitening
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
@@ -50,11 +50,11 @@ class MadeUp:
 
     def teach(self, whitening: Whitening, *, has_text: bool) -> Taught:
         vector = 10 * np.eye(whitening.width, dtype=np.float32)[self.number]
-        return Taught(vector, 0.5 * has_text, {"number": self.number})
+        return Taught(self, vector, 0.5 * has_text, {"number": self.number})
 
 
-def make_fit(**points: FitPoint) -> Fit:
-    usual: dict[Any, FitPoint] = {"calibrated": FitPoint(threshold=0.25, precision=0.5, recall=1.0)}
+def make_fit(**points: Point) -> Fit:
+    usual: dict[Any, Point] = {"calibrated": Point(threshold=0.25, precision=0.5, recall=1.0)}
     figures = FitFigures(
         **{"photos": 40, "positive": 12, "negative": 3, "text_precision": 0.25},
         **{"learnt_precision": 0.5, "scale": 2.0, "shift": -1.0},
@@ -112,9 +112,7 @@ async def test_fit_scales_the_text_and_examples_are_added_until_the_next_fit(
     sets = await run_sets(tmp_path / "a.db", encoders)
     await sets.register(define("pets", "cat", "dog"))
     await sets.calibrate("pets", {"cat": 0.9})
-    fit = make_fit(
-        precise=FitPoint(threshold=0.75), recall=FitPoint(threshold=0.125, precision=0.5)
-    )
+    fit = make_fit(precise=Point(threshold=0.75), recall=Point(threshold=0.125, precision=0.5))
     before = score(sets.by_name["pets"], [1.0, 1.0])
     taught = await sets.teach(
         "pets", await sets.prepare_labels("pets", ["cat", "yak"]), {"cat": fit, "yak": fit}
@@ -171,4 +169,3 @@ def test_fit_is_read_as_it_was_written_and_a_damaged_one_is_refused() -> None:
     ):
         with pytest.raises(InvalidLabelSet, match="damaged"):
             Fit.from_bytes(damaged)
-    assert Measured(0.25, is_own=True) == make_fit().figures.points["calibrated"].measure()
