@@ -52,14 +52,14 @@ async def learn_tags(settings: Settings, name: str, lesson: TagLesson) -> bool:
         sets, whitening = pipeline.catalogue.for_learning(name)
         known = pipeline.catalogue.get(name)
         chosen = choose_labels(tags, lesson.choice, known.names if known else ())
-        for line in _describe_choice(chosen):
-            sys.stderr.write(escape(line) + "\n")
         if not chosen.labels or len(chosen.photos) < MIN_PHOTOS:
             raise StartError(
                 f"{len(chosen.photos)} photos have tags to learn from, {len(chosen.labels)} tags "
                 f"are on {lesson.choice.least} photos or more: tag at least {MIN_PHOTOS} photos, "
                 "or lower --least"
             )
+        for line in _describe_choice(chosen):
+            sys.stderr.write(escape(line) + "\n")
         prepared = await sets.prepare_labels(name, chosen.labels)
         paths = [lesson.photos / photo for photo in chosen.photos]
         embedded, unusable = await _embed(pipeline, paths, prepared.queries, len(chosen.labels))
@@ -116,9 +116,10 @@ def _read_tags(lesson: TagLesson) -> tuple[dict[str, PhotoTags], list[PhotoResul
 def _describe_choice(chosen: TagSigns) -> list[str]:
     """Returns a line for each reason why tags are no labels."""
     reasons: dict[str, list[str]] = {}
-    for name, reason, photos in chosen.left_out:
-        reasons.setdefault(reason, []).append(f"{name} ({photos})")
-    return [f"{len(names)} tags {why}: {list_names(names)}" for why, names in reasons.items()]
+    for name, reason, _ in chosen.left_out:
+        reasons.setdefault(reason, []).append(name)
+    lines = ((len(names), why, list_names(names)) for why, names in reasons.items())
+    return [f"left out: {count} tags, {why}: {listed}" for count, why, listed in lines]
 
 
 async def _embed(
