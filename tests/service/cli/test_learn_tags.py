@@ -67,7 +67,7 @@ def test_tags_teach_labels_at_once_and_again(
     assert answer["labels"][0]["source"] == "fit"
     run("labels", "threshold", "mine", "cat", 0.9)
     _, out, err = run(*command, "--only", "c*")
-    assert "replaced: what 1 labels had learnt, and their thresholds: cat" in err
+    assert "replaced: what 1 labels had learnt, and their thresholds: 'cat'" in err
     assert list_labels(run)["cat"]["threshold"] != 0.9
     assert list_labels(run)["beach"]["fit"]
 
