@@ -71,8 +71,9 @@ async def learn_tags(settings: Settings, name: str, lesson: TagLesson) -> bool:
             raise StartError(f"{len(unusable)} photos cannot be used, such as {unusable[0].path}")
         labels, signs = [chosen.labels[column] for column in columns], signs[:, columns]
         embeddings, logits = zip(*embedded.values(), strict=True)
-        texts = None if prepared.queries is None else np.stack(logits)[:, columns]
-        data = np.stack(embeddings), texts, signs, whitening
+        queries = None if prepared.queries is None else prepared.queries[columns]
+        texts = None if queries is None else (queries, np.stack(logits)[:, columns])
+        data = np.stack(embeddings), signs, whitening, texts
         found = await asyncio.to_thread(fit_labels, *data, lesson.precision_target)
         kept = found.told_apart | lesson.keeps_all
         figures = [fit.figures for fit in found.fits]
@@ -82,9 +83,8 @@ async def learn_tags(settings: Settings, name: str, lesson: TagLesson) -> bool:
             evidence = Evidence(lesson.photos, [*embedded], found.scores, signs)
             write_report(lesson.report, name, fits, evidence)
         if kept.any() and not lesson.dry_run:
-            queries = None if prepared.queries is None else prepared.queries[columns[kept]]
             learnt = dict(zip(compress(labels, kept), compress(found.fits, kept), strict=True))
-            await _write(sets, name, learnt, queries)
+            await _write(sets, name, learnt)
     for photo in left_out:
         show_failure(photo)
     return not left_out
@@ -148,19 +148,33 @@ async def _embed(
     return embedded, unusable
 
 
-async def _write(
-    sets: RegisteredSets, name: str, fits: Mapping[str, Fit], queries: QueryArray | None
-) -> None:
-    """Writes fits to texts of these queries [L, K]; names what they replace."""
+async def _write(sets: RegisteredSets, name: str, fits: Mapping[str, Fit]) -> None:
+    """Writes fits; names what they replace."""
     prepared = await sets.prepare_labels(name, [*fits])
-    now = prepared.queries
-    if queries is not None and (now is None or not np.array_equal(now, queries)):
+    queries = prepared.queries if prepared.queries is not None else [None] * len(fits)
+    if any(not fit.is_of(query) for fit, query in zip(fits.values(), queries, strict=True)):
         raise LabelSetChanged(name, str(prepared.version))
-    known = sets.by_name.get(name)
-    if known is not None:
+    if (known := sets.by_name.get(name)) is not None:
+        old = {label: some.get(Fit.kind) for label, some in known.lessons.items()}
         own = dict(zip(known.names, known.own_thresholds, strict=True))
-        replaced = [label for label in fits if label in known.lessons or own.get(label) is not None]
+        new = [
+            label
+            for label, fit in fits.items()
+            if not (isinstance(each := old.get(label), Fit) and fit.is_like(each))
+            or known.lessons[label].keys() != {Fit.kind}
+            or own[label] is not None
+        ]
+        if not new:
+            sys.stderr.write("the tags teach nothing new: nothing was written\n")
+            return
+        replaced = [label for label in fits if label in old or own.get(label) is not None]
         if replaced:
             what = f"what {len(replaced)} labels had learnt, and their thresholds"
             sys.stderr.write(escape(f"replaced: {what}: {list_names(replaced)}") + "\n")
+        if left := [label for label, fit in old.items() if fit and label not in fits]:
+            step = f"DELETE /labels/{name}/examples?label=NAME forgets it"
+            line = f"kept from earlier tags: what {len(left)} labels had learnt: {list_names(left)}"
+            sys.stderr.write(escape(f"{line}; {step}") + "\n")
+        if known.ranked and known.num_labels > len(fits):
+            sys.stderr.write(f"{name}: labels that learnt nothing were ranked, and now need 0.5\n")
     await sets.teach(name, prepared, fits)

@@ -318,6 +318,7 @@ def _read_lessons(arrays: dict[str, NDArray[Any]], names: frozenset[str]) -> Les
         and sizes.sum() == len(content)
         and encoder.shape == ()
         and len(str(encoder)) <= _MAX_ENCODER_CHARACTERS
+        and ":" not in str(encoder)  # as in the store's keys of other kinds
     )
     if not fits:
         raise InvalidLabelSet(f"The arrays {', '.join(_NPZ_LESSONS)} do not fit each other")

@@ -221,7 +221,8 @@ class LabelSet:
             thresholds = np.where(known, measured, least)
             learnt = [(p, t.points[purpose]) for p, t in self._each_taught if purpose in t.points]
             for position, point in learnt:
-                thresholds[position], known[position] = point.threshold, point.is_own
+                if self.untaught and not self.untaught.calibrated[position]:
+                    thresholds[position], known[position] = point.threshold, point.is_own
             if np.isnan(thresholds).any() or not (shared or learnt):
                 return None
             self._used[purpose] = replace(self, thresholds=thresholds, calibrated=known)
@@ -252,9 +253,11 @@ class LabelSet:
             floors = self.thresholds if isinstance(threshold, str) else np.float64(threshold)
             with np.errstate(divide="ignore"):
                 shift = shift - (np.log(floors) - np.log1p(-floors))
-        shift = shift + _MARGIN * (scale - scale.min())
-        if self.learnt is not None:  # estimates are of texts alone
-            shift[self.learnt.positions] = _FAR
+        others = np.ones(count, np.bool_)  # estimates are of texts alone
+        if self.learnt is not None:
+            others[self.learnt.positions] = False
+        shift = shift + _MARGIN * (scale - scale[others].min(initial=np.inf))
+        shift[~others] = _FAR
         shifts = np.full(count, -_FAR, np.float32)
         shifts[chosen] = shift[chosen].clip(-_FAR, _FAR)
         head = ScreenedQueries(self.queries, self.keys, scale.astype(np.float32), shifts, wanted)
@@ -352,7 +355,13 @@ def teach(
     learning = {labels.positions[name]: lessons[name] for name in labels.names if name in lessons}
     if whitening is None or not learning:
         return start
-    learnt = teach_labels(learning, whitening, labels.learnt, has_text=start.queries is not None)
+    learnt = teach_labels(learning, whitening, start.queries, labels.learnt)
+    if learnt is None or len(learnt.positions) < len(learning):  # some are of other texts
+        useless = {*learning} - {*(learnt.positions.tolist() if learnt else ())}
+        others = start.unused_lessons | {labels.names[position] for position in useless}
+        start = replace(start, unused_lessons=others)
+    if learnt is None:
+        return start
     pairs, thresholds, calibrated = start.pairs.copy(), start.thresholds, start.calibrated.copy()
     has_pairs = any(each.pair for _, each in learnt.each)
     if start.ranked and has_pairs:

@@ -269,7 +269,7 @@ class RegisteredSets(StoredSets):
             *(name, label, self._keys[Examples.kind]),
             partial(add_examples, positive=positive, negative=negative),
             embedding=prepared.embeddings,
-            replace=replace,
+            forget=tuple(self._kinds) if replace else (),
             if_version=if_version,
         )
         learnt, labels = await self._write(name, write)

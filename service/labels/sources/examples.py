@@ -163,14 +163,13 @@ class Examples:
                     )
         return Examples(self.positive.add(positive), self.negative.add(negative))
 
-    def teach(self, whitening: Whitening, *, has_text: bool) -> Taught:
-        """Returns the effect of the photos; raises `InvalidLabelSet` for another width."""
+    def teach(self, whitening: Whitening, query: Vector | None, *, has_logit: bool) -> Taught:
         if len(self.positive.total) != whitening.width:
             raise InvalidLabelSet("The examples of a label are of another width than the model's")
         vector = np.zeros(whitening.width, np.float32)
         shift, separation = 0.0, self.positive.separate(whitening)
         if self.positive.count:
-            weight, centre = (_WEIGHT, _CENTRE) if has_text else (_BARE_WEIGHT, _BARE_CENTRE)
+            weight, centre = (_WEIGHT, _CENTRE) if has_logit else (_BARE_WEIGHT, _BARE_CENTRE)
             weight *= separation
             direction, offset = whitening.project(self.positive.mean)
             vector += np.float32(weight) * direction
@@ -180,7 +179,7 @@ class Examples:
             direction, offset = whitening.project(self.negative.mean)
             vector -= np.float32(weight) * direction
             shift -= weight * offset
-        shift = shift if has_text else shift + _BARE_LOGIT
+        shift = shift if has_logit else shift + _BARE_LOGIT
         is_drawn = self.positive.count > 0
         return Taught(self, vector, shift, self._describe(separation), is_drawn)
 

@@ -16,13 +16,14 @@ from service.fields import ThresholdName
 from service.labels.sources.source import Point, Share, Taught
 from service.labels.whitening import Vector, Whitening
 
-_HEADER = struct.Struct("<4sI")
+_HEADER = struct.Struct("<4sII")
 _MAGIC = b"FT1\0"
 _DAMAGED = "What a label has learnt from tags is damaged: learn them again"
-_MOST_VALUE = 1e6
+_MOST = 1e6
+_SAME_TEXT = 0.98  # cosine of queries
 
 _Count = Annotated[int, Field(ge=0)]
-_Number = Annotated[float, Field(ge=-_MOST_VALUE, le=_MOST_VALUE)]
+_Number = Annotated[float, Field(ge=-_MOST, le=_MOST)]
 
 
 class FitCounts(Record):
@@ -49,6 +50,7 @@ class Fit:
 
     vector: Vector  # [D]
     figures: FitFigures
+    query: Vector | None  # of the text, [K]; None without a text
 
     kind: ClassVar[str] = "fit"
 
@@ -56,30 +58,53 @@ class Fit:
     def from_bytes(cls, content: bytes) -> Self:
         """Reads what `to_bytes` returned. Raises `InvalidLabelSet` if it is damaged."""
         try:
-            magic, size = _HEADER.unpack_from(content)
+            magic, size, width = _HEADER.unpack_from(content)
             end = _HEADER.size + size
             figures = FitFigures.model_validate_json(content[_HEADER.size : end])
-            vector = np.frombuffer(content, "<f4", offset=end).astype(np.float32)
+            numbers = np.frombuffer(content, "<f4", offset=end).astype(np.float32)
+            vector, query = np.split(numbers, [width])
         except (struct.error, ValueError, ValidationError) as error:
             raise InvalidLabelSet(_DAMAGED) from error
-        is_usual = magic == _MAGIC and len(vector) and "calibrated" in figures.points
-        if not (is_usual and (np.abs(vector) < _MOST_VALUE).all()):
+        is_whole = magic == _MAGIC and len(vector) == width > 0
+        if not (is_whole and "calibrated" in figures.points and (np.abs(numbers) < _MOST).all()):
             raise InvalidLabelSet(_DAMAGED)
-        return cls(vector, figures)
+        return cls(vector, figures, query if len(query) else None)
 
     def to_bytes(self) -> bytes:
         """Returns the fit as the label store and files have it."""
         figures = self.figures.model_dump_json().encode()
-        return _HEADER.pack(_MAGIC, len(figures)) + figures + self.vector.astype("<f4").tobytes()
+        header = _HEADER.pack(_MAGIC, len(figures), len(self.vector))
+        query = np.zeros(0) if self.query is None else self.query
+        numbers = (row.astype("<f4").tobytes() for row in (self.vector, query))
+        return b"".join((header, figures, *numbers))
 
-    def teach(self, whitening: Whitening, *, has_text: bool) -> Taught:
-        """Returns the effect of the fit; raises `InvalidLabelSet` for another width."""
+    def teach(
+        self, whitening: Whitening, query: Vector | None, *, has_logit: bool
+    ) -> Taught | None:
+        if not self.is_of(query):
+            return None
         if len(self.vector) != whitening.width:
             raise InvalidLabelSet("A label learnt embeddings of another width than the model's")
         figures = self.figures
         pair = figures.scale, figures.shift
         lesson = self, self.vector, 0.0, self._describe()
         return Taught(*lesson, pair=pair, points=figures.points)
+
+    def is_of(self, query: Vector | None) -> bool:
+        """Returns whether it was fitted to this text; precisions change queries a little."""
+        if query is None or self.query is None:
+            return query is self.query
+        lengths = float(np.linalg.norm(query) * np.linalg.norm(self.query))
+        return len(query) == len(self.query) and float(query @ self.query) > _SAME_TEXT * lengths
+
+    def is_like(self, other: "Fit") -> bool:
+        """Returns whether it was fitted to as many photos, and does nearly the same."""
+        counts = {"photos", "positive", "negative"}
+        ours, theirs = (fit.figures.model_dump(include=counts) for fit in (self, other))
+        if ours != theirs or len(self.vector) != len(other.vector):
+            return False
+        close = 1e-3 * float(np.abs(self.vector).max())
+        return bool(np.allclose(self.vector, other.vector, atol=close))
 
     def _describe(self) -> dict[str, Any]:
         points = self.figures.points

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from service.engine.heads import QueryArray
 from service.errors import InvalidLabelSet
 from service.labels.sources.examples import Examples
 from service.labels.sources.fit import Fit
@@ -40,8 +41,8 @@ def read_lesson(kind: str, content: bytes) -> Lesson:
 
 def list_contents(lessons: Lessons) -> list[tuple[str, str, bytes]]:
     """Returns label, kind and content of each lesson."""
-    rows = ((label, kind, each) for label, some in lessons.items() for kind, each in some.items())
-    return [(label, kind, each.to_bytes()) for label, kind, each in rows]
+    rows = ((label, kind, some) for label, some in lessons.items() for kind in KINDS)
+    return [(label, kind, some[kind].to_bytes()) for label, kind, some in rows if kind in some]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,22 +79,34 @@ class LearntLabels:
 def teach_labels(
     lessons: Mapping[int, Mapping[str, Lesson]],
     whitening: Whitening,
+    queries: QueryArray | None,
     old: LearntLabels | None,
-    *,
-    has_text: bool,
-) -> LearntLabels:
+) -> LearntLabels | None:
     """Returns what labels learn, by position, ascending; lessons of `old` are not measured again.
 
-    Raises `InvalidLabelSet` if a lesson is of another width.
+    `queries` [L, K] are those of the set. Labels whose lessons are all of another text are left
+    out. Raises `InvalidLabelSet` if a lesson is of another width.
     """
-    known = {each.lesson: each for _, each in old.each} if old else {}
-    taught = []
-    for some in lessons.values():
+    # A scale depends on the text, which may be another one now.
+    known = {each.lesson: each for _, each in old.each if each.pair is None} if old else {}
+    taught: dict[int, dict[str, Taught]] = {}
+    for position, some in lessons.items():
+        query = None if queries is None else queries[position]
         effects: dict[str, Taught] = {}
-        for kind, lesson in sorted(some.items(), key=lambda item: [*KINDS].index(item[0])):
-            is_known = has_text or any(each.pair for each in effects.values())
-            effects[kind] = known.get(lesson) or lesson.teach(whitening, has_text=is_known)
-        taught.append(effects)
-    vectors = [np.sum([each.vector for each in some.values()], axis=0) for some in taught]
-    shifts = [sum(each.shift for each in some.values()) for some in taught]
-    return LearntLabels(np.array([*lessons]), tuple(taught), np.stack(vectors), np.array(shifts))
+        for kind in [kind for kind in KINDS if kind in some]:
+            has_logit = query is not None or any(each.pair for each in effects.values())
+            lesson = some[kind]
+            effect = known.get(lesson) or lesson.teach(whitening, query, has_logit=has_logit)
+            if effect is not None:
+                effects[kind] = effect
+        if effects:
+            taught[position] = effects
+    if not taught:
+        return None
+    rows = [[*effects.values()] for effects in taught.values()]
+    return LearntLabels(
+        np.array([*taught]),
+        tuple(taught.values()),
+        np.stack([np.sum([each.vector for each in row], axis=0) for row in rows]),
+        np.array([sum(each.shift for each in row) for row in rows]),
+    )

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from service.archive.choice import PRESENT, REJECTED, UNKNOWN
 from service.bundle.card import MeasuredThreshold
 from service.calibration import find_threshold, find_thresholds, make_precise
+from service.engine.heads import QueryArray
 from service.fields import ThresholdName
 from service.labels.sources.fit import Fit, FitFigures
 from service.labels.sources.source import Point
@@ -32,6 +33,8 @@ from service.labels.whitening import Vectors, Whitening
 MIN_PHOTOS = 10
 _PENALTY = 3.0
 _FOLDS = 10
+_PIECE = 10  # photos
+_FLAT = 1e-6  # logits that deviate less are all the same
 _ROUNDS = 3
 _SHIFT_PRIOR = 1.0
 _MAX_STEPS = 50
@@ -58,20 +61,22 @@ class ArchiveFit:
 
 def fit_labels(
     embeddings: Vectors,
-    logits: Logits | None,
     signs: Signs,
     whitening: Whitening,
+    texts: tuple[QueryArray, Logits] | None = None,
     precision_target: float | None = None,
 ) -> ArchiveFit:
     """Fits labels to embeddings [n, D] of photos, n >= `MIN_PHOTOS`, and their signs [n, L].
 
-    `logits` [n, L] are those of the labels' texts, as the open head gives them. Each label has a
-    photo with it. Thresholds have the best F1, or the lowest with `precision_target`, 0..1.
+    `texts` are the labels' queries [L, K], and the logits [n, L] that the open head gives for them.
+    Neighbours may be nearly the same photo. Each label has a photo with it. Thresholds have the
+    best F1, or the lowest with `precision_target`, 0..1.
     """
+    queries, logits = texts or (None, None)
     rows = whitening.whiten(embeddings)
     size = np.sqrt(np.square(rows).mean())
     others = whitening.others / size
-    folds = np.random.default_rng(0).permutation(len(rows)) % _FOLDS
+    folds = _deal(len(rows))
     values = np.empty(signs.shape)
     for fold in range(_FOLDS):
         here = folds == fold
@@ -80,9 +85,10 @@ def fit_labels(
     directions = _regress(rows / size, signs)
     deviations = _deviate(others @ directions)
     positives = (signs == PRESENT).sum(axis=0)
-    texts = np.zeros(signs.shape) if logits is None else logits.astype(np.float64)
-    middles, spreads = texts.mean(axis=0), _deviate(texts)
-    features = np.stack([(texts - middles) / spreads, values, values / np.sqrt(positives)])
+    priors = np.zeros(signs.shape) if logits is None else logits.astype(np.float64)
+    middles, spreads = priors.mean(axis=0), _deviate(priors)
+    spreads[spreads < _FLAT] = np.inf  # such a text says nothing
+    features = np.stack([(priors - middles) / spreads, values, values / np.sqrt(positives)])
     weights, shifts = _calibrate(features, signs)
     scores = 1 / (1 + np.exp(-(np.tensordot(weights, features, 1) + shifts)))
     scales = weights[0] / spreads
@@ -98,17 +104,24 @@ def fit_labels(
             photos=int(known.sum()),
             positive=int(positives[label]),
             negative=int((column == REJECTED).sum()),
-            text_precision=None if logits is None else measure_ap(texts[known, label], truths),
+            text_precision=None if logits is None else measure_ap(priors[known, label], truths),
             learnt_precision=learnt,
             scale=float(scales[label]),
             shift=float(shifts[label] - scales[label] * middles[label] + offsets[label]),
             points=points[label],
         )
-        fits.append(Fit(vectors[label], figures))
+        fits.append(Fit(vectors[label], figures, None if queries is None else queries[label]))
         precision = points[label]["calibrated"].precision
         is_useful = precision is None or precision >= _MIN_PRECISION
         told_apart.append(is_useful and _is_told_apart(scores[known, label], truths, learnt))
     return ArchiveFit(tuple(fits), scores, np.array(told_apart))
+
+
+def _deal(count: int) -> NDArray[np.intp]:
+    """Returns the fold of each photo: neighbours, such as a burst, share one."""
+    pieces = np.arange(count) // min(_PIECE, count // (2 * _FOLDS) + 1)
+    folds: NDArray[np.intp] = np.random.default_rng(0).permutation(pieces[-1] + 1) % _FOLDS
+    return folds[pieces]
 
 
 def _regress(rows: Vectors, signs: Signs) -> Vectors:
@@ -185,7 +198,9 @@ def _find_points(
     points = []
     for name, column, truth in zip(names, values.T, truths.T, strict=True):
         own = _find_aims((column, truth), best.get(name), precision_target)
-        points.append({w: _make_point(own.get(w), shared.get(w)) for w in get_args(ThresholdName)})
+        least = best_point.threshold if (best_point := best.get(name)) else 0.0
+        words = get_args(ThresholdName)
+        points.append({word: _make_point(own.get(word), shared.get(word), least) for word in words})
     return points
 
 
@@ -205,16 +220,23 @@ def _find_aims(
     }
 
 
-def _make_point(own: MeasuredThreshold | None, shared: MeasuredThreshold | None) -> Point:
+def _make_point(
+    own: MeasuredThreshold | None, shared: MeasuredThreshold | None, least: float
+) -> Point:
     if own is not None:
         return Point(**dict(own))
-    return Point(threshold=1.0 if shared is None else shared.threshold)
+    return Point(threshold=1.0 if shared is None else max(shared.threshold, least))
 
 
 def measure_ap(scores: NDArray[np.floating], truths: NDArray[np.bool_]) -> float:
-    """Returns the average precision, 0..1, of scores [n] and at least one truth."""
-    hits = truths[np.argsort(-scores, kind="stable")]
-    return float((hits.cumsum() / np.arange(1, len(hits) + 1))[hits].mean())
+    """Returns the average precision, 0..1, of scores [n] and at least one truth.
+
+    Equal scores count as found together.
+    """
+    order = np.argsort(-scores, kind="stable")
+    cuts = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+    hits = truths[order].cumsum()[cuts]
+    return float((hits / (cuts + 1)) @ np.diff(hits, prepend=0) / hits[-1])
 
 
 def _is_told_apart(scores: Array, truths: NDArray[np.bool_], learnt_ap: float) -> bool:

@@ -90,8 +90,12 @@ class Lesson(Protocol):
     def to_bytes(self) -> bytes:
         """Returns the lesson as the label store and files have it."""
 
-    def teach(self, whitening: Whitening, *, has_text: bool) -> Taught:
-        """Returns its effect on a label, which has a logit already if `has_text`.
+    def teach(
+        self, whitening: Whitening, query: Vector | None, *, has_logit: bool
+    ) -> Taught | None:
+        """Returns its effect on a label, None if it was learnt next to another text.
 
-        Raises `InvalidLabelSet` if it is of another width than the model's embeddings.
+        `query` [K] is that of the label's text, if it has one; with `has_logit` the label has a
+        logit of its text or of an earlier lesson. Raises `InvalidLabelSet` if the lesson is of
+        another width than the model's embeddings.
         """

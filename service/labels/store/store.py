@@ -261,10 +261,10 @@ class LabelStore:
         change: Callable[[bytes | None], tuple[bytes, int]],
         *,
         embedding: Embeddings | None,
-        replace: bool,
+        forget: Collection[str] = (),
         if_version: int | None,
     ) -> WriteResult:
-        """Changes a lesson of a label durably; with `replace`, it begins anew.
+        """Changes a lesson of a label durably, and deletes its lessons of the keys `forget`.
 
         `change` takes its content so far, and returns the next and how many photos are new. A
         missing label or set is made, with the `embedding` [1, E] or without texts. Raises
@@ -283,10 +283,11 @@ class LabelStore:
             chosen = _match_lessons(key, name, label)
             query = sa.select(_LESSONS.c.lesson).where(chosen)
             known_content = connection.execute(query).scalar_one_or_none()
-            content, added = change(None if replace else known_content or None)
+            content, added = change(None if key in forget else known_content or None)
             if added:
                 row = (key, name, label, version, content)
-                connection.execute(sa.delete(_LESSONS).where(chosen))
+                for each in (key, *forget):
+                    connection.execute(sa.delete(_LESSONS).where(_match_lessons(each, name, label)))
                 connection.execute(sa.insert(_LESSONS).values(row))
                 connection.execute(sa.update(_STATE).values(revision=version))
             return WriteResult(version, known is None, added, entry)

@@ -30,7 +30,7 @@ def learn(*portions: Sequence[Example]) -> Examples:
 def assert_equal(examples: Examples, other: Examples, whitening: Whitening) -> None:
     assert examples.count == other.count
     for has_text in (True, False):
-        one, two = (each.teach(whitening, has_text=has_text) for each in (examples, other))
+        one, two = (each.teach(whitening, None, has_logit=has_text) for each in (examples, other))
         np.testing.assert_allclose(one.vector, two.vector, atol=1e-4 * np.abs(two.vector).max())
         numbers = [(x.shift, x.described["separation"]["value"]) for x in (one, two)]
         assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)
@@ -87,7 +87,7 @@ def test_positives_raise_the_score_of_similar_photos_and_negatives_lower_it(
     whitening: Whitening, has_text: bool
 ) -> None:
     vectors = [
-        learn(*positive).add(negative=negative).teach(whitening, has_text=has_text).vector
+        learn(*positive).add(negative=negative).teach(whitening, None, has_logit=has_text).vector
         for positive, negative in (([PHOTOS], ()), ([PHOTOS], OTHERS), ((), OTHERS))
     ]
     alike, other = (whitening.project(each[0].embedding)[0] for each in (PHOTOS, OTHERS))

@@ -6,11 +6,13 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from service.bundle.card import MeasuredThreshold
 from service.errors import InvalidLabelSet, LabelSetChanged
 from service.fields import Purpose
 from service.labels.builder import LabelSetBuilder
+from service.labels.definition import Definition
 from service.labels.encoders import LabelEncoders
 from service.labels.files import pack_label_set, parse_label_set
 from service.labels.label_set import LabelSet
@@ -48,19 +50,19 @@ class MadeUp:
     def to_bytes(self) -> bytes:
         return b"%d" % self.number
 
-    def teach(self, whitening: Whitening, *, has_text: bool) -> Taught:
+    def teach(self, whitening: Whitening, query: object, *, has_logit: bool) -> Taught:  # noqa: ARG002
         vector = 10 * np.eye(whitening.width, dtype=np.float32)[self.number]
-        return Taught(self, vector, 0.5 * has_text, {"number": self.number})
+        return Taught(self, vector, 0.5 * has_logit, {"number": self.number})
 
 
-def make_fit(**points: Point) -> Fit:
+def make_fit(query: NDArray[np.float32] | None = None, **points: Point) -> Fit:
     usual: dict[Any, Point] = {"calibrated": Point(threshold=0.25, precision=0.5, recall=1.0)}
     figures = FitFigures(
         **{"photos": 40, "positive": 12, "negative": 3, "text_precision": 0.25},
         **{"learnt_precision": 0.5, "scale": 2.0, "shift": -1.0},
         points=usual | points,
     )
-    return Fit(np.arange(WIDTH, dtype=np.float32) / WIDTH, figures)
+    return Fit(np.arange(WIDTH, dtype=np.float32) / WIDTH, figures, query)
 
 
 def score(labels: LabelSet, logits: list[float]) -> dict[str, tuple[float, float, str]]:
@@ -94,11 +96,12 @@ async def test_kind_of_one_file_is_stored_served_described_and_exported(
         (described,) = labels.describe()["labels"]
         assert (described["made_up"], labels.num_learnt) == ({"number": 3}, 1)
     entry, _ = await sets.read_definition("pets")
-    read = parse_label_set(pack_label_set(entry.definition, entry.embeddings), ".npz", "pets")
+    packed = pack_label_set(entry.definition, entry.embeddings)
+    read = parse_label_set(packed, ".npz", "pets")
     assert list_contents(read.lessons) == [("cat", "made_up", b"3")]
     monkeypatch.delitem(KINDS, MadeUp.kind)
     with pytest.raises(InvalidLabelSet, match="does not know"):
-        parse_label_set(pack_label_set(entry.definition, entry.embeddings), ".npz", "pets")
+        parse_label_set(packed, ".npz", "pets")
     old = await run_sets(tmp_path / "a.db", encoders if has_text else None)
     assert (old.by_name["pets"].learnt, old.by_name["pets"].unused_lessons) == (None, {"cat"})
     assert (await sets.delete_examples("pets", "cat")).learnt is None
@@ -114,9 +117,9 @@ async def test_fit_scales_the_text_and_examples_are_added_until_the_next_fit(
     await sets.calibrate("pets", {"cat": 0.9})
     fit = make_fit(precise=Point(threshold=0.75), recall=Point(threshold=0.125, precision=0.5))
     before = score(sets.by_name["pets"], [1.0, 1.0])
-    taught = await sets.teach(
-        "pets", await sets.prepare_labels("pets", ["cat", "yak"]), {"cat": fit, "yak": fit}
-    )
+    prepared = await sets.prepare_labels("pets", ["cat", "yak"])
+    cat, yak = (replace(fit, query=query) for query in prepared.queries)
+    taught = await sets.teach("pets", prepared, {"cat": cat, "yak": yak})
     added = float(fit.vector @ PHOTO)
     found = score(taught, [1.0, 1.0, 1.0])
     assert found["dog"] == before["dog"]
@@ -146,22 +149,30 @@ async def test_fit_scales_the_text_and_examples_are_added_until_the_next_fit(
         "this_model": True,
     }
     with pytest.raises(LabelSetChanged):
-        await sets.teach("pets", prepared, {"cat": fit})
-    again = await sets.teach("pets", await sets.prepare_labels("pets", ["cat"]), {"cat": fit})
+        await sets.teach("pets", prepared, {"cat": cat})
+    again = await sets.teach("pets", await sets.prepare_labels("pets", ["cat"]), {"cat": cat})
     assert [*again.lessons["cat"]] == ["fit"]
     assert score(again, [1.0, 1.0, 1.0]) == found
+    prompts = Definition("pets", ("cat", "yak"), ("a lion", None), (0.5, None))
+    other, _ = await sets.register(prompts, replace=True)
+    assert ([*other.lessons], other.unused_lessons) == (["yak"], {"cat"}), "of another text"
+    assert score(other, [1.0, 1.0])["cat"][1:] == (0.5, "zero_shot")
+    assert cat.is_like(replace(cat, vector=cat.vector * np.float32(1.0001)))
+    assert not cat.is_like(replace(cat, vector=-cat.vector))
     await sets.stop()
 
 
 def test_fit_is_read_as_it_was_written_and_a_damaged_one_is_refused() -> None:
-    content = make_fit().to_bytes()
+    content = make_fit(np.ones(3, np.float32)).to_bytes()
     assert Fit.from_bytes(content).to_bytes() == content
-    size = 8 + int.from_bytes(content[4:8], "little")
+    assert Fit.from_bytes(make_fit().to_bytes()).query is None
+    size = 12 + int.from_bytes(content[4:8], "little")
     for damaged in (
         b"",
         content[:size],
         b"XX" + content[2:],
         content[:4] + b"\xff\xff\xff\xff" + content[8:],
+        content[:8] + b"\xff\xff\xff\x7f" + content[12:],
         content.replace(b'"scale":2.0', b'"scale":9e9'),
         content.replace(b'"calibrated"', b'"balanced"  '),
         content[:-4] + np.float32(np.nan).tobytes(),

@@ -30,10 +30,11 @@ def make_archive(count: int = COUNT) -> tuple[Vectors, NDArray[np.float32], NDAr
 
 
 ROWS, TEXTS, SIGNS = make_archive()
+QUERIES = np.eye(3, 8, dtype=np.float32)
 
 
 def fit(signs: NDArray[np.int8] = SIGNS, target: float | None = None) -> ArchiveFit:
-    return fit_labels(ROWS, TEXTS, signs, WHITENING, target)
+    return fit_labels(ROWS, signs, WHITENING, (QUERIES, TEXTS), target)
 
 
 def score(fits: tuple[Fit, ...], label: int) -> NDArray[np.float64]:
@@ -86,12 +87,24 @@ def test_threshold_reaches_the_wanted_precision_or_says_that_it_was_not_reached(
 @pytest.mark.parametrize("count", [20, 60])
 def test_few_photos_and_labels_without_a_text_are_fitted_too(count: int) -> None:
     rows, _, signs = make_archive(count)
-    found = fit_labels(rows, None, signs[:, :1], WHITENING)
+    found = fit_labels(rows, signs[:, :1], WHITENING)
     figures = found.fits[0].figures
     assert (figures.text_precision, figures.scale) == (None, 0.0)
     assert np.isfinite(found.scores).all()
 
 
+def test_bursts_and_copies_next_to_each_other_do_not_tell_random_tags_apart() -> None:
+    rows, signs = (np.repeat(each[:150], 2, axis=0) for each in (ROWS, SIGNS[:, RANDOM:]))
+    assert not fit_labels(rows, signs, WHITENING).told_apart.any()
+
+
+def test_text_that_says_nothing_of_the_photos_has_no_weight() -> None:
+    flat = np.where(np.arange(3) == PLANTED, np.float32(2.5), TEXTS)
+    found = fit_labels(ROWS, SIGNS, WHITENING, (QUERIES, flat))
+    assert (found.fits[PLANTED].figures.scale, found.told_apart[PLANTED]) == (0.0, True)
+
+
 def test_average_precision_is_that_of_the_definition() -> None:
     truths = np.array([True, False, True, False])
     assert measure_ap(np.array([0.9, 0.8, 0.7, 0.1]), truths) == pytest.approx((1 + 2 / 3) / 2)
+    assert measure_ap(np.zeros(4), truths) == measure_ap(np.zeros(4), truths[::-1]) == 0.5

@@ -324,7 +324,7 @@ def test_file_that_was_removed_takes_no_more_writes(path: Path, file_store: Labe
 def learn(
     store: LabelStore, label: str, seed: int = 0, photos: Any = None, **options: Any
 ) -> tuple[int, bool]:
-    usual = {"key": "e", "embedding": None, "replace": False, "if_version": None}
+    usual = {"key": "e", "embedding": None, "if_version": None}
     positive, negative = photos or (make_examples(2, seed), ())
     change = partial(add_examples, positive=positive, negative=negative)
     learnt = store.learn("pets", label, change=change, **{**usual, **options})
@@ -366,7 +366,7 @@ def test_examples_raise_the_version_of_its_set_and_leave_its_row(store: LabelSto
         lambda store: store.delete_lessons("pets", "cat"),
         lambda store: store.delete("pets"),
         lambda store: put(store, "pets", "dog"),
-        lambda store: learn(store, "cat", seed=1, replace=True),
+        lambda store: learn(store, "cat", seed=1, forget=["e"]),
     ],
 )
 def test_deleted_examples_are_not_in_the_file(
