@@ -4,6 +4,7 @@ const KEY = "ml-decoder-corrections";
 const MOST_PHOTOS = 5000; // the latest: about 1 MB of the 5 that a browser keeps
 
 let kept = new Map(); // key of a photo -> Map of label -> { isShown, isDone }
+let isStored = true; // else the browser has older ones, or none
 read();
 
 const keyOf = ({ name, file }) => `${name} ${file.size} ${file.lastModified}`;
@@ -12,6 +13,7 @@ export const hasCorrections = () => kept.size > 0;
 
 /** Reads what the browser keeps; without a storage, corrections last as long as the page. */
 function read() {
+  if (!isStored) return;
   try {
     kept = new Map(JSON.parse(localStorage.getItem(KEY) ?? "[]").map(([key, marks]) => [key, new Map(marks)]));
   } catch {}
@@ -22,10 +24,11 @@ function keep(photos) {
   kept = photos;
   try {
     localStorage.setItem(KEY, JSON.stringify([...kept].map(([key, marks]) => [key, [...marks]])));
-    return true;
+    isStored = true;
   } catch {
-    return false;
+    isStored = false;
   }
+  return isStored;
 }
 
 /** The corrections of a photo: a Map of each label to `{ isShown, isDone }`; nothing is to be learnt from those done. */
@@ -50,7 +53,7 @@ export function correct(corrections) {
 export function forgetCorrections() {
   const before = kept;
   keep(new Map());
-  return () => keep(before);
+  return () => keep(new Map([...before, ...kept]));
 }
 
 /** The labels that are not crossed out on a photo. */

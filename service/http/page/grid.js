@@ -41,8 +41,7 @@ export function startGrid(callbacks) {
   });
   byId("add-tag").addEventListener("submit", (event) => {
     event.preventDefault();
-    addTags(byId("add-tag-text").value);
-    byId("add-tag-text").value = "";
+    addTags(byId("add-tag-text"));
   });
   byId("add-tag-text").addEventListener("focus", suggestTags);
   byId("tag-rest").addEventListener("click", () => {
@@ -223,8 +222,14 @@ async function suggestTags() {
 }
 
 /** Adds tags to the selected photos, as known labels spell them. */
-async function addTags(text) {
+async function addTags(field) {
   const photos = [...selected].filter((photo) => results.get(photo)?.answer);
+  if (photos.length === 0) {
+    toast("Select photos first, whose tags are there.");
+    return;
+  }
+  const text = field.value;
+  field.value = "";
   const known = await readKnown();
   const spell = (tag) => known.find((label) => label.toLowerCase() === tag.toLowerCase()) ?? tag;
   sayOf(photos, splitLabels(text).map(spell), true);

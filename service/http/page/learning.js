@@ -45,7 +45,8 @@ async function learn() {
   try {
     const known = await findLabels();
     const waiting = listCorrections().filter(({ isDone }) => !isDone);
-    for (const [label, corrections] of Map.groupBy(waiting, (correction) => correction.label)) {
+    for (const label of new Set(waiting.map((correction) => correction.label))) {
+      const corrections = waiting.filter((correction) => correction.label === label);
       const set = known.get(label);
       const name = !set || set.read_only ? CORRECTIONS : set.name;
       const isTrained = set?.origin === "model"; // and better than its text, with which it would begin in another set
@@ -63,7 +64,8 @@ async function learn() {
     dropTyped(learnt.map(({ label }) => label)); // typed words answer before sets
     await act.onLearnt(learnt.map(({ name }) => name)).catch(act.onProblem);
     const after = act.listTags();
-    const changes = before && after ? `; ${count(before.symmetricDifference(after).size, "other tag")} changed` : "";
+    const changed = before && after && [...before].filter((tag) => !after.has(tag)).length + [...after].filter((tag) => !before.has(tag)).length;
+    const changes = before && after ? `; ${count(changed, "other tag")} changed` : "";
     const number = count(learnt.flatMap(({ done }) => done).length, "correction");
     notes.unshift(`Learnt ${number} of ${count(learnt.length, "label")}${changes}.`);
   }
@@ -80,7 +82,11 @@ async function teach(name, label, corrections, notes) {
     await sendPhotos(name, label, { positive: list(true), negative: list(false) }, { isPatient: true });
     return corrections;
   } catch (error) {
-    if (!error.file) throw error;
+    if (error.needsKey || !error.code) throw error; // the rest would fail too
+    if (!error.file) {
+      notes.push(`“${label}” is not learnt: ${error.message}`);
+      return [];
+    }
     notes.push(`“${label}” is not learnt from ${error.file.name}: ${error.message}.`);
     const others = corrections.filter(({ photo }) => photo.file !== error.file);
     return others.length > 0 ? teach(name, label, others, notes) : [];
