@@ -14,6 +14,7 @@ from ml_decoder_client.answers import ExampleCounts as ExampleCounts
 from ml_decoder_client.answers import Info as Info
 from ml_decoder_client.answers import LabelCalibration as LabelCalibration
 from ml_decoder_client.answers import LabelExamples as LabelExamples
+from ml_decoder_client.answers import LabelFit as LabelFit
 from ml_decoder_client.answers import LabelSet as LabelSet
 from ml_decoder_client.answers import LabelSetSummary as LabelSetSummary
 from ml_decoder_client.answers import LearntLabel as LearntLabel

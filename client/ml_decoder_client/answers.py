@@ -42,7 +42,7 @@ class ScoredLabel(_Record):
     # Whether it would answer without `top_k` and `min_labels`. Older services omit it: then
     # it is whether the score reaches the threshold.
     found: bool = cast(bool, None)
-    source: str  # `trained`, `zero_shot` or `examples`
+    source: str  # `trained`, `zero_shot`, `fit` or `examples`
     calibrated: bool  # whether the threshold is the label's own
     category: str | None = None
     map: list[list[float]] | None = None  # [rows][columns] of 0..1; only with `explain`
@@ -86,7 +86,8 @@ class NewLabel(_Record):
     calibrated: bool | None = None  # False drops the threshold; see `RegisteredLabel`
     own_embedding: bool | None = None  # True requires an embedding; see `RegisteredLabel`
     category: str | None = None  # ignored; see `RegisteredLabel`
-    examples: object = None  # ignored: a set that is written keeps them
+    examples: object = None  # ignored, as `fit`: a set that is written keeps them
+    fit: object = None
 
 
 class Separation(_Record):
@@ -96,6 +97,14 @@ class Separation(_Record):
     meaning: str
 
 
+class OperatingPoint(_Record):
+    """A threshold with its precision and recall, all 0..1; no precision if nothing is found."""
+
+    threshold: float
+    precision: float | None
+    recall: float
+
+
 class LabelExamples(_Record):
     """What a label has learnt from photos."""
 
@@ -103,6 +112,20 @@ class LabelExamples(_Record):
     negative: int
     separation: Separation
     this_model: bool = True  # False: of another encoder, so that they count nothing here
+
+
+class LabelFit(_Record):
+    """What a label has learnt from an archive's tags; shares, 0..1, are of other photos."""
+
+    photos: int
+    positive: int
+    negative: int  # from which the user deleted the tag
+    text_precision: float | None  # average precision of the text alone
+    learnt_precision: float  # average precision
+    precision: float | None  # at the threshold; None if too few photos chose it
+    recall: float | None
+    precise: OperatingPoint | None  # of `threshold="precise"`; None if 0.9 was not reached
+    this_model: bool = True
 
 
 class RegisteredLabel(_Record):
@@ -116,6 +139,7 @@ class RegisteredLabel(_Record):
     own_embedding: bool = False
     category: str | None = None  # only of trained labels
     examples: LabelExamples | None = None  # only of labels that have learnt from photos
+    fit: LabelFit | None = None  # only of labels that have learnt from tags
 
 
 class LabelSetSummary(_Record):
@@ -157,14 +181,6 @@ class PhotoScore(_Record):
 
     score: float | None = None
     error: dict[str, Any] | None = None
-
-
-class OperatingPoint(_Record):
-    """A threshold with its precision and recall, all 0..1; no precision if nothing is found."""
-
-    threshold: float
-    precision: float | None
-    recall: float
 
 
 class LabelCalibration(_Record):

@@ -207,7 +207,7 @@ def learn_label(
 
 
 def forget_examples(label_set: str, label: str) -> Call[None]:
-    """Removes all that a label has learnt from photos; its text stays."""
+    """Removes all that a label has learnt from photos, examples and tags; its text stays."""
     options = {"params": {"label": label}}
     return Call("DELETE", f"{_set_path(label_set)}/examples", lambda _: None, options)
 
@@ -331,7 +331,8 @@ def _write_label(label: LabelToWrite) -> str | dict[str, Any]:
             return _write_label(NewLabel(**label))
         case NewLabel() | RegisteredLabel():
             fields = {name: value for name, value in vars(label).items() if value is not None}
-            fields.pop("examples", None)  # the service keeps them
+            for learnt in ("examples", "fit"):  # the service keeps them
+                fields.pop(learnt, None)
             if "embedding" in fields:  # it may be an array
                 fields["embedding"] = [float(number) for number in fields["embedding"]]
             return fields

@@ -351,16 +351,21 @@ def _show_labels(labels: LabelSet, as_json: bool, wanted: str | None = None) -> 
     if as_json:
         write_json({**described, "labels": [*described["labels"]]})
         return
-    table = Table("label", "threshold", "prompt", "examples", "category")
+    table = Table("label", "threshold", "prompt", "learnt", "category")
     for label in described["labels"]:
         if wanted in (None, label["name"]):
             least = f"{label['threshold']:.3g}{'' if label['calibrated'] else ' (default)'}"
             prompt = "(embedding)" if label["own_embedding"] else label["prompt"] or ""
-            photos = ""
+            learnt = []
+            if fit := label.get("fit"):
+                counts = f"{fit['positive']:,} of {fit['photos']:,} tagged photos"
+                text = fit["text_precision"]
+                note = "" if text is None else f" (text {text:.2f})"
+                learnt.append(f"{counts}; AP {fit['learnt_precision']:.2f}{note}")
             if known := label.get("examples"):
                 counts = f"{known['positive']}, {known['negative']} negative"
-                photos = f"{counts}; {known['separation']['meaning']}"
-            row = (label["name"], least, prompt, photos, label.get("category", ""))
+                learnt.append(f"{counts}; {known['separation']['meaning']}")
+            row = (label["name"], least, prompt, "\n".join(learnt), label.get("category", ""))
             table.add_row(*map(Text, row))
     Console().print(table)
 

@@ -1,5 +1,6 @@
 """Labels from photos, and embeddings: both clients against a real server and a fake one."""
 
+import json
 from dataclasses import asdict
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from ml_decoder_client import ServiceProblem, calls
-from tests.client.conftest import Fake
+from tests.client.conftest import LABEL_SET, Fake
 from tests.support.photos import make_photo
 
 PHOTOS = [make_photo(seed) for seed in range(4)]
@@ -57,6 +58,22 @@ def test_embeddings_are_those_of_predict(client: Any) -> None:
         assert caught.value.code == "no_shared_space"
     with pytest.raises(TypeError, match="texts must be a list of texts, not one"):
         calls.embed(texts="a mug")
+
+
+def test_set_with_a_fit_is_read_and_written_without_it(kind: Any, fake: Fake) -> None:
+    service, url = fake
+    counts = {"photos": 526, "positive": 41, "negative": 0, "precision": None, "recall": None}
+    fit = {**counts, "text_precision": 0.43, "learnt_precision": 0.58, "precise": None}
+    label = {"name": "cat", "prompt": None, "threshold": 0.4, "calibrated": True, "fit": fit}
+    service.set_answer({**LABEL_SET, "labels": [label]})
+    with kind(url) as client:
+        found = client.read_label_set("mine")
+        assert (found.labels[0].fit.positive, found.labels[0].fit.text_precision) == (41, 0.43)
+        client.replace_label_set("mine", found.labels)
+    bodies = [service.bodies.get() for _ in service.requests]
+    assert json.loads(bodies[-1])["labels"] == [
+        {"name": "cat", "threshold": 0.4, "calibrated": True, "own_embedding": False}
+    ]
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,10 @@ async def add_examples(
     openapi_extra=labels.ON_CHANGING,
 )
 async def delete_examples(request: Request, served: Served, name: Name, label: Label) -> Response:
-    """Removes a label's examples; the label and its text stay. Returns the set."""
+    """Removes all that a label has learnt from photos, by examples and by tags.
+
+    The label and its text stay. Returns the set.
+    """
     pipeline = served.pipeline
     with pipeline.admit():
         version = await labels.demand_version(request, pipeline.catalogue, name)
