@@ -267,7 +267,7 @@ def test_no_correction_is_lost_if_the_service_does_not_learn(
     press_on(page, 1, "Cross out lamp")
     problem: dict[str, Any] = {"code": "no_background", "detail": "Export it with --background."}
     answer(page, "**/examples?*", 409, "This model cannot learn", **problem)
-    learn(page, "^This model cannot learn: Export it with --background.$")
+    learn(page, "^“lamp” is not learnt: This model cannot learn: Export it with --background.$")
     demand_key(page, "**/examples?*", 403, "This API key may not do that", code="forbidden")
     learn(page, "^This API key may not do that$")
     expect(page.get_by_role("textbox", name="API key")).to_be_focused()
