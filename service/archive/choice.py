@@ -1,6 +1,6 @@
 """Chooses labels from the tags of photos, and which photo shows, lacks or rejects which label."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -25,21 +25,13 @@ _NOT_CHOSEN = "not chosen"
 _label_text = TypeAdapter[str](LabelText)
 
 
-class LeftOut(NamedTuple):
-    """A tag that is no label."""
-
-    name: str
-    reason: str
-    photos: int
-
-
 class TagSigns(NamedTuple):
     """What photos say of labels; those of most photos are first."""
 
     photos: tuple[str, ...]
     labels: tuple[str, ...]
     signs: NDArray[np.int8]  # [photos, labels]: PRESENT, ABSENT, REJECTED or UNKNOWN
-    left_out: tuple[LeftOut, ...]
+    left_out: dict[str, list[str]]  # tags that are no labels, as `dog (3)`, by the reason
 
 
 @dataclass(frozen=True)
@@ -103,14 +95,12 @@ def choose_labels(
             row[[columns[key] for key in map(_fold_key, texts) if key in columns]] = sign
     says = (signs != UNKNOWN).any(axis=1)
     rare = f"fewer than {choice.least} photos"
-    left_out = [((name, rare), n) for name, n in counts.items() if n < choice.least]
-    left_out += [(pair, n) for pair, n in found if pair[1]]
-    return TagSigns(
-        tuple(compress(tags, says)),
-        tuple(labels),
-        signs[says],
-        tuple(LeftOut(*pair, n) for pair, n in sorted(left_out, key=_rank)),
-    )
+    others = [((name, rare), n) for name, n in counts.items() if n < choice.least]
+    left_out = defaultdict[str, list[str]](list)
+    for (name, reason), n in sorted(found + others, key=_rank):
+        if reason:
+            left_out[reason].append(f"{name} ({n})")
+    return TagSigns(tuple(compress(tags, says)), tuple(labels), signs[says], left_out)
 
 
 def _rank(counted: tuple[Any, int]) -> tuple[int, Any]:

@@ -4,23 +4,21 @@ A folder has `labels.json` ({name, label_names, images: {file: {split, labels}}}
 Photos go through the service's own pipeline, so that the scores are those of the service.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from service.archive.tables import LabelledImage
+from service.archive.tables import LabelledImages
 from service.bundle.card import Calibration, MeasuredThreshold, format_first_error
 from service.calibration import MIN_POSITIVES, Fit, find_thresholds, fit_calibration, move_threshold
-from service.cli.local_pipeline import PhotoResult, label_photos, run_pipeline
+from service.cli.local_pipeline import PhotoResult, run_pipeline, use_photos
 from service.errors import LabelSetReadOnly, StartError
 from service.fields import LabelText
 from service.labels.label_set import LabelSet
@@ -30,11 +28,10 @@ from service.question import Question
 from service.settings import Settings
 
 
-class LabelledFolder(BaseModel):
+class LabelledFolder(LabelledImages):
     """Contents of `labels.json`; names are normalised like those of label sets (macOS uses NFD)."""
 
     label_names: list[LabelText]
-    images: dict[str, LabelledImage]
 
 
 class CalibrationReport(NamedTuple):
@@ -136,11 +133,9 @@ def read_labelled_folder(folder: Path) -> LabelledFolder:
     """Reads `labels.json`; a label of a photo must be in `label_names`."""
     path = folder / "labels.json"
     try:
-        listing = LabelledFolder.model_validate(json.loads(path.read_bytes()))
+        listing = LabelledFolder.parse(path.read_bytes())
     except ValidationError as error:
         raise StartError(f"{path}: {format_first_error(error)}") from error
-    except (ValueError, RecursionError) as error:
-        raise StartError(f"{path} is not JSON") from error
     used = {label for image in listing.images.values() for label in image.labels}
     unknown = used - set(listing.label_names)
     if unknown:  # a typo would count as an absent label
@@ -152,15 +147,12 @@ async def _score(
     pipeline: Pipeline, photos: list[Path], question: Question
 ) -> tuple[dict[Path, dict[str, float]], list[PhotoResult]]:
     selection = await pipeline.select(question)
-    scores, left_out = {}, []
-    async with aclosing(label_photos(pipeline, selection, photos)) as labelled:
-        async for photo in labelled:
-            if photo.prediction is None:
-                left_out.append(photo)
-            else:
-                labels = photo.prediction.labels
-                scores[photo.path] = {label.label: label.score for label in labels}
-    return scores, left_out
+
+    async def score(photo: bytes) -> dict[str, float]:
+        labels = (await pipeline.predict(photo, selection)).labels
+        return {label.label: label.score for label in labels}
+
+    return await use_photos(pipeline, photos, score)
 
 
 def _describe(left_out: list[PhotoResult]) -> str:

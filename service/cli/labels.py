@@ -24,6 +24,7 @@ from service.logs import configure_logs
 from service.settings import Settings
 
 if TYPE_CHECKING:
+    from service.cli.local_pipeline import PhotoResult
     from service.labels.catalogue import Catalogue
     from service.labels.definition import Definition
     from service.labels.label_set import LabelSet
@@ -142,14 +143,11 @@ def calibrate(  # noqa: PLR0913 - a command has a parameter for each flag
     except LabelSetChanged as error:
         reason = f"{name} was changed while its photos were scored; calibrate it again"
         raise StartError(reason) from error
-    for photo in calibrated.left_out:
-        show_failure(photo)
     if as_json:
         write_json({"name": name, **describe_calibration(calibrated)})
     else:
         show_calibration(name, calibrated)
-    if calibrated.left_out:
-        raise typer.Exit(EXIT_SOME_FAILED)
+    _end_with(calibrated.left_out)
 
 
 def learn(  # noqa: PLR0913 - a command has a parameter for each flag
@@ -201,7 +199,10 @@ def learn(  # noqa: PLR0913 - a command has a parameter for each flag
 
     ml-decoder labels learn mugs FOLDER
     """
+    from service.question import Question
+
     configure_logs("error")
+    validate(Question, {"label_set": [name]}, "command line")
     if not from_tags and tags is None:
         if keep_all or dry_run or report or precision_target is not None:
             raise StartError("--all, --dry-run, --report and --precision-target need --from-tags")
@@ -218,8 +219,7 @@ def learn(  # noqa: PLR0913 - a command has a parameter for each flag
         choice = TagChoice(level, only or (), exclude or (), least, trust_kept)
         options = precision_target, keep_all, report, dry_run, as_json
         work = learn_tags(settings, name, TagLesson(photos, tags, choice, *options))
-    if not asyncio.run(work):
-        raise typer.Exit(EXIT_SOME_FAILED)
+    _end_with(asyncio.run(work))
 
 
 def export_set(
@@ -344,6 +344,14 @@ def _run(settings: Settings, work: Callable[[Catalogue], Awaitable[ResultT]]) ->
             await catalogue.stop()
 
     return asyncio.run(run())
+
+
+def _end_with(left_out: Sequence[PhotoResult]) -> None:
+    """Shows why photos were left out, which the exit code says too."""
+    for photo in left_out:
+        show_failure(photo)
+    if left_out:
+        raise typer.Exit(EXIT_SOME_FAILED)
 
 
 def _show_labels(labels: LabelSet, as_json: bool, wanted: str | None = None) -> None:

@@ -102,8 +102,8 @@ def test_calibrate_refuses_arguments_before_scoring(
 @pytest.mark.parametrize(
     ("listing", "reason"),
     [
-        ("{", "labels.json is not JSON"),
-        ("{}", "labels.json: label_names: Field required"),
+        ("{", "labels.json: Invalid JSON: EOF while parsing an object at line 1 column 1"),
+        ('{"images": {}}', "labels.json: label_names: Field required"),
         ('{"label_names": ["a", ""], "images": {}}', "labels.json: label_names.1: Text should not"),
         (
             '{"label_names": ["yak"], "images": {"a.png": {"labels": ["Yak"]}}}',
