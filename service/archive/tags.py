@@ -167,9 +167,7 @@ def list_users(state: State, photo: Tags, rejected: Sequence[str]) -> list[Tag]:
 
 def forget_lost(state: State) -> State:
     """Returns a state that does not remember which copies the user has deleted."""
-    lost = {
-        field: {*copies} - {*(state.tags[field] or ())} for field, copies in state.copies.items()
-    }
+    lost = _find_lost(state)
     there = {f: tuple(t for t in c if t not in lost[f]) for f, c in state.copies.items()}
     return replace(state, copies=there)
 

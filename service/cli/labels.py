@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.cli.console import EXIT_SOME_FAILED, show_failure, write_json
-from service.cli.options import OneObject, add_flags, path_argument, path_option, require_package
+from service.cli.options import OneObject, add_flags, path_argument, path_option, require_extra
 from service.errors import LabelSetChanged, LabelSetExists, StartError, list_names
 from service.fields import validate
 from service.files import replace_file
@@ -212,7 +212,7 @@ def learn(  # noqa: PLR0913 - a command has a parameter for each flag
     else:
         if replace or (from_tags and tags is not None):
             raise StartError("--from-tags, --tags and --replace exclude each other")
-        require_package("lxml", "bulk", needed=from_tags)
+        require_extra("bulk", *["lxml"] * from_tags)
         from service.archive.choice import TagChoice
         from service.cli.learn_tags import TagLesson, learn_tags
 

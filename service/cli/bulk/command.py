@@ -14,7 +14,7 @@ import typer
 
 from service.archive import ROOT
 from service.cli.console import EXIT_SOME_FAILED, show_progress, write_json
-from service.cli.options import ExcludedPaths, refuse_empty, require_package
+from service.cli.options import ExcludedPaths, refuse_empty, require_extra
 from service.errors import StartError, escape
 from service.logs import configure_logs
 from service.settings import Settings
@@ -98,9 +98,8 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
             "--dry-run, --xmp-root, and --photos with --from need --xmp; --dry-run takes no --ray"
         )
     question = question.model_copy(update={"embedding": embeddings or None})
-    require_package("pyarrow", "bulk")
-    require_package("ray", "ray", needed=ray)
-    require_package("lxml", "bulk", needed=xmp)
+    require_extra("bulk", "pyarrow", *["lxml"] * xmp)
+    require_extra("ray", *["ray"] * ray)
     from service.cli.bulk.parts import copy_results, open_results
     from service.cli.bulk.run import BulkJob
 

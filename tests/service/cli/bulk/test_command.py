@@ -66,7 +66,7 @@ def test_bulk_names_the_extra_of_a_missing_package(
     run: Run, monkeypatch: pytest.MonkeyPatch, missing: str, extra: str, flags: tuple[str, ...]
 ) -> None:
     found = dict.fromkeys(("pyarrow", "lxml", "ray"), object()) | {missing: None}
-    monkeypatch.setattr("service.cli.options.importlib.util.find_spec", found.__getitem__)
+    monkeypatch.setattr("service.cli.options.find_spec", found.__getitem__)
     reason = f"{missing} is missing: pip install -e '.[{extra}]' in the checkout\n"
     assert run("photos", "out", *flags) == (2, "", f"ml-decoder: {reason}")
 
