@@ -42,9 +42,12 @@ def test_bulk_writes_totals_and_exits_with_1_after_failures(
     (photos / "small.jpg").unlink()
     told = "0 tagged, 0 failed, 4 done before (1 of them failed)\n"
     assert run(photos, tmp_path / "a") == (0, told, "")
+    told = "0 tagged, 1 failed, 3 done before\n"
+    assert run(photos, tmp_path / "a", "--retry-failed")[:2] == (1, told)
     (photos / "bad.jpg").write_bytes(make_photo())
     told = "1 tagged, 0 failed, 3 done before\n"
     assert run(photos, tmp_path / "a", "--retry-failed") == (0, told, "")
+    assert len(pq.read_table(tmp_path / "a")) == 4
 
 
 def test_bulk_names_unread_photos_and_recommends_another_run(

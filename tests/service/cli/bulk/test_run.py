@@ -118,20 +118,6 @@ def test_rows_have_a_category_column_only_if_labels_have_categories(
     assert (found["dog"], found["car"], found["tree"]) == ("rating", "vehicle", None)
 
 
-def test_second_run_skips_photos_that_are_done_and_retries_failed_ones_on_demand(
-    job: BulkJob, photos: Path, out: Path
-) -> None:
-    again = replace(job, retry_failed=True)
-    run(job)
-    assert run(job)[0] == Totals(skipped=12, failed_before=1)
-    assert run(again)[0] == Totals(failed=1, skipped=11)
-    (photos / "broken.jpg").write_bytes(make_photo(12))
-    (photos / "new.png").write_bytes(make_photo(77))
-    assert run(job)[0] == Totals(tagged=1, skipped=12, failed_before=1)
-    assert run(again)[0] == Totals(tagged=1, skipped=12)
-    assert len(read_rows(out)) == 13
-
-
 def test_run_records_an_error_for_a_file_over_the_limit_and_leaves_unreadable_ones_to_the_next(
     job: BulkJob, photos: Path, out: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
