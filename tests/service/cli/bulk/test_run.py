@@ -183,7 +183,6 @@ def test_run_refuses_a_folder_of_another_question_limit_or_calibration_of_the_sa
     others = {
         "label set trained has changed since: repeat": calibrate(3.0),
         "max_pixels was 50000000, is 7: repeat": replace(first, settings=limited),
-        "top_k was 2, is 3: repeat": replace(first, question=Question(top_k=3)),
         "top_k was 2, is none; min_labels was none, is 2: repeat": replace(
             first, question=Question(min_labels=2)
         ),
