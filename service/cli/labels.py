@@ -51,6 +51,8 @@ Name = Annotated[str, typer.Argument(help="Name of the label set.", show_default
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per set.")]
 _REPLACE = "Replace a set of this name; says what it loses, and asks on a terminal."
 Replace = Annotated[bool, typer.Option(help=_REPLACE)]
+_PRECISE = "Take the lowest threshold with this precision (0 to 1), instead of best F1."
+PrecisionTarget = Annotated[float | None, typer.Option(min=0.0, max=1.0, help=_PRECISE)]
 
 
 def add(  # noqa: PLR0913 - a command has a parameter for each flag
@@ -121,33 +123,22 @@ def calibrate(  # noqa: PLR0913 - a command has a parameter for each flag
     name: Name,
     photos: Annotated[Path, path_option("PATH", "Folder with labels.json and images/.")],
     split: Annotated[str | None, typer.Option(help="Only photos of this split.")] = None,
-    precision_target: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Take the lowest threshold with this precision (0 to 1), instead of best F1.",
-        ),
-    ] = None,
+    precision_target: PrecisionTarget = None,
     as_json: AsJson = False,
 ) -> None:
     """Calibrate the scores of a registered set, and set its thresholds, from labelled photos.
 
     ml-decoder labels calibrate zoo --photos FOLDER --split val
     """
-    from service.cli.calibrate import calibrate_set, describe_calibration, show_calibration
+    from service.cli.calibrate import calibrate_set
 
     configure_logs("error")
+    work = calibrate_set(settings, name, photos, split, precision_target, as_json=as_json)
     try:
-        calibrated = asyncio.run(calibrate_set(settings, name, photos, split, precision_target))
+        _end_with(asyncio.run(work))
     except LabelSetChanged as error:
         reason = f"{name} was changed while its photos were scored; calibrate it again"
         raise StartError(reason) from error
-    if as_json:
-        write_json({"name": name, **describe_calibration(calibrated)})
-    else:
-        show_calibration(name, calibrated)
-    _end_with(calibrated.left_out)
 
 
 def learn(  # noqa: PLR0913 - a command has a parameter for each flag
@@ -178,10 +169,7 @@ def learn(  # noqa: PLR0913 - a command has a parameter for each flag
     keep_all: Annotated[
         bool, typer.Option("--all", help="Keep tags that cannot be told apart, too.")
     ] = False,
-    precision_target: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="Thresholds of this precision, not of best F1."),
-    ] = None,
+    precision_target: PrecisionTarget = None,
     report: Annotated[
         Path | None, path_option("FILE", "Write a page (.html) with photos of each tag.")
     ] = None,

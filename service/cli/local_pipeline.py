@@ -39,13 +39,12 @@ def label_photos(
     pipeline: Pipeline, selection: Selection, paths: Iterable[Path]
 ) -> AsyncGenerator[PhotoResult]:
     """Yields the photos in order, as soon as they are labelled; close it before the pipeline."""
-    works = (_label_photo(pipeline, selection, path) for path in paths)
-    return run_in_order(works, pipeline.concurrency)
 
+    async def label(path: Path) -> PhotoResult:
+        result = await _try_photo(path, lambda photo: pipeline.predict(photo, selection))
+        return PhotoResult(path, *result)
 
-async def _label_photo(pipeline: Pipeline, selection: Selection, path: Path) -> PhotoResult:
-    result = await _try_photo(path, lambda photo: pipeline.predict(photo, selection))
-    return PhotoResult(path, *result)
+    return run_in_order(map(label, paths), pipeline.concurrency)
 
 
 async def use_photos(
