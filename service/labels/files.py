@@ -15,7 +15,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -189,31 +189,22 @@ def _parse_json(content: bytes, name: str, max_labels: int) -> Definition:
 
 def _read_csv(content: bytes) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields the rows of a CSV with their line numbers; empty values are left out."""
-    columns: list[str] = []
-    for line, cells in read_rows(content):
-        if not columns:
-            columns, is_header = _read_header(cells, line)
-            if is_header:
-                continue
+    rows = read_rows(content)
+    line, header = next(rows, (1, ["name"]))
+    columns = [cell.lower() for cell in header]
+    if columns != ["name"] and len(columns) == 1:
+        columns, rows = ["name"], chain([(line, header)], rows)
+    if not {"name"} <= {*columns} <= {*_CSV_COLUMNS} or len({*columns}) < len(columns):
+        raise InvalidLabelSet(
+            f"Line {line} must name the columns, name and optionally prompt and threshold; it has "
+            f"{errors.list_names(header)}"
+        )
+    for line, cells in rows:
         if len(cells) > len(columns):
             raise InvalidLabelSet(
                 f"Line {line} has {len(cells)} values, for {len(columns)} column(s)"
             )
         yield line, {column: cell for column, cell in zip(columns, cells, strict=False) if cell}
-
-
-def _read_header(cells: list[str], line: int) -> tuple[list[str], bool]:
-    """Returns the columns, and whether the first row is their header."""
-    columns = [cell.lower() for cell in cells]
-    if "name" not in columns and len(columns) == 1:
-        return ["name"], False
-    wrong = [column for column in columns if column not in _CSV_COLUMNS]
-    if wrong or "name" not in columns or len(set(columns)) < len(columns):
-        raise InvalidLabelSet(
-            f"Line {line} must name the columns, name and optionally prompt and threshold; it has "
-            f"{errors.list_names(cells)}"
-        )
-    return columns, True
 
 
 def _define_rows(
