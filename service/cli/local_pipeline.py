@@ -56,10 +56,10 @@ async def use_photos(
     """Returns the results of `use` for the contents of usable photos, in order, and the others."""
     used: dict[Path, ResultT] = {}
     unusable: list[PhotoResult] = []
-    works = (_try_photo(path, use) for path in paths)
+    works, rest = (_try_photo(path, use) for path in paths), iter(paths)
     async with aclosing(run_in_order(works, pipeline.concurrency)) as results:
         async for result, failure in results:
-            path = paths[len(used) + len(unusable)]
+            path = next(rest)
             if result is None:
                 unusable.append(PhotoResult(path, None, failure))
             else:
