@@ -33,20 +33,27 @@ def replace_file(
         staged.unlink(missing_ok=True)
 
 
+def decode_text(content: bytes) -> str:
+    r"""Returns text with `\n` at the ends of lines. Raises ValueError if it is not UTF-8."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"Line {line} is not UTF-8: save the file as UTF-8") from error
+    # Not `str.splitlines`, for which a form feed ends a line too.
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def read_rows(content: bytes) -> Iterator[tuple[int, list[str]]]:
     """Yields the rows of a CSV that are not empty, with their line numbers; cells are stripped.
 
     Raises ValueError, with the line and the reason, for other content.
     """
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"Line {line} is not UTF-8: save the file as UTF-8") from error
+    text = decode_text(content)
     first = text.lstrip().partition("\n")[0]
     # Spreadsheets write semicolons where a comma is a decimal point.
     delimiter = max(",;\t", key=first.count)
-    rows = csv.reader(io.StringIO(text, newline=None), delimiter=delimiter, strict=True)
+    rows = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
     try:
         for row in rows:
             cells = [cell.strip() for cell in row]

@@ -1,6 +1,6 @@
 """Chooses labels from the tags of photos, and which photo shows, lacks or rejects which label."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -25,21 +25,13 @@ _NOT_CHOSEN = "not chosen"
 _label_text = TypeAdapter[str](LabelText)
 
 
-class LeftOut(NamedTuple):
-    """A tag that is no label."""
-
-    name: str
-    reason: str
-    photos: int
-
-
 class TagSigns(NamedTuple):
     """What photos say of labels; those of most photos are first."""
 
     photos: tuple[str, ...]
     labels: tuple[str, ...]
     signs: NDArray[np.int8]  # [photos, labels]: PRESENT, ABSENT, REJECTED or UNKNOWN
-    left_out: tuple[LeftOut, ...]
+    left_out: dict[str, list[str]]  # tags that are no labels, as `dog (3)`, by the reason
 
 
 @dataclass(frozen=True)
@@ -81,7 +73,8 @@ def choose_labels(
     Spellings of a label are one: that of `known`, or the most frequent one. In a photo with tags of
     the user, a label without a tag is ABSENT. Excluded tags do not count as such: names of people
     or ratings do not say what else is seen. REJECTED are names that the user deleted and did not
-    add again. Names that he kept are UNKNOWN, if they are not trusted.
+    add again. Names that he kept count if they are trusted; else they count for nothing, so that
+    tags that `bulk` writes do not change what the next fit learns.
     """
     judge = cache(choice.judge)
     users = [{*map(judge, given.users)} for given in tags.values()]
@@ -99,18 +92,16 @@ def choose_labels(
     for row, given, pairs, keys in zip(signs, tags.values(), users, shown, strict=True):
         if any(reason in ("", _NOT_CHOSEN) for _, reason in pairs):
             row[:] = ABSENT
-        for sign, texts in ((UNKNOWN, given.kept), (REJECTED, given.rejected), (PRESENT, keys)):
+        for sign, texts in ((REJECTED, given.rejected), (PRESENT, keys)):
             row[[columns[key] for key in map(_fold_key, texts) if key in columns]] = sign
     says = (signs != UNKNOWN).any(axis=1)
     rare = f"fewer than {choice.least} photos"
-    left_out = [((name, rare), n) for name, n in counts.items() if n < choice.least]
-    left_out += [(pair, n) for pair, n in found if pair[1]]
-    return TagSigns(
-        tuple(compress(tags, says)),
-        tuple(labels),
-        signs[says],
-        tuple(LeftOut(*pair, n) for pair, n in sorted(left_out, key=_rank)),
-    )
+    others = [((name, rare), n) for name, n in counts.items() if n < choice.least]
+    left_out = defaultdict[str, list[str]](list)
+    for (name, reason), n in sorted(found + others, key=_rank):
+        if reason:
+            left_out[reason].append(f"{name} ({n})")
+    return TagSigns(tuple(compress(tags, says)), tuple(labels), signs[says], left_out)
 
 
 def _rank(counted: tuple[Any, int]) -> tuple[int, Any]:

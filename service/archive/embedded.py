@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from PIL import Image, ImageFile, IptcImagePlugin
+from PIL import Image, IptcImagePlugin
 
 from service.archive.xmp import FIELDS, OTHER_FIELDS, SUBJECT, Packet
 from service.bundle.card import fold_name
@@ -19,16 +19,18 @@ def read_embedded(photo: Path) -> Packet:
     """
     if not photo.is_file():  # opening a pipe would block
         return Packet()
+    xmp, iptc = None, dict[tuple[int, int], bytes | list[bytes]]()
     try:
         with Image.open(photo, formats=(*FORMATS, "TIFF")) as image:  # of a DNG or NEF too
             xmp = image.info.get("xmp")
-            iptc = _read_iptc(image)
+            iptc = IptcImagePlugin.getiptcinfo(image) or {}
     except Exception as error:  # Pillow raises errors of nearly every type for damaged files
         if isinstance(error, OSError) and error.errno:  # of the disk
             raise
-        return Packet()
     xmp = xmp if isinstance(xmp, bytes) else b""
-    words = [word for word in map(_decode, iptc) if word]
+    keywords = iptc.get(_KEYWORDS, [])
+    keywords = [keywords] if isinstance(keywords, bytes) else keywords
+    words = [word for word in map(_decode, keywords) if word]
     try:
         packet = Packet(xmp.strip(b"\0 \r\n\t"))
         tags = {field: packet.read(field) or () for field in FIELDS}
@@ -43,14 +45,6 @@ def read_embedded(photo: Path) -> Packet:
             more = [(word,) for word in words if fold_name(word) not in known]
             packet.replace(field, [*found, *more])
     return packet
-
-
-def _read_iptc(image: ImageFile.ImageFile) -> list[bytes]:
-    try:
-        words = (IptcImagePlugin.getiptcinfo(image) or {}).get(_KEYWORDS, [])
-    except Exception:  # the same
-        return []
-    return [words] if isinstance(words, bytes) else words
 
 
 def _decode(text: bytes) -> str:

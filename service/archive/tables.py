@@ -1,11 +1,11 @@
 """Tables of photos and their tags: CSV, or the JSON of a labelled folder."""
 
-import json
+import codecs
 import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Self
 
 from pydantic import BaseModel, ValidationError
 
@@ -20,13 +20,6 @@ _Row = tuple[str, list[str], list[Tag]]
 """Where it is, for messages; the places where the photo may be; tags."""
 
 
-class TagTable(NamedTuple):
-    """The tags of photos in a folder."""
-
-    tags: dict[str, PhotoTags]  # by the photos' names relative to the folder
-    missing: tuple[str, ...]  # photos of the table that the folder lacks
-
-
 class LabelledImage(BaseModel):
     """One photo; all labels that are not listed are absent."""
 
@@ -34,16 +27,23 @@ class LabelledImage(BaseModel):
     labels: list[LabelText]
 
 
-class _Images(BaseModel):
+class LabelledImages(BaseModel):
+    """The photos of a labelled folder, by file."""
+
     images: dict[str, LabelledImage]
 
+    @classmethod
+    def parse(cls, content: bytes) -> Self:
+        """Reads JSON in UTF-8. Raises ValidationError."""
+        return cls.model_validate_json(content.removeprefix(codecs.BOM_UTF8))
 
-def read_tag_table(file: Path, photos: Path) -> TagTable:
-    """Reads a table of the photos in a folder.
+
+def read_tag_table(file: Path, photos: Path) -> tuple[dict[str, PhotoTags], list[str]]:
+    """Returns the tags of photos by their names relative to a folder, and names that it lacks.
 
     A CSV has a header with `path` and `tags`, separated by commas, or `tag`; `/` and `|` separate
     the levels of a tag. JSON is `{"images": {file: {"labels": [...]}}}`; files may be in the
-    subfolder `images`. Raises StartError for another file, or if no photo is there.
+    subfolder `images`. Raises OSError, and StartError for another file or if no photo is there.
     """
     found, missing = defaultdict[str, dict[Tag, None]](dict), dict[str, None]()
     try:
@@ -56,24 +56,18 @@ def read_tag_table(file: Path, photos: Path) -> TagTable:
                 missing[names[0]] = None
             else:
                 found[name] |= dict.fromkeys(tags)
-    except OSError as error:
-        raise StartError(f"{file}: {error.strerror or 'cannot be read'}") from error
     except ValidationError as error:
         raise StartError(f"{file}: {format_first_error(error)}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise StartError(f"{file}: {error}") from error
     if not found:
         listed = f"; it names {list_names([*missing])}" if missing else ""
         raise StartError(f"{file} must name photos by their paths relative to {photos}{listed}")
-    return TagTable({name: PhotoTags(tuple(tags)) for name, tags in found.items()}, (*missing,))
+    return {name: PhotoTags(tuple(tags)) for name, tags in found.items()}, [*missing]
 
 
 def _read_json(content: bytes) -> Iterator[_Row]:
-    try:
-        listing = _Images.model_validate(json.loads(content))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"Line {error.lineno} is not valid JSON: {error.msg}") from error
-    for name, image in listing.images.items():
+    for name, image in LabelledImages.parse(content).images.items():
         places = [name, os.path.join("images", name)]
         yield "images", places, [(label,) for label in image.labels]
 

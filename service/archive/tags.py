@@ -167,9 +167,7 @@ def list_users(state: State, photo: Tags, rejected: Sequence[str]) -> list[Tag]:
 
 def forget_lost(state: State) -> State:
     """Returns a state that does not remember which copies the user has deleted."""
-    lost = {
-        field: {*copies} - {*(state.tags[field] or ())} for field, copies in state.copies.items()
-    }
+    lost = _find_lost(state)
     there = {f: tuple(t for t in c if t not in lost[f]) for f, c in state.copies.items()}
     return replace(state, copies=there)
 
@@ -221,7 +219,11 @@ def _find_owners(
     embedded = [
         tag for tag in dict.fromkeys(_list_trees(photo)) if tag in known or tag[:-1] in roots
     ]
-    in_photo = _find_in_photo(photo, embedded, rejected)
+    others = {fold_name(name) for name in (ROOT, *rejected, *(tag[-1] for tag in embedded))}
+    in_photo = {
+        field: [tag for tag in tags or () if fold_name(tag[-1]) not in others]
+        for field, tags in photo.items()
+    }
     theirs = {field: in_photo[field] for field in made}
     if not any((*users.values(), *theirs.values())) and None in map(state.tags.get, FIELDS):
         # A program dropped the field that the copies are of: they are all that is left.
@@ -247,17 +249,6 @@ def _find_users(state: State) -> dict[Field, list[Tag]]:
         tag for tag in users[SUBJECT] if tag[0] not in own or fold_name(tag[0]) in levels
     ]
     return users
-
-
-def _find_in_photo(
-    photo: Tags, own: Sequence[Tag], rejected: Sequence[str]
-) -> dict[Field, list[Tag]]:
-    """Returns the user's tags in the photo, by field: without own ones and rejected names."""
-    names = {fold_name(name) for name in (ROOT, *rejected, *(tag[-1] for tag in own))}
-    return {
-        field: [tag for tag in tags or () if fold_name(tag[-1]) not in names]
-        for field, tags in photo.items()
-    }
 
 
 def _list_trees(tags: Mapping[Field, Sequence[Tag] | None]) -> list[Tag]:

@@ -4,23 +4,21 @@ A folder has `labels.json` ({name, label_names, images: {file: {split, labels}}}
 Photos go through the service's own pipeline, so that the scores are those of the service.
 """
 
-import json
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from service.archive.tables import LabelledImage
+from service.archive.tables import LabelledImages
 from service.bundle.card import Calibration, MeasuredThreshold, format_first_error
 from service.calibration import MIN_POSITIVES, Fit, find_thresholds, fit_calibration, move_threshold
-from service.cli.local_pipeline import PhotoResult, label_photos, run_pipeline
+from service.cli.console import write_json
+from service.cli.local_pipeline import PhotoResult, run_pipeline, use_photos
 from service.errors import LabelSetReadOnly, StartError
 from service.fields import LabelText
 from service.labels.label_set import LabelSet
@@ -29,34 +27,29 @@ from service.pipeline.scoring import compute_scores
 from service.question import Question
 from service.settings import Settings
 
+Points = dict[str, MeasuredThreshold | None]
+"""By label with enough photos; None: it misses the wanted precision."""
 
-class LabelledFolder(BaseModel):
+
+class LabelledFolder(LabelledImages):
     """Contents of `labels.json`; names are normalised like those of label sets (macOS uses NFD)."""
 
     label_names: list[LabelText]
-    images: dict[str, LabelledImage]
 
 
-class CalibrationReport(NamedTuple):
-    """The results of a calibration."""
-
-    fit: Fit | None  # None: the set keeps the calibration that it had
-    # By label with enough photos; None: it misses the wanted precision.
-    points: Mapping[str, MeasuredThreshold | None]
-    left_out: tuple[PhotoResult, ...]  # photos that have no prediction
-
-
-async def calibrate_set(
+async def calibrate_set(  # noqa: PLR0913 - a command has a parameter for each flag
     settings: Settings,
     name: str,
     folder: Path,
-    split: str | None = None,
-    precision_target: float | None = None,
-) -> CalibrationReport:
+    split: str | None,
+    precision_target: float | None,
+    *,
+    as_json: bool,
+) -> list[PhotoResult]:
     """Calibrates the scores of a set, and sets thresholds of labels with `MIN_POSITIVES` photos.
 
-    `precision_target` is 0..1. Raises LabelSetChanged if the set was changed meanwhile, and
-    StartError for an unusable folder.
+    Shows both, and returns the photos that are not used. `precision_target` is 0..1. Raises
+    LabelSetChanged if the set was changed meanwhile, and StartError for an unusable folder.
     """
     labelled = read_labelled_folder(folder)
     photos = {
@@ -101,7 +94,8 @@ async def calibrate_set(
         # Only this version: the labels of another may be encoded from other texts.
         sets = pipeline.catalogue.writable(name)
         await sets.calibrate(name, thresholds, pair, int(labels.version))
-        return CalibrationReport(fit, points, tuple(left_out))
+    (_write_json if as_json else _show_table)(name, fit, points, len(left_out))
+    return left_out
 
 
 def _fit(
@@ -110,7 +104,7 @@ def _fit(
     scores: NDArray[np.float64],
     targets: NDArray[np.int64],
     precision_target: float | None,
-) -> tuple[Fit | None, dict[str, MeasuredThreshold | None]]:
+) -> tuple[Fit | None, Points]:
     """Fits scores [n, L] of labels of a set, as they are served, to targets [n, L]."""
     smallest = np.finfo(np.float64).eps  # a score of 1 has no log odds
     clipped = scores.clip(smallest, 1 - smallest)
@@ -136,11 +130,9 @@ def read_labelled_folder(folder: Path) -> LabelledFolder:
     """Reads `labels.json`; a label of a photo must be in `label_names`."""
     path = folder / "labels.json"
     try:
-        listing = LabelledFolder.model_validate(json.loads(path.read_bytes()))
+        listing = LabelledFolder.parse(path.read_bytes())
     except ValidationError as error:
         raise StartError(f"{path}: {format_first_error(error)}") from error
-    except (ValueError, RecursionError) as error:
-        raise StartError(f"{path} is not JSON") from error
     used = {label for image in listing.images.values() for label in image.labels}
     unknown = used - set(listing.label_names)
     if unknown:  # a typo would count as an absent label
@@ -152,15 +144,12 @@ async def _score(
     pipeline: Pipeline, photos: list[Path], question: Question
 ) -> tuple[dict[Path, dict[str, float]], list[PhotoResult]]:
     selection = await pipeline.select(question)
-    scores, left_out = {}, []
-    async with aclosing(label_photos(pipeline, selection, photos)) as labelled:
-        async for photo in labelled:
-            if photo.prediction is None:
-                left_out.append(photo)
-            else:
-                labels = photo.prediction.labels
-                scores[photo.path] = {label.label: label.score for label in labels}
-    return scores, left_out
+
+    async def score(photo: bytes) -> dict[str, float]:
+        labels = (await pipeline.predict(photo, selection)).labels
+        return {label.label: label.score for label in labels}
+
+    return await use_photos(pipeline, photos, score)
 
 
 def _describe(left_out: list[PhotoResult]) -> str:
@@ -168,26 +157,22 @@ def _describe(left_out: list[PhotoResult]) -> str:
     return f"{len(left_out)} left out, such as {first.path}: {first.failure}"
 
 
-def describe_calibration(report: CalibrationReport) -> dict[str, Any]:
-    """Returns the results of a calibration as JSON values."""
-    points = report.points
-    calibration = None
-    if report.fit is not None:
-        figures = {"scale", "shift", "error_before", "error_after"}
-        calibration = report.fit.shared.model_dump(include=figures)
-    return {
-        "calibration": calibration,
+def _write_json(name: str, fit: Fit | None, points: Points, left_out: int) -> None:
+    figures = {"scale", "shift", "error_before", "error_after"}
+    record = {
+        "name": name,
+        "calibration": None if fit is None else fit.shared.model_dump(include=figures),
         "thresholds": {label: point.threshold for label, point in points.items() if point},
         "not_reached": [label for label, point in points.items() if not point],
-        "left_out": len(report.left_out),
+        "left_out": left_out,
     }
+    write_json(record)
 
 
-def show_calibration(name: str, report: CalibrationReport) -> None:
-    """Shows the results of a calibration of a label set."""
+def _show_table(name: str, fit: Fit | None, points: Points, left_out: int) -> None:
     table = Table("label", "threshold", "precision", "recall", title=Text(name))
     # Labels that miss the wanted precision come last.
-    for label, point in sorted(report.points.items(), key=lambda item: item[1] is None):
+    for label, point in sorted(points.items(), key=lambda item: item[1] is None):
         row = ["-", "not reached", "-"]
         if point is not None:
             row = [f"{share:.3f}" for share in (point.threshold, point.precision, point.recall)]
@@ -195,9 +180,9 @@ def show_calibration(name: str, report: CalibrationReport) -> None:
     console = Console()
     console.print(table)
     scores = "scores as before: the photos are too few, or do not show it better"
-    if report.fit is not None:
-        scores = f"scores: {report.fit.figures}"
+    if fit is not None:
+        scores = f"scores: {fit.figures}"
     console.print(Text(scores), soft_wrap=True)
-    if left_out := len(report.left_out):
+    if left_out:
         photos = "photo" if left_out == 1 else "photos"
         console.print(Text(f"{left_out} {photos} left out"), soft_wrap=True)

@@ -19,8 +19,15 @@ from service import errors
 from service.cli import labels
 from service.cli.bulk.command import BULK_SETTINGS, bulk
 from service.cli.console import EXIT_SOME_FAILED, write_json
-from service.cli.get import check_extra, get, run_module
-from service.cli.options import ExcludedPaths, OneObject, add_flags, path_argument, path_option
+from service.cli.get import get, run_module
+from service.cli.options import (
+    ExcludedPaths,
+    OneObject,
+    add_flags,
+    path_argument,
+    path_option,
+    require_extra,
+)
 from service.cli.sidecars import sidecars
 from service.logs import configure_logs
 from service.settings import Settings
@@ -190,7 +197,7 @@ def info(
 def export(context: typer.Context) -> None:
     """Make a bundle from a checkpoint; `ml-decoder export --help` shows the options."""
     calibrates = any(argument.startswith("--bu") for argument in context.args)  # --bundle
-    check_extra(*(("get", "onnx") if calibrates else ("export", "torch", "onnx")))
+    require_extra(*(("get",) if calibrates else ("export", "torch")), "export", "onnx")
     raise typer.Exit(run_module("export", *context.args))
 
 

@@ -42,25 +42,18 @@ class TagFit(NamedTuple):
     label: str
     figures: FitFigures
     is_kept: bool  # False: its photos cannot be told from others, so it is left out
-
-
-class Evidence(NamedTuple):
-    """Photos in a folder, and what fits of L tags that did not learn from them say of them."""
-
-    folder: Path
-    photos: Sequence[Path]
-    scores: NDArray[np.float64]  # [photos, L], 0..1, in the order of the fits
-    signs: NDArray[np.int8]  # [photos, L], keys of `_SIGNS`
+    scores: NDArray[np.float64]  # of each photo, 0..1, by fits that did not learn from it
+    signs: NDArray[np.int8]  # of each photo, keys of `_SIGNS`
 
 
 def show_fits(name: str, fits: Sequence[TagFit], *, as_json: bool) -> None:
     """Shows tables, or one JSON object a tag: kept tags by photos, then those left out."""
     fits = sorted(fits, key=lambda fit: (not fit.is_kept, -fit.figures.positive, fit.label))
     if as_json:
-        for label, measured, is_kept in fits:
-            point = measured.points["calibrated"].model_dump()
-            counts = measured.model_dump(exclude={"scale", "shift", "points"})
-            write_json({"label": label, **counts, **point, "kept": is_kept})
+        for fit in fits:
+            point = fit.figures.points["calibrated"].model_dump()
+            counts = fit.figures.model_dump(exclude={"scale", "shift", "points"})
+            write_json({"label": fit.label, **counts, **point, "kept": fit.is_kept})
         return
     console = Console()
     for heading, is_kept in ((name, True), (_LEFT_OUT, False)):
@@ -76,16 +69,17 @@ def show_fits(name: str, fits: Sequence[TagFit], *, as_json: bool) -> None:
     console.print(Text(_sum_up(fits)), soft_wrap=True)
 
 
-def write_report(file: Path, name: str, fits: Sequence[TagFit], evidence: Evidence) -> None:
+def write_report(
+    file: Path, name: str, fits: Sequence[TagFit], photos: Sequence[Path], folder: Path
+) -> None:
     """Writes a page with photos of each tag, whole or not at all; StartError if it cannot."""
-    folder, photos, scores, signs = evidence
     template = _TEMPLATE.read_text("utf-8")
     page, row, section = map(Template, template.split("<!-- next template -->\n"))
-    chosen = [_choose(*column) for column in zip(scores.T, signs.T, strict=True)]
+    chosen = [_choose(fit) for fit in fits]
     shown = sorted({photo for best, worst in chosen for photo in (*best, *worst)})
     pictures: dict[int, str] = {}
     with ThreadPoolExecutor(_THREADS) as pool, show_progress(results_on_stdout=False) as show:
-        drawn = pool.map(lambda photo: _draw(folder / photos[photo], folder), shown)
+        drawn = pool.map(lambda photo: _draw(photos[photo], folder), shown)
         for photo, picture in zip(shown, drawn, strict=True):
             pictures[photo] = picture
             show(len(pictures), len(shown))
@@ -96,7 +90,7 @@ def write_report(file: Path, name: str, fits: Sequence[TagFit], evidence: Eviden
         notes = ("" if fit.is_kept else "left out", texts["note"])
         texts |= {"place": str(place), "note": "; ".join(filter(None, notes))}
         for kind, some in zip(("best", "worst"), lists, strict=True):
-            pairs = zip(some, scores[some, place], signs[some, place].tolist(), strict=True)
+            pairs = zip(some, fit.scores[some], fit.signs[some].tolist(), strict=True)
             texts[kind] = "\n".join(
                 f'<figure data-sign="{sign}">{pictures[photo]}<figcaption>{score:.2f} '
                 f"<b>{_SIGNS[sign]}</b></figcaption></figure>"
@@ -117,10 +111,10 @@ def write_report(file: Path, name: str, fits: Sequence[TagFit], evidence: Eviden
         raise StartError(f"{file} was not written: {error.strerror or error}") from error
 
 
-def _choose(scores: NDArray[np.float64], signs: NDArray[np.int8]) -> tuple[list[int], list[int]]:
-    """Returns the rows of the highest scores, and of the lowest others that have the tag."""
-    best, others = np.split(np.argsort(-scores, kind="stable"), [_SHOWN])
-    return best.tolist(), others[signs[others] == PRESENT][: -_SHOWN - 1 : -1].tolist()
+def _choose(fit: TagFit) -> tuple[list[int], list[int]]:
+    """Returns the photos of the highest scores, and of the lowest others that have the tag."""
+    best, others = np.split(np.argsort(-fit.scores, kind="stable"), [_SHOWN])
+    return best.tolist(), others[fit.signs[others] == PRESENT][: -_SHOWN - 1 : -1].tolist()
 
 
 def _draw(photo: Path, folder: Path) -> str:

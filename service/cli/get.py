@@ -3,7 +3,6 @@
 import json
 import runpy
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -13,18 +12,10 @@ from rich.table import Column, Table
 
 from service.bundle.card import Precision
 from service.cli.models import HUB, MODELS, RAM, Model, find_model
-from service.cli.options import path_option
+from service.cli.options import path_option, require_extra
 from service.errors import StartError
 
 _RAM = ("ram_plus_swin_large_14m.pth", "ram_tag_list.txt", "ram_tag_list_threshold.txt")
-
-
-def check_extra(extra: str, *modules: str) -> None:
-    """Raises StartError unless this Python has the modules of an extra."""
-    if not all(find_spec(module) for module in ("export", *modules)):
-        raise StartError(
-            f"this needs the extra `{extra}`: pip install -e '.[{extra}]' in the checkout"
-        )
 
 
 def get(  # noqa: PLR0913 - a command has a parameter for each flag
@@ -70,7 +61,7 @@ def get(  # noqa: PLR0913 - a command has a parameter for each flag
     if not is_ready and name == RAM:
         code = _export_ram(model, folder, out, background)
     elif not is_ready:
-        check_extra("get", "onnx", "huggingface_hub")
+        require_extra("get", "export", "onnx", "huggingface_hub")
         request = {
             **{"place": folder or HUB + model.hub, "out": out, "background": background},
             **{"logit_scale": logit_scale, "logit_bias": logit_bias},
@@ -121,7 +112,7 @@ def _export_ram(model: Model, folder: Path | None, out: Path, background: Path |
             f"--from needs a folder with {_RAM[0]} of {model.hub}, and with "
             f"{' and '.join(_RAM[1:])} of github.com/xinyu1205/recognize-anything"
         )
-    check_extra("export", "torch", "onnx")
+    require_extra("export", "export", "torch", "onnx")
     files = zip(("checkpoint", "label-names", "label-thresholds"), _RAM, strict=True)
     flags: dict[str, object] = {name: folder / file for name, file in files}
     flags |= {"background": background} if background else {}

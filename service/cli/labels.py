@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.cli.console import EXIT_SOME_FAILED, show_failure, write_json
-from service.cli.options import OneObject, add_flags, path_argument, path_option, require_package
+from service.cli.options import OneObject, add_flags, path_argument, path_option, require_extra
 from service.errors import LabelSetChanged, LabelSetExists, StartError, list_names
 from service.fields import validate
 from service.files import replace_file
@@ -24,6 +24,7 @@ from service.logs import configure_logs
 from service.settings import Settings
 
 if TYPE_CHECKING:
+    from service.cli.local_pipeline import PhotoResult
     from service.labels.catalogue import Catalogue
     from service.labels.definition import Definition
     from service.labels.label_set import LabelSet
@@ -50,6 +51,8 @@ Name = Annotated[str, typer.Argument(help="Name of the label set.", show_default
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per set.")]
 _REPLACE = "Replace a set of this name; says what it loses, and asks on a terminal."
 Replace = Annotated[bool, typer.Option(help=_REPLACE)]
+_PRECISE = "Take the lowest threshold with this precision (0 to 1), instead of best F1."
+PrecisionTarget = Annotated[float | None, typer.Option(min=0.0, max=1.0, help=_PRECISE)]
 
 
 def add(  # noqa: PLR0913 - a command has a parameter for each flag
@@ -120,36 +123,22 @@ def calibrate(  # noqa: PLR0913 - a command has a parameter for each flag
     name: Name,
     photos: Annotated[Path, path_option("PATH", "Folder with labels.json and images/.")],
     split: Annotated[str | None, typer.Option(help="Only photos of this split.")] = None,
-    precision_target: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Take the lowest threshold with this precision (0 to 1), instead of best F1.",
-        ),
-    ] = None,
+    precision_target: PrecisionTarget = None,
     as_json: AsJson = False,
 ) -> None:
     """Calibrate the scores of a registered set, and set its thresholds, from labelled photos.
 
     ml-decoder labels calibrate zoo --photos FOLDER --split val
     """
-    from service.cli.calibrate import calibrate_set, describe_calibration, show_calibration
+    from service.cli.calibrate import calibrate_set
 
     configure_logs("error")
+    work = calibrate_set(settings, name, photos, split, precision_target, as_json=as_json)
     try:
-        calibrated = asyncio.run(calibrate_set(settings, name, photos, split, precision_target))
+        _end_with(asyncio.run(work))
     except LabelSetChanged as error:
         reason = f"{name} was changed while its photos were scored; calibrate it again"
         raise StartError(reason) from error
-    for photo in calibrated.left_out:
-        show_failure(photo)
-    if as_json:
-        write_json({"name": name, **describe_calibration(calibrated)})
-    else:
-        show_calibration(name, calibrated)
-    if calibrated.left_out:
-        raise typer.Exit(EXIT_SOME_FAILED)
 
 
 def learn(  # noqa: PLR0913 - a command has a parameter for each flag
@@ -180,10 +169,7 @@ def learn(  # noqa: PLR0913 - a command has a parameter for each flag
     keep_all: Annotated[
         bool, typer.Option("--all", help="Keep tags that cannot be told apart, too.")
     ] = False,
-    precision_target: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="Thresholds of this precision, not of best F1."),
-    ] = None,
+    precision_target: PrecisionTarget = None,
     report: Annotated[
         Path | None, path_option("FILE", "Write a page (.html) with photos of each tag.")
     ] = None,
@@ -201,7 +187,10 @@ def learn(  # noqa: PLR0913 - a command has a parameter for each flag
 
     ml-decoder labels learn mugs FOLDER
     """
+    from service.question import Question
+
     configure_logs("error")
+    validate(Question, {"label_set": [name]}, "command line")
     if not from_tags and tags is None:
         if keep_all or dry_run or report or precision_target is not None:
             raise StartError("--all, --dry-run, --report and --precision-target need --from-tags")
@@ -211,15 +200,14 @@ def learn(  # noqa: PLR0913 - a command has a parameter for each flag
     else:
         if replace or (from_tags and tags is not None):
             raise StartError("--from-tags, --tags and --replace exclude each other")
-        require_package("lxml", "bulk", needed=from_tags)
+        require_extra("bulk", *["lxml"] * from_tags)
         from service.archive.choice import TagChoice
         from service.cli.learn_tags import TagLesson, learn_tags
 
         choice = TagChoice(level, only or (), exclude or (), least, trust_kept)
         options = precision_target, keep_all, report, dry_run, as_json
         work = learn_tags(settings, name, TagLesson(photos, tags, choice, *options))
-    if not asyncio.run(work):
-        raise typer.Exit(EXIT_SOME_FAILED)
+    _end_with(asyncio.run(work))
 
 
 def export_set(
@@ -344,6 +332,14 @@ def _run(settings: Settings, work: Callable[[Catalogue], Awaitable[ResultT]]) ->
             await catalogue.stop()
 
     return asyncio.run(run())
+
+
+def _end_with(left_out: Sequence[PhotoResult]) -> None:
+    """Shows why photos were left out, which the exit code says too."""
+    for photo in left_out:
+        show_failure(photo)
+    if left_out:
+        raise typer.Exit(EXIT_SOME_FAILED)
 
 
 def _show_labels(labels: LabelSet, as_json: bool, wanted: str | None = None) -> None:

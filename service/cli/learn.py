@@ -10,17 +10,15 @@ from rich.console import Console
 from rich.text import Text
 
 from service.bundle.card import format_first_error
-from service.cli.console import show_failure, write_json
-from service.cli.local_pipeline import PhotoResult, run_pipeline, try_photo
+from service.cli.console import write_json
+from service.cli.local_pipeline import PhotoResult, run_pipeline, use_photos
 from service.errors import StartError
-from service.fields import LabelText, validate
+from service.fields import LabelText
 from service.images.folders import describe_left_out, explain_none, list_photos
 from service.labels.registered_sets import LearntLabel
 from service.labels.sources.examples import Example
 from service.pipeline.learning import describe_learnt, make_example
 from service.pipeline.pipeline import Pipeline
-from service.question import Question
-from service.scheduling.tasks import collect_in_order
 from service.settings import Settings
 
 # The store compares new examples with all earlier ones while others wait: 0.1 s for 200 and 1,000.
@@ -30,9 +28,8 @@ _label_text: TypeAdapter[str] = TypeAdapter(LabelText)
 
 async def learn_folder(
     settings: Settings, name: str, folder: Path, *, replace: bool, as_json: bool
-) -> bool:
-    """Learns labels from the photos of their subfolders. Returns whether all photos were used."""
-    validate(Question, {"label_set": [name]}, "command line")
+) -> list[PhotoResult]:
+    """Learns labels from the photos of their subfolders. Returns the photos that are not used."""
     labels, loose = find_examples(folder)
     left_out = [PhotoResult(path, None, "it is in no subfolder: it has no label") for path in loose]
     async with run_pipeline(settings) as pipeline:
@@ -42,9 +39,7 @@ async def learn_folder(
             left_out += unusable
             if result is not None:
                 _show(describe_learnt(result, label), as_json=as_json)
-    for photo in left_out:
-        show_failure(photo)
-    return not left_out
+    return left_out
 
 
 def find_examples(folder: Path) -> tuple[dict[str, list[Path]], list[Path]]:
@@ -74,11 +69,8 @@ async def _learn(
         embedding, _ = await pipeline.embed(photo, pipeline.make_deadline())
         return await make_example(photo, embedding, whitening)
 
-    works = (try_photo(path, embed) for path in paths)
-    results = await collect_in_order(works, pipeline.concurrency)
-    rows = zip(paths, results, strict=True)
-    unusable = [PhotoResult(path, None, failure) for path, (_, failure) in rows if failure]
-    examples = [example for example, _ in results if example]
+    used, unusable = await use_photos(pipeline, paths, embed)
+    examples = [*used.values()]
     if not examples:
         return None, unusable
     prepared, added = await sets.prepare_labels(name, [label]), 0

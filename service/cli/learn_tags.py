@@ -2,8 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
@@ -11,22 +10,18 @@ from pathlib import Path
 import numpy as np
 
 from service.archive import PhotoTags
-from service.archive.choice import PRESENT, TagChoice, TagSigns, choose_labels
+from service.archive.choice import PRESENT, TagChoice, choose_labels
 from service.archive.tables import read_tag_table
-from service.cli.console import show_failure, show_progress
-from service.cli.fit_report import Evidence, TagFit, show_fits, write_report
-from service.cli.local_pipeline import PhotoResult, run_pipeline, try_photo
-from service.engine.heads import LogitsArray, QueryArray, ZeroHead
-from service.errors import LabelSetChanged, StartError, escape, list_names
-from service.fields import validate
+from service.cli.console import show_progress
+from service.cli.fit_report import TagFit, show_fits, write_report
+from service.cli.local_pipeline import PhotoResult, run_pipeline, use_photos
+from service.engine.heads import LogitsArray, ZeroHead
+from service.errors import LabelSetChanged, StartError, list_names
 from service.images.folders import list_photos
 from service.labels.registered_sets import RegisteredSets
 from service.labels.sources.fit import Fit
 from service.labels.sources.ridge import MIN_PHOTOS, fit_labels
 from service.labels.whitening import Vector
-from service.pipeline.pipeline import Pipeline
-from service.question import Question
-from service.scheduling.tasks import run_in_order
 from service.settings import Settings
 
 
@@ -44,9 +39,8 @@ class TagLesson:
     as_json: bool
 
 
-async def learn_tags(settings: Settings, name: str, lesson: TagLesson) -> bool:
-    """Fits labels to tags, shows and writes them. Returns whether all photos were used."""
-    validate(Question, {"label_set": [name]}, "command line")
+async def learn_tags(settings: Settings, name: str, lesson: TagLesson) -> list[PhotoResult]:
+    """Fits labels to tags, shows and writes them. Returns the photos that are not used."""
     tags, left_out = _read_tags(lesson)
     async with run_pipeline(settings) as pipeline:
         sets, whitening = pipeline.catalogue.for_learning(name)
@@ -58,11 +52,20 @@ async def learn_tags(settings: Settings, name: str, lesson: TagLesson) -> bool:
                 f"are on {lesson.choice.least} photos or more: tag at least {MIN_PHOTOS} photos, "
                 "or lower --least"
             )
-        for line in _describe_choice(chosen):
-            sys.stderr.write(escape(line) + "\n")
+        for reason, names in chosen.left_out.items():
+            sys.stderr.write(f"left out: {len(names)} tags, {reason}: {list_names(names)}\n")
         prepared = await sets.prepare_labels(name, chosen.labels)
+        queries = prepared.queries
+        head = ZeroHead(len(chosen.labels)) if queries is None else queries
+
+        async def embed(photo: bytes) -> tuple[Vector, LogitsArray]:
+            embedding, (logits,) = await pipeline.embed(photo, pipeline.make_deadline(), head)
+            assert isinstance(logits, np.ndarray)
+            return embedding, logits
+
         paths = [lesson.photos / photo for photo in chosen.photos]
-        embedded, unusable = await _embed(pipeline, paths, prepared.queries, len(chosen.labels))
+        with show_progress(results_on_stdout=False) as show:
+            embedded, unusable = await use_photos(pipeline, paths, embed, show)
         left_out += unusable
         usable = [path in embedded for path in paths]
         signs = chosen.signs[usable]
@@ -71,23 +74,20 @@ async def learn_tags(settings: Settings, name: str, lesson: TagLesson) -> bool:
             raise StartError(f"{len(unusable)} photos cannot be used, such as {unusable[0].path}")
         labels, signs = [chosen.labels[column] for column in columns], signs[:, columns]
         embeddings, logits = zip(*embedded.values(), strict=True)
-        queries = None if prepared.queries is None else prepared.queries[columns]
-        texts = None if queries is None else (queries, np.stack(logits)[:, columns])
+        asked = None if queries is None else queries[columns]
+        texts = None if asked is None else (asked, np.stack(logits)[:, columns])
         data = np.stack(embeddings), signs, whitening, texts
         found = await asyncio.to_thread(fit_labels, *data, lesson.precision_target)
         kept = found.told_apart | lesson.keeps_all
         figures = [fit.figures for fit in found.fits]
-        fits = [*map(TagFit, labels, figures, kept.tolist())]
+        fits = [*map(TagFit, labels, figures, kept.tolist(), found.scores.T, signs.T)]
         show_fits(name, fits, as_json=lesson.as_json)
         if lesson.report is not None:
-            evidence = Evidence(lesson.photos, [*embedded], found.scores, signs)
-            write_report(lesson.report, name, fits, evidence)
+            write_report(lesson.report, name, fits, [*embedded], lesson.photos)
         if kept.any() and not lesson.dry_run:
             learnt = dict(zip(compress(labels, kept), compress(found.fits, kept), strict=True))
             await _write(sets, name, learnt)
-    for photo in left_out:
-        show_failure(photo)
-    return not left_out
+    return left_out
 
 
 def _read_tags(lesson: TagLesson) -> tuple[dict[str, PhotoTags], list[PhotoResult]]:
@@ -96,7 +96,7 @@ def _read_tags(lesson: TagLesson) -> tuple[dict[str, PhotoTags], list[PhotoResul
         tags, missing = read_tag_table(lesson.table, lesson.photos)
         if missing:
             listed = list_names(missing)
-            sys.stderr.write(f"{len(missing)} photos of the table are missing: {escape(listed)}\n")
+            sys.stderr.write(f"{len(missing)} photos of the table are missing: {listed}\n")
         return tags, []
     from service.archive.users import read_photo_tags
 
@@ -111,41 +111,6 @@ def _read_tags(lesson: TagLesson) -> tuple[dict[str, PhotoTags], list[PhotoResul
                 unread.append(PhotoResult(path, None, f"its tags cannot be read: {error}"))
             show(done, len(names))
     return tags, unread
-
-
-def _describe_choice(chosen: TagSigns) -> list[str]:
-    """Returns a line for each reason why tags are no labels."""
-    reasons: dict[str, list[str]] = {}
-    for name, reason, _ in chosen.left_out:
-        reasons.setdefault(reason, []).append(name)
-    lines = ((len(names), why, list_names(names)) for why, names in reasons.items())
-    return [f"left out: {count} tags, {why}: {listed}" for count, why, listed in lines]
-
-
-async def _embed(
-    pipeline: Pipeline, paths: Sequence[Path], queries: QueryArray | None, labels: int
-) -> tuple[dict[Path, tuple[Vector, LogitsArray]], list[PhotoResult]]:
-    """Returns embedding [D] and logits [L] of each usable photo, and the other photos."""
-    head = ZeroHead(labels) if queries is None else queries
-
-    async def embed(photo: bytes) -> tuple[Vector, LogitsArray]:
-        embedding, (logits,) = await pipeline.embed(photo, pipeline.make_deadline(), head)
-        assert isinstance(logits, np.ndarray)
-        return embedding, logits
-
-    embedded: dict[Path, tuple[Vector, LogitsArray]] = {}
-    unusable: list[PhotoResult] = []
-    works = (try_photo(path, embed) for path in paths)
-    with show_progress(results_on_stdout=False) as show:
-        async with aclosing(run_in_order(works, pipeline.concurrency)) as results:
-            async for result, failure in results:
-                path = paths[len(embedded) + len(unusable)]
-                if result is None:
-                    unusable.append(PhotoResult(path, None, failure))
-                else:
-                    embedded[path] = result
-                show(len(embedded) + len(unusable), len(paths))
-    return embedded, unusable
 
 
 async def _write(sets: RegisteredSets, name: str, fits: Mapping[str, Fit]) -> None:
@@ -170,11 +135,11 @@ async def _write(sets: RegisteredSets, name: str, fits: Mapping[str, Fit]) -> No
         replaced = [label for label in fits if label in old or own.get(label) is not None]
         if replaced:
             what = f"what {len(replaced)} labels had learnt, and their thresholds"
-            sys.stderr.write(escape(f"replaced: {what}: {list_names(replaced)}") + "\n")
+            sys.stderr.write(f"replaced: {what}: {list_names(replaced)}\n")
         if left := [label for label, fit in old.items() if fit and label not in fits]:
             step = f"DELETE /labels/{name}/examples?label=NAME forgets it"
             line = f"kept from earlier tags: what {len(left)} labels had learnt: {list_names(left)}"
-            sys.stderr.write(escape(f"{line}; {step}") + "\n")
+            sys.stderr.write(f"{line}; {step}\n")
         if known.ranked and known.num_labels > len(fits):
             sys.stderr.write(f"{name}: labels that learnt nothing were ranked, and now need 0.5\n")
     await sets.teach(name, prepared, fits)

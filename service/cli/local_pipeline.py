@@ -1,8 +1,8 @@
 """Photos on disk through the service's pipeline, without a server."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,19 +39,38 @@ def label_photos(
     pipeline: Pipeline, selection: Selection, paths: Iterable[Path]
 ) -> AsyncGenerator[PhotoResult]:
     """Yields the photos in order, as soon as they are labelled; close it before the pipeline."""
-    works = (_label_photo(pipeline, selection, path) for path in paths)
-    return run_in_order(works, pipeline.concurrency)
+
+    async def label(path: Path) -> PhotoResult:
+        result = await _try_photo(path, lambda photo: pipeline.predict(photo, selection))
+        return PhotoResult(path, *result)
+
+    return run_in_order(map(label, paths), pipeline.concurrency)
 
 
-async def _label_photo(pipeline: Pipeline, selection: Selection, path: Path) -> PhotoResult:
-    result = await try_photo(path, lambda photo: pipeline.predict(photo, selection))
-    return PhotoResult(path, *result)
+async def use_photos(
+    pipeline: Pipeline,
+    paths: Sequence[Path],
+    use: Callable[[bytes], Awaitable[ResultT]],
+    report: Callable[[int, int], None] = lambda _done, _total: None,
+) -> tuple[dict[Path, ResultT], list[PhotoResult]]:
+    """Returns the results of `use` for the contents of usable photos, in order, and the others."""
+    used: dict[Path, ResultT] = {}
+    unusable: list[PhotoResult] = []
+    works, rest = (_try_photo(path, use) for path in paths), iter(paths)
+    async with aclosing(run_in_order(works, pipeline.concurrency)) as results:
+        async for result, failure in results:
+            path = next(rest)
+            if result is None:
+                unusable.append(PhotoResult(path, None, failure))
+            else:
+                used[path] = result
+            report(len(used) + len(unusable), len(paths))
+    return used, unusable
 
 
-async def try_photo(
+async def _try_photo(
     path: Path, use: Callable[[bytes], Awaitable[ResultT]]
 ) -> tuple[ResultT | None, str | None]:
-    """Returns the result of `use` for the content of a file, or the reason why there is none."""
     try:
         return await use(await asyncio.to_thread(load_photo, path)), None
     except OSError as error:

@@ -1,9 +1,9 @@
 """Flags that commands share: one for each setting and one for each field of a question."""
 
 import functools
-import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -104,10 +104,11 @@ def refuse_empty(text: str) -> str:
     return text
 
 
-def require_package(package: str, extra: str, *, needed: bool = True) -> None:
-    """Raises StartError if a package that an extra brings is missing."""
-    if needed and importlib.util.find_spec(package) is None:
-        raise StartError(f"{package} is missing: pip install -e '.[{extra}]' in the checkout")
+def require_extra(extra: str, *packages: str) -> None:
+    """Raises StartError if one of the packages that an extra brings is missing."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise StartError(f"{package} is missing: pip install -e '.[{extra}]' in the checkout")
 
 
 OneObject = Annotated[bool, typer.Option("--json", help="One JSON object.")]

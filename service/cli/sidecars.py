@@ -11,7 +11,7 @@ import typer
 
 from service.bundle.card import fold_name
 from service.cli.console import EXIT_SOME_FAILED
-from service.cli.options import path_argument, require_package
+from service.cli.options import path_argument, require_extra
 from service.errors import escape
 
 _LISTED = "{sidecars} sidecars with {tags} tags, {rejected} deleted by you\n"
@@ -33,7 +33,7 @@ def sidecars(
 
     ml-decoder sidecars photos --remove cat
     """
-    require_package("lxml", "bulk")
+    require_extra("bulk", "lxml")
     from service.archive.sidecars import LeftAlone, list_sidecars, retag
 
     names, counts = {fold_name(label) for label in labels or ()}, Counter[str]()

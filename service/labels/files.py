@@ -11,12 +11,11 @@
   or one column of names without a header.
 """
 
-import csv
 import io
 import json
 import math
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +29,7 @@ from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
 from service.errors import BundleError, InvalidLabelSet, LabelSetError, StartError, quote
 from service.fields import LabelSetName, LabelText, PromptText
+from service.files import decode_text, read_rows
 from service.images.folders import read_photo
 from service.labels.arrays import read_arrays
 from service.labels.definition import (
@@ -125,12 +125,15 @@ def parse_label_set(
         return _parse_npz(content, name, max_labels)
     if suffix == ".json":
         return _parse_json(content, name, max_labels)
-    if suffix == ".txt":
-        lines = enumerate(_decode(content).split("\n"), 1)
-        rows = ((n, {"name": text}) for n, text in lines if text.strip())
-        return _define_rows(rows, name, max_labels)
-    if suffix == ".csv":
-        return _define_rows(_read_csv(_decode(content)), name, max_labels)
+    try:
+        if suffix == ".txt":
+            lines = enumerate(decode_text(content).split("\n"), 1)
+            rows = ((n, {"name": text}) for n, text in lines if text.strip())
+            return _define_rows(rows, name, max_labels)
+        if suffix == ".csv":
+            return _define_rows(_read_csv(content), name, max_labels)
+    except ValueError as error:
+        raise InvalidLabelSet(str(error)) from error
     raise InvalidLabelSet(f"The name of the file must end in {' or '.join(SUFFIXES)}")
 
 
@@ -184,54 +187,24 @@ def _parse_json(content: bytes, name: str, max_labels: int) -> Definition:
         raise InvalidLabelSet(format_first_error(error, LabelSetRecord)) from error
 
 
-def _decode(content: bytes) -> str:
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise InvalidLabelSet(f"Line {line} is not UTF-8: save the file as UTF-8") from error
-    # Not `str.splitlines`, for which a form feed ends a line too.
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _read_csv(text: str) -> Iterator[tuple[int, dict[str, str]]]:
+def _read_csv(content: bytes) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields the rows of a CSV with their line numbers; empty values are left out."""
-    first = text.partition("\n")[0]
-    # Spreadsheets write semicolons where a comma is a decimal point.
-    delimiter = ";" if first.count(";") > first.count(",") else ","
-    rows = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
-    columns: list[str] = []
-    try:
-        for row in rows:
-            cells = [cell.strip() for cell in row]
-            if not any(cells):
-                continue
-            if not columns:
-                columns, is_header = _read_header(cells, rows.line_num)
-                if is_header:
-                    continue
-            if len(cells) > len(columns):
-                raise InvalidLabelSet(
-                    f"Line {rows.line_num} has {len(cells)} values, for {len(columns)} column(s)"
-                )
-            pairs = zip(columns, cells, strict=False)
-            yield rows.line_num, {column: cell for column, cell in pairs if cell}
-    except csv.Error as error:
-        raise InvalidLabelSet(f"Line {rows.line_num} is not valid CSV: {error}") from error
-
-
-def _read_header(cells: list[str], line: int) -> tuple[list[str], bool]:
-    """Returns the columns, and whether the first row is their header."""
-    columns = [cell.lower() for cell in cells]
-    if "name" not in columns and len(columns) == 1:
-        return ["name"], False
-    wrong = [column for column in columns if column not in _CSV_COLUMNS]
-    if wrong or "name" not in columns or len(set(columns)) < len(columns):
+    rows = read_rows(content)
+    line, header = next(rows, (1, ["name"]))
+    columns = [cell.lower() for cell in header]
+    if columns != ["name"] and len(columns) == 1:
+        columns, rows = ["name"], chain([(line, header)], rows)
+    if not {"name"} <= {*columns} <= {*_CSV_COLUMNS} or len({*columns}) < len(columns):
         raise InvalidLabelSet(
             f"Line {line} must name the columns, name and optionally prompt and threshold; it has "
-            f"{errors.list_names(cells)}"
+            f"{errors.list_names(header)}"
         )
-    return columns, True
+    for line, cells in rows:
+        if len(cells) > len(columns):
+            raise InvalidLabelSet(
+                f"Line {line} has {len(cells)} values, for {len(columns)} column(s)"
+            )
+        yield line, {column: cell for column, cell in zip(columns, cells, strict=False) if cell}
 
 
 def _define_rows(

@@ -14,7 +14,7 @@ import typer
 
 from service.archive import ROOT
 from service.cli.console import EXIT_SOME_FAILED, show_progress, write_json
-from service.cli.options import ExcludedPaths, refuse_empty, require_package
+from service.cli.options import ExcludedPaths, refuse_empty, require_extra
 from service.errors import StartError, escape
 from service.logs import configure_logs
 from service.settings import Settings
@@ -22,7 +22,7 @@ from service.settings import Settings
 if TYPE_CHECKING:
     from service.archive.sidecars import Change
     from service.cli.bulk.parts import PartFolder
-    from service.cli.bulk.run import BulkJob, Totals
+    from service.cli.bulk.run import Totals
     from service.question import Question
 
 BULK_SETTINGS = (
@@ -98,11 +98,10 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
             "--dry-run, --xmp-root, and --photos with --from need --xmp; --dry-run takes no --ray"
         )
     question = question.model_copy(update={"embedding": embeddings or None})
-    require_package("pyarrow", "bulk")
-    require_package("ray", "ray", needed=ray)
-    require_package("lxml", "bulk", needed=xmp)
+    require_extra("bulk", "pyarrow", *["lxml"] * xmp)
+    require_extra("ray", *["ray"] * ray)
     from service.cli.bulk.parts import copy_results, open_results
-    from service.cli.bulk.run import BulkJob
+    from service.cli.bulk.run import BulkJob, run_bulk
 
     folder = _find_folder(photos, moved, from_results=from_results) if xmp else None
     root = _read_root(xmp_root)
@@ -118,7 +117,13 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
             *(photos, results, question, settings, part_size, retry_failed),
             *(tuple(exclude_path or ()), from_results, add_new),
         )
-        totals = _run(job, workers if ray else None)
+        with show_progress(results_on_stdout=False) as show:
+            if ray:
+                from service.cli.bulk.ray_run import run_bulk_on_ray
+
+                totals = run_bulk_on_ray(job, workers, show)
+            else:
+                totals = asyncio.run(run_bulk(job, show))
         if folder is not None:
             from service.archive.sidecars import write_sidecars
 
@@ -128,17 +133,6 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     _show(totals, changes if dry_run else None, as_json)
     if totals.failed or totals.unread or totals.unwritten:
         raise typer.Exit(EXIT_SOME_FAILED)
-
-
-def _run(job: BulkJob, ray_workers: int | None) -> Totals:
-    from service.cli.bulk.run import run_bulk
-
-    with show_progress(results_on_stdout=False) as show:
-        if ray_workers is None:
-            return asyncio.run(run_bulk(job, show))
-        from service.cli.bulk.ray_run import run_bulk_on_ray
-
-        return run_bulk_on_ray(job, ray_workers, show)
 
 
 def _repeat_question(question: Question, earlier: PartFolder) -> Question:

@@ -8,14 +8,13 @@ import numpy as np
 
 from service.cli.bulk.parts import ENCODER, PartFolder, Record, make_record, open_results
 from service.engine.engine import Engine
-from service.errors import StartError, quote
+from service.errors import StartError, list_names
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction, Timings
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import Selection
 
 _ROWS_PER_RUN = 256
-_LABELS_SHOWN = 5
 _NO_TIMES = Timings(0.0, 0.0, 0.0, 0.0)
 
 
@@ -40,10 +39,9 @@ def prepare_answers(
     parts = [p for p in selection.parts if p.labels.source.needs_tokens(two_towers=towers)]
     others = [part.labels.names[position] for part in parts for position in part.chosen]
     if others:
-        shown = ", ".join(map(quote, others[:_LABELS_SHOWN]))
         raise StartError(
-            f"--from cannot answer {len(others)} label(s) that need the photos: {shown}"
-            f"{', ...' * (len(others) > _LABELS_SHOWN)}: leave them out, or run bulk on the photos"
+            f"--from cannot answer {len(others)} label(s) that need the photos: "
+            f"{list_names(others)}: leave them out, or run bulk on the photos"
         )
     return partial(_answer, pipeline, selection, earlier)
 

@@ -12,7 +12,7 @@ import pytest
 from service.bundle.card import BackgroundPhotos, ReliabilityBin
 from service.bundle.reader import Bundle
 from service.bundle.writer import write_bundle
-from service.cli import get
+from service.cli import get, options
 from tests.service.cli.conftest import Run, assert_refused, run_without
 from tests.support import tiny_bundle as tiny_bundles
 from tests.support.tiny_bundle import make_calibration, open_draft, tiny_card, write_tiny_bundle
@@ -76,14 +76,14 @@ def test_info_refuses_a_bundle_with_an_unusable_label_set(run: Run, tmp_path: Pa
 def test_export_names_the_extra_if_torch_is_missing(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(get, "find_spec", lambda _name: None)
+    monkeypatch.setattr(options, "find_spec", lambda _name: None)
     assert_refused(run, "'.[export]' in the checkout", "export", "--out", "x")
     assert_refused(run, "'.[get]' in the checkout", "export", "--bundle", "x")
 
 
 def test_export_passes_its_arguments_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     passed: list[tuple[str, list[str]]] = []
-    monkeypatch.setattr(get, "find_spec", lambda name: name)
+    monkeypatch.setattr(options, "find_spec", lambda name: name)
     monkeypatch.setattr(
         get.runpy, "run_module", lambda name, **_: passed.append((name, list(sys.argv)))
     )

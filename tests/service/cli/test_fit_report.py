@@ -12,21 +12,31 @@ import pytest
 from PIL import Image
 
 from service.cli import fit_report
-from service.cli.fit_report import Evidence, TagFit, show_fits, write_report
+from service.cli.fit_report import TagFit, show_fits, write_report
 from service.errors import StartError
+from service.labels.sources.fit import FitFigures, FitPoint
 from tests.support.photos import encode_picture, make_exif, make_picture, write_photos
 
-DOG = TagFit("dog", 1200, 3, 0.4, 0.6, 0.25, 0.91, 0.5, True)
-MOOD = TagFit("mood", 2000, 0, 0.1, None, 0.5, None, None, False)
-FITS = [MOOD, DOG, DOG._replace(label="<b>$x")]
+
+def make_fit(label: str, positive: int, negative: int, *shares: float | None) -> TagFit:
+    """Returns a fit with average precisions of text and fit, threshold, precision and recall."""
+    text, learnt, *point = shares
+    points = {"calibrated": dict(zip(FitPoint.model_fields, point, strict=False))}
+    figures = {"photos": 9, "positive": positive, "negative": negative, "text_precision": text}
+    figures |= {"learnt_precision": learnt, "scale": 1.0, "shift": 0.0, "points": points}
+    nothing = np.zeros(0)
+    return TagFit(label, FitFigures.model_validate(figures), len(point) > 1, nothing, nothing)
 
 
-def write(folder: Path, photos: list[Path], signs: int = 1) -> str:
+DOG = make_fit("dog", 1200, 3, 0.4, 0.6, 0.25, 0.91, 0.5)
+FITS = [make_fit("mood", 2000, 0, None, 0.2, 0.5), DOG, DOG._replace(label="<b>$x")]
+
+
+def write(folder: Path, photos: list[Path], sign: int = 1) -> str:
     """Writes a page of `FITS`; photos rank in their order, for all tags."""
-    shape = len(photos), len(FITS)
-    scores = np.repeat(np.linspace(0.9, 0.1, len(photos))[:, None], len(FITS), axis=1)
-    evidence = Evidence(folder, photos, scores, np.full(shape, signs, np.int8))
-    write_report(folder / "report.html", "<i>mine", FITS, evidence)
+    scores, signs = np.linspace(0.9, 0.1, len(photos)), np.full(len(photos), sign, np.int8)
+    fits = [fit._replace(scores=scores, signs=signs) for fit in FITS]
+    write_report(folder / "report.html", "<i>mine", fits, photos, folder)
     return (folder / "report.html").read_text("utf-8")
 
 
@@ -40,13 +50,13 @@ def test_tags_are_shown_by_photos_and_those_left_out_come_last(
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines()]
     assert ["dog", "1,200", "0.40", "0.60", "0.250", "0.91", "0.50"] in cells
     assert ["removed from 3", *[""] * 6] in cells
-    assert ["mood", "2,000", "0.10", "-", "0.500", "-", "-"] in cells
-    summary = "2 of 3 tags kept, 1 left out; mean average precision (AP) of 2: 0.40 by the text"
-    assert out.splitlines()[-1] == f"{summary}, 0.60 learnt"
+    assert ["mood", "2,000", "-", "0.20", "0.500", "-", "-"] in cells
+    summary = "2 of 3 tags kept, 1 left out; mean average precision (AP): 0.47 learnt"
+    assert out.splitlines()[-1] == f"{summary}, 0.40 by the texts"
     show_fits("mine", FITS, as_json=True)
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [record["label"] for record in records if record["kept"]] == ["<b>$x", "dog"]
-    assert (records[2]["learnt_ap"], records[2]["kept"]) == (None, False)
+    assert (records[2]["text_precision"], records[2]["kept"]) == (None, False)
 
 
 def test_page_shows_best_and_worst_photos_and_encodes_each_once(
@@ -61,7 +71,7 @@ def test_page_shows_best_and_worst_photos_and_encodes_each_once(
     names = re.findall(r'<img alt="([^"]*)"', page)
     assert names == [photos[number].name for number in shown] * len(FITS)
     assert sorted(drawn) == [photos[number] for number in sorted(shown)]
-    assert write(tmp_path, photos, signs=-1).count("tag removed</b>") == 12 * len(FITS)
+    assert write(tmp_path, photos, sign=-1).count("tag removed</b>") == 12 * len(FITS)
 
 
 def test_hostile_names_and_unreadable_photos_do_not_break_the_page(tmp_path: Path) -> None:
@@ -82,15 +92,10 @@ def test_hostile_names_and_unreadable_photos_do_not_break_the_page(tmp_path: Pat
     assert Image.open(io.BytesIO(data)).size == (42, 128)  # upright
 
 
-def test_page_that_cannot_be_written_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_that_cannot_be_written_is_an_error_with_its_reason(tmp_path: Path) -> None:
     photos = write_photos(tmp_path, 2)
-    old, files = write(tmp_path, photos), set(tmp_path.iterdir())
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: os.write(-1, b""))  # fails as a full disk does
-        with pytest.raises(StartError, match="was not written"):
-            write(tmp_path, photos, signs=-1)
-    assert set(tmp_path.iterdir()) == files
-    assert (tmp_path / "report.html").read_text("utf-8") == old
-    assert write(tmp_path, photos, signs=-1) != old
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(StartError, match=r"report\.html was not written: Is a directory"):
+        write(tmp_path, photos)
+    (tmp_path / "report.html").rmdir()
+    assert "tagged</b>" in write(tmp_path, photos)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from service.bundle.reader import load_bundle
-from service.cli import get, models
+from service.cli import get, models, options
 from service.cli.models import MODELS
 from tests.models.onnx_repository import write_onnx_repository
 from tests.models.tiny_towers import write_towers
@@ -174,7 +174,7 @@ def test_background_of_ram_plus_reaches_the_export(
     for name in get._RAM:
         (tmp_path / name).touch()
     passed: list[str] = []
-    monkeypatch.setattr(get, "find_spec", lambda name: name)
+    monkeypatch.setattr(options, "find_spec", lambda name: name)
     monkeypatch.setattr(get.runpy, "run_module", lambda *_, **__: passed.extend(sys.argv[1:]))
     given = ("--from", tmp_path, "--out", tmp_path / "b", "--background", tmp_path)
     assert run("get", "ram-plus", *given)[0] == 0

@@ -58,21 +58,15 @@ def test_export_replaces_a_link_and_keeps_the_mode_of_a_file(run_open: Run, tmp_
     assert target.read_text() == "mine"
 
 
-def test_file_of_more_labels_than_the_setting_is_refused(run_open: Run, tmp_path: Path) -> None:
-    file = tmp_path / "zoo.txt"
-    file.write_text("yak\nnewt\n")
-    add = ("labels", "add", "zoo", "--file", file, "--max-labels-per-set")
-    assert_refused(run_open, f"{file}: A label set takes at most 1 labels", *add, 1)
-    assert run_open(*add, 2)[0] == 0
-
-
 def test_add_reads_labels_from_a_file_and_names_a_wrong_line(run_open: Run, tmp_path: Path) -> None:
     file = tmp_path / "TAGS.CSV"
     add = ("labels", "add", "zoo", "--file", file, "--json")
     file.write_text("name,prompt\nyak,\nyak,\n")
     assert_refused(run_open, f"{file}: Line 3: the label 'yak' is on line 2 too", *add)
     file.write_text("name,prompt\nyak,\nwild newt,\n")
-    assert json.loads(run_open(*add)[1])["num_labels"] == 2
+    limit = "--max-labels-per-set"
+    assert_refused(run_open, f"{file}: A label set takes at most 1 labels", *add, limit, 1)
+    assert json.loads(run_open(*add, limit, 2)[1])["num_labels"] == 2
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """`ml-decoder labels learn`, `export` and `import` with a bundle and a store."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,10 @@ def score(run: Run, photo: Path) -> dict[str, tuple[float, str]]:
     return {label["label"]: (label["score"], label["source"]) for label in labels}
 
 
-def test_subfolders_are_labels_whose_photos_add_up(run: Run, folder: Path) -> None:
+def test_subfolders_are_labels_whose_photos_add_up(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.cli.learn._EXAMPLES_PER_WRITE", 2)
     found = learn(run, folder)
     assert {label: each["examples"]["positive"] for label, each in found.items()} == {
         **{"our mug": 3, "yak": 1}
@@ -52,41 +54,12 @@ def test_subfolders_are_labels_whose_photos_add_up(run: Run, folder: Path) -> No
     counts = learn(run, folder)["yak"]["examples"]
     assert (counts["positive"], counts["added"], counts["repeated"]) == (2, 1, 1)
     (folder / "yak/d").unlink()
-    counts = learn(run, folder, "--replace")["yak"]["examples"]
-    assert (counts["positive"], counts["added"]) == (1, 1)
+    found = learn(run, folder, "--replace")
+    for label, count in (("yak", 1), ("our mug", 3)):
+        counts = found[label]["examples"]
+        assert (counts["positive"], counts["added"]) == (count, count)
     out = run("labels", "learn", "mine", folder)[1]
     assert "yak: 1 photo, 0 new; unknown with one photo. A threshold needs" in out
-
-
-def test_label_learns_from_tags_and_then_from_single_photos(run: Run, folder: Path) -> None:
-    photos = folder.parent / "tagged"
-    photos.mkdir()
-    for seed in range(12):
-        (photos / f"{seed}.png").write_bytes(make_photo(seed))
-    table = folder.parent / "tags.csv"
-    rows = (f"{seed}.png,{'yak' if seed < 5 else 'newt'}\n" for seed in range(12))
-    table.write_text("path,tag\n" + "".join(rows))
-    flags = ("--tags", table, "--only", "yak", "--all")
-    code, out, err = run("labels", "learn", "mine", photos, *flags)
-    assert (code, err) == (0, "1 tags not chosen: 'newt (7)'\n")
-    assert "1 of 1 tags kept" in out
-    learn(run, folder)
-    out = run("labels", "show", "mine")[1]
-    assert re.search(r"yak .*5 of 12 tagged photos; AP \d\.\d\d", out)
-    assert "1, 0 negative; unknown with one photo" in out
-    assert score(run, photos / "0.png")["yak"][1] == "examples"
-    _, _, err = run("labels", "learn", "mine", photos, *flags)
-    assert "replaced: what 1 labels had learnt, and their thresholds: 'yak'" in err
-    assert score(run, photos / "0.png")["yak"][1] == "fit"
-
-
-def test_more_photos_than_one_write_takes_are_all_learnt(
-    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("service.cli.learn._EXAMPLES_PER_WRITE", 2)
-    for _ in range(2):
-        counts = learn(run, folder, "--replace")["our mug"]["examples"]
-        assert (counts["positive"], counts["added"]) == (3, 3)
 
 
 def test_photos_that_cannot_be_used_are_named_and_left_out(run: Run, folder: Path) -> None:

@@ -10,16 +10,20 @@ from service.settings import Settings
 from tests.service.cli.conftest import Run, assert_refused
 
 
-def test_serve_refuses_a_variable_out_of_range(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ML_DECODER_PORT", "70000")
-    says = "Input should be less than or equal to 65535; it is '70000'"
-    assert_refused(run, f"ml-decoder: --port or ML_DECODER_PORT: {says}", "serve")
-
-
-@pytest.mark.parametrize("name", ["ML_DECODER_PORT", "ML_DECODER_METRICS_PORT"])
-def test_link_of_a_service_is_named(run: Run, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(name, "tcp://10.43.0.12:80")
-    assert_refused(run, "set enableServiceLinks: false in the pod's spec", "serve")
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("port", "70000", "Input should be less than or equal to 65535; it is '70000'\n"),
+        ("port", "tcp://10.43.0.12:80", "set enableServiceLinks: false in the pod's spec"),
+        ("metrics_port", "tcp://10.43.0.12:80", "set enableServiceLinks: false in the pod's spec"),
+    ],
+)
+def test_serve_names_a_wrong_variable(
+    run: Run, monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str
+) -> None:
+    monkeypatch.setenv(name_variable(name), value)
+    assert_refused(run, f"ml-decoder: {name_flag(name)} or {name_variable(name)}: ", "serve")
+    assert_refused(run, says, "serve")
 
 
 # Of `predict`, a flag without a value; of a version, the store here has the last one; `bulk` has

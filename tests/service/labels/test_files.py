@@ -111,7 +111,7 @@ def test_npz_may_have_several_descriptions_of_a_label() -> None:
         (b"", ".csv", "no labels"),
         (b"name,prompt\n", ".csv", "no labels"),
         (b"a,b\nc,d\n", ".csv", "Line 1 must name the columns"),
-        (b"\nprompt\tname\n", ".csv", "Line 2: name: Text should not contain control"),
+        (b"\nprompt\x07name\n", ".csv", "Line 2: name: Text should not contain control"),
         (b"name,treshold\na,1\n", ".csv", "and threshold; it has 'name', 'treshold'"),
         (b"name,name\na,b\n", ".csv", "Line 1 must name the columns"),
         (b"name\na\nb,c\n", ".csv", "Line 3 has 2 values, for 1 column"),

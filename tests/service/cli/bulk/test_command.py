@@ -42,9 +42,12 @@ def test_bulk_writes_totals_and_exits_with_1_after_failures(
     (photos / "small.jpg").unlink()
     told = "0 tagged, 0 failed, 4 done before (1 of them failed)\n"
     assert run(photos, tmp_path / "a") == (0, told, "")
+    told = "0 tagged, 1 failed, 3 done before\n"
+    assert run(photos, tmp_path / "a", "--retry-failed")[:2] == (1, told)
     (photos / "bad.jpg").write_bytes(make_photo())
     told = "1 tagged, 0 failed, 3 done before\n"
     assert run(photos, tmp_path / "a", "--retry-failed") == (0, told, "")
+    assert len(pq.read_table(tmp_path / "a")) == 4
 
 
 def test_bulk_names_unread_photos_and_recommends_another_run(
@@ -66,7 +69,7 @@ def test_bulk_names_the_extra_of_a_missing_package(
     run: Run, monkeypatch: pytest.MonkeyPatch, missing: str, extra: str, flags: tuple[str, ...]
 ) -> None:
     found = dict.fromkeys(("pyarrow", "lxml", "ray"), object()) | {missing: None}
-    monkeypatch.setattr("service.cli.options.importlib.util.find_spec", found.__getitem__)
+    monkeypatch.setattr("service.cli.options.find_spec", found.__getitem__)
     reason = f"{missing} is missing: pip install -e '.[{extra}]' in the checkout\n"
     assert run("photos", "out", *flags) == (2, "", f"ml-decoder: {reason}")
 

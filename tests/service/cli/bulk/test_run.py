@@ -74,6 +74,7 @@ def test_run_writes_a_row_per_photo_and_an_error_for_a_bad_one(
     job: BulkJob, photos: Path, out: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     totals, seen = run(job)
+    assert "category" not in str(pq.read_schema(next(out.glob("*.parquet"))))
     assert totals == Totals(tagged=11, failed=1, skipped=0)
     assert "broken.jpg was not tagged: The file is damaged or is not an image" in caplog.messages
     assert seen == list(range(13))
@@ -105,31 +106,14 @@ def test_rows_equal_the_answers_of_predict(
     ]
 
 
-def test_rows_have_a_category_column_only_if_labels_have_categories(
-    job: BulkJob, categorised_bundle: Bundle, out: Path, tmp_path: Path
+def test_rows_have_a_category_column_if_labels_have_categories(
+    job: BulkJob, categorised_bundle: Bundle, out: Path
 ) -> None:
-    run(job)
-    assert "category" not in str(pq.read_schema(next(out.glob("*.parquet"))))
     settings = job.settings.model_copy(update={"bundle": categorised_bundle.path})
-    question = Question(threshold=0.0)
-    run(replace(job, settings=settings, question=question, out=str(tmp_path / "tags")))
-    labels = read_rows(tmp_path / "tags")["03.png"]["labels"]
+    run(replace(job, settings=settings, question=Question(threshold=0.0)))
+    labels = read_rows(out)["03.png"]["labels"]
     found = {label["label"]: label["category"] for label in labels}
     assert (found["dog"], found["car"], found["tree"]) == ("rating", "vehicle", None)
-
-
-def test_second_run_skips_photos_that_are_done_and_retries_failed_ones_on_demand(
-    job: BulkJob, photos: Path, out: Path
-) -> None:
-    again = replace(job, retry_failed=True)
-    run(job)
-    assert run(job)[0] == Totals(skipped=12, failed_before=1)
-    assert run(again)[0] == Totals(failed=1, skipped=11)
-    (photos / "broken.jpg").write_bytes(make_photo(12))
-    (photos / "new.png").write_bytes(make_photo(77))
-    assert run(job)[0] == Totals(tagged=1, skipped=12, failed_before=1)
-    assert run(again)[0] == Totals(tagged=1, skipped=12)
-    assert len(read_rows(out)) == 13
 
 
 def test_run_records_an_error_for_a_file_over_the_limit_and_leaves_unreadable_ones_to_the_next(
@@ -197,7 +181,6 @@ def test_run_refuses_a_folder_of_another_question_limit_or_calibration_of_the_sa
     others = {
         "label set trained has changed since: repeat": calibrate(3.0),
         "max_pixels was 50000000, is 7: repeat": replace(first, settings=limited),
-        "top_k was 2, is 3: repeat": replace(first, question=Question(top_k=3)),
         "top_k was 2, is none; min_labels was none, is 2: repeat": replace(
             first, question=Question(min_labels=2)
         ),
