@@ -68,7 +68,7 @@ def add_screen(  # noqa: PLR0913 - the parts of a bundle
         logger.info("screen: none finds %.2f %% of the %d best labels", 100 * _WANTED_RECALL, _BEST)
         return draft
     made: dict[GraphName, onnx.ModelProto] = {
-        "label_encoder": optimise(trace_label_encoder(head, screen)),
+        "label_encoder": optimise(trace_label_encoder(screen)),
         "screened_head": optimise(trace_screened_head(screen)),
     }
     if compact:

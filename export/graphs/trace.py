@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from export import ExportError
 from export.graphs.graph import OPSET, Graphs
 from export.graphs.optimise import optimise
-from models.config import InputConfig
+from models.config import CosineConfig, InputConfig
 from models.heads.cosine import CosineHead
 from models.heads.maps import make_maps
 from models.heads.ml_decoder import MLDecoder
-from models.heads.open_head import OpenHead
 from models.heads.query2label import Query2Label
 from models.heads.ram import Ram
 from models.heads.screen import Screen
@@ -27,6 +26,8 @@ from models.heads.zero_shot import ZeroShotMLDecoder
 from service.bundle.manifest import GraphName
 
 Example = tuple[Tensor, Mapping[int, str]]  # an input, and the size names of its dynamic axes
+# A module, its inputs in the order of its arguments, and the names of its outputs.
+Traceable = tuple[nn.Module, Mapping[str, Example], *tuple[str, ...]]
 
 MEMORY = "memory"  # output of heads with maps: the tokens that their queries attend to
 
@@ -79,29 +80,38 @@ def trace_encoder(backbone: nn.Module, spec: InputConfig) -> onnx.ModelProto:
 def trace_heads(
     head: nn.Module, tokens: int, width: int, grid: tuple[int, int] | None = None
 ) -> Graphs:
-    """Traces and optimises a head's graphs for tokens [B, tokens, width].
+    """Traces and optimises a head's graphs, see `describe_heads`."""
+    described = describe_heads(head, tokens, width, grid).items()
+    return {name: optimise(trace_graph(*each)) for name, each in described}
+
+
+def describe_heads(
+    head: nn.Module, tokens: int, width: int, grid: tuple[int, int] | None
+) -> dict[GraphName, Traceable]:
+    """Describes a head's graphs for tokens [B, tokens, width], the label encoder before its user.
 
     With a `grid` of the tokens, heads with maps return their memory too. The number of tokens stays
     dynamic, except for heads that are bound to a grid.
     """
     bound, scorer = isinstance(head, Query2Label | TimmHead), _Call(head, partial(_score, head))
     inputs = {"tokens": example("B", tokens if bound else "S", width)}
-    traced: dict[GraphName, onnx.ModelProto] = {}
+    described: dict[GraphName, Traceable] = {}
     if isinstance(head, MLDecoder) and grid is not None:
-        traced["trained_head"] = trace_graph(scorer, inputs, "logits", MEMORY)
+        described["trained_head"] = scorer, inputs, "logits", MEMORY
         asked = {"labels": example("L", dtype=torch.int64)}
-        traced["trained_head_maps"] = _trace_maps(head, grid, width, asked)
+        described["trained_head_maps"] = _describe_maps(head, grid, asked)
     elif not isinstance(head, ZeroShotMLDecoder | CosineHead):
-        traced["trained_head"] = trace_graph(head, inputs, "logits")
+        described["trained_head"] = head, inputs, "logits"
     if isinstance(head, ZeroShotMLDecoder | CosineHead | Ram):
-        traced["label_encoder"] = trace_label_encoder(head)
+        names = {"embeddings": example("L", head.config.embedding_width)}
+        described["label_encoder"] = _Call(head, head.encode_labels), names, "queries"
         queries = {"queries": example("L", head.config.query_width)}
         if grid is None or isinstance(head, Ram):
-            traced["open_head"] = trace_graph(_Call(head, head.score), inputs | queries, "logits")
+            described["open_head"] = _Call(head, head.score), inputs | queries, "logits"
         else:
-            traced["open_head"] = trace_graph(scorer, inputs | queries, "logits", MEMORY)
-            traced["open_head_maps"] = _trace_maps(head, grid, width, queries)
-    return {name: optimise(model) for name, model in traced.items()}
+            described["open_head"] = scorer, inputs | queries, "logits", MEMORY
+            described["open_head_maps"] = _describe_maps(head, grid, queries)
+    return described
 
 
 def _score(head: Any, tokens: Tensor, *queries: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
@@ -110,27 +120,25 @@ def _score(head: Any, tokens: Tensor, *queries: Tensor) -> tuple[Tensor, Tensor]
     return head.recall(*((tokens, memory, *queries) if queries else (memory,))), memory
 
 
-def _trace_maps(
+def _describe_maps(
     head: MLDecoder | ZeroShotMLDecoder | CosineHead,
     grid: tuple[int, int],
-    width: int,
     labels: Mapping[str, Example],
-) -> onnx.ModelProto:
+) -> Traceable:
     maps, count = make_maps(head, grid)
-    memory_width = head.remember(torch.zeros(1, 1, width)).shape[-1]
-    return trace_graph(maps, {"memory": example("B", count, memory_width), **labels}, "maps")
+    config = head.config
+    width = config.embedding_width if isinstance(config, CosineConfig) else config.decoder_width
+    return maps, {"memory": example("B", count, width), **labels}, "maps"
 
 
-def trace_label_encoder(head: OpenHead, screen: Screen | None = None) -> onnx.ModelProto:
-    """Traces embeddings float32 [L, E] -> queries float32 [L, K], with a screen also its keys."""
-    inputs = {"embeddings": example("L", head.config.embedding_width)}
-    if screen is None:
-        return trace_graph(_Call(head, head.encode_labels), inputs, "queries")
+def trace_label_encoder(screen: Screen) -> onnx.ModelProto:
+    """Traces embeddings float32 [L, E] -> queries float32 [L, K] and the screen's keys."""
 
     def encode(embeddings: Tensor) -> tuple[Tensor, ...]:
         queries = screen.head.encode_labels(embeddings)
         return queries, *screen.describe(queries).values()
 
+    inputs = {"embeddings": example("L", screen.head.config.embedding_width)}
     return trace_graph(_Call(screen, encode), inputs, "queries", *_describe_keys(screen))
 
 

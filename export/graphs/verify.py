@@ -1,24 +1,22 @@
 """Compares graphs with the torch network, at sizes that were not traced."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from export import ExportError
 from export.graphs.graph import FloatArray, Graphs, open_session
+from export.graphs.trace import describe_heads
 from models.config import InputConfig
-from models.heads.cosine import CosineHead
-from models.heads.maps import make_maps
 from models.heads.ml_decoder import MLDecoder
 from models.heads.open_head import OpenHead
 from models.heads.ram import Ram
-from models.heads.zero_shot import ZeroShotMLDecoder
+from service.bundle.manifest import MAP_GRAPHS
 from service.images.decode import PixelArray
 
 # Largest allowed difference from torch, relative to torch's largest value: for float32 graphs, for
@@ -138,63 +136,46 @@ def _compare_encoder(
 
 
 def _compare_head(head: nn.Module, graphs: Graphs) -> list[Deviation]:
-    deviations = []
-    if isinstance(head, MLDecoder) and "trained_head_maps" in graphs:
-        deviations += _compare_maps(head, graphs["trained_head"], graphs["trained_head_maps"])
-    if isinstance(head, ZeroShotMLDecoder | CosineHead) and "open_head_maps" in graphs:
-        deviations += _compare_maps(head, graphs["open_head"], graphs["open_head_maps"])
-    if isinstance(head, OpenHead):
-        deviations += _compare_open(head, graphs)
-    return deviations
-
-
-def _compare_open(head: OpenHead, graphs: Graphs) -> list[Deviation]:
-    encode, score = open_session(graphs["label_encoder"]), open_session(graphs["open_head"])
-    stream, deviations, config = np.random.default_rng(_SEED), [], head.config
-    for batch, count, labels in _SIZES:
-        tokens = stream.standard_normal((batch, count, config.encoder_width), dtype=np.float32)
-        embeddings = stream.standard_normal((labels, config.embedding_width), dtype=np.float32)
-        if isinstance(head, Ram):  # texts have length 1, and RAM++ takes labels with few of them
-            embeddings /= np.sqrt(head.config.text_width)
-            embeddings[0, head.config.text_width :] = 0
-        queries = encode.run(["queries"], {"embeddings": embeddings})[0]
-        logits = score.run(["logits"], {"tokens": tokens, "queries": queries})[0]
-        encoded = head.encode_labels(_to_tensor(embeddings, head))
-        expected = head(_to_tensor(tokens, head), _to_tensor(embeddings, head))
-        deviations += [
-            _deviation(f"queries of {labels} labels", encoded, queries),
-            _deviation(f"logits of {labels} labels, tokens {tokens.shape}", expected, logits),
-        ]
-    return deviations
-
-
-def _compare_maps(
-    head: MLDecoder | ZeroShotMLDecoder | CosineHead, scorer: onnx.ModelProto, maps: onnx.ModelProto
-) -> list[Deviation]:
-    """Compares the memory that a head returns, and the maps made from it."""
-    remember, draw = open_session(scorer), open_session(maps)
+    """Compares a decoder's graphs on noise; queries are those of the label encoder."""
+    if not isinstance(head, MLDecoder | OpenHead):
+        return []
+    drawn = [graphs[name].graph.output[0] for name in MAP_GRAPHS if name in graphs]
+    grids = [[d.dim_value for d in maps.type.tensor_type.shape.dim[2:]] for maps in drawn]
+    grid = (grids[0][0], grids[0][1]) if grids else None
+    described = describe_heads(head, 0, head.config.encoder_width, grid)
+    sessions = {name: open_session(graphs[name]) for name in described}
     stream, deviations = np.random.default_rng(_SEED), []
-    torch_maps, num_tokens = make_maps(head, tuple(draw.get_outputs()[0].shape[2:]))
-    torch_maps.to(_find_dtype(head))
-    for batch, _, count in _SIZES:
-        shape = (batch, num_tokens, head.config.encoder_width)
-        feeds: dict[str, _Array] = {"tokens": stream.standard_normal(shape, dtype=np.float32)}
-        if isinstance(head, MLDecoder):
-            labels = stream.integers(0, head.config.num_classes, count)
-            asked: dict[str, _Array] = {"labels": labels}
-        else:
-            size = (count, head.config.query_width)
-            asked = {"queries": stream.standard_normal(size, dtype=np.float32)}
-            feeds |= asked
-        memory = remember.run(["memory"], feeds)[0]
-        drawn = draw.run(["maps"], {"memory": memory, **asked})[0]
-        expected = head.remember(_to_tensor(feeds["tokens"], head))
-        wanted = torch_maps(expected, *(_to_tensor(array, head) for array in asked.values()))
-        deviations += [
-            _deviation(f"memory of tokens {shape}", expected, memory),
-            _deviation(f"maps of {count} labels on {batch} images", wanted, drawn),
-        ]
+    for batch, count, labels in _SIZES:
+        sizes, known = {"B": batch, "S": count, "L": labels}, dict[str, tuple[Tensor, _Array]]()
+        for name, (module, inputs, *targets) in described.items():
+            for key, (tensor, axes) in inputs.items():
+                if key != "queries":
+                    shape = [sizes.get(axes.get(i, ""), n) for i, n in enumerate(tensor.shape)]
+                    noise = _draw(head, key, shape, stream)
+                    known[key] = _to_tensor(noise, head), noise
+            results = module.to(_find_dtype(head))(*(known[key][0] for key in inputs))
+            expected = results if isinstance(results, tuple) else (results,)
+            actual = sessions[name].run(targets, {key: known[key][1] for key in inputs})
+            for key, pair in zip(targets, zip(expected, actual, strict=True), strict=True):
+                known[key] = pair
+                if (name, key) != ("trained_head", "logits"):  # compared on photos
+                    case = f"{key} of {labels} labels on {batch} images"
+                    deviations.append(_deviation(case, *pair))
     return deviations
+
+
+def _draw(
+    head: MLDecoder | OpenHead, name: str, shape: Sequence[int], stream: np.random.Generator
+) -> _Array:
+    """Draws an input of a head's graph."""
+    if name == "labels" and isinstance(head, MLDecoder):
+        return stream.integers(0, head.config.num_classes, shape)
+    noise = stream.standard_normal(shape, dtype=np.float32)
+    if name == "embeddings" and isinstance(head, Ram):
+        # Texts have length 1, and RAM++ takes labels with few of them.
+        noise /= np.sqrt(head.config.text_width)
+        noise[0, head.config.text_width :] = 0
+    return noise
 
 
 def _normalise(pixels: PixelArray, spec: InputConfig) -> Tensor:

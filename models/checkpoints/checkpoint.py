@@ -14,22 +14,20 @@ from torch import nn
 from models.checkpoints.description import (
     NO_HINTS,
     CheckpointError,
-    Description,
     Hints,
-    State,
     Weights,
     first_reason,
 )
-from models.checkpoints.files import CheckpointFile, read_file, write_file
+from models.checkpoints.files import NETWORK, CheckpointFile, read_file, write_file
 from models.checkpoints.layouts.state import build_filled
-from models.checkpoints.layouts.translate import read_bare_backbone, read_foreign
+from models.checkpoints.layouts.translate import read_foreign
 from models.checkpoints.preparation import take_rgb
 from models.commands import RequestError
 from models.config import NetworkConfig
 from models.network import Network, build_head
 
 _EXAMPLE_TOLERANCE = 1e-3  # of the largest logit
-_CONFIG_KEY, _LABELS_KEY, _NOTES_KEY = "config", "label_names", "notes"
+_LABELS_KEY, _NOTES_KEY = "label_names", "notes"
 logger = logging.getLogger(__name__)
 _names, _notes = TypeAdapter(tuple[str, ...]), TypeAdapter(dict[str, str])
 
@@ -67,7 +65,7 @@ def load_checkpoint(path: Path | str, **hints: Any) -> nn.Module:  # noqa: ANN40
 def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) -> Checkpoint:
     """Reads a checkpoint file, as `load_checkpoint` does, with its labels and notes."""
     file = path if isinstance(path, CheckpointFile) else read_file(path)
-    is_ours = _CONFIG_KEY in file.metadata
+    is_ours = NETWORK in file.metadata
     if is_ours and hints.channels == "bgr":
         raise CheckpointError(f"{file.name} was made for RGB: leave out --channels")
     try:
@@ -124,17 +122,11 @@ def _build(name: str, weights: Weights, hints: Hints) -> nn.Module:
     return network
 
 
-def read_backbone(file: CheckpointFile) -> tuple[State, Description] | None:
-    """Reads a backbone, perhaps with a classifier, under timm's names; None if there is a head."""
-    is_ours = _CONFIG_KEY in file.metadata
-    return None if is_ours else read_bare_backbone(file.content, file.description)
-
-
 def write_checkpoint(
     path: Path, network: Network, label_names: tuple[str, ...], notes: Mapping[str, str]
 ) -> None:
     """Writes `.safetensors`; `label_names` are in the order of the logits, or empty."""
-    metadata = {_CONFIG_KEY: network.config.model_dump_json(), _NOTES_KEY: json.dumps(dict(notes))}
+    metadata = {NETWORK: network.config.model_dump_json(), _NOTES_KEY: json.dumps(dict(notes))}
     if label_names:
         metadata[_LABELS_KEY] = json.dumps(label_names)
     write_file(path, network, metadata)
@@ -142,7 +134,7 @@ def write_checkpoint(
 
 def _read_own(file: CheckpointFile) -> Weights:
     try:
-        config = NetworkConfig.model_validate_json(file.metadata[_CONFIG_KEY])
+        config = NetworkConfig.model_validate_json(file.metadata[NETWORK])
         label_names = _names.validate_json(file.metadata.get(_LABELS_KEY, "[]")) or None
         notes = _notes.validate_json(file.metadata.get(_NOTES_KEY, "{}"))
     except ValueError as error:

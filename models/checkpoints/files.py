@@ -21,6 +21,8 @@ from models.checkpoints.pickles import unpickle
 from models.checkpoints.preparation import PREPROCESS, TAGS, read_preprocess
 from models.config import ModelArgument
 
+NETWORK = "config"
+"""The key of the configuration in the metadata of our own files."""
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", *INDICES)
 
 _model_args = TypeAdapter(dict[str, ModelArgument | None])

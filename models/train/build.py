@@ -3,11 +3,12 @@
 from torch import nn
 
 from models.backbones.backbone import Backbone, input_config
-from models.checkpoints.checkpoint import read_backbone, read_checkpoint
+from models.checkpoints.checkpoint import read_checkpoint
 from models.checkpoints.description import CheckpointError, Description, Hints
 from models.checkpoints.files import CheckpointFile
 from models.checkpoints.layouts.backbones import take_pooled_norm
 from models.checkpoints.layouts.state import fill
+from models.checkpoints.layouts.translate import read_bare_backbone
 from models.checkpoints.preparation import TAGS
 from models.checkpoints.pretrained import load_pretrained
 from models.config import GapConfig, InputConfig, MLDecoderConfig, NetworkConfig
@@ -52,7 +53,7 @@ def start_from(network: Network, init: CheckpointFile) -> str:
     The file may be a backbone alone. Returns a description of the loaded parts.
     """
     name = network.config.backbone
-    bare = read_backbone(init)
+    bare = read_bare_backbone(init)
     if bare is not None:
         state, described = bare
         if described.is_tagger and described.photos is None:

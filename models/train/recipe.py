@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from models.checkpoints.description import first_reason
 from models.commands import RequestError
 
 WHOLE_BACKBONE = 99
@@ -56,9 +57,7 @@ class BaseRecipe(BaseModel):
         try:
             return cls.model_validate(values | dict(overrides))
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = "".join(f"{part}: " for part in first["loc"])
-            raise RequestError(f"recipe: {field}{first['msg']}") from error
+            raise RequestError(f"recipe: {first_reason(error)}") from error
 
 
 class Recipe(BaseRecipe):

@@ -91,24 +91,18 @@ def test_hints_have_the_same_effect_on_evaluation_and_export(
     assert measure("--plain-pixels") not in (measure(), measure("--plain-pixels", "--pad", "black"))
 
 
-def test_other_labels_are_refused_by_name(
+def test_other_labels_and_none_of_its_own_are_refused(
     network: Network, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = tmp_path / "own.safetensors"
-    write_checkpoint(checkpoint, network, ("blue", "green", "violet"), {})
-    assert main(["--checkpoint", str(checkpoint), "--data", str(folder)]) == 2
-    assert "'red' is in one only" in capsys.readouterr().err
-
-
-def test_head_without_labels_of_its_own_is_refused(
-    network: Network, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    other = tmp_path / "own.safetensors"
+    write_checkpoint(other, network, ("blue", "green", "violet"), {})
     opened = Network(network.config.model_copy(update={"head": OPEN})).eval()
     opened.backbone = network.backbone  # which is traced already
     checkpoint = tmp_path / "open.safetensors"
     write_checkpoint(checkpoint, opened, (), {})
     bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model")).path
     for kind, path, reason in (
+        ("--checkpoint", other, "'red' is in one only"),
         ("--checkpoint", checkpoint, "no labels of its own"),
         ("--bundle", bundle, "no trained labels"),
     ):

@@ -1,10 +1,5 @@
-"""CLIP and SigLIP of random weights as repositories of ONNX files, in the layout of the hub's.
+"""CLIP and SigLIP of random weights as repositories of ONNX files, in the layout of the hub's."""
 
-`python -m tests.models.onnx_repository FOLDER --kind siglip --real-size` writes one of the size of
-siglip2-base-patch16-256 in fp32 and int8, and its source to FOLDER-torch: 3.4 GB.
-"""
-
-import argparse
 import shutil
 import warnings
 from collections.abc import Collection
@@ -17,10 +12,6 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.transformers.float16 import convert_float_to_float16
 from torch import Tensor, nn
 from transformers import AutoModel
-
-from tests.models.tiny_towers import KINDS, TOWER, VOCABULARY, write_towers
-
-_REAL = dict(zip(TOWER, (768, 3072, 12, 12), strict=True))
 
 
 class _Tower(nn.Module):
@@ -109,14 +100,3 @@ def _write_variants(path: Path, variants: Collection[str]) -> None:
         )
     if "_fp16" in variants:
         onnx.save(convert_float_to_float16(onnx.load(path)), path.with_stem(f"{path.stem}_fp16"))
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--kind", choices=KINDS, default="siglip")
-    parser.add_argument("--real-size", action="store_true")
-    given = parser.parse_args()
-    sizes = (256, 16, _REAL, 256_000) if given.real_size else (24, 8, TOWER, VOCABULARY)
-    write_towers(source := Path(f"{given.folder}-torch"), given.kind, *sizes)
-    write_onnx_repository(given.folder, source)

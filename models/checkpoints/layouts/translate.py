@@ -3,6 +3,7 @@
 import re
 
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
+from models.checkpoints.files import NETWORK, CheckpointFile
 from models.checkpoints.layouts import backbones, ml_decoder, query2label, ram
 from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, read_body, take_body
 from models.checkpoints.layouts.classifier import read_classifier
@@ -48,14 +49,16 @@ def read_foreign(content: object, hints: Hints, given: Description) -> Weights:
     return classifier
 
 
-def read_bare_backbone(content: object, given: Description) -> tuple[State, Description] | None:
+def read_bare_backbone(file: CheckpointFile) -> tuple[State, Description] | None:
     """Reads a backbone and its own classifier under timm's names; None if there is a known head."""
-    state, described = unwrap(content)
+    if NETWORK in file.metadata:
+        return None
+    state, described = unwrap(file.content)
     if any(find_prefix(state, [mark]) is not None for mark in (ml_decoder.MARK, query2label.MARK)):
         return None
     refuse_unsupported(state)
     state = backbones.rename_tresnet(state) if OFFICIAL_TRESNET_MARK in state else state
-    return state, given.complete(described)
+    return state, file.description.complete(described)
 
 
 def _read_ml_decoder(

@@ -13,7 +13,7 @@ from service.images.decode import PixelArray
 from tests.export.tiny_network import INPUT
 
 
-def _with_weights(model: onnx.ModelProto, factor: float) -> onnx.ModelProto:
+def with_weights(model: onnx.ModelProto, factor: float) -> onnx.ModelProto:
     """Scales the largest weight of a graph."""
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
@@ -28,7 +28,7 @@ def _with_weights(model: onnx.ModelProto, factor: float) -> onnx.ModelProto:
 def test_graph_with_a_wrong_weight_is_refused(
     network: Network, graphs: Graphs, pixels: PixelArray, name: GraphName, factor: float
 ) -> None:
-    wrong = {**graphs, name: _with_weights(graphs[name], factor)}
+    wrong = {**graphs, name: with_weights(graphs[name], factor)}
     with pytest.raises(VerificationError, match="deviates from torch"):
         verify_graphs(network, wrong, INPUT, pixels, FP32_TOLERANCE)
     worst = verify_graphs(network, graphs, INPUT, pixels, FP32_TOLERANCE)
@@ -59,7 +59,7 @@ def test_graph_is_compared_with_float64_when_torch_itself_rounds(
     refused = "no graph can be compared"
     if equal:
         assert verify_graphs(coarse, graphs, INPUT, pixels, FP32_TOLERANCE).value < 1e-5
-        graphs = {**graphs, "encoder": _with_weights(graphs["encoder"], 1.5)}
+        graphs = {**graphs, "encoder": with_weights(graphs["encoder"], 1.5)}
         refused = "deviates from torch"
     with pytest.raises(VerificationError, match=refused):
         verify_graphs(coarse, graphs, INPUT, pixels, FP32_TOLERANCE)

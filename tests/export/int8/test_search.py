@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import numpy as np
 import onnx
 import pytest
@@ -48,34 +50,32 @@ def _count_float(graphs: Graphs) -> int:
     return sum(1 for node in nodes if node.op_type == "Conv" and node.input[1] in stored)
 
 
-def test_search_keeps_no_layer_in_float_when_int8_agrees(
-    bad_graphs: Graphs, samples: PixelArray
-) -> None:
-    int8 = find_int8(bad_graphs, samples, lambda graphs: MIN_AGREEMENT - _count_float(graphs))
-    assert int8.kept_float == ()
-    assert int8.agreement == MIN_AGREEMENT
-
-
-def test_search_keeps_the_layers_at_the_giant_channel_in_float_first(
-    bad_graphs: Graphs, samples: PixelArray
-) -> None:
-    convolutions = [n.name for n in bad_graphs["encoder"].graph.node if n.op_type == "Conv"]
-    int8 = find_int8(bad_graphs, samples, lambda graphs: MIN_AGREEMENT - 2 + _count_float(graphs))
-    assert int8.agreement == MIN_AGREEMENT
-    assert {layer for _, layer in int8.kept_float} == set(convolutions[1:3])
-
-
-def test_search_returns_the_best_agreement_when_none_is_enough(
-    bad_graphs: Graphs, samples: PixelArray
+@pytest.mark.parametrize(
+    ("measure", "agreement", "kept"),
+    [
+        (lambda count: MIN_AGREEMENT - count, MIN_AGREEMENT, 0),
+        (lambda count: MIN_AGREEMENT - 2 + count, MIN_AGREEMENT, 2),
+        (lambda count: 6.0 if count == 1 else 5.0, 6.0, 1),  # the best, if none is enough
+        (lambda count: 3.0 if count else -np.inf, 3.0, 1),
+    ],
+)
+def test_search_keeps_the_fewest_layers_in_float_those_at_the_giant_channel_first(
+    bad_graphs: Graphs,
+    samples: PixelArray,
+    measure: Callable[[int], float],
+    agreement: float,
+    kept: int,
 ) -> None:
     tried: list[int] = []
 
     def measure_agreement(graphs: Graphs) -> float:
         tried.append(_count_float(graphs))
-        return 5.0 if tried[-1] != 1 else 6.0
+        return measure(tried[-1])
 
+    giant = [n.name for n in bad_graphs["encoder"].graph.node if n.op_type == "Conv"][1:3]
     int8 = find_int8(bad_graphs, samples, measure_agreement)
-    assert (int8.agreement, _count_float(int8.graphs)) == (6.0, 1)
+    assert (int8.agreement, _count_float(int8.graphs)) == (agreement, kept)
+    assert {layer for _, layer in int8.kept_float} <= set(giant)
     assert len(tried) <= len(KEPT_FLOAT_STEPS)
 
 
@@ -106,13 +106,6 @@ def test_agreement_is_least_when_photos_or_int8_show_nothing(
 ) -> None:
     expected = np.array(logits, np.float32)
     assert variation_to_noise(expected, expected + np.float32(change)) == -np.inf
-
-
-def test_search_prefers_a_measured_int8_to_one_that_is_not_finite(
-    bad_graphs: Graphs, samples: PixelArray
-) -> None:
-    int8 = find_int8(bad_graphs, samples, lambda graphs: 3.0 if _count_float(graphs) else -np.inf)
-    assert int8.agreement == 3.0
 
 
 def test_one_layer_in_int8_adds_less_noise_than_all(

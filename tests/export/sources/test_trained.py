@@ -44,15 +44,13 @@ def test_unfit_names_and_thresholds_are_refused(
         read_source(checkpoint, **{option: tmp_path / "given.txt"})
 
 
-@pytest.mark.parametrize("name", ["", " ", "two\nlines", "x" * 201])
-def test_unfit_names_in_a_checkpoint_are_refused(
-    network: Network, tmp_path: Path, name: str
-) -> None:
+def test_unfit_names_in_a_checkpoint_are_refused(network: Network, tmp_path: Path) -> None:
     path = tmp_path / "own.safetensors"
-    write_checkpoint(path, network, (*LABELS[:2], name), {})
-    with pytest.raises(ExportError, match="label name") as refused:
-        read_source(path)
-    assert "\n" not in str(refused.value)
+    for name in ("", " ", "two\nlines", "x" * 201):
+        write_checkpoint(path, network, (*LABELS[:2], name), {})
+        with pytest.raises(ExportError, match="label name") as refused:
+            read_source(path)
+        assert "\n" not in str(refused.value)
     write_checkpoint(path, network, LABELS, {})
     assert read_source(path).label_names == LABELS
 

@@ -162,37 +162,23 @@ def test_missing_or_other_file_is_refused(
         read_clip(copied)
 
 
-@pytest.mark.parametrize(
-    ("file", "names"),
-    [
-        ("config.json", {"AutoConfig": "code.Code", "AutoModel": "code.Code"}),
-        ("tokenizer_config.json", {"AutoTokenizer": ["code.Code", "code.Code"]}),
-        ("preprocessor_config.json", {"AutoImageProcessor": "code.Code"}),
-    ],
-)
-@pytest.mark.parametrize("own_class", [False, True])
-def test_code_in_a_folder_is_neither_run_nor_offered(  # noqa: PLR0913 - fixtures
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    file: str,
-    names: dict[str, object],
-    *,
-    own_class: bool,
+def test_code_in_a_folder_is_neither_run_nor_offered(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marker, asked = tmp_path / "pwned", []
+    marker, asked, copied = tmp_path / "pwned", [], copy(folder, tmp_path)
     monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or "y")
-    copied = copy(folder, tmp_path)
     (copied / "code.py").write_text(f"open({str(marker)!r}, 'w')\nclass Code: pass\n")
-    other = {} if own_class else {"image_processor_type": "Code", "tokenizer_class": "Code"}
-    change(copied / file, auto_map=names, **other)
-    if file == "preprocessor_config.json" and not own_class:
-        with pytest.raises(CheckpointError, match="a preparation of photos that is not supported"):
-            read_clip(copied)
-    else:
+    names = dict.fromkeys(("AutoConfig", "AutoModel", "AutoImageProcessor"), "code.Code")
+    names["AutoTokenizer"] = ["code.Code"] * 2
+    for file in ("config.json", "tokenizer_config.json", "preprocessor_config.json"):
+        change(copied / file, auto_map=names)
         assert read_clip(copied)
-    assert not marker.exists()
-    assert asked == []
+    change(copied / "tokenizer_config.json", tokenizer_class="Code")
+    assert read_clip(copied)
+    change(copied / "preprocessor_config.json", image_processor_type="Code")
+    with pytest.raises(CheckpointError, match="a preparation of photos that is not supported"):
+        read_clip(copied)
+    assert (marker.exists(), asked) == (False, [])
 
 
 def test_repository_on_the_hub_is_read_and_one_of_timm_left(
