@@ -98,9 +98,9 @@ def choose_labels(
     rare = f"fewer than {choice.least} photos"
     others = [((name, rare), n) for name, n in counts.items() if n < choice.least]
     left_out = defaultdict[str, list[str]](list)
-    for (name, reason), n in sorted(found + others, key=_rank):
+    for (name, reason), _ in sorted(found + others, key=_rank):
         if reason:
-            left_out[reason].append(f"{name} ({n})")
+            left_out[reason].append(name)
     return TagSigns(tuple(compress(tags, says)), tuple(labels), signs[says], left_out)
 
 

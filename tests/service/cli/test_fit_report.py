@@ -14,14 +14,15 @@ from PIL import Image
 from service.cli import fit_report
 from service.cli.fit_report import TagFit, show_fits, write_report
 from service.errors import StartError
-from service.labels.sources.fit import FitFigures, FitPoint
+from service.labels.sources.fit import FitFigures
+from service.labels.sources.source import Point
 from tests.support.photos import encode_picture, make_exif, make_picture, write_photos
 
 
 def make_fit(label: str, positive: int, negative: int, *shares: float | None) -> TagFit:
     """Returns a fit with average precisions of text and fit, threshold, precision and recall."""
     text, learnt, *point = shares
-    points = {"calibrated": dict(zip(FitPoint.model_fields, point, strict=False))}
+    points = {"calibrated": dict(zip(Point.model_fields, point, strict=False))}
     figures = {"photos": 9, "positive": positive, "negative": negative, "text_precision": text}
     figures |= {"learnt_precision": learnt, "scale": 1.0, "shift": 0.0, "points": points}
     nothing = np.zeros(0)
