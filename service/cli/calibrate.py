@@ -109,20 +109,25 @@ def _fit(
     smallest = np.finfo(np.float64).eps  # a score of 1 has no log odds
     clipped = scores.clip(smallest, 1 - smallest)
     current = np.log(clipped / (1 - clipped))
-    scales, shifts = labels.pairs[:, [labels.positions[label] for label in common]]
-    logits = (current - shifts) / scales
-    fit = fit_calibration(logits, targets, per_label=False, current=current)
+    positions = np.array([labels.positions[label] for label in common])
+    (free,) = (~np.isin(positions, labels.fitted)).nonzero()  # others keep the scores of their fit
+    fit = None
+    if len(free):
+        scales, shifts = labels.pairs[:, positions[free]]
+        logits = (current[:, free] - shifts) / scales
+        fit = fit_calibration(logits, targets[:, free], per_label=False, current=current[:, free])
     if fit is not None:
-        scores = compute_scores(logits, "sigmoid", fit.stack())
+        scores = scores.copy()
+        scores[:, free] = compute_scores(logits, "sigmoid", fit.stack())
     return fit, find_thresholds(common, scores, targets, precision_target)
 
 
 def _move_thresholds(labels: LabelSet, after: Calibration) -> dict[str, float]:
-    columns = zip(labels.names, labels.calibrated, labels.thresholds, *labels.pairs, strict=True)
+    columns = zip(labels.own_thresholds, *labels.pairs, strict=True)
     return {
-        name: move_threshold(float(threshold), Calibration(scale=scale, shift=shift), after)
-        for name, calibrated, threshold, scale, shift in columns
-        if calibrated
+        labels.names[place]: move_threshold(own, Calibration(scale=scale, shift=shift), after)
+        for place, (own, scale, shift) in enumerate(columns)
+        if own is not None and place not in labels.fitted
     }
 
 

@@ -131,6 +131,11 @@ class LabelSet:
         return [] if self.learnt is None else self.learnt.each
 
     @property
+    def fitted(self) -> list[int]:
+        """The positions of labels whose lessons give scale and shift, not the set's calibration."""
+        return [position for position, each in self._each_taught if each.pair is not None]
+
+    @property
     def embeds(self) -> bool:
         """Whether its logits need the photo's embedding."""
         return self.learnt is not None or self.source.untaught_logit != 0

@@ -211,11 +211,13 @@ class PartFolder:
 
     def _read_next(self) -> "PartFolder":
         """Returns the results in `_next`; their question is empty if there are none."""
-        folder, question = posixpath.join(self.folder, _NEXT), {}
+        folder = posixpath.join(self.folder, _NEXT)
+        question: Any = None
         if os.path.islink(folder):  # files in it are deleted
             raise StartError(f"{folder} must be a folder, not a link: delete it")
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, ValueError):  # a damaged one is begun anew
             question = json.loads(read_file(self.filesystem, posixpath.join(folder, QUESTION_FILE)))
+        question = question if isinstance(question, dict) else {}
         return PartFolder(self.filesystem, folder, question, self)
 
     def move_photos(self, location: str, given: str) -> None:

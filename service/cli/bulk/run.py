@@ -27,7 +27,7 @@ from service.cli.bulk.parts import (
 )
 from service.cli.bulk.photo_store import PhotoStore, open_photos
 from service.cli.local_pipeline import run_pipeline
-from service.errors import ImageError, OutOfMemory
+from service.errors import ImageError, OutOfMemory, StartError
 from service.fields import is_utf8
 from service.labels.label_set import LabelSet
 from service.labels.sources.learnt import list_contents
@@ -42,6 +42,7 @@ _CONCURRENT_BATCHES = 4
 _MIN_CONCURRENCY = 32
 _QUEUE_SIZE = 4096
 _DEADLINE_MS = 3_600_000.0
+_MOST_GONE = 0.1  # of the photos of results that are replaced: more look like a disk that is away
 
 logger = logging.getLogger(__name__)
 
@@ -150,6 +151,11 @@ def begin_run(
     known = done if parts.earlier is None else parts.earlier.read_done()
     totals.gone = len(known.keys() - {*names})
     if parts.earlier is not None:
+        if totals.gone > _MOST_GONE * len(known):
+            raise StartError(
+                f"{totals.gone} of {len(known)} photos of the results are missing, and would lose "
+                "their tags there: mount their folder, or use another folder for the results"
+            )
         logger.warning("label sets have learnt since; photos to tag again: %d", to_do)
     shown = (os.fsencode(name).decode("utf-8", "backslashreplace") for name in unread)
     reason = "its name is not UTF-8: rename the file"

@@ -4,17 +4,22 @@ import json
 import math
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from service.calibration import find_thresholds
 from service.cli import calibrate as calibrating
 from service.pipeline.pipeline import Pipeline
 from tests.service.cli.conftest import Run, assert_refused
+from tests.service.pipeline.conftest import make_learnt
 from tests.support.label_store import define
 from tests.support.photos import make_photo
+from tests.support.tiny_bundle import random_label_set
 
 Photos = dict[str, bytes]
 
@@ -186,3 +191,19 @@ def test_calibrate_takes_a_wanted_precision_and_names_labels_that_miss_it(
     report = json.loads(calibrate("--precision-target", 0.99, "--json")[1])
     assert (report["thresholds"], report["not_reached"]) == ({}, ["yak"])
     assert "not reached" in calibrate("--precision-target", 0.99)[1]
+
+
+def test_label_with_a_fit_keeps_its_scores_and_gets_a_threshold_on_them() -> None:
+    learnt = make_learnt(random_label_set(0, ["fit", "text"]), "fit")
+    assert learnt.learnt is not None
+    ((_, taught),) = learnt.learnt.each
+    fitted = replace(learnt.learnt, taught=({"fit": replace(taught, pair=(0.2, 1.0))},))
+    pairs = np.array([[0.2, 1.0], [1.0, 0.0]])
+    labels = replace(learnt, learnt=fitted, calibration=pairs, calibrated=np.ones(2, np.bool_))
+    targets = (np.arange(60) % 3 == 0).astype(np.int64)
+    scores = np.random.default_rng(0).random((60, 2)) * 0.2 + 0.3 * targets[:, np.newaxis]
+    found, points = calibrating._fit(labels, labels.names, scores, np.stack([targets] * 2, 1), None)
+    assert found is not None
+    assert points["fit"] == find_thresholds(["fit"], scores[:, :1], targets[:, np.newaxis])["fit"]
+    assert points["text"] != points["fit"]
+    assert calibrating._move_thresholds(labels, found.shared).keys() == {"text"}

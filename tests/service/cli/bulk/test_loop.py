@@ -88,6 +88,13 @@ def test_results_stay_until_all_photos_can_be_read_again(
     results, late = photos.parent / "tags", photos / "late.png"
     add_new = partial(run, "bulk", photos, results, "--add-new", "--xmp", "--part-size", 5)
     teach(run, photos, "yak", 7)
+    photos.rename(photos.parent / "mounted")
+    photos.mkdir()
+    (photos / "11.png").symlink_to(photos.parent / "mounted/11.png")
+    assert_refused(add_new, "11 of 12 photos of the results are missing, and would lose their tags")
+    (photos / "11.png").unlink()
+    photos.rmdir()
+    (photos.parent / "mounted").rename(photos)
     late.symlink_to(photos / "none")
     files = read_files(results) | read_files(photos)
     told = "{} tagged, 0 failed, {} done before, 1 not read: run it again for them\n"
