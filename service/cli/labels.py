@@ -177,7 +177,7 @@ def learn(  # noqa: PLR0913 - a command has a parameter for each flag
         bool, typer.Option("--dry-run", help="Show what tags would teach, and write nothing.")
     ] = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Of subfolders: forget earlier photos of the labels.")
+        bool, typer.Option("--replace", help="Of subfolders: forget what the labels had learnt.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per label.")] = False,
 ) -> None:

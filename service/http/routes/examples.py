@@ -57,7 +57,7 @@ async def add_examples(
     served: Served,
     name: Name,
     label: Label,
-    replace: Annotated[bool, Query(description="Delete its earlier examples first.")] = False,
+    replace: Annotated[bool, Query(description="First delete what it has learnt.")] = False,
 ) -> Response:
     """Learns a label from up to 200 photos; makes the label, and the set, if there is none.
 
