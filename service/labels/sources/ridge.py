@@ -33,7 +33,7 @@ from service.labels.whitening import Vectors, Whitening
 MIN_PHOTOS = 10
 _PENALTY = 3.0
 _FOLDS = 10
-_PIECE = 10  # photos
+_PIECE = 4  # photos; longer ones would hold all photos of a rare tag of one day
 _FLAT = 1e-6  # logits that deviate less are all the same
 _ROUNDS = 3
 _SHIFT_PRIOR = 1.0
