@@ -120,8 +120,9 @@ class LabelFit(_Record):
     photos: int
     positive: int
     negative: int  # from which the user deleted the tag
-    text_precision: float | None  # average precision of the text alone
-    learnt_precision: float  # average precision
+    text_ap: float | None  # average precision of the text alone
+    learnt_ap: float  # average precision
+    threshold: float  # if the label has none of its own
     precision: float | None  # at the threshold; None if too few photos chose it
     recall: float | None
     precise: OperatingPoint | None  # of `threshold="precise"`; None if 0.9 was not reached

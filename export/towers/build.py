@@ -69,7 +69,7 @@ class TowersRequest(BaseModel):
     license: str
     out: Path
     precision: Precision
-    text_precision: Precision
+    text_ap: Precision
     background: Path | None
     logit_scale: float | None
     logit_bias: float | None
@@ -88,7 +88,7 @@ def build_bundle(request: TowersRequest, left_out: set[Path]) -> Bundle:
     if (folder := request.background) and len(list_photos(str(folder))[0]) < MIN_PHOTOS:
         raise ExportError(f"--background needs at least {MIN_PHOTOS} photos in {folder}")
     files = Repository(request.place)
-    vision, text = files.find_towers(request.precision, request.text_precision)
+    vision, text = files.find_towers(request.precision, request.text_ap)
     logger.info("%s: %s, %s", request.place, vision.name, text.name)
     _check_disk(files, request.out)
     config = read_json(request.place, CONFIG)
@@ -130,10 +130,10 @@ def build_bundle(request: TowersRequest, left_out: set[Path]) -> Bundle:
         draft = add_background(draft, photos)
         del photos  # their pixels, before the text tower is read
     texts, tokenizer, everyday = _build_texts(files, text, kind, _find_limit(config), space)
-    text_precision: Precision = "int8" if text.precision == "int8" else "fp32"
+    text_ap: Precision = "int8" if text.precision == "int8" else "fp32"
     draft = replace(
         draft,
-        graphs={**graphs, "text_encoder": {text_precision: texts}},
+        graphs={**graphs, "text_encoder": {text_ap: texts}},
         tokenizer=tokenizer,
         label_sets={f"{EVERYDAY.stem}.npz": everyday},
     )

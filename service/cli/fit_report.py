@@ -97,7 +97,7 @@ def write_report(
                 for photo, score, sign in pairs
             )
         # What needs a look comes first.
-        rows[not fit.is_kept, fit.figures.learnt_precision, place] = row.substitute(texts)
+        rows[not fit.is_kept, fit.figures.learnt_ap, place] = row.substitute(texts)
         sections[fit.label.casefold(), place] = section.substitute(texts)
     whole = page.substitute(
         name=html.escape(escape(name)),
@@ -136,7 +136,7 @@ def _draw(photo: Path, folder: Path) -> str:
 def _list_cells(fit: TagFit) -> tuple[str, ...]:
     """Returns a text for each of `_COLUMNS`."""
     figures, point = fit.figures, fit.figures.points["calibrated"]
-    shares = (figures.text_precision, figures.learnt_precision, point.precision, point.recall)
+    shares = (figures.text_ap, figures.learnt_ap, point.precision, point.recall)
     text, learnt, *rest = ("-" if share is None else f"{share:.2f}" for share in shares)
     note = f"removed from {figures.negative:,}" if figures.negative else ""
     threshold = f"{point.threshold:.3f}"
@@ -146,8 +146,8 @@ def _list_cells(fit: TagFit) -> tuple[str, ...]:
 def _sum_up(fits: Sequence[TagFit]) -> str:
     kept = sum(fit.is_kept for fit in fits)
     summary = f"{kept} of {len(fits)} tags kept, {len(fits) - kept} left out"
-    learnt = np.mean([fit.figures.learnt_precision for fit in fits])
+    learnt = np.mean([fit.figures.learnt_ap for fit in fits])
     summary += f"; mean average precision (AP): {learnt:.2f} learnt"
-    texts = [fit.figures.text_precision for fit in fits]
+    texts = [fit.figures.text_ap for fit in fits]
     known = [share for share in texts if share is not None]
     return f"{summary}, {np.mean(known):.2f} by the texts" if known else summary

@@ -103,7 +103,7 @@ def _choose_precisions(asked: Precision | None) -> dict[str, Precision]:
 
     cpu: Precision = "int8" if multiplies_int8() else "fp32"
     fastest = "fp16" if may_use_gpu("auto") else cpu
-    return {"precision": asked or fastest, "text_precision": "fp32" if asked == "fp32" else cpu}
+    return {"precision": asked or fastest, "text_ap": "fp32" if asked == "fp32" else cpu}
 
 
 def _export_ram(model: Model, folder: Path | None, out: Path, background: Path | None) -> int:

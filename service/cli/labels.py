@@ -192,8 +192,9 @@ def learn(  # noqa: PLR0913 - a command has a parameter for each flag
     configure_logs("error")
     validate(Question, {"label_set": [name]}, "command line")
     if not from_tags and tags is None:
-        if keep_all or dry_run or report or precision_target is not None:
-            raise StartError("--all, --dry-run, --report and --precision-target need --from-tags")
+        choices = only or exclude or trust_kept or (level, least) != ("last", 5)
+        if choices or keep_all or dry_run or report or precision_target is not None:
+            raise StartError("options of tags need --from-tags or --tags")
         from service.cli.learn import learn_folder
 
         work = learn_folder(settings, name, photos, replace=replace, as_json=as_json)
@@ -254,6 +255,9 @@ def import_set(
     except LabelSetExists as error:
         reason = f"another label set is called {file.stem}; --replace replaces it"
         raise StartError(reason) from error
+    if unused := definition.lessons.keys() - labels.lessons.keys():
+        reason = "learnt with another model, or next to another text: it is not used"
+        sys.stderr.write(f"what {len(unused)} labels of the file know was {reason}\n")
     _show([labels], as_json)
 
 
@@ -355,9 +359,9 @@ def _show_labels(labels: LabelSet, as_json: bool, wanted: str | None = None) -> 
             learnt = []
             if fit := label.get("fit"):
                 counts = f"{fit['positive']:,} of {fit['photos']:,} tagged photos"
-                text = fit["text_precision"]
+                text = fit["text_ap"]
                 note = "" if text is None else f" (text {text:.2f})"
-                learnt.append(f"{counts}; AP {fit['learnt_precision']:.2f}{note}")
+                learnt.append(f"{counts}; AP {fit['learnt_ap']:.2f}{note}")
             if known := label.get("examples"):
                 counts = f"{known['positive']}, {known['negative']} negative"
                 learnt.append(f"{counts}; {known['separation']['meaning']}")

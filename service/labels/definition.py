@@ -34,17 +34,19 @@ class OpenLabel(Record):
     Attributes:
         prompt: text to encode instead of the name in the bundle's template.
         calibrated: from an answer of the service: if false, `threshold` is dropped.
+        fit: from an answer about a label that has learnt from tags: its `threshold` is dropped.
         threshold: score at and above which the label is predicted.
         embedding: E numbers in the bundle's embedding space, instead of any text.
         own_embedding: from an answer of the service, which omits `embedding`: then it is required.
         category: from an answer about trained labels; ignored.
-        examples, fit: from an answer about a label that has learnt from photos; ignored.
+        examples: from an answer about a label that has learnt from photos; ignored.
     """
 
     name: LabelText
     prompt: PromptText | None = None
-    # Before `threshold`, whose validator reads it.
+    # Before `threshold`, whose validator reads them.
     calibrated: StrictBool | None = Field(default=None, exclude=True)
+    fit: dict[str, object] | None = Field(default=None, exclude=True)
     threshold: Annotated[_Score | None, NoBool] = None
     embedding: (
         Annotated[list[float], Field(max_length=MAX_EMBEDDING_VALUES, fail_fast=True)] | None
@@ -52,12 +54,12 @@ class OpenLabel(Record):
     own_embedding: StrictBool | None = Field(default=None, exclude=True)
     category: str | None = Field(default=None, exclude=True)
     examples: dict[str, object] | None = Field(default=None, exclude=True)
-    fit: dict[str, object] | None = Field(default=None, exclude=True)
 
     @field_validator("threshold")
     @classmethod
     def _drop_shared(cls, value: float | None, info: ValidationInfo) -> float | None:
-        return None if info.data.get("calibrated") is False else value
+        is_of_fit = value == (info.data.get("fit") or {}).get("threshold")
+        return None if info.data.get("calibrated") is False or is_of_fit else value
 
     @model_validator(mode="before")
     @classmethod

@@ -40,7 +40,7 @@ RATING = "rating"
 _OTHER_MODEL = {
     "positive": 0,
     "negative": 0,
-    "separation": {"value": 0.0, "meaning": "unknown: the examples are of another model"},
+    "separation": {"value": 0.0, "meaning": "unknown: learnt with another model or text"},
     "this_model": False,
 }
 _SUMMARY = ("name", "version", "origin", "read_only", "num_labels")

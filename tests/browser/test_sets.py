@@ -380,9 +380,9 @@ def test_stored_sets_and_the_dialog_fit_a_phone_and_pass_axe(visit: Visit) -> No
 
 def test_labels_say_what_they_learnt_from_and_how_good_they_are(visit: Visit) -> None:
     fit: dict[str, Any] = {"photos": 526, "positive": 41, "negative": 3, "precise": None}
-    fit |= {"text_precision": 0.43, "learnt_precision": 0.58, "precision": 0.71, "recall": 0.55}
-    poor: dict[str, Any] = dict.fromkeys(("text_precision", "precision", "recall"))
-    poor |= {"photos": 9, "positive": 5, "negative": 0, "learnt_precision": 0.5}
+    fit |= {"text_ap": 0.43, "learnt_ap": 0.58, "precision": 0.71, "recall": 0.55}
+    poor: dict[str, Any] = dict.fromkeys(("text_ap", "precision", "recall"))
+    poor |= {"photos": 9, "positive": 5, "negative": 0, "learnt_ap": 0.5}
     poor |= {"precise": {"threshold": 0.8, "recall": 0.2}}
     examples = {"positive": 2, "negative": 1, "separation": {"meaning": "clearly told apart"}}
     shared = {"threshold": 0.5, "calibrated": True}

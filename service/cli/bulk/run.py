@@ -27,7 +27,7 @@ from service.cli.bulk.parts import (
 )
 from service.cli.bulk.photo_store import PhotoStore, open_photos
 from service.cli.local_pipeline import run_pipeline
-from service.errors import ImageError, OutOfMemory, StartError
+from service.errors import ImageError, OutOfMemory, StartError, list_names
 from service.fields import is_utf8
 from service.labels.label_set import LabelSet
 from service.labels.sources.learnt import list_contents
@@ -167,11 +167,15 @@ def end_run(parts: PartFolder, totals: Totals) -> None:
     """Puts results that are to replace others in their place, and counts the tags that changed."""
     if (earlier := parts.earlier) is None:
         return
-    if totals.unread:
-        step = "repair these photos or leave them out, and run it again"
+    before, now = earlier.read_done(), parts.read_done()
+    damaged = [name for name, is_usable in now.items() if before.get(name) and not is_usable]
+    if damaged:
+        logger.error("photos that had answers are damaged now: %s", list_names(damaged))
+    if totals.unread or damaged:
+        step = "repair these photos or leave them out, and run it again with --retry-failed"
         logger.error("the results stay as they were until all photos can be read: %s", step)
         return
-    photos = earlier.read_done().keys() & parts.read_done().keys()
+    photos = before.keys() & now.keys()
     old, new = (_hash_found(each, photos) for each in (earlier, parts))
     totals.came, totals.went = np.setdiff1d(new, old).size, np.setdiff1d(old, new).size
     earlier.adopt_next()

@@ -107,7 +107,7 @@ function listFacts({ category, prompt, fit, examples }) {
 const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
 
 /** Shares are null if too few photos were left to measure them. */
-function describeFit({ photos, positive, negative, text_precision: text, learnt_precision: learnt, precision, recall, precise }) {
+function describeFit({ photos, positive, negative, text_ap: text, learnt_ap: learnt, precision, recall, precise }) {
   const deleted = negative > 0 ? `, and from ${negative} of which you deleted it` : "";
   const byName = text === null ? "" : ` (${percent(text)} by its name alone)`;
   return [

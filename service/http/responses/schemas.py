@@ -143,6 +143,7 @@ class LabelFit(FitCounts):
     The shares, 0 to 1, are of photos that it had not learnt from.
     """
 
+    threshold: Share = Field(description="If the label has none of its own.")
     precision: Share | None = Field(description="At the threshold; null with too few photos.")
     recall: Share | None
     precise: card.MeasuredThreshold | None = Field(

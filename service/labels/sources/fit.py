@@ -32,8 +32,8 @@ class FitCounts(Record):
     photos: _Count = Field(description="That have a tag of any kind, or were corrected.")
     positive: _Count = Field(description="With the tag.")
     negative: _Count = Field(description="From which the user deleted it.")
-    text_precision: Share | None = Field(description="Average precision of the text alone.")
-    learnt_precision: Share = Field(description="Average precision of the fit.")
+    text_ap: Share | None = Field(description="Average precision of the text alone.")
+    learnt_ap: Share = Field(description="Average precision of the fit.")
 
 
 class FitFigures(FitCounts):
@@ -111,7 +111,7 @@ class Fit:
         precise, usual = points.get("precise"), points["calibrated"]
         return {
             **self.figures.model_dump(exclude={"scale", "shift", "points"}),
-            **usual.model_dump(exclude={"threshold"}),
+            **usual.model_dump(),
             "precise": precise.model_dump() if precise and precise.is_own else None,
             "this_model": True,
         }

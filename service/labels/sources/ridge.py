@@ -70,7 +70,7 @@ def fit_labels(
 
     `texts` are the labels' queries [L, K], and the logits [n, L] that the open head gives for them.
     Neighbours may be nearly the same photo. Each label has a photo with it. Thresholds have the
-    best F1, or the lowest with `precision_target`, 0..1.
+    best F1, or the lowest that reach `precision_target`, 0..1, if photos show that they do.
     """
     queries, logits = texts or (None, None)
     rows = whitening.whiten(embeddings)
@@ -89,10 +89,18 @@ def fit_labels(
     middles, spreads = priors.mean(axis=0), _deviate(priors)
     spreads[spreads < _FLAT] = np.inf  # such a text says nothing
     features = np.stack([(priors - middles) / spreads, values, values / np.sqrt(positives)])
+    slopes = np.zeros(len(positives))
+    is_reversed = np.zeros(len(positives), np.bool_)
+    for _ in range(_ROUNDS):  # what is anti-correlated by chance has no weight
+        features[1:, :, is_reversed] = 0.0
+        weights, shifts = _calibrate(features, signs)
+        features[0] *= weights[0] > 0
+        slopes = np.where(is_reversed, 0.0, weights[1] + weights[2] / np.sqrt(positives))
+        is_reversed |= slopes < 0
     weights, shifts = _calibrate(features, signs)
     scores = 1 / (1 + np.exp(-(np.tensordot(weights, features, 1) + shifts)))
-    scales = weights[0] / spreads
-    slopes = (weights[1] + weights[2] / np.sqrt(positives)) / deviations / size
+    scales = max(weights[0], 0.0) * features[0].any(axis=0) / spreads
+    slopes = slopes / deviations / size
     vectors, offsets = whitening.pull_back(directions.T * slopes[:, np.newaxis])
     points = _find_points(scores, signs, precision_target)
     fits, told_apart = [], []
@@ -104,8 +112,8 @@ def fit_labels(
             photos=int(known.sum()),
             positive=int(positives[label]),
             negative=int((column == REJECTED).sum()),
-            text_precision=None if logits is None else measure_ap(priors[known, label], truths),
-            learnt_precision=learnt,
+            text_ap=None if logits is None else measure_ap(priors[known, label], truths),
+            learnt_ap=learnt,
             scale=float(scales[label]),
             shift=float(shifts[label] - scales[label] * middles[label] + offsets[label]),
             points=points[label],
@@ -213,7 +221,7 @@ def _find_aims(
         return {}
     least, target = balanced.threshold, precision_target
     return {
-        "calibrated": balanced if target is None else find_threshold(*photos, target),
+        "calibrated": (target and find_threshold(*photos, target)) or balanced,
         "balanced": balanced,
         "recall": find_threshold(*photos, recall_target=_RECALL, wanted=least),
         "precise": make_precise(least, *photos, calibrated=True),

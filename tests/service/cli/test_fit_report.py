@@ -23,8 +23,8 @@ def make_fit(label: str, positive: int, negative: int, *shares: float | None) ->
     """Returns a fit with average precisions of text and fit, threshold, precision and recall."""
     text, learnt, *point = shares
     points = {"calibrated": dict(zip(Point.model_fields, point, strict=False))}
-    figures = {"photos": 9, "positive": positive, "negative": negative, "text_precision": text}
-    figures |= {"learnt_precision": learnt, "scale": 1.0, "shift": 0.0, "points": points}
+    figures = {"photos": 9, "positive": positive, "negative": negative, "text_ap": text}
+    figures |= {"learnt_ap": learnt, "scale": 1.0, "shift": 0.0, "points": points}
     nothing = np.zeros(0)
     return TagFit(label, FitFigures.model_validate(figures), len(point) > 1, nothing, nothing)
 
@@ -57,7 +57,7 @@ def test_tags_are_shown_by_photos_and_those_left_out_come_last(
     show_fits("mine", FITS, as_json=True)
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [record["label"] for record in records if record["kept"]] == ["<b>$x", "dog"]
-    assert (records[2]["text_precision"], records[2]["kept"]) == (None, False)
+    assert (records[2]["text_ap"], records[2]["kept"]) == (None, False)
 
 
 def test_page_shows_best_and_worst_photos_and_encodes_each_once(

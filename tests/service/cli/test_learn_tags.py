@@ -87,6 +87,8 @@ def test_photo_that_cannot_be_used_is_named_and_too_few_photos_are_refused(
         (("--from-tags", "--level", "0"), "level must be"),
         (("--from-tags", "--replace"), "exclude each other"),
         (("--all",), "need --from-tags"),
+        (("--only", "c"), "need --from-tags"),
+        (("--from-tags", "--report", archive / "0.png"), "name an .html file"),
     ):
         assert_refused(run, reason, "labels", "learn", "mine", archive, *flags)
     assert_refused(run, "read-only", "labels", "learn", "trained", archive, "--from-tags")

@@ -58,8 +58,8 @@ class MadeUp:
 def make_fit(query: NDArray[np.float32] | None = None, **points: Point) -> Fit:
     usual: dict[Any, Point] = {"calibrated": Point(threshold=0.25, precision=0.5, recall=1.0)}
     figures = FitFigures(
-        **{"photos": 40, "positive": 12, "negative": 3, "text_precision": 0.25},
-        **{"learnt_precision": 0.5, "scale": 2.0, "shift": -1.0},
+        **{"photos": 40, "positive": 12, "negative": 3, "text_ap": 0.25},
+        **{"learnt_ap": 0.5, "scale": 2.0, "shift": -1.0},
         points=usual | points,
     )
     return Fit(np.arange(WIDTH, dtype=np.float32) / WIDTH, figures, query)
@@ -144,8 +144,9 @@ async def test_fit_scales_the_text_and_examples_are_added_until_the_next_fit(
     described = {each["name"]: each for each in learnt.labels.describe()["labels"]}
     assert described["cat"]["examples"]["positive"] == 2
     assert described["cat"]["fit"] == {
-        **{"photos": 40, "positive": 12, "negative": 3, "text_precision": 0.25},
-        **{"learnt_precision": 0.5, "precision": 0.5, "recall": 1.0, "precise": None},
+        **{"photos": 40, "positive": 12, "negative": 3, "text_ap": 0.25},
+        **{"learnt_ap": 0.5, "threshold": 0.25},
+        **{"precision": 0.5, "recall": 1.0, "precise": None},
         "this_model": True,
     }
     with pytest.raises(LabelSetChanged):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.archive.choice import PRESENT, REJECTED, UNKNOWN
+from service.archive.choice import ABSENT, PRESENT, REJECTED, UNKNOWN
 from service.labels.sources.fit import Fit
 from service.labels.sources.ridge import ArchiveFit, fit_labels, measure_ap
 from service.labels.whitening import Vectors
@@ -48,9 +48,9 @@ def test_photos_and_texts_are_each_used_where_they_show_the_label() -> None:
     found = fit()
     assert found.told_apart.tolist() == [True, True, False]
     planted, told, _ = (each.figures for each in found.fits)
-    assert planted.text_precision is not None
-    assert planted.learnt_precision > planted.text_precision + 0.3
-    assert told.learnt_precision > 0.9
+    assert planted.text_ap is not None
+    assert planted.learnt_ap > planted.text_ap + 0.3
+    assert told.learnt_ap > 0.9
     # Scores of photos that were not fitted are probabilities.
     assert found.scores.mean(axis=0) == pytest.approx((SIGNS == PRESENT).mean(axis=0), abs=0.03)
     sure = found.scores[:, PLANTED] > 0.5
@@ -78,10 +78,11 @@ def test_unknown_signs_count_for_nothing_and_rejected_ones_lower_the_score() -> 
 
 def test_threshold_reaches_the_wanted_precision_or_says_that_it_was_not_reached() -> None:
     found = fit(target=0.8)
-    told, random = (found.fits[label].figures.points["calibrated"] for label in (TOLD, RANDOM))
-    assert told.precision is not None
-    assert told.precision >= 0.8
-    assert random.precision is None
+    told, random = (found.fits[label].figures.points for label in (TOLD, RANDOM))
+    assert told["calibrated"].precision is not None
+    assert told["calibrated"].precision >= 0.8
+    assert random["calibrated"] == random["balanced"], "photos do not show that it is reached"
+    assert not random["precise"].is_own
 
 
 @pytest.mark.parametrize("count", [20, 60])
@@ -89,13 +90,24 @@ def test_few_photos_and_labels_without_a_text_are_fitted_too(count: int) -> None
     rows, _, signs = make_archive(count)
     found = fit_labels(rows, signs[:, :1], WHITENING)
     figures = found.fits[0].figures
-    assert (figures.text_precision, figures.scale) == (None, 0.0)
+    assert (figures.text_ap, figures.scale) == (None, 0.0)
     assert np.isfinite(found.scores).all()
 
 
 def test_bursts_and_copies_next_to_each_other_do_not_tell_random_tags_apart() -> None:
     rows, signs = (np.repeat(each[:150], 2, axis=0) for each in (ROWS, SIGNS[:, RANDOM:]))
     assert not fit_labels(rows, signs, WHITENING).told_apart.any()
+
+
+def test_direction_that_random_tags_reverse_by_chance_has_no_weight() -> None:
+    random = np.random.default_rng(2)
+    for count in (10, 20, 40, 60):
+        signs = (random.random((count, 6)) < 0.4).astype(np.int8)
+        signs[:2] = PRESENT
+        rows = random.normal(0, 1, (count, WIDTH)).astype(np.float32)
+        for fit, tags in zip(fit_labels(rows, signs, WHITENING).fits, signs.T, strict=True):
+            values = rows @ fit.vector
+            assert values[tags == PRESENT].mean() >= values[tags == ABSENT].mean()
 
 
 def test_text_that_says_nothing_of_the_photos_has_no_weight() -> None:
