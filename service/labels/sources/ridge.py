@@ -89,19 +89,19 @@ def fit_labels(
     middles, spreads = priors.mean(axis=0), _deviate(priors)
     spreads[spreads < _FLAT] = np.inf  # such a text says nothing
     features = np.stack([(priors - middles) / spreads, values, values / np.sqrt(positives)])
-    slopes = np.zeros(len(positives))
-    is_reversed = np.zeros(len(positives), np.bool_)
-    for _ in range(_ROUNDS):  # what is anti-correlated by chance has no weight
-        features[1:, :, is_reversed] = 0.0
+    is_used = np.ones(len(positives), np.bool_)
+    while True:  # what is anti-correlated by chance has no weight
         weights, shifts = _calibrate(features, signs)
-        features[0] *= weights[0] > 0
-        slopes = np.where(is_reversed, 0.0, weights[1] + weights[2] / np.sqrt(positives))
-        is_reversed |= slopes < 0
-    weights, shifts = _calibrate(features, signs)
+        slopes = (weights[1] + weights[2] / np.sqrt(positives)) * is_used
+        if weights[0] >= 0 and (slopes >= 0).all():
+            break
+        features[0] *= weights[0] >= 0
+        is_used &= slopes >= 0
+        features[1:] *= is_used
     scores = 1 / (1 + np.exp(-(np.tensordot(weights, features, 1) + shifts)))
-    scales = max(weights[0], 0.0) * features[0].any(axis=0) / spreads
-    slopes = slopes / deviations / size
-    vectors, offsets = whitening.pull_back(directions.T * slopes[:, np.newaxis])
+    scales = weights[0] / spreads
+    factors = slopes / deviations / size
+    vectors, offsets = whitening.pull_back(directions.T * factors[:, np.newaxis])
     points = _find_points(scores, signs, precision_target)
     fits, told_apart = [], []
     for label, column in enumerate(signs.T):
