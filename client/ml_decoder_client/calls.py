@@ -331,8 +331,11 @@ def _write_label(label: LabelToWrite) -> str | dict[str, Any]:
             return _write_label(NewLabel(**label))
         case NewLabel() | RegisteredLabel():
             fields = {name: value for name, value in vars(label).items() if value is not None}
-            for learnt in ("examples", "fit"):  # the service keeps them
-                fields.pop(learnt, None)
+            fields.pop("examples", None)  # the service keeps what a label has learnt
+            fit = fields.pop("fit", {})
+            learnt = fit if isinstance(fit, Mapping) else vars(fit)
+            if "threshold" in fields and fields["threshold"] == learnt.get("threshold"):
+                del fields["threshold"]  # it is not the label's own
             if "embedding" in fields:  # it may be an array
                 fields["embedding"] = [float(number) for number in fields["embedding"]]
             return fields

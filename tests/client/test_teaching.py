@@ -63,17 +63,19 @@ def test_embeddings_are_those_of_predict(client: Any) -> None:
 def test_set_with_a_fit_is_read_and_written_without_it(kind: Any, fake: Fake) -> None:
     service, url = fake
     counts = {"photos": 526, "positive": 41, "negative": 0, "precision": None, "recall": None}
-    fit = {**counts, "text_ap": 0.43, "learnt_ap": 0.58, "precise": None}
+    fit = {**counts, "text_ap": 0.43, "learnt_ap": 0.58, "threshold": 0.4, "precise": None}
     label = {"name": "cat", "prompt": None, "threshold": 0.4, "calibrated": True, "fit": fit}
     service.set_answer({**LABEL_SET, "labels": [label]})
     with kind(url) as client:
         found = client.read_label_set("mine")
         assert (found.labels[0].fit.positive, found.labels[0].fit.text_ap) == (41, 0.43)
         client.replace_label_set("mine", found.labels)
+        label["threshold"] = 0.9  # set since
+        client.replace_label_set("mine", [label])
     bodies = [service.bodies.get() for _ in service.requests]
-    assert json.loads(bodies[-1])["labels"] == [
-        {"name": "cat", "threshold": 0.4, "calibrated": True, "own_embedding": False}
-    ]
+    written = [json.loads(body)["labels"][0] for body in bodies[-2:]]
+    assert written[0] == {"name": "cat", "calibrated": True, "own_embedding": False}
+    assert written[1] == {"name": "cat", "threshold": 0.9, "calibrated": True}
 
 
 @pytest.mark.parametrize(

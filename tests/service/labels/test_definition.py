@@ -16,6 +16,7 @@ from service.labels.definition import (
     EMBEDDING_LENGTHS,
     Definition,
     LabelSetRecord,
+    OpenLabel,
     check_embeddings,
     check_fit,
 )
@@ -163,3 +164,9 @@ def test_set_whose_embeddings_are_no_whole_descriptions_is_refused(
         check_fit(
             define(labels=[{"name": "a", "embedding": [1.0] * width}]), space, encodes_text=False
         )
+
+
+def test_threshold_of_a_fit_in_an_answer_is_not_the_labels_own() -> None:
+    answer = {"name": "cat", "threshold": 0.4, "calibrated": True, "fit": {"threshold": 0.4}}
+    assert OpenLabel.model_validate(answer).threshold is None
+    assert OpenLabel.model_validate(answer | {"threshold": 0.9}).threshold == 0.9
