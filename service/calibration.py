@@ -15,6 +15,8 @@ from service.bundle.card import Calibration, HeadCalibration, MeasuredThreshold,
 
 PRECISE = 0.9
 """Precision that the purpose `precise` is to reach."""
+RECALL = 0.75
+"""Recall that the purpose `recall` is to reach."""
 
 MIN_POSITIVES = 5
 """Fewest photos with a label for which it gets a threshold or a calibration of its own."""
@@ -104,14 +106,14 @@ def fit_calibration(
     if fitted is None or _log_loss(served, targets) <= _log_loss(calibrated, targets):
         return None
     labels = _fit_labels(raw, targets, shared=fitted)
-    bins = bin_scores(_sigmoid(calibrated), targets)
+    bins = bin_scores(sigmoid(calibrated), targets)
     shared = HeadCalibration(
         scale=fitted.scale,
         shift=fitted.shift,
         dataset=dataset,
         images=len(raw),
         labels=len(labels),
-        error_before=measure_error(bin_scores(_sigmoid(served), targets)),
+        error_before=measure_error(bin_scores(sigmoid(served), targets)),
         error_after=measure_error(bins),
         bins=bins,
     )
@@ -123,7 +125,7 @@ def move_threshold(threshold: float, before: Calibration, after: Calibration) ->
     if threshold in (0.0, 1.0):  # all photos, and none
         return threshold
     logit = (math.log(threshold / (1 - threshold)) - before.shift) / before.scale
-    return float(_sigmoid(np.array(after.scale * logit + after.shift)))
+    return float(sigmoid(np.array(after.scale * logit + after.shift)))
 
 
 def bin_scores(scores: Scores, targets: Targets) -> tuple[ReliabilityBin, ...]:
@@ -261,7 +263,7 @@ def _average_best(
     inside = np.clip([shared, *(point.threshold for point in best if point)], 1e-9, 1 - 1e-9)
     common, *own = np.log(inside / (1 - inside))
     share = (positives := targets.sum()) / (positives + _SHARED_WEIGHT)
-    return float(_sigmoid(share * np.mean(own) + (1 - share) * common))
+    return float(sigmoid(share * np.mean(own) + (1 - share) * common))
 
 
 def _fit_labels(
@@ -293,7 +295,7 @@ def _fit(logits: Scores, targets: Targets, prior: float) -> Calibration | None:
 
     pair, loss = start, compute_loss(start)
     for _ in range(_MAX_STEPS):
-        scores = _sigmoid(pair @ inputs)
+        scores = sigmoid(pair @ inputs)
         slope = inputs @ (scores - targets) + prior * (pair - start)
         curvature = (inputs * (scores * (1 - scores))) @ inputs.T + prior * np.eye(2)
         step = np.linalg.solve(curvature, slope)
@@ -310,7 +312,8 @@ def _apply(logits: Scores, pair: Calibration) -> Scores:
     return pair.scale * logits + pair.shift
 
 
-def _sigmoid(values: Scores) -> Scores:
+def sigmoid(values: Scores) -> Scores:
+    """Returns scores 0..1 of logits of any shape, without overflow."""
     scores: Scores = 1 / (1 + np.exp(-np.clip(values, -700, 700)))
     return scores
 

@@ -23,6 +23,7 @@ from service.bundle.card import (
     TrainedHead,
 )
 from service.calibration import (
+    RECALL,
     Fit,
     find_threshold,
     find_thresholds,
@@ -53,7 +54,7 @@ class CalibrationOptions:
 
 _PURPOSES: dict[ThresholdName, CalibrationOptions] = {
     "balanced": CalibrationOptions(),
-    "recall": CalibrationOptions(recall_target=0.75),
+    "recall": CalibrationOptions(recall_target=RECALL),
 }
 
 

@@ -31,7 +31,7 @@ class TagSigns(NamedTuple):
     photos: tuple[str, ...]
     labels: tuple[str, ...]
     signs: NDArray[np.int8]  # [photos, labels]: PRESENT, ABSENT, REJECTED or UNKNOWN
-    left_out: dict[str, list[str]]  # tags that are no labels, as `dog (3)`, by the reason
+    left_out: dict[str, list[str]]  # tags that are no labels, by the reason
 
 
 @dataclass(frozen=True)

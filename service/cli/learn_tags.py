@@ -154,7 +154,7 @@ async def _write(sets: RegisteredSets, name: str, fits: Mapping[str, Fit], tries
         sys.stderr.write("the tags teach nothing new: nothing was written\n")
         return
     try:
-        await sets.teach(name, await sets.prepare_labels(name, [*new]), new)
+        await sets.teach(name, prepared, new)  # labels that the set lacks are all new
     except LabelSetChanged:
         if tries == 1:
             raise

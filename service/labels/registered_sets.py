@@ -218,7 +218,8 @@ class RegisteredSets(StoredSets):
     ) -> LabelSet:
         """Writes a lesson of each label, in place of all that it had learnt and of its threshold.
 
-        `prepared` are the same labels. Raises `LabelSetChanged` if the set has changed since.
+        `prepared` are these labels, or more that the set has. Raises `LabelSetChanged` if the set
+        has changed since.
         """
         definition, version = Definition(name, (), (), ()), ABSENT
         texts = np.zeros((0, 0), np.float32)

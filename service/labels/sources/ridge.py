@@ -23,7 +23,13 @@ from numpy.typing import NDArray
 
 from service.archive.choice import PRESENT, REJECTED, UNKNOWN
 from service.bundle.card import MeasuredThreshold
-from service.calibration import find_threshold, find_thresholds, make_precise
+from service.calibration import (
+    RECALL,
+    find_threshold,
+    find_thresholds,
+    make_precise,
+    sigmoid,
+)
 from service.engine.heads import QueryArray
 from service.fields import ThresholdName
 from service.labels.sources.fit import Fit, FitFigures
@@ -38,7 +44,6 @@ _FLAT = 1e-6  # logits that deviate less are all the same
 _ROUNDS = 3
 _SHIFT_PRIOR = 1.0
 _MAX_STEPS = 50
-_RECALL = 0.75
 # A label is told apart if the rank-sum test is this sure, in deviations, its average precision has
 # so many times the odds of its share of the photos, and its answers are not mostly wrong.
 _SURE = 2.0
@@ -98,7 +103,7 @@ def fit_labels(
         features[0] *= weights[0] >= 0
         is_used &= slopes >= 0
         features[1:] *= is_used
-    scores = 1 / (1 + np.exp(-(np.tensordot(weights, features, 1) + shifts)))
+    scores = sigmoid(np.tensordot(weights, features, 1) + shifts)
     scales = weights[0] / spreads
     factors = slopes / deviations / size
     vectors, offsets = whitening.pull_back(directions.T * factors[:, np.newaxis])
@@ -170,7 +175,7 @@ def _calibrate(features: Array, signs: Signs) -> tuple[Array, Array]:
 
     loss = lose(weights, shifts)
     for _ in range(_MAX_STEPS):
-        scores = 1 / (1 + np.exp(-(np.tensordot(weights, features, 1) + shifts)))
+        scores = sigmoid(np.tensordot(weights, features, 1) + shifts)
         errors, curves = counted * (scores - truths), counted * scores * (1 - scores)
         slope = np.tensordot(features, errors, 2)
         shift_slope = errors.sum(axis=0) + _SHIFT_PRIOR * (shifts - shifts.mean())
@@ -223,7 +228,7 @@ def _find_aims(
     return {
         "calibrated": (target and find_threshold(*photos, target)) or balanced,
         "balanced": balanced,
-        "recall": find_threshold(*photos, recall_target=_RECALL, wanted=least),
+        "recall": find_threshold(*photos, recall_target=RECALL, wanted=least),
         "precise": make_precise(least, *photos, calibrated=True),
     }
 

@@ -42,6 +42,13 @@ def run_open(run: Run, monkeypatch: pytest.MonkeyPatch, open_bundle: Bundle, tmp
 
 
 @pytest.fixture
+def run_learning(run_open: Run, monkeypatch: pytest.MonkeyPatch, learning_bundle: Bundle) -> Run:
+    """The same, with a bundle that has a background."""
+    monkeypatch.setenv("ML_DECODER_BUNDLE", str(learning_bundle.path))
+    return run_open
+
+
+@pytest.fixture
 def photo(tmp_path: Path) -> Path:
     path = tmp_path / "a.png"
     path.write_bytes(make_photo())

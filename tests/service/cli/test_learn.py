@@ -6,16 +6,13 @@ from typing import Any
 
 import pytest
 
-from service.bundle.reader import Bundle
 from tests.service.cli.conftest import Run, assert_refused
 from tests.support.photos import make_photo
 
 
 @pytest.fixture
-def run(run_open: Run, monkeypatch: pytest.MonkeyPatch, learning_bundle: Bundle) -> Run:
-    """Runs the command line with a bundle that has a background."""
-    monkeypatch.setenv("ML_DECODER_BUNDLE", str(learning_bundle.path))
-    return run_open
+def run(run_learning: Run) -> Run:
+    return run_learning
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from service.bundle.reader import Bundle
 from tests.service.cli.conftest import Run, assert_refused
 from tests.support.photos import make_photo
 
@@ -17,9 +16,8 @@ TAGS = [["cat"] * (i % 3 == 0) + ["beach"] * (i % 2 == 0) + ["rare"] * (i == 1) 
 
 
 @pytest.fixture
-def run(run_open: Run, monkeypatch: pytest.MonkeyPatch, learning_bundle: Bundle) -> Run:
-    monkeypatch.setenv("ML_DECODER_BUNDLE", str(learning_bundle.path))
-    return run_open
+def run(run_learning: Run) -> Run:
+    return run_learning
 
 
 @pytest.fixture
