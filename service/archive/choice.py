@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from service.archive import SEPARATOR, PhotoTags, Tag
+from service.archive import PhotoTags, Tag
+from service.archive.tree import fold_key
 from service.bundle.card import fold_name
 from service.errors import StartError, quote
 from service.fields import LabelText
@@ -82,18 +83,18 @@ def choose_labels(
     judged = [one | other for one, other in zip(users, kept, strict=True)]
     found = sorted(Counter(pair for pairs in judged for pair in pairs).items(), key=_rank)
     spelled = [name for (name, reason), _ in reversed(found) if not reason]
-    names = {_fold_key(name): name for name in (*spelled, *known)}
-    shown = [{_fold_key(name) for name, reason in pairs if not reason} for pairs in judged]
+    names = {fold_key(name): name for name in (*spelled, *known)}
+    shown = [{fold_key(name) for name, reason in pairs if not reason} for pairs in judged]
     counts = Counter(names[key] for keys in shown for key in keys)
     labels = [name for name, n in sorted(counts.items(), key=_rank) if n >= choice.least]
-    columns = {_fold_key(name): column for column, name in enumerate(labels)}
+    columns = {fold_key(name): column for column, name in enumerate(labels)}
 
     signs = np.full((len(tags), len(labels)), UNKNOWN, np.int8)
     for row, given, pairs, keys in zip(signs, tags.values(), users, shown, strict=True):
         if any(reason in ("", _NOT_CHOSEN) for _, reason in pairs):
             row[:] = ABSENT
         for sign, texts in ((REJECTED, given.rejected), (PRESENT, keys)):
-            row[[columns[key] for key in map(_fold_key, texts) if key in columns]] = sign
+            row[[columns[key] for key in map(fold_key, texts) if key in columns]] = sign
     says = (signs != UNKNOWN).any(axis=1)
     rare = f"fewer than {choice.least} photos"
     others = [((name, rare), n) for name, n in counts.items() if n < choice.least]
@@ -110,8 +111,3 @@ def _rank(counted: tuple[Any, int]) -> tuple[int, Any]:
 
 def _match(texts: Collection[str], patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(text, fold_name(pattern)) for pattern in patterns for text in texts)
-
-
-def _fold_key(name: str) -> str:
-    """Returns what spellings of a label have in common, also with that in a sidecar."""
-    return fold_name(SEPARATOR.sub("-", name))

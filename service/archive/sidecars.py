@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from service.archive import ROOT, Tag
+from service.archive import ROOT
 from service.archive.embedded import read_embedded
 from service.archive.tags import (
     State,
@@ -26,6 +26,7 @@ from service.archive.tags import (
     read_tags,
     write_state,
 )
+from service.archive.tree import TagTree
 from service.archive.xmp import Packet
 from service.errors import StartError
 from service.files import replace_file
@@ -61,9 +62,9 @@ class Change(NamedTuple):
 
 
 def write_sidecars(
-    folder: Path, found: Iterable[tuple[str, Sequence[str]]], root: Tag, *, dry_run: bool
+    folder: Path, found: Iterable[tuple[str, Sequence[str]]], tree: TagTree, *, dry_run: bool
 ) -> tuple[Counter[str], list[Change]]:
-    """Writes found labels of photos, named relative to `folder`, as tags below `root`.
+    """Writes found labels of photos, named relative to `folder`, as tags of a tree.
 
     Photos that no longer exist are ignored. Returns fields of `Totals` and the first ten changes.
     """
@@ -71,7 +72,6 @@ def write_sidecars(
     list_pictures = lru_cache(16)(_list_pictures)
     for name, labels in found:
         location = f"{folder}/{name}"
-        own = [(*root, label) for label in labels]
         try:
             if location != os.path.realpath(location):
                 raise ValueError("the photo is a link, or in a linked folder: name the real folder")
@@ -79,7 +79,7 @@ def write_sidecars(
                 continue
             photo = Path(location)
             path = _find_own_sidecar(photo, list_pictures)
-            change = retag(path, photo, own, dry_run=dry_run)
+            change = retag(path, photo, tree, labels, dry_run=dry_run)
         except LeftAlone as reason:
             logger.warning("%s: no sidecar was written: %s", name, reason)
             counts["left_alone"] += 1
@@ -147,14 +147,15 @@ def list_sidecars(folder: Path) -> Iterator[tuple[Path, Path]]:
 def retag(
     path: Path,
     photo: Path,
-    own: Sequence[Tag] | None = None,
+    tree: TagTree | None = None,
+    labels: Sequence[str] = (),
     is_removed: Callable[[str], bool] = lambda _: False,
     *,
     dry_run: bool,
 ) -> Change:
-    """Replaces the own tags of a sidecar, or removes some; makes one from the XMP in the photo.
+    """Replaces the own tags of a sidecar by labels in a tree; without one, removes some.
 
-    Names for which `is_removed` returns True no longer count as deleted by the user either. A
+    Makes a sidecar from the XMP in the photo. Names for which `is_removed` returns True no longer count as deleted by the user either. A
     sidecar that has nothing more than the photo is deleted. Raises LeftAlone, and OSError or
     ValueError for a file that must be left as it is.
     """
@@ -164,13 +165,15 @@ def retag(
     in_photo = read_tags(embedded)
     # What was made from the photo has nothing more than it; else nothing at all is left.
     most = embedded.list_properties() if state.of_photo else set()
-    wanted = [tag for tag in state.written if not is_removed(tag[-1])] if own is None else own
     rejected = [name for name in find_rejected(state, in_photo) if not is_removed(name)]
-    if own is None and not wanted:
+    root, wanted = state.root, [tag for tag in state.written if not is_removed(tag[-1])]
+    if tree is not None:
+        root, wanted = tree.root, tree.make_tags(labels, rejected)
+    elif not wanted:
         state = forget_lost(state)
     new = state
     if wanted or rejected or state.written or state.rejected:
-        new = merge(state, in_photo, wanted, rejected)
+        new = merge(state, in_photo, root, wanted, rejected)
         write_state(packet, new)
     after = packet.render()
     is_changed = after != before

@@ -17,6 +17,7 @@ _COPIED = Field("mld:copied", "\0")  # `digiKam:TagsList=`, `digiKam:TagsList=tr
 _REJECTED = Field("mld:rejected", "\0")
 _EMBEDDED = Field("mld:embedded", "/")
 _OF_PHOTO = ("photo",)  # among the copies
+_BELOW = "root="  # there too: a root that is not all that is above the first own tag
 
 Tags = dict[Field, tuple[Tag, ...] | None]
 """Tags by field; None: there is no such field."""
@@ -27,13 +28,14 @@ class State:
     """A sidecar's tags and memory."""
 
     tags: Tags
-    written: tuple[Tag, ...]  # own tags, with their root
+    written: tuple[Tag, ...]  # own tags, with their root and parents
     # Of fields that had no tags of the user: the user's tags that were copied to them. Those that
     # a field lacks now, the user has deleted there.
     copies: dict[Field, tuple[Tag, ...]]
     rejected: tuple[str, ...]  # names of own tags that the user deleted
     of_photo: bool = False  # the sidecar was made, from the XMP in the photo
     embedded: tuple[Tag, ...] = ()  # own tags in the photo, which got a copy of the sidecar
+    root: Tag = ()  # of the written tags
 
 
 def read_tags(packet: Packet) -> Tags:
@@ -49,11 +51,17 @@ def read_state(packet: Packet) -> State:
         names = tuple(name for (name,) in rejected or ())
         copies = _parse_copies(copied or ())
         embedded = packet.read(_EMBEDDED) or ()
-        return State(tags, written or (), copies, names, _OF_PHOTO in (copied or ()), embedded)
-    old = tuple(dict.fromkeys(tag for tag in _list_trees(tags) if tag[0] == ROOT and len(tag) > 1))
+        # Up to version 1.1 tags have no parents.
+        root = written[0][:-1] if written else ()
+        for (entry,) in copied or ():
+            if entry.startswith(_BELOW):
+                root = tuple(filter(None, entry.removeprefix(_BELOW).split("/")))
+        is_of_photo = _OF_PHOTO in (copied or ())
+        return State(tags, written or (), copies, names, is_of_photo, embedded, root)
+    old = tuple(dict.fromkeys(tag for tag in _list_trees(tags) if _is_below(tag)))
     own = {*old, *(tag[-1:] for tag in old)}
     made = (field for field in FIELDS if own.issuperset(tags[field] or ()))
-    return State(tags, old, dict.fromkeys(made, ()), ())
+    return State(tags, old, dict.fromkeys(made, ()), (), root=(ROOT,) * bool(old))
 
 
 def begin_state(packet: Packet) -> State:
@@ -82,6 +90,8 @@ def write_state(packet: Packet, state: State) -> None:
         for field, copies in state.copies.items()
         for tag in ((), *copies)
     ]
+    if state.written and state.root != state.written[0][:-1]:
+        copied.append((_BELOW + "/".join(state.root),))
     packet.replace(_WRITTEN, state.written or None)
     packet.replace(_COPIED, copied + [_OF_PHOTO] * state.of_photo or None)
     packet.replace(_REJECTED, [(name,) for name in state.rejected] or None)
@@ -107,22 +117,26 @@ def find_rejected(state: State, photo: Tags) -> tuple[str, ...]:
     return tuple(names.values())
 
 
-def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[str]) -> State:
-    """Returns the sidecar with the wanted tags in place of all earlier own ones.
+def merge(
+    state: State, photo: Tags, root: Tag, wanted: Sequence[Tag], rejected: Sequence[str]
+) -> State:
+    """Returns the sidecar with the wanted tags, all below `root`, in place of earlier own ones.
 
-    Separators in wanted tags become `-`. Wanted tags that the user has too, as a tag, a level or
-    a part of a level, or that are rejected, are left out.
+    Of two with one name, the first is written. Separators in wanted tags become `-`. Wanted tags
+    that the user has too, as a tag, a level or a part of a level, or that are rejected, are left
+    out.
     """
     wanted = [tuple(SEPARATOR.sub("-", level).strip() for level in tag) for tag in wanted]
-    users, in_photo, embedded, made, trees, flat, alone = _find_owners(
-        state, photo, wanted, rejected
-    )
+    users, in_photo, embedded, made, trees, flat, alone = _find_owners(state, photo, root, rejected)
 
     # The other fields' separators split a level, so that both forms are tags of the user.
     texts = [text for tag in (*trees, *flat) for text in (*tag, "/".join(tag))]
     names = [n for text in texts for n in (SEPARATOR.sub("-", text), *SEPARATOR.split(text))]
     taken = {*map(fold_name, (*names, *rejected))}
-    own = {fold_name(tag[-1]): tag for tag in wanted if fold_name(tag[-1]) not in taken}.values()
+    by_name: dict[str, Tag] = {}
+    for tag in wanted:
+        by_name.setdefault(fold_name(tag[-1]), tag)
+    own = [tag for name, tag in by_name.items() if name not in taken]
 
     sources: dict[Field, Sequence[Tag]] = dict.fromkeys(FIELDS, trees + alone)
     sources[SUBJECT] = [tag[-1:] for tag in trees] + flat
@@ -147,7 +161,9 @@ def merge(state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[s
     of_photo = state.of_photo and is_needed
     noted = {*embedded, *own}
     seen = (tag for tag in dict.fromkeys(_list_trees(photo)) if tag in noted)
-    return State(merged, tuple(own), copies, tuple(rejected), of_photo, tuple(seen) * is_needed)
+    own_there = tuple(seen) * is_needed
+    root *= bool(own)
+    return State(merged, tuple(own), copies, tuple(rejected), of_photo, own_there, root)
 
 
 def list_users(state: State, photo: Tags, rejected: Sequence[str]) -> list[Tag]:
@@ -155,7 +171,7 @@ def list_users(state: State, photo: Tags, rejected: Sequence[str]) -> list[Tag]:
 
     A tag of several fields may be there as often, and in several spellings.
     """
-    owners = _find_owners(state, photo, (), rejected)
+    owners = _find_owners(state, photo, state.root, rejected)
     lost = {(f, _fold(tag)) for f, tags in _find_lost(state).items() for tag in tags}
 
     def is_lost(tag: Tag, field: Field) -> bool:
@@ -209,21 +225,23 @@ class _Owners(NamedTuple):
     alone: list[Tag]  # flat ones that are no level of a tree
 
 
-def _find_owners(
-    state: State, photo: Tags, wanted: Sequence[Tag], rejected: Sequence[str]
-) -> _Owners:
+def _find_owners(state: State, photo: Tags, root: Tag, rejected: Sequence[str]) -> _Owners:
     made = [field for field, tags in state.tags.items() if not tags or field in state.copies]
-    roots = {tag[:-1] for tag in (*state.written, *wanted)} - {()} | {(ROOT,)}
+    roots = {(ROOT,), state.root, root} - {()}
     known = {*state.written, *state.embedded}
     users = _find_users(state)
     embedded = [
-        tag for tag in dict.fromkeys(_list_trees(photo)) if tag in known or tag[:-1] in roots
+        tag
+        for tag in dict.fromkeys(_list_trees(photo))
+        if tag in known or tag[:-1] in roots or _is_below(tag)
     ]
     others = {fold_name(name) for name in (ROOT, *rejected, *(tag[-1] for tag in embedded))}
     in_photo = {
         field: [tag for tag in tags or () if fold_name(tag[-1]) not in others]
         for field, tags in photo.items()
     }
+    expanded = _find_expanded(photo, embedded)
+    in_photo[SUBJECT] = [tag for tag in in_photo[SUBJECT] if tag[0] not in expanded]
     theirs = {field: in_photo[field] for field in made}
     if not any((*users.values(), *theirs.values())) and None in map(state.tags.get, FIELDS):
         # A program dropped the field that the copies are of: they are all that is left.
@@ -244,11 +262,24 @@ def _find_users(state: State) -> dict[Field, list[Tag]]:
         users[field] = [tag for tag in tags or () if tag not in others]
     # Of a flat tag, the name says whether it is an own one.
     levels = _fold_levels(_list_trees(users))
-    own = {ROOT, *(tag[-1] for tag in state.written)}
+    own = {ROOT, *(tag[-1] for tag in state.written), *_find_expanded(state.tags, state.written)}
     users[SUBJECT] = [
         tag for tag in users[SUBJECT] if tag[0] not in own or fold_name(tag[0]) in levels
     ]
     return users
+
+
+def _is_below(tag: Tag) -> bool:
+    return tag[0] == ROOT and len(tag) > 1
+
+
+def _find_expanded(tags: Tags, own: Collection[Tag]) -> set[str]:
+    """Returns the parents that a program, as darktable, wrote as flat tags: with ROOT, if at all."""
+    if (ROOT,) not in (tags[SUBJECT] or ()):
+        return set()
+    others = _fold_levels(tag for tag in _list_trees(tags) if tag not in own)
+    levels = {level for tag in own if tag[0] == ROOT for level in tag[1:-1]}
+    return {level for level in levels if fold_name(level) not in others}
 
 
 def _list_trees(tags: Mapping[Field, Sequence[Tag] | None]) -> list[Tag]:

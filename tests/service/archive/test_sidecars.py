@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from service.archive.sidecars import list_sidecars, write_sidecars
+from service.archive.tree import TagTree
 
 FOREIGN = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 <x:xmpmeta xmlns:x="adobe:ns:meta/" x:xmptk="XMP Core 4.4.0-Exiv2">
@@ -47,8 +48,10 @@ def folder(tmp_path: Path) -> Path:
 def tag(folder: Path) -> Tag:
     """Writes the sidecar of a photo with these labels; returns the counts that are not 0."""
 
-    def tag_one(*labels: str, name: str = "a.jpg") -> dict[str, int]:
-        counts, changes = write_sidecars(folder, [(name, labels)], ("ml-decoder",), dry_run=False)
+    def tag_one(
+        *labels: str, name: str = "a.jpg", tree: TagTree = TagTree(("ml-decoder",), {})
+    ) -> dict[str, int]:
+        counts, changes = write_sidecars(folder, [(name, labels)], tree, dry_run=False)
         assert len(changes) == counts["sidecars"]
         return dict(+counts)
 
