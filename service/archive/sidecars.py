@@ -79,7 +79,7 @@ def write_sidecars(
                 continue
             photo = Path(location)
             path = _find_own_sidecar(photo, list_pictures)
-            change = retag(path, photo, tree, labels, dry_run=dry_run)
+            change = retag(path, photo, (tree, labels), dry_run=dry_run)
         except LeftAlone as reason:
             logger.warning("%s: no sidecar was written: %s", name, reason)
             counts["left_alone"] += 1
@@ -147,17 +147,17 @@ def list_sidecars(folder: Path) -> Iterator[tuple[Path, Path]]:
 def retag(
     path: Path,
     photo: Path,
-    tree: TagTree | None = None,
-    labels: Sequence[str] = (),
+    own: tuple[TagTree, Sequence[str]] | None = None,
     is_removed: Callable[[str], bool] = lambda _: False,
     *,
     dry_run: bool,
 ) -> Change:
-    """Replaces the own tags of a sidecar by labels in a tree; without one, removes some.
+    """Replaces the own tags of a sidecar, or removes some; makes one from the XMP in the photo.
 
-    Makes a sidecar from the XMP in the photo. Names for which `is_removed` returns True no longer count as deleted by the user either. A
-    sidecar that has nothing more than the photo is deleted. Raises LeftAlone, and OSError or
-    ValueError for a file that must be left as it is.
+    `own` are labels, with the tree that makes tags of them. Names for which `is_removed` returns
+    True no longer count as deleted by the user either. A sidecar that has nothing more than the
+    photo is deleted. Raises LeftAlone, and OSError or ValueError for a file that must be left as it
+    is.
     """
     status = path.lstat() if os.path.lexists(path) else None
     packet, state, embedded = read_sidecar(path, photo)
@@ -167,7 +167,8 @@ def retag(
     most = embedded.list_properties() if state.of_photo else set()
     rejected = [name for name in find_rejected(state, in_photo) if not is_removed(name)]
     root, wanted = state.root, [tag for tag in state.written if not is_removed(tag[-1])]
-    if tree is not None:
+    if own is not None:
+        tree, labels = own
         root, wanted = tree.root, tree.make_tags(labels, rejected)
     elif not wanted:
         state = forget_lost(state)

@@ -51,14 +51,13 @@ def read_state(packet: Packet) -> State:
         names = tuple(name for (name,) in rejected or ())
         copies = _parse_copies(copied or ())
         embedded = packet.read(_EMBEDDED) or ()
-        # Up to version 1.1 tags have no parents.
-        root = written[0][:-1] if written else ()
+        root = written[0][:-1] if written else ()  # up to version 1.1, tags have no parents
         for (entry,) in copied or ():
             if entry.startswith(_BELOW):
                 root = tuple(filter(None, entry.removeprefix(_BELOW).split("/")))
         is_of_photo = _OF_PHOTO in (copied or ())
         return State(tags, written or (), copies, names, is_of_photo, embedded, root)
-    old = tuple(dict.fromkeys(tag for tag in _list_trees(tags) if _is_below(tag)))
+    old = tuple(dict.fromkeys(tag for tag in _list_trees(tags) if tag[0] == ROOT and len(tag) > 1))
     own = {*old, *(tag[-1:] for tag in old)}
     made = (field for field in FIELDS if own.issuperset(tags[field] or ()))
     return State(tags, old, dict.fromkeys(made, ()), (), root=(ROOT,) * bool(old))
@@ -122,9 +121,8 @@ def merge(
 ) -> State:
     """Returns the sidecar with the wanted tags, all below `root`, in place of earlier own ones.
 
-    Of two with one name, the first is written. Separators in wanted tags become `-`. Wanted tags
-    that the user has too, as a tag, a level or a part of a level, or that are rejected, are left
-    out.
+    Separators in wanted tags become `-`. Wanted tags that the user has too, as a tag, a level or
+    a part of a level, or that are rejected, are left out, as is the second of a name.
     """
     wanted = [tuple(SEPARATOR.sub("-", level).strip() for level in tag) for tag in wanted]
     users, in_photo, embedded, made, trees, flat, alone = _find_owners(state, photo, root, rejected)
@@ -133,10 +131,8 @@ def merge(
     texts = [text for tag in (*trees, *flat) for text in (*tag, "/".join(tag))]
     names = [n for text in texts for n in (SEPARATOR.sub("-", text), *SEPARATOR.split(text))]
     taken = {*map(fold_name, (*names, *rejected))}
-    by_name: dict[str, Tag] = {}
-    for tag in wanted:
-        by_name.setdefault(fold_name(tag[-1]), tag)
-    own = [tag for name, tag in by_name.items() if name not in taken]
+    by_name = {fold_name(tag[-1]): tag for tag in reversed(wanted)}
+    own = [tag for name, tag in reversed(by_name.items()) if name not in taken]
 
     sources: dict[Field, Sequence[Tag]] = dict.fromkeys(FIELDS, trees + alone)
     sources[SUBJECT] = [tag[-1:] for tag in trees] + flat
@@ -161,9 +157,8 @@ def merge(
     of_photo = state.of_photo and is_needed
     noted = {*embedded, *own}
     seen = (tag for tag in dict.fromkeys(_list_trees(photo)) if tag in noted)
-    own_there = tuple(seen) * is_needed
-    root *= bool(own)
-    return State(merged, tuple(own), copies, tuple(rejected), of_photo, own_there, root)
+    memory = copies, tuple(rejected), of_photo, tuple(seen) * is_needed, root * bool(own)
+    return State(merged, tuple(own), *memory)
 
 
 def list_users(state: State, photo: Tags, rejected: Sequence[str]) -> list[Tag]:
@@ -233,7 +228,7 @@ def _find_owners(state: State, photo: Tags, root: Tag, rejected: Sequence[str]) 
     embedded = [
         tag
         for tag in dict.fromkeys(_list_trees(photo))
-        if tag in known or tag[:-1] in roots or _is_below(tag)
+        if tag in known or tag[:-1] in roots or (tag[0] == ROOT and len(tag) > 1)
     ]
     others = {fold_name(name) for name in (ROOT, *rejected, *(tag[-1] for tag in embedded))}
     in_photo = {
@@ -269,12 +264,8 @@ def _find_users(state: State) -> dict[Field, list[Tag]]:
     return users
 
 
-def _is_below(tag: Tag) -> bool:
-    return tag[0] == ROOT and len(tag) > 1
-
-
 def _find_expanded(tags: Tags, own: Collection[Tag]) -> set[str]:
-    """Returns the parents that a program, as darktable, wrote as flat tags: with ROOT, if at all."""
+    """Returns parents that a program wrote as flat tags: darktable writes ROOT and all levels."""
     if (ROOT,) not in (tags[SUBJECT] or ()):
         return set()
     others = _fold_levels(tag for tag in _list_trees(tags) if tag not in own)

@@ -2,7 +2,8 @@
 
 A photo is done if it is in a part, so the next run continues after a crash. A part is named after
 its photos: one that is computed twice replaces itself. `_bulk.json` keeps the question, so that a
-folder never mixes answers to different questions. Answers to label sets that have learnt since are
+folder never mixes answers to different questions. `_words.json` has the words of labels in the
+language of the last run, for tags. Answers to label sets that have learnt since are
 collected in `_next`, and replace the others when they are complete.
 """
 
@@ -33,6 +34,7 @@ from service.pipeline.prediction import Prediction
 from service.question import Question
 
 QUESTION_FILE = "_bulk.json"
+_WORDS_FILE = "_words.json"
 _LOCK_FILE = "_bulk.lock"
 _NEXT = "_next"  # readers of Parquet folders ignore names with such a beginning
 _LEARNT = " has learnt since"
@@ -97,6 +99,21 @@ class PartFolder:
                     labels = filter(_is_found, row["labels"])
                     yield row["photo"], [label["label"] for label in labels]
 
+    def read_words(self) -> dict[str, Any]:
+        """Returns `describe_words` of the last run; nothing if there is none or it is damaged."""
+        path = posixpath.join((self.earlier or self).folder, _WORDS_FILE)
+        with suppress(FileNotFoundError, ValueError):
+            return dict(json.loads(read_file(self.filesystem, path)))
+        return {}
+
+    def write_words(self, words: dict[str, Any]) -> None:
+        """Stores `describe_words`; names that a label had stay: the user may have deleted one."""
+        for name, row in self.read_words().items():
+            if name in words:
+                words[name]["names"] = sorted({*words[name]["names"], *row["names"]})
+        path = posixpath.join((self.earlier or self).folder, _WORDS_FILE)
+        self._write_file(path, _dump(words))
+
     def forget_failed(self, names: Sequence[str]) -> None:
         """Removes the rows of those photos that have an error."""
         wanted = pa.array(names, pa.string())
@@ -128,6 +145,12 @@ class PartFolder:
         ]
         if any(CATEGORIES in labels for labels in self.question["label_sets"]):
             label.append(pa.field("category", pa.string()))
+        asked = self.question["question"]
+        if "lang" in asked:
+            label.append(pa.field("translation", pa.string()))
+        if asked.get("parents"):
+            names = ["parents", *["parent_translations"] * ("lang" in asked)]
+            label += [pa.field(name, pa.list_(pa.string())) for name in names]
         columns = [
             pa.field("photo", pa.string(), nullable=False),
             pa.field("width", pa.int32()),
@@ -377,7 +400,7 @@ def copy_results(location: str) -> Iterator[str]:
         selectors = [fs.FileSelector(place, allow_not_found=True) for place in places]
         for info in chain.from_iterable(map(filesystem.get_file_info, selectors)):
             path = Path(copy, posixpath.relpath(info.path, folder))
-            if not (path.match(_PARTS) or path.name == QUESTION_FILE):
+            if not (path.match(_PARTS) or path.name in (QUESTION_FILE, _WORDS_FILE)):
                 continue
             if isinstance(filesystem, fs.LocalFileSystem):
                 path.symlink_to(info.path)

@@ -21,8 +21,8 @@ from service.cli.bulk.parts import PartFolder, Record, open_parts
 from service.cli.bulk.photo_store import PhotoStore, open_photos
 from service.cli.local_pipeline import run_pipeline
 from service.errors import StartError
-from service.labels.label_set import LabelSet
 from service.pipeline.pipeline import open_pipeline
+from service.pipeline.selection import Selection
 from service.settings import Settings
 
 # More only lengthens the scheduler's list; fewer can leave workers idle.
@@ -34,8 +34,9 @@ def run_bulk_on_ray(job: run.BulkJob, workers: int, report: run.Report) -> run.T
     store, names, left_out = open_photos(job.photos, job.exclude)
     totals = run.Totals(left_out=left_out)
     job = replace(job, settings=_divide_settings(job.settings))
-    question, sets = asyncio.run(_describe(job))
-    with open_parts(job.out, question, sets, add_new=job.add_new) as parts:
+    question, selection = asyncio.run(_describe(job))
+    with open_parts(job.out, question, selection.sets, add_new=job.add_new) as parts:
+        parts.write_words(run.describe_words(selection))
         remaining, add = run.begin_run(job, parts, names, totals, report)
         if remaining:
             for part in _tag_on_ray(remaining, workers, (job, store, parts)):
@@ -124,7 +125,7 @@ def _divide_settings(settings: Settings) -> Settings:
     return run.prepare_settings(settings.model_copy(update=changes))
 
 
-async def _describe(job: run.BulkJob) -> tuple[dict[str, Any], tuple[LabelSet, ...]]:
+async def _describe(job: run.BulkJob) -> tuple[dict[str, Any], Selection]:
     async with run_pipeline(job.settings) as pipeline:
         selection = await pipeline.select(job.question)
-        return run.describe_question(pipeline, selection, job.photos), selection.sets
+        return run.describe_question(pipeline, selection, job.photos), selection

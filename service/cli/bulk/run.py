@@ -106,6 +106,7 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
         )
         question = describe_question(pipeline, selection, job.photos)
         with open_parts(job.out, question, selection.sets, add_new=job.add_new) as parts:
+            parts.write_words(describe_words(selection))
             remaining, add = begin_run(job, parts, names, totals, report)
             records: list[Record] = []
             async for record in tag(remaining):
@@ -205,15 +206,33 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
         "max_body_bytes": pipeline.settings.max_body_bytes,
         "max_pixels": pipeline.settings.max_pixels,
         # Not the versions: each store has its own.
-        "label_sets": [_describe_set(labels) for labels in selection.sets],
+        "label_sets": [_describe_set(labels, question) for labels in selection.sets],
         TEXTS: [describe_texts(labels) for labels in selection.sets],
         "question": question.model_dump(exclude_none=True),
         "photos": spell_place(location),
     }
 
 
-def _describe_set(labels: LabelSet) -> dict[str, Any]:
+def describe_words(selection: Selection) -> dict[str, Any]:
+    """Returns parents, translation and all names of labels and of their parents, as JSON."""
+    described, answered = dict[str, Any](), set[str]()
+    for labels in selection.sets:
+        translations = labels.dictionary.translate(selection.lang) if selection.lang else {}
+        for name, words in labels.words.items():
+            row = {"parents": words.parents, "translation": translations.get(name, name)}
+            if name in answered and name in labels.positions:  # an earlier set answers it
+                row = {"parents": (), "translation": name}
+            row = described.setdefault(name, row)
+            names = {labels.resolved.get(name, name), *words.aliases, *words.translations.values()}
+            row["names"] = sorted(names.union(row.get("names", ())))
+        answered |= labels.positions.keys()
+    return described
+
+
+def _describe_set(labels: LabelSet, question: Question) -> dict[str, Any]:
     description: dict[str, Any] = {"name": labels.name, "digest": labels.digest}
+    if question.parent:
+        description["parents"] = hashlib.sha256(repr(labels.parents).encode()).hexdigest()
     if labels.categories:
         columns = repr(labels.categories).encode() + labels.thresholds.tobytes()
         description[CATEGORIES] = hashlib.sha256(columns).hexdigest()

@@ -34,6 +34,10 @@ FOREIGN = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 """
 PLAIN = (FOREIGN % "").encode()
 PREFIXES = {"Subject": "", "TagsList": "ml-decoder/", "HierarchicalSubject": "ml-decoder|"}
+TREE = TagTree(("ml-decoder",), {})
+ENGLISH = {"cat": {"parents": ["mammal", "animal"], "names": ["kitty", "Katze"]}}
+IN_GERMAN = {"cat": "Katze", "mammal": "Säugetier", "animal": "Tier"}
+GERMAN = {n: ENGLISH.get(n, {}) | {"translation": text} for n, text in IN_GERMAN.items()}
 Tag = Callable[..., dict[str, int]]
 
 
@@ -48,9 +52,7 @@ def folder(tmp_path: Path) -> Path:
 def tag(folder: Path) -> Tag:
     """Writes the sidecar of a photo with these labels; returns the counts that are not 0."""
 
-    def tag_one(
-        *labels: str, name: str = "a.jpg", tree: TagTree = TagTree(("ml-decoder",), {})
-    ) -> dict[str, int]:
+    def tag_one(*labels: str, name: str = "a.jpg", tree: TagTree = TREE) -> dict[str, int]:
         counts, changes = write_sidecars(folder, [(name, labels)], tree, dry_run=False)
         assert len(changes) == counts["sidecars"]
         return dict(+counts)
@@ -95,6 +97,39 @@ def test_found_labels_are_tags_until_a_later_run_lacks_them(tag: Tag, folder: Pa
     assert (folder / "a.jpg").read_bytes() == b"photo"
     (folder / "a.jpg").unlink()
     assert tag("cat") == {}
+
+
+def test_tags_move_with_the_root_the_language_and_parents_and_leave_nothing_behind(
+    tag: Tag, folder: Path
+) -> None:
+    sidecar = folder / "a.jpg.xmp"
+    sidecar.write_text(FOREIGN.replace(">cat<", ">animal<") % "<rdf:li>animal|sea</rdf:li>")
+    before = read_tags(sidecar)
+    for root in (("ml-decoder",), ()):
+        for words, path in (
+            ({}, ["cat"]),
+            (ENGLISH, ["animal", "mammal", "cat"]),
+            (GERMAN, ["Tier", "Säugetier", "Katze"]),
+            (ENGLISH, ["animal", "mammal", "cat"]),
+        ):
+            assert tag("cat", "dog", tree=TagTree(root, words)) == {"sidecars": 1}
+            own = ["/".join([*root, *levels]) for levels in (path, ["dog"])]
+            trees = ["animal/sea", "trips/holiday", *own]
+            assert {field: {*tags} for field, tags in read_tags(sidecar).items()} == {
+                "Subject": {"holiday", "animal", path[-1], "dog"},
+                "TagsList": {*trees},
+                "HierarchicalSubject": {each.replace("/", "|") for each in trees},
+            }
+    content = sidecar.read_text()
+    assert "<rdf:li>animal/mammal/cat</rdf:li>" in content.partition("mld:written")[2]  # as in 1.1
+    assert tag() == {"sidecars": 1}
+    assert read_tags(sidecar) == before
+    # Deleted in one language, it does not come back in another one.
+    assert tag("cat", "dog", tree=TagTree((), GERMAN)) == {"sidecars": 1}
+    sidecar.write_text(sidecar.read_text().replace("<rdf:li>Katze</rdf:li>", "", 1))
+    for words in (ENGLISH, {"cat": {"names": ["Katze"], "parents": ["pet"]}}):
+        assert tag("cat", "dog", tree=TagTree((), words))["rejected"] == 1
+        assert read_tags(sidecar)["TagsList"] == ["animal/sea", "trips/holiday", "dog"]
 
 
 def test_fields_and_tags_of_other_programs_stay(tag: Tag, folder: Path) -> None:
