@@ -1,6 +1,7 @@
 """Bulk runs in this process and, killed, as a process of their own."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -11,24 +12,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL.PngImagePlugin import PngImageFile
 
 from service.bundle.reader import Bundle
+from service.cli.bulk.parts import QUESTION_FILE, open_results
 from service.cli.bulk.run import BulkJob, Totals, run_bulk
 from service.cli.local_pipeline import run_pipeline
 from service.errors import StartError, UnknownLabelSet
 from service.labels.store.database import open_database
 from service.labels.store.store import LabelStore
+from service.labels.words import Words
 from service.pipeline.prediction import Prediction
 from service.question import Question
 from service.settings import Settings
 from tests.e2e.server_process import ROOT
-from tests.support.label_store import LIMITS, put
+from tests.support.label_store import LIMITS, define, put
 from tests.support.photos import encode_picture, make_photo, make_picture, write_photos
 from tests.support.threads import wait_until
-from tests.support.tiny_bundle import SPACE, make_calibration, write_tiny_bundle
+from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE, make_calibration, write_tiny_bundle
 
 # Files hold float32, and a photo's batch may be of any size.
 TOLERANCE = 1e-5
@@ -114,6 +118,60 @@ def test_rows_have_a_category_column_if_labels_have_categories(
     labels = read_rows(out)["03.png"]["labels"]
     found = {label["label"]: label["category"] for label in labels}
     assert (found["dog"], found["car"], found["tree"]) == ("rating", "vehicle", None)
+
+
+def test_rows_have_translations_and_parents_if_the_question_asks_for_them(
+    job: BulkJob, open_bundle: Bundle, out: Path, tmp_path: Path
+) -> None:
+    settings = job.settings.model_copy(
+        update={
+            "bundle": open_bundle.path,
+            "label_store": str(tmp_path / "labels.db"),
+            "lang": "de",
+        }
+    )
+
+    def ask(above: tuple[str, ...], **question: Any) -> dict[str, Any]:
+        words = {
+            "yak": Words(("ox",), above, {"de": "Grunzochse", "fr": "yack"}),
+            "animal": Words(translations={"de": "Tier"}),
+        }
+        definition = define("zoo", "yak", "newt", words=words)
+        with closing(
+            LabelStore(open_database(settings.label_store), SPACE.fingerprint, LIMITS)
+        ) as store:
+            store.write(definition, np.ones((2, EMBEDDING_WIDTH), np.float32), replace=True)
+        asked = Question(label_set=("zoo",), threshold=0.0, **question)
+        results = out / "-".join(("a", *question))
+        run(replace(job, question=asked, settings=settings, out=str(results)))
+        labels = read_rows(results)["03.png"]["labels"]
+        common = {"label", "score", "threshold", "found", "source", "calibrated"}
+        return {x["label"]: {k: x[k] for k in x.keys() - common} for x in labels}
+
+    assert ask(("beast",)) == {"yak": {}, "newt": {}}
+    begun = (out / "a" / QUESTION_FILE).read_text()
+    assert json.loads(begun)["label_sets"][0].keys() == {"name", "digest"}
+    assert json.loads(begun)["question"] == {"label_set": ["zoo"], "threshold": 0.0}
+    words = {"names": ["Grunzochse", "ox", "yack", "yak"], "translation": "Grunzochse"}
+    assert open_results(str(out / "a")).read_words()["yak"] == words | {"parents": ["beast"]}
+    (out / "a" / "_words.json").write_text("[")
+    assert ask(("cattle", "animal")) == {"yak": {}, "newt": {}}  # it continues
+    assert (out / "a" / QUESTION_FILE).read_text() == begun
+    assert open_results(str(out / "a")).read_words()["yak"]["parents"] == ["cattle", "animal"]
+
+    nothing = {"translation": None, "parents": None, "parent_translations": None}
+    found = {"translation": "Grunzochse", "parents": ["cattle", "animal"]}
+    found["parent_translations"] = ["cattle", "Tier"]
+    everything = ask(("cattle", "animal"), lang="de", parents=True)
+    assert everything == {"yak": found, "newt": nothing}
+    assert ask(("animal",), parents=True)["yak"] == {"parents": ["animal"]}
+    assert ask(("animal",), parent=("animal",)) == {"yak": {}}
+    with pytest.raises(StartError, match="label set zoo has changed since: repeat"):
+        ask(("animal", "beast"), parent=("animal",))
+    assert ask(("animal", "beast"), lang="fr") == {
+        "yak": {"translation": "yack"},
+        "newt": {"translation": None},
+    }
 
 
 def test_run_records_an_error_for_a_file_over_the_limit_and_leaves_unreadable_ones_to_the_next(
