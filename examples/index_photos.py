@@ -27,14 +27,18 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS photos (path TEXT PRIMARY KEY, error TEXT);
 CREATE TABLE IF NOT EXISTS labels (path TEXT, label TEXT, score REAL, found INTEGER);
 CREATE TABLE IF NOT EXISTS embeddings (path TEXT PRIMARY KEY, encoder TEXT, vector BLOB);
+CREATE VIRTUAL TABLE IF NOT EXISTS words
+    USING fts5(word, path UNINDEXED, score UNINDEXED, tokenize='porter');
 CREATE VIRTUAL TABLE IF NOT EXISTS names
     USING fts5(label, content='labels', content_rowid='rowid', tokenize='porter');
 CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON labels
     BEGIN INSERT INTO names (rowid, label) VALUES (new.rowid, new.label); END;
 """
 _SEARCH = """
-SELECT path, MAX(score) FROM names JOIN labels ON labels.rowid = names.rowid
-WHERE names MATCH ?1 AND CASE WHEN ?2 IS NULL THEN found ELSE score >= ?2 END GROUP BY path
+SELECT path, MAX(score) FROM (
+    SELECT path, score, found FROM names JOIN labels ON labels.rowid = names.rowid
+    WHERE names MATCH ?1 UNION ALL SELECT path, score, 1 FROM words WHERE words MATCH ?1
+) WHERE CASE WHEN ?2 IS NULL THEN found ELSE score >= ?2 END GROUP BY path
 """
 
 
@@ -45,11 +49,11 @@ def index_photos(client: Client, folder: Path, database: Path) -> tuple[int, int
         files = (path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS)
         photos = sorted(path for path in files if str(path) not in known)
         failed = 0
-        for path, answer in zip(photos, client.predict_many(photos), strict=True):
+        for path, answer in zip(photos, client.predict_many(photos, parents=True), strict=True):
             labels = answer.labels if isinstance(answer, Answer) else []
             error = None if isinstance(answer, Answer) else str(answer)
             with connection:  # one transaction a photo: a run that is stopped continues
-                _add(connection, path, error, map(vars, labels))
+                _add(connection, path, error, map(vars, labels), {})
             failed += error is not None
     return len(photos) - failed, failed
 
@@ -63,11 +67,13 @@ def load_results(tags: Path, database: Path) -> tuple[int, int]:
     folder, encoder = Path(begun["photos"]), begun.get("encoder")
     if (folder / "_bulk.json").exists():  # of `bulk --from`: the results of an earlier run
         folder = Path(json.loads((folder / "_bulk.json").read_text())["photos"])
+    file = tags / "_words.json"  # of versions from 1.2
+    known = json.loads(file.read_text()) if file.exists() else {}
     if folder.is_file():  # a list of photos
         folder = folder.parent
     added = failed = gone = 0
     with closing(_open(database)) as connection, connection:
-        for table in ("photos", "labels", "embeddings"):
+        for table in ("photos", "labels", "words", "embeddings"):
             connection.execute(f"DELETE FROM {table}")
         connection.execute("INSERT INTO names (names) VALUES ('delete-all')")
         for row in _read_rows(tags):
@@ -75,7 +81,7 @@ def load_results(tags: Path, database: Path) -> tuple[int, int]:
             if not path.exists():
                 gone += 1
                 continue
-            _add(connection, path, row["error"], row["labels"] or ())
+            _add(connection, path, row["error"], row["labels"] or (), known)
             added += row["error"] is None
             failed += row["error"] is not None
             if row["vector"] is not None:
@@ -170,15 +176,24 @@ def _open(database: Path) -> sqlite3.Connection:
 
 
 def _add(
-    connection: sqlite3.Connection, path: Path, error: str | None, labels: Iterable[dict[str, Any]]
+    connection: sqlite3.Connection,
+    path: Path,
+    error: str | None,
+    labels: Iterable[dict[str, Any]],
+    known: dict[str, Any],
 ) -> None:
+    """Adds a photo; `known` has parents and translations of labels if these have none."""
     connection.execute("INSERT INTO photos VALUES (?, ?)", (str(path), error))
-    rows = [
+    for x in labels:
         # Results of version 1.0 have no flag.
-        (str(path), x["label"], x["score"], x.get("found", x["score"] >= x["threshold"]))
-        for x in labels
-    ]
-    connection.executemany("INSERT INTO labels VALUES (?, ?, ?, ?)", rows)
+        found = x.get("found", x["score"] >= x["threshold"])
+        row = (str(path), x["label"], x["score"], found)
+        connection.execute("INSERT INTO labels VALUES (?, ?, ?, ?)", row)
+        parents = x.get("parents") or known.get(x["label"], {}).get("parents", ())
+        words = {*parents, x.get("translation"), *(x.get("parent_translations") or ())} - {None}
+        words |= {known[name]["translation"] for name in (x["label"], *parents) if name in known}
+        rows = [(word, str(path), x["score"]) for word in words if found]
+        connection.executemany("INSERT INTO words VALUES (?, ?, ?)", rows)
 
 
 def _print_results(given: argparse.Namespace) -> None:

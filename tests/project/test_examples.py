@@ -1,7 +1,10 @@
 """The programs of `examples/` do what their first lines say."""
 
 import importlib.util
+import json
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,8 +29,8 @@ def load_example(name: str) -> ModuleType:
     return module
 
 
-def find_label(label: str, score: float) -> dict[str, Any]:
-    answered = {"label": label, "score": score, "threshold": 0.5, "source": "trained"}
+def find_label(label: str, score: float, **words: Any) -> dict[str, Any]:
+    answered = {"label": label, "score": score, "threshold": 0.5, "source": "trained", **words}
     return {**ANSWER, "labels": [{**answered, "calibrated": True}]}
 
 
@@ -52,15 +55,21 @@ def test_photos_are_indexed_once_and_found_by_label(run: Any, tmp_path: Path) ->
         (tmp_path / name).write_bytes(make_photo())
     database = tmp_path / "photos.db"
     with run_fake() as (service, url):
-        service.set_answer(find_label("cat", 0.9))
+        words = {
+            "translation": "Katze",
+            "parents": ["mammal"],
+            "parent_translations": ["Säugetier"],
+        }
+        service.set_answer(find_label("cat", 0.9, **words))
         index = ("index_photos", "--url", url, "index", tmp_path, database)
         assert run(*index) == "2 photos added, 0 failed\n"
         assert run(*index) == "0 photos added, 0 failed\n"
         (tmp_path / "c.jpg").write_bytes(b"junk")
         service.answers = [(400, {})]
         assert run(*index) == "0 photos added, 1 failed\n"
-    lines = run("index_photos", "search", database, "cat").splitlines()
-    assert lines == [f"0.900 {tmp_path / name}" for name in ("a.jpg", "sea/b.PNG")]
+    for word in ("cat", "mammals", "katze", "säugetier"):
+        lines = run("index_photos", "search", database, word).splitlines()
+        assert lines == [f"0.900 {tmp_path / name}" for name in ("a.jpg", "sea/b.PNG")]
     assert run("index_photos", "search", database, "dog") == NOTHING
 
 
@@ -76,14 +85,25 @@ def test_results_of_bulk_replace_the_index_and_are_searched_by_words(
     row["labels"] = [LABEL | {"label": name, "score": score} for name, score in scores.items()]
     with open_parts(str(tags), QUESTION | {"photos": str(photos)}) as parts:
         parts.write([row, record("gone.jpg"), record("bad.jpg", error="broken")])
-    for _ in range(2):
-        assert run("index_photos", "load", tags, database) == "1 photos added, 1 failed\n"
+    load = ("index_photos", "load", tags, database)
+    assert run(*load) == "1 photos added, 1 failed\n"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("DROP TABLE words")  # as of version 1.1
+    assert run("index_photos", "search", database, "cat").startswith("0.900")
+    known = {
+        "cat": {"parents": ["animal"], "translation": "Katze"},
+        "animal": {"parents": [], "translation": "Tier"},
+        "red pandas": {"parents": ["bear"], "translation": "Pandas"},
+    }
+    (tags / "_words.json").write_text(json.dumps(known))
+    assert run(*load) == "1 photos added, 1 failed\n"
     searches = {"cats": "0.900", "coffee CAT": "0.700", "panda cat --least 0.1": "0.200"}
+    searches |= {"animals tier": "0.900", "katze": "0.900", "animal coffee --least 0.1": "0.700"}
     for words, score in searches.items():
         printed = run("index_photos", "search", database, *words.split())
         assert printed == f"{score} {photos / 'a.jpg'}\n"
     assert run("index_photos", "search", database, "cup of coffee").startswith("0.700 ")
-    for word in ("red panda", "dog", "gone", 'c" OR "cat'):
+    for word in ("red panda", "dog", "gone", 'c" OR "cat', "bear"):
         assert run("index_photos", "search", database, "cat", word) == NOTHING
     photos.rename(tmp_path / "moved")
     reason = f"none of the photos is in {photos}: if they moved, run bulk with --photos"

@@ -232,7 +232,7 @@ def describe_words(selection: Selection) -> dict[str, Any]:
 def _describe_set(labels: LabelSet, question: Question) -> dict[str, Any]:
     description: dict[str, Any] = {"name": labels.name, "digest": labels.digest}
     if question.parent:
-        description["parents"] = hashlib.sha256(repr(labels.parents).encode()).hexdigest()
+        description["parents"] = hashlib.sha256(repr(labels.by_parent).encode()).hexdigest()
     if labels.categories:
         columns = repr(labels.categories).encode() + labels.thresholds.tobytes()
         description[CATEGORIES] = hashlib.sha256(columns).hexdigest()
