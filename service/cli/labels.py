@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace as replace_fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -17,7 +17,14 @@ from rich.text import Text
 
 from service.cli.console import EXIT_SOME_FAILED, show_failure, write_json
 from service.cli.options import OneObject, add_flags, path_argument, path_option, require_extra
-from service.errors import LabelSetChanged, LabelSetExists, StartError, list_names
+from service.errors import (
+    LabelSetChanged,
+    LabelSetExists,
+    StartError,
+    UnknownLanguage,
+    escape,
+    list_names,
+)
 from service.fields import validate
 from service.files import replace_file
 from service.logs import configure_logs
@@ -49,6 +56,8 @@ def show_help(context: typer.Context) -> None:
 
 Name = Annotated[str, typer.Argument(help="Name of the label set.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per set.")]
+_LANGUAGE = "Language of the labels to add, or of the translations to show, like de."
+Language = Annotated[str | None, typer.Option(metavar="TAG", help=_LANGUAGE)]
 _REPLACE = "Replace a set of this name; says what it loses, and asks on a terminal."
 Replace = Annotated[bool, typer.Option(help=_REPLACE)]
 _PRECISE = "Take the lowest threshold with this precision (0 to 1), instead of best F1."
@@ -66,19 +75,29 @@ def add(  # noqa: PLR0913 - a command has a parameter for each flag
             "PATH", "Labels as .txt (a name a line), .csv, .json or .npz, instead of --label."
         ),
     ] = None,
+    lang: Language = None,
     replace: Replace = False,
     as_json: AsJson = False,
 ) -> None:
     """Register a label set, or add labels to it; services load it within label_poll_seconds.
 
+    A name, alias or, with --lang, translation of a label of the bundle adds that label.
+
     ml-decoder labels add zoo --label 'red panda' --label bamboo
     """
-    definition = _define_set(settings, name, label, file)
-    if replace:
-        _show([_run(settings, lambda sets: _register(sets, definition, replace=True))], as_json)
-        return
-    labels, added = _run(settings, lambda sets: sets.writable(name).add(definition))
-    _show([labels], as_json, added=added, repeated=len(definition.names) - added)
+    given = _define_set(settings, name, label, file)
+
+    async def write(catalogue: Catalogue) -> tuple[LabelSet, dict[str, int]]:
+        definition, resolved = catalogue.adopt_words(given, lang)
+        for word, known in resolved.items():
+            sys.stderr.write(f"{escape(word)}: {escape(known)}\n")
+        if replace:
+            return await _register(catalogue, definition, replace=True), {}
+        labels, added = await catalogue.writable(name).add(definition)
+        return labels, {"added": added, "repeated": len(definition.names) - added}
+
+    labels, counts = _run(settings, write)
+    _show([labels], as_json, **counts)
 
 
 def list_sets(*, settings: Settings, as_json: AsJson = False) -> None:
@@ -86,9 +105,15 @@ def list_sets(*, settings: Settings, as_json: AsJson = False) -> None:
     _show(_run(settings, _load).list_sets(), as_json)
 
 
-def show(*, settings: Settings, name: Name, as_json: OneObject = False) -> None:
+def show(
+    *, settings: Settings, name: Name, lang: Language = None, as_json: OneObject = False
+) -> None:
     """Show the labels of a set; with --json, as `GET /labels/NAME` answers."""
-    _show_labels(_run(settings, _load).find(name), as_json)
+    labels = _run(settings, _load).find(name)
+    language = labels.find_language(lang) if lang else None
+    if lang and language is None:
+        raise UnknownLanguage(lang, labels.languages)
+    _show_labels(labels, as_json, language=language)
 
 
 def threshold(
@@ -346,13 +371,17 @@ def _end_with(left_out: Sequence[PhotoResult]) -> None:
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
-def _show_labels(labels: LabelSet, as_json: bool, wanted: str | None = None) -> None:
+def _show_labels(
+    labels: LabelSet, as_json: bool, wanted: str | None = None, language: str | None = None
+) -> None:
     described = labels.describe()
+    rows = [*described["labels"]]
     if as_json:
-        write_json({**described, "labels": [*described["labels"]]})
+        write_json({**described, "labels": rows})
         return
-    table = Table("label", "threshold", "prompt", "learnt", "category")
-    for label in described["labels"]:
+    words = ["translation" if language else "words"] * bool(labels.words)
+    table = Table("label", *words, "threshold", "prompt", "learnt", "category")
+    for label in rows:
         if wanted in (None, label["name"]):
             least = f"{label['threshold']:.3g}{'' if label['calibrated'] else ' (default)'}"
             prompt = "(embedding)" if label["own_embedding"] else label["prompt"] or ""
@@ -365,9 +394,20 @@ def _show_labels(labels: LabelSet, as_json: bool, wanted: str | None = None) -> 
             if known := label.get("examples"):
                 counts = f"{known['positive']}, {known['negative']} negative"
                 learnt.append(f"{counts}; {known['separation']['meaning']}")
-            row = (label["name"], least, prompt, "\n".join(learnt), label.get("category", ""))
-            table.add_row(*map(Text, row))
+            shown = [_join_words(label, language)] * len(words)
+            row = (*shown, least, prompt, "\n".join(learnt), label.get("category", ""))
+            table.add_row(*map(Text, (label["name"], *row)))
     Console().print(table)
+
+
+def _join_words(label: Mapping[str, Any], language: str | None) -> str:
+    """Returns the translation, or all words: `also sofa; in furniture; de Sofa; fr canapé`."""
+    translations = label.get("translations", {})
+    if language:
+        return translations.get(language, "")
+    path = " > ".join(reversed(label.get("parents", ())))
+    parts = [("also", ", ".join(label.get("aliases", ()))), ("in", path), *translations.items()]
+    return "; ".join(f"{key} {value}" for key, value in parts if value)
 
 
 def _show(sets: Sequence[LabelSet], as_json: bool, **counts: int) -> None:

@@ -182,6 +182,29 @@ def test_labels_that_were_read_can_be_written(client: Any) -> None:
     client.delete_label_set("my-zoo")
 
 
+def test_words_of_labels_are_written_read_and_asked_for(client: Any) -> None:
+    words = {"aliases": ["sofa"], "parents": ["furniture"], "translations": {"de": "Sofa"}}
+    made = client.register_label_set("home", [NewLabel(name="couch", **words), "yak"])
+    assert made.languages == ["de"]
+    assert client.replace_label_set("home", made.labels, if_version=made.version) == made
+    assert client.register_label_set("home", [asdict(label) for label in made.labels]) == made
+    question = {"label_set": "home", "top_k": 9}
+    answer = client.predict(PHOTO, include=["SOFA"], lang="de-AT", parents=True, **question)
+    (label,) = answer.labels
+    assert (label.label, label.translation, label.parents) == ("couch", "Sofa", ["furniture"])
+    assert (label.parent_translations, answer.resolved) == (["furniture"], {"SOFA": "couch"})
+    (label,) = client.predict(PHOTO, parent="furniture", **question).labels
+    assert (label.label, label.translation, label.parents) == ("couch", None, [])
+    assert_problem(422, "unknown_language", client.predict, PHOTO, lang="fr", **question)
+    client.delete_label_set("home")
+
+
+def test_label_without_words_can_be_written_to_older_services() -> None:
+    label = NewLabel(name="yak", threshold=0.5)
+    written = calls.replace_label_set("zoo", [label]).options["json"]
+    assert written == {"labels": [{"name": "yak", "threshold": 0.5}]}
+
+
 def test_threshold_is_found_from_photos_and_kept(client: Any, tmp_path: Path) -> None:
     path = tmp_path / "photo.png"
     path.write_bytes(PHOTO)

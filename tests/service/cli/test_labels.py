@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from tests.e2e.server_process import ROOT
 from tests.service.cli.conftest import Run, assert_refused
-from tests.support.tiny_bundle import EMBEDDING_WIDTH
+from tests.support.tiny_bundle import EMBEDDING_WIDTH, open_draft, write_draft
 
 ADD = ("labels", "add", "zoo", "--label", "yak")
 NO_STORES = (
@@ -189,6 +190,34 @@ def test_show_has_the_words_of_the_service_for_sets_of_all_origins(
     assert len(read_labels(run_open, "everyday")) == 3
     assert read_labels(run_open, "trained")
     assert_refused(run_open, "did you mean 'farm'?", "labels", "show", "fam")
+
+
+def test_add_takes_labels_and_words_of_the_bundle(
+    run_open: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    couch = {"name": "couch", "aliases": ["sofa"], "parents": ["seat", "furniture"]}
+    labels = [couch | {"translations": {"de": "Sofa", "fr": "canapé"}}, "yak"]
+    home = json.dumps({"labels": labels}).encode()
+    bundle = write_draft(tmp_path, replace(open_draft(), label_sets={"home.json": home}))
+    monkeypatch.setenv("ML_DECODER_BUNDLE", str(bundle.path))
+    add = ("labels", "add", "mine", "--json")
+    assert_refused(run_open, "this language: 'xx'", *add, "--label", "newt", "--lang", "xx")
+    for word, flags, told in (
+        ("couch", (), ""),
+        ("SOFA", (), "SOFA: couch\n"),
+        ("Canapé", ("--lang", "fr"), "Canapé: couch\n"),
+    ):
+        labels = ("--label", word, "--label", "newt")
+        assert run_open(*add, *labels, *flags, "--replace")[::2] == (0, told)
+        added = read_labels(run_open, "mine")
+        assert (added["couch"], len(added)) == (read_labels(run_open, "home")["couch"], 2)
+    run_open(*add, "--label", "canapé")  # English text without --lang
+    assert [*read_labels(run_open, "mine")] == ["couch", "newt", "canapé"]
+    shown = "couch  │ also sofa; in furniture > seat; de Sofa; fr canapé │"
+    assert shown in run_open("labels", "show", "mine")[1]
+    assert "│ couch  │ Sofa        │" in run_open("labels", "show", "mine", "--lang", "de-AT")[1]
+    assert_refused(run_open, "Known languages: 'de' and 'fr'", "labels", "show", "mine", "--lang=x")
+    assert "words" not in run_open("labels", "show", "trained")[1]
 
 
 def test_threshold_changes_one_label_and_names_a_wrong_one(run_open: Run) -> None:

@@ -256,6 +256,34 @@ def test_explain_writes_nothing_through_a_symbolic_link(
     assert len(list(real.iterdir())) == 2
 
 
+def test_predict_shows_words_of_labels_if_asked(run_open: Run, photo: Path, tmp_path: Path) -> None:
+    words = {"aliases": ["sofa"], "parents": ["seat", "furniture"], "translations": {"de": "Sofa"}}
+    labels = [{"name": "couch", **words}, "yak"]
+    (tmp_path / "home.json").write_text(json.dumps({"labels": labels}))
+    assert run_open("labels", "add", "home", "--file", tmp_path / "home.json")[0] == 0
+    predict = partial(run_open, "predict", photo, "--label-set", "home", "--top-k", 9)
+    csv_output = ("--format", "csv")
+    head, *rows = predict(*csv_output, "--lang", "de", "--parents")[1].splitlines()
+    assert head.endswith("calibrated,translation,parents,error")
+    ends = {row.split(",")[1]: row.split(",")[-3:] for row in rows}
+    assert ends == {"couch": ["Sofa", "seat;furniture", ""], "yak": [""] * 3}
+    code, out, err = predict("--lang", "de", "--parents", "--include", "SOFA")
+    assert (code, err) == (0, "SOFA: couch\n")
+    assert "couch │ Sofa        │ furniture > seat │" in out
+    plain = predict()[1] + predict(*csv_output)[1]
+    assert not {"translation", "parents", "Sofa"} & {*plain.replace(",", " ").split()}
+    out = predict("--json", "--parent", "furniture", "--parents")[1]
+    (label,) = json.loads(out)["labels"]
+    assert (label["parents"], "translation" in label) == (["seat", "furniture"], False)
+    for flags, reason in (
+        (("--lang", "fr"), "The label sets lack this language: 'fr'. Known languages: 'de'."),
+        (("--lang", ""), "lang: Input should be a language tag (BCP 47)"),
+        (("--parent", "furnitur"), "did you mean 'furniture'?"),
+    ):
+        assert_refused(predict, reason, *flags)
+    assert predict("--parent", "furniture")[0] == 0
+
+
 def test_predict_and_info_show_categories_if_labels_have_some(
     predict: Run, run: Run, categorised_bundle: Bundle, photo: Path
 ) -> None:
