@@ -335,7 +335,7 @@ def _write_label(label: LabelToWrite) -> str | dict[str, Any]:
         case Mapping():
             return _write_label(NewLabel(**label))
         case NewLabel() | RegisteredLabel():
-            pairs = ((n, v) for n, v in vars(label).items() if v or n not in _WORDS)
+            pairs = ((n, v) for n, v in vars(label).items() if n not in _WORDS or v)
             fields = {name: value for name, value in pairs if value is not None}
             fields.pop("examples", None)  # the service keeps what a label has learnt
             fit = fields.pop("fit", {})

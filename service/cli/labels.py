@@ -17,14 +17,7 @@ from rich.text import Text
 
 from service.cli.console import EXIT_SOME_FAILED, show_failure, write_json
 from service.cli.options import OneObject, add_flags, path_argument, path_option, require_extra
-from service.errors import (
-    LabelSetChanged,
-    LabelSetExists,
-    StartError,
-    UnknownLanguage,
-    escape,
-    list_names,
-)
+from service.errors import LabelSetChanged, LabelSetExists, StartError, escape, list_names
 from service.fields import validate
 from service.files import replace_file
 from service.logs import configure_logs
@@ -56,8 +49,7 @@ def show_help(context: typer.Context) -> None:
 
 Name = Annotated[str, typer.Argument(help="Name of the label set.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per set.")]
-_LANGUAGE = "Language of the labels to add, or of the translations to show, like de."
-Language = Annotated[str | None, typer.Option(metavar="TAG", help=_LANGUAGE)]
+Language = Annotated[str | None, typer.Option(metavar="TAG", help="Language of words, as de.")]
 _REPLACE = "Replace a set of this name; says what it loses, and asks on a terminal."
 Replace = Annotated[bool, typer.Option(help=_REPLACE)]
 _PRECISE = "Take the lowest threshold with this precision (0 to 1), instead of best F1."
@@ -88,12 +80,14 @@ def add(  # noqa: PLR0913 - a command has a parameter for each flag
     given = _define_set(settings, name, label, file)
 
     async def write(catalogue: Catalogue) -> tuple[LabelSet, dict[str, int]]:
+        await _load(catalogue)
         definition, resolved = catalogue.adopt_words(given, lang)
-        for word, known in resolved.items():
-            sys.stderr.write(f"{escape(word)}: {escape(known)}\n")
+        sys.stderr.writelines(f"{escape(': '.join(pair))}\n" for pair in resolved.items())
         if replace:
             return await _register(catalogue, definition, replace=True), {}
-        labels, added = await catalogue.writable(name).add(definition)
+        there = old.positions if (old := catalogue.get(name)) else ()  # they keep their words
+        words = {n: w for n, w in definition.words.items() if n in given.words or n not in there}
+        labels, added = await catalogue.writable(name).add(replace_fields(definition, words=words))
         return labels, {"added": added, "repeated": len(definition.names) - added}
 
     labels, counts = _run(settings, write)
@@ -109,11 +103,7 @@ def show(
     *, settings: Settings, name: Name, lang: Language = None, as_json: OneObject = False
 ) -> None:
     """Show the labels of a set; with --json, as `GET /labels/NAME` answers."""
-    labels = _run(settings, _load).find(name)
-    language = labels.find_language(lang) if lang else None
-    if lang and language is None:
-        raise UnknownLanguage(lang, labels.languages)
-    _show_labels(labels, as_json, language=language)
+    _show_labels(_run(settings, _load).find(name), as_json, lang=lang)
 
 
 def threshold(
@@ -330,6 +320,7 @@ def _list_losses(old: Definition, others: Sequence[str], new: Definition) -> lis
         "examples of": [*dict.fromkeys(changed), *(n for n in others if n not in new.rows)],
         "calibration of": [old.name] * (old.calibration not in (None, new.calibration)),
     }
+    lost["words of"] = [n for n in old.words if n in new.rows and old.words[n] != new.words.get(n)]
     for place, what in enumerate(LabelRow._fields):
         pairs = ((n, row[place], new.rows.get(n, row)[place]) for n, row in old.rows.items())
         lost[f"{what} of"] = [name for name, mine, its in pairs if mine not in (None, its)]
@@ -372,15 +363,20 @@ def _end_with(left_out: Sequence[PhotoResult]) -> None:
 
 
 def _show_labels(
-    labels: LabelSet, as_json: bool, wanted: str | None = None, language: str | None = None
+    labels: LabelSet, as_json: bool, wanted: str | None = None, lang: str | None = None
 ) -> None:
+    from service.labels.words import Lexicon
+
+    language = Lexicon().choose_language(lang, [labels.dictionary])
     described = labels.describe()
     rows = [*described["labels"]]
     if as_json:
         write_json({**described, "labels": rows})
         return
-    words = ["translation" if language else "words"] * bool(labels.words)
-    table = Table("label", *words, "threshold", "prompt", "learnt", "category")
+    translations = labels.dictionary.translate(language or "")
+    words = translations or {label["name"]: _join_words(label) for label in rows}
+    columns = ["translation" if translations else "words"] * any(words.values())
+    table = Table("label", *columns, "threshold", "prompt", "learnt", "category")
     for label in rows:
         if wanted in (None, label["name"]):
             least = f"{label['threshold']:.3g}{'' if label['calibrated'] else ' (default)'}"
@@ -394,19 +390,15 @@ def _show_labels(
             if known := label.get("examples"):
                 counts = f"{known['positive']}, {known['negative']} negative"
                 learnt.append(f"{counts}; {known['separation']['meaning']}")
-            shown = [_join_words(label, language)] * len(words)
-            row = (*shown, least, prompt, "\n".join(learnt), label.get("category", ""))
-            table.add_row(*map(Text, (label["name"], *row)))
+            cells = [label["name"], *[words.get(label["name"], "")] * len(columns), least, prompt]
+            table.add_row(*map(Text, (*cells, "\n".join(learnt), label.get("category", ""))))
     Console().print(table)
 
 
-def _join_words(label: Mapping[str, Any], language: str | None) -> str:
-    """Returns the translation, or all words: `also sofa; in furniture; de Sofa; fr canapé`."""
-    translations = label.get("translations", {})
-    if language:
-        return translations.get(language, "")
-    path = " > ".join(reversed(label.get("parents", ())))
-    parts = [("also", ", ".join(label.get("aliases", ()))), ("in", path), *translations.items()]
+def _join_words(label: Mapping[str, Any]) -> str:
+    """Returns all words of a label: `also sofa; in furniture; de Sofa; fr canapé`."""
+    also, path = ", ".join(label.get("aliases", ())), " > ".join(label.get("parents", ())[::-1])
+    parts = [("also", also), ("in", path), *label.get("translations", {}).items()]
     return "; ".join(f"{key} {value}" for key, value in parts if value)
 
 

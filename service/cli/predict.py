@@ -31,7 +31,7 @@ from service.question import Question
 from service.settings import Settings
 
 _CSV_COLUMNS = ("photo", "label", "score", "threshold", "found", "source", "calibrated")
-_WORD_COLUMNS = ("translation", "category", "parents")  # only if asked for, or if labels have some
+_WORDS = ("translation", "category", "parents")  # columns, if asked for or if labels have some
 # https://owasp.org/www-community/attacks/CSV_Injection
 _FORMULA_STARTS = ("=", "+", "-", "@")
 _MAX_OVERLAY_SIDE = 1024
@@ -54,14 +54,12 @@ async def predict_photos(
         # Closed in any case: if Python exits while a model runs, it ends with SIGABRT.
         async with run_pipeline(settings) as pipeline:
             selection = await pipeline.select(question)
-            for note in selection.list_notes(pipeline.bundle.path):
-                sys.stderr.write(f"{note}\n")
-            for word, label in selection.resolved.items():
-                sys.stderr.write(f"{escape(word)}: {escape(label)}\n")
+            notes = selection.list_notes(pipeline.bundle.path)
+            for note in (*notes, *map(": ".join, selection.resolved.items())):
+                sys.stderr.write(f"{escape(note)}\n")
             if output == "csv":
                 has_categories = any(labels.categories for labels in selection.sets)
-                shown = (selection.lang, has_categories, question.parents)
-                words = [*compress(_WORD_COLUMNS, shown)]
+                words = [*compress(_WORDS, (selection.lang, has_categories, question.parents))]
                 _write_row((*_CSV_COLUMNS, *words, "error"))  # only after the start, which may fail
                 write = partial(_write_csv, words=words)
             async with aclosing(label_photos(pipeline, selection, photos)) as labelled:
@@ -102,7 +100,7 @@ def _show_table(photo: PhotoResult) -> None:
     if not labels:
         console.print("no label reaches the threshold", style="dim")
         return
-    words = [name for name in _WORD_COLUMNS if any(getattr(label, name) for label in labels)]
+    words = [name for name in _WORDS if any(getattr(label, name) for label in labels)]
     numbers = (Column(name, justify="right") for name in ("score", "threshold"))
     has_others = not all(label.found for label in labels)
     table = Table("label", *words, *numbers, *["found"] * has_others)

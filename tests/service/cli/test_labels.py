@@ -213,11 +213,17 @@ def test_add_takes_labels_and_words_of_the_bundle(
         assert (added["couch"], len(added)) == (read_labels(run_open, "home")["couch"], 2)
     run_open(*add, "--label", "canapé")  # English text without --lang
     assert [*read_labels(run_open, "mine")] == ["couch", "newt", "canapé"]
+    (tmp_path / "old.csv").write_text("name,prompt\ncouch,an old couch\n")
+    for given in (("--file", tmp_path / "old.csv"), ("--label", "sofa", "--label", "newt")):
+        assert run_open("labels", "add", "old", *given)[0] == 0
+    assert "aliases" not in read_labels(run_open, "old")["couch"]
     shown = "couch  │ also sofa; in furniture > seat; de Sofa; fr canapé │"
     assert shown in run_open("labels", "show", "mine")[1]
     assert "│ couch  │ Sofa        │" in run_open("labels", "show", "mine", "--lang", "de-AT")[1]
-    assert_refused(run_open, "Known languages: 'de' and 'fr'", "labels", "show", "mine", "--lang=x")
+    assert_refused(run_open, "Known languages: 'de', 'fr'", "labels", "show", "mine", "--lang=x")
     assert "words" not in run_open("labels", "show", "trained")[1]
+    replaced = run_open(*add, "--file", tmp_path / "old.csv", "--replace")
+    assert replaced[2] == "mine loses labels 'newt', 'canapé'; words of 'couch'\n"
 
 
 def test_threshold_changes_one_label_and_names_a_wrong_one(run_open: Run) -> None:
