@@ -367,7 +367,7 @@ def _show_labels(
 ) -> None:
     from service.labels.words import Lexicon
 
-    language = Lexicon().choose_language(lang, [labels.dictionary])
+    language = Lexicon((labels.dictionary,)).speak(lang).lang
     described = labels.describe()
     rows = [*described["labels"]]
     if as_json:

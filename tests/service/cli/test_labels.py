@@ -8,15 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from service.bundle.reader import Bundle
 from tests.e2e.server_process import ROOT
 from tests.service.cli.conftest import Run, assert_refused
-from tests.support.tiny_bundle import EMBEDDING_WIDTH, open_draft, write_draft
+from tests.support.tiny_bundle import EMBEDDING_WIDTH
 
 ADD = ("labels", "add", "zoo", "--label", "yak")
 NO_STORES = (
@@ -193,37 +193,25 @@ def test_show_has_the_words_of_the_service_for_sets_of_all_origins(
 
 
 def test_add_takes_labels_and_words_of_the_bundle(
-    run_open: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run_open: Run, monkeypatch: pytest.MonkeyPatch, worded_bundle: Bundle, tmp_path: Path
 ) -> None:
-    couch = {"name": "couch", "aliases": ["sofa"], "parents": ["seat", "furniture"]}
-    labels = [couch | {"translations": {"de": "Sofa", "fr": "canapé"}}, "yak"]
-    home = json.dumps({"labels": labels}).encode()
-    bundle = write_draft(tmp_path, replace(open_draft(), label_sets={"home.json": home}))
-    monkeypatch.setenv("ML_DECODER_BUNDLE", str(bundle.path))
-    add = ("labels", "add", "mine", "--json")
-    assert_refused(run_open, "this language: 'xx'", *add, "--label", "newt", "--lang", "xx")
-    for word, flags, told in (
-        ("couch", (), ""),
-        ("SOFA", (), "SOFA: couch\n"),
-        ("Canapé", ("--lang", "fr"), "Canapé: couch\n"),
-    ):
-        labels = ("--label", word, "--label", "newt")
-        assert run_open(*add, *labels, *flags, "--replace")[::2] == (0, told)
-        added = read_labels(run_open, "mine")
-        assert (added["couch"], len(added)) == (read_labels(run_open, "home")["couch"], 2)
-    run_open(*add, "--label", "canapé")  # English text without --lang
-    assert [*read_labels(run_open, "mine")] == ["couch", "newt", "canapé"]
-    (tmp_path / "old.csv").write_text("name,prompt\ncouch,an old couch\n")
-    for given in (("--file", tmp_path / "old.csv"), ("--label", "sofa", "--label", "newt")):
-        assert run_open("labels", "add", "old", *given)[0] == 0
-    assert "aliases" not in read_labels(run_open, "old")["couch"]
-    shown = "couch  │ also sofa; in furniture > seat; de Sofa; fr canapé │"
+    monkeypatch.setenv("ML_DECODER_BUNDLE", str(worded_bundle.path))
+    add = ("labels", "add", "mine", "--label", "newt", "--label")
+    assert_refused(run_open, "this language: 'xx'", *add, "cat", "--lang", "xx")
+    assert_refused(run_open, "'Bank' means 'table', 'lamp'", *add, "Bank", "--lang", "de")
+    for word, *flags in (("cat",), ("PUSS",), ("Katze", "--lang", "de"), ("chat",)):
+        told = "" if word in ("cat", "chat") else f"{word}: cat\n"  # English text without --lang
+        assert run_open(*add, word, *flags)[::2] == (0, told)
+    assert [*read_labels(run_open, "mine")] == ["newt", "cat", "chat"]
+    shown = "cat   │ also puss; in animal > pet; de Katze; fr chat │"
     assert shown in run_open("labels", "show", "mine")[1]
-    assert "│ couch  │ Sofa        │" in run_open("labels", "show", "mine", "--lang", "de-AT")[1]
-    assert_refused(run_open, "Known languages: 'de', 'fr'", "labels", "show", "mine", "--lang=x")
-    assert "words" not in run_open("labels", "show", "trained")[1]
-    replaced = run_open(*add, "--file", tmp_path / "old.csv", "--replace")
-    assert replaced[2] == "mine loses labels 'newt', 'canapé'; words of 'couch'\n"
+    assert "│ cat   │ Katze       │" in run_open("labels", "show", "mine", "--lang", "de-AT")[1]
+    assert_refused(run_open, "Known languages: 'de', 'fr'", "labels", "show", "mine", "--lang=it")
+    (tmp_path / "old.csv").write_text("name,prompt\ncat,an old cat\n")
+    file = ("labels", "add", "mine", "--replace", "--file", tmp_path / "old.csv")
+    assert run_open(*file)[2] == "mine loses labels 'newt', 'chat'; words of 'cat'\n"
+    assert run_open(*add, "puss")[1].endswith("1 added, 1 was there\n")  # without words, as before
+    assert "words" not in run_open("labels", "show", "mine")[1]
 
 
 def test_threshold_changes_one_label_and_names_a_wrong_one(run_open: Run) -> None:

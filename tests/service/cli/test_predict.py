@@ -256,32 +256,22 @@ def test_explain_writes_nothing_through_a_symbolic_link(
     assert len(list(real.iterdir())) == 2
 
 
-def test_predict_shows_words_of_labels_if_asked(run_open: Run, photo: Path, tmp_path: Path) -> None:
-    words = {"aliases": ["sofa"], "parents": ["seat", "furniture"], "translations": {"de": "Sofa"}}
-    labels = [{"name": "couch", **words}, "yak"]
-    (tmp_path / "home.json").write_text(json.dumps({"labels": labels}))
-    assert run_open("labels", "add", "home", "--file", tmp_path / "home.json")[0] == 0
-    predict = partial(run_open, "predict", photo, "--label-set", "home", "--top-k", 9)
-    csv_output = ("--format", "csv")
-    head, *rows = predict(*csv_output, "--lang", "de", "--parents")[1].splitlines()
-    assert head.endswith("calibrated,translation,parents,error")
-    ends = {row.split(",")[1]: row.split(",")[-3:] for row in rows}
-    assert ends == {"couch": ["Sofa", "seat;furniture", ""], "yak": [""] * 3}
-    code, out, err = predict("--lang", "de", "--parents", "--include", "SOFA")
-    assert (code, err) == (0, "SOFA: couch\n")
-    assert "couch │ Sofa        │ furniture > seat │" in out
-    plain = predict()[1] + predict(*csv_output)[1]
-    assert not {"translation", "parents", "Sofa"} & {*plain.replace(",", " ").split()}
-    out = predict("--json", "--parent", "furniture", "--parents")[1]
-    (label,) = json.loads(out)["labels"]
-    assert (label["parents"], "translation" in label) == (["seat", "furniture"], False)
-    for flags, reason in (
-        (("--lang", "fr"), "The label sets lack this language: 'fr'. Known languages: 'de'."),
-        (("--lang", ""), "lang: Input should be a language tag (BCP 47)"),
-        (("--parent", "furnitur"), "did you mean 'furniture'?"),
-    ):
-        assert_refused(predict, reason, *flags)
-    assert predict("--parent", "furniture")[0] == 0
+def test_predict_shows_words_of_labels_if_asked(
+    predict: Run, worded_bundle: Bundle, photo: Path
+) -> None:
+    predict = partial(predict, photo, "--bundle", worded_bundle.path, "--top-k", 9)
+    words = partial(predict, "--lang", "de", "--parents", "--include", "KATZE", "--include", "tree")
+    code, out, err = words("--format", "csv")
+    head, *rows = ([row[1], *row[-3:]] for row in csv.reader(out.splitlines()))
+    assert (code, err, head) == (0, "KATZE: cat\n", ["label", "translation", "parents", "error"])
+    assert sorted(rows) == [["cat", "Katze", "pet;animal", ""], ["tree", "", "", ""]]
+    assert "cat   │ Katze       │ Tier > pet │" in words()[1]
+    assert "translation" not in predict()[1] + predict("--format", "csv")[1]
+    labels = json.loads(predict("--json", "--parent", "animal", "--parents")[1])["labels"]
+    assert {label["label"]: label["parents"][0] for label in labels} == {"cat": "pet", "dog": "pet"}
+    assert_refused(predict, "Known languages: 'de', 'fr'.", "--lang", "it")
+    assert_refused(predict, "did you mean 'animal'?", "--parent", "animl")
+    assert predict("--lang", "fr", "--parent", "animal")[0] == 0
 
 
 def test_predict_and_info_show_categories_if_labels_have_some(
