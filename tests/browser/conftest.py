@@ -16,6 +16,7 @@ from playwright.sync_api import (
     Page,
     Request,
     Route,
+    ViewportSize,
     expect,
     sync_playwright,
 )
@@ -101,9 +102,16 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def visit(browser: Browser, address: str) -> Iterator[Visit]:
+def locale() -> str:
+    """The browser's language."""
+    return "en-US"
+
+
+@pytest.fixture
+def visit(browser: Browser, address: str, locale: str) -> Iterator[Visit]:
     """A page that must log no error and load nothing from other hosts; its sets are deleted."""
-    with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
+    size: ViewportSize = {"width": 1280, "height": 900}
+    with browser.new_context(viewport=size, locale=locale) as context:
         context.set_default_timeout(TIMEOUT_MS)
         visit = Visit(context.new_page(), address)
         page = visit.page
