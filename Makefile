@@ -111,7 +111,7 @@ bundle: $(DEV)/.installed ## Train and export the default bundle (DATA, OPEN_DAT
 	$(DEV_BIN)/python -m export --checkpoint $(RUN)/$(WEIGHTS) --photos $(DATA) \
 		--precision fp32,int8 --compact-weights --model-version 1.3.0 --license Apache-2.0 \
 		--open-head $(RUN)/open/open.safetensors --label-set export/label_sets/everyday.json \
-		--open-photos $(OPEN_DATA) --open-split train --out $(BUNDLE)
+		--words export/label_sets/words.json --open-photos $(OPEN_DATA) --open-split train --out $(BUNDLE)
 
 # The serving sets are resolved within the development set, so that all agree. They are complete lists with the hashes
 # of all files, for every platform: `pip install --require-hashes --no-deps --requirement`. The development set is a

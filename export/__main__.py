@@ -1,8 +1,8 @@
 """`python -m export --checkpoint FILE --out bundles/NAME [--photos FOLDER] ...`.
 
-With `--bundle`, a finished bundle is calibrated again, or gets a background. Exits with 0, with 1
-if photos were left out, or 2 (not written). The options and the checkpoint's first bytes are
-checked before torch is imported, which takes seconds.
+With `--bundle`, a finished bundle is calibrated again, or gets a background or words. Exits with
+0, with 1 if photos were left out, or 2 (not written). The options and the checkpoint's first bytes
+are checked before torch is imported, which takes seconds.
 """
 
 import argparse
@@ -23,8 +23,8 @@ _EXIT_NOT_WRITTEN = 2
 # An option -> the option that it needs.
 _NEEDS = {"text_encoder": "open_head", "open_split": "open_photos"}
 _PHOTOS = frozenset({"photos", "open_photos"})
-_FOLDERS = _PHOTOS | {"background"}
-_WITH_BUNDLE = _FOLDERS | {
+_ADDED = _PHOTOS | {"background", "words"}
+_WITH_BUNDLE = _ADDED | {
     *("bundle", "out", "model_version", "open_split", "raw_scores", "precision_target"),
 }
 # Flags of 1.0, still parsed so that they are refused with what replaces them.
@@ -93,8 +93,8 @@ def _refuse_ignored(parser: argparse.ArgumentParser, given: argparse.Namespace) 
     others = given_names - _WITH_BUNDLE
     if given.bundle is not None and others:
         parser.error(f"{_to_flag(min(others))} needs --checkpoint: it does not fit --bundle")
-    if given.bundle is not None and not _FOLDERS & given_names:
-        parser.error("--bundle needs --photos, --open-photos or --background")
+    if given.bundle is not None and not _ADDED & given_names:
+        parser.error("--bundle needs --photos, --open-photos, --background or --words")
     if "precision_target" in given_names and not _PHOTOS & given_names:
         parser.error("--precision-target needs --photos or --open-photos")
     for name, needed in _NEEDS.items():
@@ -137,7 +137,7 @@ def make_parser() -> argparse.ArgumentParser:
     for flag in _REMOVED:
         add(flag, nargs="?", action=_Removed, help=argparse.SUPPRESS)
     model.add_argument("--bundle", type=Path, help="a finished bundle, instead of --checkpoint, to "
-        "calibrate again or to give a --background")  # fmt: skip
+        "calibrate again or to give a --background or --words")  # fmt: skip
     add("--photos", type=Path, help="labelled folder with splits train, val and test")
     add("--precision", type=_to_precisions, help="some of fp32,fp16,int8; int8 needs --photos or "
         "--background")  # fmt: skip
@@ -158,6 +158,8 @@ def make_parser() -> argparse.ArgumentParser:
         "labels learn from photos, and for int8 (default: those of --photos or --open-photos; the "
         "bundle's)"
     )  # fmt: skip
+    add("--words", type=Path, help="aliases, parents and translations of the labels: a label set "
+        "as .csv or .json, or a bundle's words.json")  # fmt: skip
     add("--open-split", default="val", help="split of --open-photos (default: val)")
     add_hint_flags(parser)
     add("--label-names", type=Path, help="text file, one label a line, in the logits' order; or "

@@ -22,6 +22,7 @@ from export.calibration.screen import add_screen
 from export.graphs.graph import Graphs
 from export.graphs.text import build_text_graph, make_embedder
 from export.int8.search import variation_to_noise
+from export.sources.label_sets import EVERYDAY_WORDS, read_words
 from export.sources.labelled_photos import PhotoReader, Splits, find_measured, read_splits
 from export.sources.open import OpenRequest, OpenSource, describe_head, read_open_source
 from export.sources.trained import Source, read_source
@@ -64,6 +65,9 @@ class ExportRequest:
     license: str = "unknown"
     training_data: str | None = None
     background: Path | None = None
+    words: Path | None = (
+        None  # of the labels; by default those of `EVERYDAY`, if that is the default
+    )
     opened: OpenRequest | None = None  # an open head to export with the trained one
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
 
@@ -113,6 +117,9 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
     if request.photos is not None:
         splits = read_splits(request.photos, names, reader)
     background = find_background_photos(request.background, splits, opened, reader)
+    has_everyday = source.is_open and not (request.opened and request.opened.label_set)
+    path = request.words or (EVERYDAY_WORDS if has_everyday else None)
+    words = None if path is None else read_words(path)
 
     # Trace, optimise and verify the graphs; make the other precisions.
     compact = request.compact_weights
@@ -126,6 +133,7 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
         card=card.model_copy(update={"default_precision": variants.defaults}),
         labels=source.labels,
         graphs=_serialize(variants, card, names),
+        words=words,
     )
     if splits is not None:
         draft = _measure(draft, variants, splits, request.options)

@@ -345,8 +345,16 @@ class UnknownLabel(QuestionError):
     status, code, title = 422, "unknown_label", "A label is unknown"
     detail = "{}{!s} Searched label sets: {}."
 
-    def __init__(self, names: tuple[str, ...], sets: Sequence[str], known: Sequence[str]) -> None:
-        super().__init__(names, _suggest(names[0], known), tuple(sets))
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        sets: Sequence[str],
+        known: Sequence[str],
+        other: tuple[str, str] | None = None,
+    ) -> None:
+        """`other` is a language in which the first name means a label, and this label."""
+        hint = f"; send lang={other[0]}, in which it means {quote(other[1])}." if other else ""
+        super().__init__(names, hint or _suggest(names[0], known), tuple(sets))
 
 
 class UnknownCategory(QuestionError):
@@ -358,6 +366,32 @@ class UnknownCategory(QuestionError):
         if known:
             hint = f"{_suggest(names[0], known)} Known categories: {list_names(known)}."
         super().__init__(names, hint)
+
+
+class UnknownParent(QuestionError):
+    status, code, title = 422, "unknown_parent", "A parent is unknown"
+    detail = "{}{!s}"
+
+    def __init__(
+        self, names: tuple[str, ...], known: Sequence[str], words: Sequence[str] = ()
+    ) -> None:
+        """`words` mean parents too."""
+        hint = f"{_suggest(names[0], (*words, *known))} Known parents: {list_names(known)}."
+        super().__init__(names, hint if known else ". The labels have no parents.")
+
+
+class UnknownLanguage(QuestionError):
+    status, code, title = 422, "unknown_language", "The label sets lack this language"
+    detail = "{}. {!s}"
+
+    def __init__(self, lang: str, known: Sequence[str]) -> None:
+        hint = f"Known languages: {list_names(known)}." if known else "They have no translations."
+        super().__init__(lang, hint)
+
+
+class AmbiguousWord(QuestionError):
+    status, code, title = 422, "ambiguous_word", "A word means several labels"
+    detail = "{} means {}: send one of these."
 
 
 class ConflictingLabels(QuestionError):
@@ -466,7 +500,8 @@ class LabelSetNotFound(LabelSetError):
 class LabelSetExists(LabelSetError):
     status, code = 409, "label_set_exists"
     title = "Another label set has this name; PUT replaces it"
-    detail = "{} has other labels, prompts, embeddings or thresholds, or another calibration."
+    detail = "{} has other labels, prompts, embeddings, thresholds or words, or "
+    detail += "another calibration."
 
 
 class LabelSetReadOnly(LabelSetError):

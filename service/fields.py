@@ -90,6 +90,20 @@ LabelText = Annotated[
     pydantic.AfterValidator(_normalise_up_to(MAX_NAME_CHARACTERS)),
     pydantic.WithJsonSchema({"type": "string", "maxLength": MAX_NAME_CHARACTERS}),
 ]
+
+
+def _spell_tag(tag: str) -> str:
+    first, *others = tag.split("-")
+    styles = {2: str.upper, 4: str.title}
+    return "-".join([first.lower(), *(styles.get(len(x), str.lower)(x) for x in others)])
+
+
+LanguageTag = Annotated[
+    str,
+    pydantic.StringConstraints(pattern=r"^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}$"),
+    pydantic.AfterValidator(_spell_tag),
+    replace_errors("language", "Input should be a language tag (BCP 47), such as 'de' or 'pt-BR'"),
+]
 PromptText = Annotated[
     str,
     pydantic.AfterValidator(_normalise_up_to(MAX_PROMPT_CHARACTERS)),

@@ -5,7 +5,14 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from service.fields import LabelSetName, LabelText, NoBool, ThresholdName, replace_errors
+from service.fields import (
+    LabelSetName,
+    LabelText,
+    LanguageTag,
+    NoBool,
+    ThresholdName,
+    replace_errors,
+)
 
 MAX_EXPLAINED = 100
 """Most labels of an image that get a map."""
@@ -81,6 +88,12 @@ class Question(BaseModel):
         f"repeatable. Labels without a category are left out. {_COMMAS}",
         examples=[[]],
     )
+    parent: Names[LabelName] | None = Field(
+        default=None,
+        description="Choose among these labels and those below them only, such as `animal`; "
+        f"repeatable. {_COMMAS}",
+        examples=[[]],
+    )
     label_set: Names[LabelSetName] | None = Field(
         default=None,
         description="Label sets to answer from; repeatable. A label in several is answered from "
@@ -94,6 +107,18 @@ class Question(BaseModel):
         "`label_set`, only these are scored. `_` in a name is encoded as a space. "
         f"{_COMMAS}",
         examples=[[]],
+    )
+    lang: LanguageTag | None = Field(
+        default=None,
+        description="Language of translations (BCP 47), such as `de`: labels in the answer have a "
+        "`translation`, and names in the other parameters may be of this language. `en`: none. "
+        "Default: the setting `lang`.",
+        examples=[""],  # which forms do not send
+    )
+    parents: bool | None = Field(
+        default=None,
+        description="Add the `parents` of each label, such as `animal`, nearest first.",
+        examples=[False],
     )
     min_version: Annotated[int | None, NoBool] = Field(
         default=None,

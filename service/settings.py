@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.bundle.card import Device, RunPrecision
 from service.errors import StartError, find_close
+from service.fields import LanguageTag
 
 MIB = 1024 * 1024
 # Variables with our prefix that the client, Compose and nginx read.
@@ -123,6 +124,10 @@ class Settings(BaseSettings):
     trained labels and the bundle's sets. A missing set only logs a warning, because it may be
     registered later (default trained and the bundle's sets; for /v2
     trained alone, or the first set if the model has no trained labels)."""
+
+    lang: LanguageTag | None = None
+    """Language of translations (BCP 47), such as de, in answers to requests that name none; label
+    sets without it answer without translations (default none)."""
 
     label_poll_seconds: float = Field(default=0.5, ge=0.01, le=60.0)
     """Seconds between polls of the label store for changes by other processes (default 0.5)."""

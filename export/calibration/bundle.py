@@ -1,4 +1,4 @@
-"""Calibrates a finished bundle again, or gives it a background; its graphs stay the same bytes."""
+"""Calibrates a finished bundle again, or adds background or words; its graphs stay the same."""
 
 import argparse
 from dataclasses import dataclass, field, fields
@@ -13,6 +13,7 @@ from export.calibration.background import add_background, read_background_photos
 from export.calibration.heads import CalibrationOptions, calibrate_trained
 from export.calibration.open_labels import calibrate_open_labels
 from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
+from export.sources.label_sets import read_words
 from export.sources.labelled_photos import PhotoReader, read_unseen, select_photos
 from models.data.labelled_folder import read_labelled_folder
 from service.bundle.card import ModelCard, fold_name, format_first_error
@@ -24,7 +25,7 @@ from service.labels.files import read_bundle_sets
 
 @dataclass(frozen=True)
 class RecalibrationRequest:
-    """A bundle to calibrate, by at least one of the folders; None keeps what it has."""
+    """A bundle to change, by at least one of the files and folders; None keeps what it has."""
 
     bundle: Path
     out: Path  # may be the bundle itself
@@ -32,6 +33,7 @@ class RecalibrationRequest:
     open_photos: Path | None = None
     open_split: str = "val"
     background: Path | None = None
+    words: Path | None = None
     model_version: str | None = None
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
 
@@ -92,6 +94,7 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
         tokenizer=bundle.read_tokenizer() if text_encoder is not None else None,
         label_sets=sets,
         background=bundle.read_background(),
+        words=bundle.read_words() if request.words is None else read_words(request.words),
     )
     return finish_bundle(request.out, add_background(draft, background))
 

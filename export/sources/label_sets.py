@@ -11,12 +11,15 @@ from pydantic import ValidationError
 from export import ExportError
 from export.graphs.graph import EmbedTexts, FloatArray
 from service.bundle.card import EmbeddingSpace, format_first_error, write_prompt
-from service.errors import LabelSetError
+from service.errors import InvalidLabelSet, LabelSetError
 from service.labels.definition import Definition, LabelSetRecord, check_fit
 from service.labels.files import parse_label_set
+from service.labels.words import pack_words, parse_words
 
 EVERYDAY = Path(__file__).parents[1] / "label_sets" / "everyday.json"
 """The label set of a model that has no other labels."""
+EVERYDAY_WORDS = EVERYDAY.with_name("words.json")
+"""Its words, and those of the parents."""
 
 
 def read_label_set(path: Path, space: EmbeddingSpace) -> Definition:
@@ -35,6 +38,23 @@ def read_label_set(path: Path, space: EmbeddingSpace) -> Definition:
         raise ExportError(f"label set {path.name}: {reason}") from error
     except LabelSetError as error:
         raise ExportError(f"label set {path.name}: {error.describe()}") from error
+
+
+def read_words(path: Path) -> bytes:
+    """Returns a bundle's `words.json` from such a file or a label set; raises ExportError."""
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".json" and b'"about"' in content[:100]:
+            parse_words(content)
+            return content
+        words = parse_label_set(content, path.suffix, path.stem).words
+    except OSError as error:
+        raise ExportError(f"words {path} cannot be read") from error
+    except InvalidLabelSet as error:
+        raise ExportError(f"words {path.name}: {error.reason}") from error
+    if not words:
+        raise ExportError(f"words {path.name}: no label has aliases, parents or translations")
+    return pack_words(words)
 
 
 def embed_label_set(definition: Definition, space: EmbeddingSpace, embed: EmbedTexts) -> Definition:

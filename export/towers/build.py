@@ -21,7 +21,13 @@ from export.accuracy import finish_bundle
 from export.calibration.background import add_background, read_background_photos
 from export.graphs.graph import FloatArray, open_session
 from export.graphs.optimise import LARGEST, compact_weights
-from export.sources.label_sets import EVERYDAY, embed_label_set, read_label_set
+from export.sources.label_sets import (
+    EVERYDAY,
+    EVERYDAY_WORDS,
+    embed_label_set,
+    read_label_set,
+    read_words,
+)
 from export.sources.labelled_photos import PhotoReader
 from export.towers.graphs import find_embedding, find_sizes, make_heads, wrap_images, wrap_texts
 from export.towers.source import PREPARATION, Repository, Tower, read_logits
@@ -136,6 +142,7 @@ def build_bundle(request: TowersRequest, left_out: set[Path]) -> Bundle:
         graphs={**graphs, "text_encoder": {text_ap: texts}},
         tokenizer=tokenizer,
         label_sets={f"{EVERYDAY.stem}.npz": everyday},
+        words=read_words(EVERYDAY_WORDS),
     )
     return finish_bundle(request.out, draft)
 

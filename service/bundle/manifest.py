@@ -20,6 +20,8 @@ LABELS_FILE = "labels.json"
 TOKENIZER_FILE = "tokenizer.json"
 BACKGROUND_FILE = "background.npz"
 """What photos look like to the encoder, as `labels.whitening` reads it: optional."""
+WORDS_FILE = "words.json"
+"""Words of the labels, as `labels.words` reads them: optional."""
 SET_PREFIX = "label_set."
 """Start of the file names of label sets, such as `label_set.everyday.npz`."""
 

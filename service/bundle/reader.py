@@ -24,6 +24,7 @@ from service.bundle.manifest import (
     MANIFEST_FILE,
     SET_PREFIX,
     TOKENIZER_FILE,
+    WORDS_FILE,
     FileRecord,
     GraphName,
     Manifest,
@@ -96,6 +97,10 @@ class Bundle:
         background = self.manifest.files.get(BACKGROUND_FILE)
         parts = self.encoder_fingerprint + (background.sha256 if background else "")
         return hashlib.sha256(parts.encode()).hexdigest()
+
+    def read_words(self) -> bytes | None:
+        """Returns `words.json`, or None if absent; raises `BundleError` if changed."""
+        return self._read(WORDS_FILE) if WORDS_FILE in self.manifest.files else None
 
     def read_label_sets(self) -> dict[str, bytes]:
         """Returns contents by file name (`everyday.npz`); raises `BundleError` if changed."""

@@ -17,6 +17,7 @@ from service.bundle.manifest import (
     SCHEMA_VERSION,
     SET_PREFIX,
     TOKENIZER_FILE,
+    WORDS_FILE,
     FileRecord,
     GraphName,
     Manifest,
@@ -36,6 +37,7 @@ class BundleDraft:
     tokenizer: bytes | None = None  # `tokenizer.json` of the text encoder
     label_sets: Mapping[str, bytes] = field(default_factory=dict)
     background: bytes | None = None  # `background.npz`
+    words: bytes | None = None  # `words.json`, checked before
 
 
 def check_target(path: Path) -> None:
@@ -82,6 +84,8 @@ def _write_files(folder: Path, draft: BundleDraft) -> None:
         put(TOKENIZER_FILE, draft.tokenizer)
     if draft.background is not None:
         put(BACKGROUND_FILE, draft.background)
+    if draft.words is not None:
+        put(WORDS_FILE, draft.words)
     for name, content in draft.label_sets.items():
         put(f"{SET_PREFIX}{name}", content)
     manifest = Manifest(schema_version=SCHEMA_VERSION, card=draft.card, graphs=graphs, files=files)

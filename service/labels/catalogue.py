@@ -3,16 +3,17 @@
 import hashlib
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from service import errors
-from service.bundle.card import OpenHead
+from service.bundle.card import OpenHead, fold_name
 from service.bundle.reader import Bundle
 from service.engine.shared_arrays import SharedArrays
 from service.labels.builder import LabelSetBuilder, PhotoSpace
 from service.labels.definition import Definition, check_candidates, refuse_duplicates
 from service.labels.encoders import LabelEncoders
-from service.labels.files import read_bundle_sets, read_label_set_folder
+from service.labels.files import read_bundle_sets, read_bundle_words, read_label_set_folder
 from service.labels.label_set import (
     CANDIDATE_SET,
     RESERVED_NAMES,
@@ -25,6 +26,7 @@ from service.labels.sources.learnt import list_contents
 from service.labels.store.database import open_database
 from service.labels.store.store import LabelStore, Limits
 from service.labels.whitening import Whitening, read_whitening
+from service.labels.words import Dictionary, Lexicon, pack_words
 from service.question import Question
 from service.settings import Settings
 
@@ -46,19 +48,24 @@ def open_catalogue(
     if a set of the bundle cannot be used, `StartError` if one of the folder or the store cannot.
     """
     card = bundle.card
-    fixed = [FixedSet(labels, card.version, "bundle") for labels in read_bundle_sets(bundle)]
+    words = read_bundle_words(bundle)
+    fixed = [
+        FixedSet(replace(labels, words={**words, **labels.words}), card.version, "bundle")
+        for labels in read_bundle_sets(bundle)
+    ]
     if settings.label_sets is not None:
         of_folder = read_label_set_folder(settings.label_sets, settings.max_labels_per_set)
         fixed += [FixedSet(labels, _make_version(labels), "folder") for labels in of_folder]
     trained = None
     if card.trained_head is not None:
-        trained = make_trained_set(bundle.labels, card.trained_head, version=card.version)
+        head, version = card.trained_head, card.version
+        trained = make_trained_set(bundle.labels, head, version=version, words=words)
     content = bundle.read_background()
     whitening = None if content is None else read_whitening(content)
     return Catalogue(
         trained,
         fixed,
-        LabelSetBuilder(encoders, PhotoSpace(bundle.photo_fingerprint, whitening), arrays),
+        LabelSetBuilder(encoders, PhotoSpace(bundle.photo_fingerprint, whitening), arrays, words),
         _open_store(settings, card.open_head, whitening),
         settings,
     )
@@ -83,11 +90,12 @@ def _open_store(
 
 
 def _make_version(definition: Definition) -> str:
-    contents = list_contents(definition.lessons)
+    contents = [label.encode() + content for label, _, content in list_contents(definition.lessons)]
+    if definition.words:
+        contents.append(pack_words(definition.words))
     if not contents:
         return definition.digest[:12]
-    lessons = (label.encode() + content for label, _, content in contents)
-    return hashlib.sha256(b"".join((definition.digest.encode(), *lessons))).hexdigest()[:12]
+    return hashlib.sha256(b"".join((definition.digest.encode(), *contents))).hexdigest()[:12]
 
 
 class FixedSet(NamedTuple):
@@ -138,6 +146,7 @@ class Catalogue:
         self.whitening: Whitening | None = builder.photos.whitening
         self._is_default_given = bool(default_sets)
         self._max_candidates = settings.max_candidate_labels
+        self._lang = settings.lang
         self.registered: RegisteredSets | None = None
         if store is not None and (self.encoders or self.whitening):
             self.registered = RegisteredSets(
@@ -148,6 +157,12 @@ class Catalogue:
     def default_columns(self) -> list[str] | None:
         """The first default set, for requests of all scores; None if the settings name defaults."""
         return None if self._is_default_given else list(self._default[:1])
+
+    @property
+    def lexicon(self) -> Lexicon:
+        """What words mean by the bundle's sets."""
+        of_bundle = (s for s in self._fixed.values() if s.origin in ("model", "bundle"))
+        return Lexicon(tuple(labels.dictionary for labels in of_bundle), self._lang)
 
     @property
     def store_revision(self) -> int:
@@ -223,8 +238,30 @@ class Catalogue:
             )
         sets = tuple(self.find(name) for name in names)
         if question.candidate_labels:
-            return (await self._make_candidates(tuple(question.candidate_labels)), *sets)
+            return (await self._make_candidates(question, sets), *sets)
         return sets
+
+    def adopt_words(
+        self, definition: Definition, lang: str | None
+    ) -> tuple[Definition, dict[str, str]]:
+        """Returns a set with names and words of the bundle for labels that are there.
+
+        Labels that have a prompt, an embedding or words stay as they are. Also returns the words
+        that mean another name. Raises `UnknownLanguage` or `AmbiguousWord`.
+        """
+        lexicon = self.lexicon
+        lang = lexicon.choose_language(lang, lexicon.dictionaries)
+        found = {
+            name: meant
+            for name, row in definition.rows.items()
+            if row.prompt is None and row.embedding is None and name not in definition.words
+            if (meant := lexicon.find(name, lang))
+        }
+        names = refuse_duplicates(tuple(found.get(name, name) for name in definition.names))
+        words = lexicon.describe({name: name for name in found.values()})
+        words = {name: words[name] for name in found.values() if name in words}
+        changed = {name: meant for name, meant in found.items() if meant != name}
+        return replace(definition, names=names, words={**definition.words, **words}), changed
 
     def writable(self, name: str) -> RegisteredSets:
         """Returns the sets to write.
@@ -268,6 +305,7 @@ class Catalogue:
 
     async def _encode_fixed(self, entry: FixedSet) -> LabelSet:
         definition, builder = entry.definition, self._builder
+        words = definition.words
         lessons = definition.lessons if definition.encoder == builder.photos.encoder else {}
         try:
             if definition.name in RESERVED_NAMES:
@@ -277,16 +315,32 @@ class Catalogue:
             definition = builder.check(definition, definition.lessons)
             embeddings = await builder.embed(definition)
             labels = await builder.make(definition, embeddings, entry.version, entry.origin)
+            labels = builder.describe(labels, words)
             return await builder.teach(labels, lessons, definition.lessons)
         except errors.LabelSetError as error:
             raise errors.StartError(f"label set {definition.name}: {error.describe()}") from error
 
-    async def _make_candidates(self, names: tuple[str, ...]) -> LabelSet:
+    def _find_prompt(self, name: str | None, sets: Sequence[LabelSet]) -> str | None:
+        having = (s for s in (*sets, *self._fixed.values()) if name in s.positions)
+        return next((s.prompts[s.positions[name]] for s in having if name is not None), None)
+
+    async def _make_candidates(self, question: Question, sets: Sequence[LabelSet]) -> LabelSet:
+        names = tuple(question.candidate_labels or ())
         if self.encoders is None:
             raise errors.NoOpenHead
         check_candidates(names, self._max_candidates)
-        nothing = (None,) * len(names)
-        definition = Definition(CANDIDATE_SET, refuse_duplicates(names), nothing, nothing)
+        refuse_duplicates(names)
+        lexicon = self.lexicon.extend(labels.dictionary for labels in sets)
+        lang = lexicon.choose_language(question.lang, lexicon.dictionaries)
+        found = {name: meant for name in names if (meant := lexicon.find(name, lang))}
+        resolved = {n: meant for n, meant in found.items() if fold_name(n) != fold_name(meant)}
+        scored = tuple(resolved.get(name, name) for name in names)
+        prompts = tuple(self._find_prompt(resolved.get(name), sets) for name in names)
+        definition = Definition(CANDIDATE_SET, scored, prompts, (None,) * len(names))
         self._builder.check(definition, ())
         vectors = await self.encoders.encode_candidates(definition)
-        return self.encoders.make_set(definition, vectors, definition.digest[:12], "request")
+        labels = self.encoders.make_set(definition, vectors, definition.digest[:12], "request")
+        if not found:
+            return labels
+        dictionary = Dictionary(names, lexicon.describe(found))
+        return replace(labels, names=names, dictionary=dictionary, resolved=resolved)

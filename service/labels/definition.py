@@ -18,6 +18,7 @@ from service.engine.heads import Embeddings
 from service.errors import InvalidLabelSet, NoOpenHead, OtherEmbeddings, TextNotEncodable, quote
 from service.fields import LabelSetName, LabelText, NoBool, PromptText
 from service.labels.sources.learnt import Lessons
+from service.labels.words import NamedWords, Words
 
 MAX_EMBEDDING_VALUES = 65_536
 EMBEDDING_LENGTHS = (1e-4, 1e4)
@@ -28,7 +29,7 @@ and a few hundred; far beyond, their squares overflow or vanish in the graphs.""
 _Score = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 
 
-class OpenLabel(Record):
+class OpenLabel(NamedWords):
     """One label of a set; a bare string is a label that has only a name.
 
     Attributes:
@@ -42,7 +43,6 @@ class OpenLabel(Record):
         examples: from an answer about a label that has learnt from photos; ignored.
     """
 
-    name: LabelText
     prompt: PromptText | None = None
     # Before `threshold`, whose validator reads them.
     calibrated: StrictBool | None = Field(default=None, exclude=True)
@@ -102,6 +102,7 @@ class LabelSetRecord(Record):
     num_labels: int | None = Field(default=None, exclude=True)
     num_learnt: int | None = Field(default=None, exclude=True)
     ranked: bool | None = Field(default=None, exclude=True)
+    languages: list[str] | None = Field(default=None, exclude=True)
     category_counts: dict[str, int] | None = Field(default=None, exclude=True)
 
     def define(self) -> "Definition":
@@ -125,6 +126,7 @@ class LabelSetRecord(Record):
             embeddings=embeddings.reshape(len(rows), len(rows[0]) if rows else 0),
             embedding_space=self.embedding_space,
             calibration=self.calibration,
+            words={label.name: words for label in self.labels if (words := label.words)},
         )
 
 
@@ -164,10 +166,14 @@ class Definition:
     calibration: Calibration | None = None  # of all labels; None uses the open head's
     lessons: Lessons = field(default_factory=dict)  # of labels of the set
     encoder: str | None = None  # fingerprint of the encoder of the lessons
+    words: Mapping[str, Words] = field(default_factory=dict)  # of labels that have some
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all but `embedding_space`, `lessons` and `encoder`, sha256 in hex."""
+        """Hash of all but `embedding_space`, `lessons`, `encoder` and `words`, sha256 in hex.
+
+        Versions before 1.2 know no words, and compare it.
+        """
         columns: list[object] = [self.name, self.names, self.prompts, self.thresholds, self.given]
         if self.calibration is not None:  # so that sets without it keep their digests
             columns.append([self.calibration.scale, self.calibration.shift])
@@ -184,7 +190,7 @@ class Definition:
         return dict(zip(self.names, rows, strict=True))
 
     def with_rows(self, rows: Mapping[str, LabelRow]) -> "Definition":
-        """Returns the set with these labels in place of its own, and all lessons."""
+        """Returns the set with these labels in place of its own, and all lessons and words."""
         vectors = [row.embedding for row in rows.values()]
         given = tuple(position for position, vector in enumerate(vectors) if vector is not None)
         content = np.frombuffer(b"".join(filter(None, vectors)), np.float32)
@@ -198,7 +204,7 @@ class Definition:
         )
 
     def cut(self, count: int) -> "Definition":
-        """Returns the set with its first `count` labels only, and all lessons."""
+        """Returns the set with its first `count` labels only, and all lessons and words."""
         columns = {n: getattr(self, n)[:count] for n in ("names", "prompts", "thresholds")}
         kept = bisect_left(self.given, count)
         return replace(self, **columns, given=self.given[:kept], embeddings=self.embeddings[:kept])
@@ -206,10 +212,15 @@ class Definition:
     def without(self, known: "Definition") -> "Definition":
         """Returns the set without labels of `known`.
 
-        Raises `InvalidLabelSet` if one has another prompt, threshold or embedding than there.
+        Raises `InvalidLabelSet` if one has another prompt, threshold, embedding or other words.
         """
         for name, row in self.rows.items():
             there = known.rows.get(name, row)
+            if name in known.rows and self.words.get(name) not in (None, known.words.get(name)):
+                raise InvalidLabelSet(
+                    f"Label {quote(name)} of {known.name} has other words (aliases, parents or "
+                    "translations): leave it out, or replace the set with --replace"
+                )
             for what, old, new in zip(LabelRow._fields, there, row, strict=True):
                 if new in (None, old):
                     continue

@@ -6,9 +6,11 @@
   (float [L], NaN for none), `embedding_space` (one text), `calibration` (float [2], scale and
   shift) and `given` (bool [L], false for a label whose text is encoded again). Examples of M labels
   have `learnt` (text [M]), `lessons` (uint8, one after the other), `lesson_sizes` (int [M]) and
-  `encoder` (one text). Pickles are never read.
-- A text has a name a line. A CSV has a header with `name` and optionally `prompt` and `threshold`,
-  or one column of names without a header.
+  `encoder` (one text). `words` (uint8) is the JSON of aliases, parents and translations. Pickles
+  are never read.
+- A text has a name a line. A CSV has a header with `name` and optionally `prompt`, `threshold`,
+  `alias`, `parent` (several are separated by `;`) and `translation:de` and so on, or one column of
+  names without a header.
 """
 
 import io
@@ -25,6 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from service import errors
 from service.bundle.card import Calibration, format_first_error
+from service.bundle.manifest import WORDS_FILE
 from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
 from service.errors import BundleError, InvalidLabelSet, LabelSetError, StartError, quote
@@ -43,6 +46,7 @@ from service.labels.definition import (
 from service.labels.sources.examples import Examples
 from service.labels.sources.learnt import Lessons, list_contents, read_lesson
 from service.labels.sources.source import Lesson
+from service.labels.words import Words, pack_words, parse_words
 
 FOLDER_SUFFIXES = (".json", ".npz")
 """Other files of a folder of label sets are ignored: a text may be a README."""
@@ -55,13 +59,16 @@ MAX_LABELS = 100_000
 # An export of RAM++ with one of 51 descriptions a label has 85 times the bytes of its file.
 _MAX_INFLATION = 100
 _SMALL_BYTES = 1 << 24  # arrays of this size are read from a file of any size
-_CSV_COLUMNS = ("name", "prompt", "threshold")
+_CSV_COLUMNS = ("name", "prompt", "threshold", "alias", "parent")
+_TRANSLATION = "translation:"  # and a language: the start of further columns
+_SEPARATOR = ";"  # of several aliases or parents
 _MAX_ENCODER_CHARACTERS = 64
 _NPZ_REQUIRED = ("names", "embeddings")
 _NPZ_LESSONS = ("learnt", "lessons", "lesson_sizes", "encoder")
 _NPZ_OPTIONAL = (
     *("prompts", "thresholds", "embedding_space", "calibration", "given"),
     *(*_NPZ_LESSONS, "lesson_kinds"),  # without kinds, all lessons are examples (1.1)
+    "words",  # JSON of `labels.words`, uint8
 )
 
 _set_name = TypeAdapter[str](LabelSetName)
@@ -116,6 +123,15 @@ def read_bundle_sets(bundle: Bundle) -> tuple[Definition, ...]:
     return tuple(definitions)
 
 
+def read_bundle_words(bundle: Bundle) -> dict[str, Words]:
+    """Reads the words of a bundle's labels and parents. Raises `BundleError`."""
+    content = bundle.read_words()
+    try:
+        return {} if content is None else parse_words(content)
+    except InvalidLabelSet as error:
+        raise BundleError(f"{WORDS_FILE}: {error.reason}") from error
+
+
 def parse_label_set(
     content: bytes, suffix: str, name: str, max_labels: int = MAX_LABELS
 ) -> Definition:
@@ -160,6 +176,8 @@ def pack_label_set(definition: Definition, embeddings: Embeddings | None = None)
         arrays |= zip(_NPZ_LESSONS, columns, strict=True)
         if {*kinds} != {Examples.kind}:
             arrays["lesson_kinds"] = np.array(kinds)
+    if definition.words:
+        arrays["words"] = np.frombuffer(pack_words(definition.words), np.uint8)
     if (pair := definition.calibration) is not None:
         arrays["calibration"] = np.array([pair.scale, pair.shift], np.float64)
     stream = io.BytesIO()
@@ -168,8 +186,8 @@ def pack_label_set(definition: Definition, embeddings: Embeddings | None = None)
 
 
 def _parse_json(content: bytes, name: str, max_labels: int) -> Definition:
-    # A label has an object and a list of numbers; 20 million empty objects would take 1.7 GB.
-    check_size((content.count(b"{") + content.count(b"[")) // 2 - 1, max_labels)
+    # A label has two objects and three lists; 20 million empty objects would take 1.7 GB.
+    check_size((content.count(b"{") + content.count(b"[")) // 5 - 1, max_labels)
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -187,28 +205,41 @@ def _parse_json(content: bytes, name: str, max_labels: int) -> Definition:
         raise InvalidLabelSet(format_first_error(error, LabelSetRecord)) from error
 
 
-def _read_csv(content: bytes) -> Iterator[tuple[int, dict[str, str]]]:
+def _read_csv(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the rows of a CSV with their line numbers; empty values are left out."""
     rows = read_rows(content)
     line, header = next(rows, (1, ["name"]))
     columns = [cell.lower() for cell in header]
     if columns != ["name"] and len(columns) == 1:
         columns, rows = ["name"], chain([(line, header)], rows)
-    if not {"name"} <= {*columns} <= {*_CSV_COLUMNS} or len({*columns}) < len(columns):
+    known = {*_CSV_COLUMNS, *(name for name in columns if name.startswith(_TRANSLATION))}
+    if not {"name"} <= {*columns} <= known or len({*columns}) < len(columns):
         raise InvalidLabelSet(
-            f"Line {line} must name the columns, name and optionally prompt and threshold; it has "
-            f"{errors.list_names(header)}"
+            f"Line {line} must name the columns, name and optionally prompt, threshold, alias, "
+            f"parent and {_TRANSLATION}LANGUAGE; it has {errors.list_names(header)}"
         )
     for line, cells in rows:
         if len(cells) > len(columns):
             raise InvalidLabelSet(
                 f"Line {line} has {len(cells)} values, for {len(columns)} column(s)"
             )
-        yield line, {column: cell for column, cell in zip(columns, cells, strict=False) if cell}
+        yield line, _read_row({c: cell for c, cell in zip(columns, cells, strict=False) if cell})
+
+
+def _read_row(cells: dict[str, str]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for column, cell in cells.items():
+        if column.startswith(_TRANSLATION):
+            row.setdefault("translations", {})[column.removeprefix(_TRANSLATION)] = cell
+        elif column in ("alias", "parent"):
+            row["aliases" if column == "alias" else "parents"] = cell.split(_SEPARATOR)
+        else:
+            row[column] = cell
+    return row
 
 
 def _define_rows(
-    rows: Iterator[tuple[int, dict[str, str]]], name: str, max_labels: int
+    rows: Iterator[tuple[int, dict[str, Any]]], name: str, max_labels: int
 ) -> Definition:
     """Returns the definition of labels with their line numbers, which `InvalidLabelSet` names."""
     numbered = list(islice(rows, max_labels))
@@ -271,7 +302,18 @@ def _parse_npz(content: bytes, name: str, max_labels: int) -> Definition:
             calibration=_validate(_calibration, calibration, "calibration"),
             lessons=lessons,
             encoder=str(arrays["encoder"]) if lessons else None,
+            words=_read_words(arrays, frozenset(labels)),
         )
+
+
+def _read_words(arrays: dict[str, NDArray[Any]], names: frozenset[str]) -> dict[str, Words]:
+    content = arrays.get("words", np.zeros(0, np.uint8))
+    if content.dtype != np.uint8 or content.ndim != 1:
+        raise InvalidLabelSet("words must be bytes")
+    words = parse_words(content.tobytes()) if len(content) else {}
+    if not names.issuperset(words):
+        raise InvalidLabelSet("words has labels that names has not")
+    return words
 
 
 def _read_lessons(arrays: dict[str, NDArray[Any]], names: frozenset[str]) -> Lessons:

@@ -20,6 +20,7 @@ from service.labels.sources.texts import Texts
 from service.labels.sources.trained import Trained
 from service.labels.sources.untold import Untold
 from service.labels.whitening import Whitening
+from service.labels.words import Dictionary, Words
 from service.question import Threshold
 
 # Questions whose arrays for the screened head a set caches.
@@ -44,7 +45,7 @@ _OTHER_MODEL = {
     "this_model": False,
 }
 _SUMMARY = ("name", "version", "origin", "read_only", "num_labels")
-_LEFT_OUT_IF_EMPTY = ("category_counts", "num_learnt", "ranked")
+_LEFT_OUT_IF_EMPTY = ("category_counts", "num_learnt", "ranked", "languages")
 
 Origin = Literal["model", "bundle", "folder", "store", "request"]
 
@@ -76,6 +77,18 @@ class LabelSet:
     measured: Mapping[Purpose, NDArray[np.float64]] = field(default_factory=dict)
     # Scores only rank: all thresholds are 0, and by default the `MOST_RANKED` best labels answer.
     ranked: bool = False
+    dictionary: Dictionary = field(default_factory=Dictionary)
+    resolved: Mapping[str, str] = field(default_factory=dict)  # candidates to labels they mean
+
+    @property
+    def words(self) -> Mapping[str, Words]:
+        """The words of labels, and of their parents."""
+        return self.dictionary.words
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The languages of translations."""
+        return self.dictionary.languages
 
     @property
     def num_labels(self) -> int:
@@ -187,6 +200,8 @@ class LabelSet:
             }
             if category := self.categories.get(name):
                 described["category"] = category
+            if words := self.words.get(name):
+                described |= {key: value for key, value in words._asdict().items() if value}
             yield {**described, **lessons.get(name, {})}
 
     def find_members(self, categories: Collection[str]) -> NDArray[np.bool_]:
@@ -195,6 +210,24 @@ class LabelSet:
         for category in self._members.keys() & categories:
             are_members |= self._members[category]
         return are_members
+
+    def find_below(self, parents: Collection[str]) -> NDArray[np.bool_]:
+        """Returns which labels are below one of these parents or have its name, bool [L]."""
+        are_below = np.zeros(len(self.names), np.bool_)
+        for parent in parents:
+            are_below[self.parents.get(parent, [])] = True
+            if parent in self.positions:
+                are_below[self.positions[parent]] = True
+        return are_below
+
+    @cached_property
+    def parents(self) -> dict[str, list[int]]:
+        """Parent -> the positions of the labels below it."""
+        below: defaultdict[str, list[int]] = defaultdict(list)
+        for position, name in enumerate(self.names if self.words else ()):
+            for parent in self.words[name].parents if name in self.words else ():
+                below[parent].append(position)
+        return dict(below)
 
     @cached_property
     def _members(self) -> dict[str, NDArray[np.bool_]]:
@@ -277,9 +310,14 @@ class LabelSet:
 
 
 def make_trained_set(
-    labels: Sequence[card.Label], head: card.TrainedHead, *, version: str = "1"
+    labels: Sequence[card.Label],
+    head: card.TrainedHead,
+    *,
+    version: str = "1",
+    words: Mapping[str, Words] | None = None,
 ) -> LabelSet:
     """Returns the set of a bundle's trained labels."""
+    names = tuple(label.name for label in labels)
     thresholds, calibrated = _fill([label.threshold for label in labels], head.threshold)
     measured = {}
     for purpose in get_args(Purpose):
@@ -289,7 +327,7 @@ def make_trained_set(
         name=TRAINED_SET,
         version=version,
         origin="model",
-        names=tuple(label.name for label in labels),
+        names=names,
         thresholds=thresholds,
         calibrated=calibrated,
         calibration=_stack([label.calibration or head.calibration for label in labels]),
@@ -300,6 +338,7 @@ def make_trained_set(
         categories={label.name: label.category for label in labels if label.category},
         shared=head.by_purpose,
         measured=measured,
+        dictionary=Dictionary(names, words),
     )
 
 
@@ -341,6 +380,7 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
         own_calibration=shared,
         shared=head.by_purpose if head else {},
         ranked=ranked,
+        dictionary=Dictionary(names, definition.words),
     )
 
 
@@ -355,6 +395,7 @@ def teach(
     start = replace(
         labels.untaught or labels,
         version=labels.version,
+        dictionary=labels.dictionary,
         unused_lessons=frozenset(unused) & labels.positions.keys(),
     )
     learning = {labels.positions[name]: lessons[name] for name in labels.names if name in lessons}

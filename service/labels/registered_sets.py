@@ -113,6 +113,7 @@ class RegisteredSets(StoredSets):
             return await self._load_one(definition.name), False
         embeddings = await self._builder.embed(definition)
         made = await self._builder.make(definition, embeddings)
+        made = self._builder.describe(made, definition.words)
         if definition.encoder == self._builder.photos.encoder:  # raises if they do not fit
             await self._builder.teach(made, definition.lessons, ())
         write = self._prepare_write(definition, embeddings)
@@ -146,7 +147,8 @@ class RegisteredSets(StoredSets):
                 f"The labels of {name} are of another kind (texts, embeddings or photos alone): "
                 "register the new ones as another set"
             )
-        joined = replace_fields(old, lessons={}).with_rows(old.rows | new.rows)
+        joined = replace_fields(old, lessons={}, words={**old.words, **new.words})
+        joined = joined.with_rows(old.rows | new.rows)
         check = self._store.check
         if await self._call(check, joined, replace=True, if_version=version) is not None:
             return await self._load_one(name), 0
@@ -335,7 +337,7 @@ class RegisteredSets(StoredSets):
         if old.calibration is not None:
             logger.warning("label set %s has lost its calibration: calibrate it again", name)
             thresholds = (None,) * len(thresholds)
-        definition = Definition(name, old.names, old.prompts, thresholds)
+        definition = Definition(name, old.names, old.prompts, thresholds, words=old.words)
         await self.register(definition, replace=version is not None, if_version=version)
 
     def _prepare_write(

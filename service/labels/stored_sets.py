@@ -162,6 +162,8 @@ class StoredSets:
                     is_extended = await asyncio.to_thread(_extends, definition, base)
                     start = base.source.vectors if is_extended else None  # of its first labels
                 labels = await self._builder.make(definition, entry.embeddings, start=start)
+            words = await self._call(self._store.read_words, name)
+            labels = self._builder.describe(labels, words)
             labels = replace_fields(labels, version=str(version.version))
             old: Lessons = {}
             after = None

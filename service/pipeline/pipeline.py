@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Literal
 
 from service import errors
@@ -168,12 +169,13 @@ class Pipeline:
                     raise errors.DeadlineExceeded("deadline exceeded while pinning") from error
             else:
                 sets = await pinning  # never waits; a timeout would cost 6 us
-            names = (*(question.include or ()), *(question.exclude or ()))
-            num_labels = sum(labels.num_labels for labels in sets)
+            names = (*(question.include or ()), *(question.exclude or ()), *(question.parent or ()))
+            num_labels, lexicon = sum(labels.num_labels for labels in sets), self.catalogue.lexicon
             if sum(map(len, names)) <= _MAX_INLINE_CHARACTERS and _is_quick(num_labels, sets):
-                selection = select_labels(sets, question)
+                selection = select_labels(sets, question, lexicon)
             else:
-                selection = await self._side_threads.run(deadline, select_labels, sets, question)
+                work = partial(select_labels, sets, question, lexicon)
+                selection = await self._side_threads.run(deadline, work)
         if question.explain and not self.explainer.covers(selection):
             raise errors.NoMaps(tuple(part.labels.name for part in selection.parts))
         return selection

@@ -63,6 +63,11 @@ class Prediction:
                 "source": label.source,
                 "calibrated": label.calibrated,
             }
+            if label.translation is not None:
+                described = {"label": label.label, "translation": label.translation, **described}
+            for name in ("parents", "parent_translations"):
+                if (values := getattr(label, name)) is not None:
+                    described[name] = values
             if label.category is not None:
                 described["category"] = label.category
             explanation, overlay = next(explained, (None, None))

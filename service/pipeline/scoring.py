@@ -13,10 +13,11 @@ from service.labels.label_set import LabelSet
 from service.labels.whitening import Vector
 from service.pipeline.found import choose_best, keep_least
 from service.pipeline.selection import SelectedLabels, Selection
-from service.question import Question
 
 # float64 overflows at exp(710).
 _MAX_EXPONENT = 700.0
+
+Parents = tuple[str, ...] | None
 
 
 class ScoredLabel(NamedTuple):
@@ -29,6 +30,9 @@ class ScoredLabel(NamedTuple):
     source: str
     calibrated: bool  # whether `threshold` is the label's own
     category: str | None = None
+    translation: str | None = None
+    parents: tuple[str, ...] | None = None  # nearest first
+    parent_translations: tuple[str, ...] | None = None
 
 
 def compute_scores(
@@ -73,7 +77,7 @@ def score_labels(
     answer = [
         label
         for values, part in zip(logits, selection.parts, strict=True)
-        for label in _score_part(values, part, embedding, question)
+        for label in _score_part(values, part, embedding, selection)
     ]
     # Each part is sorted already; the sort is stable. NaN is last.
     if len(selection.parts) > 1:
@@ -88,9 +92,9 @@ def _score_part(
     logits: NDArray[np.floating] | ScreenedLogits,
     part: SelectedLabels,
     embedding: Vector | None,
-    question: Question,
+    selection: Selection,
 ) -> list[ScoredLabel]:
-    labels, chosen = part.labels, part.chosen
+    labels, chosen, question = part.labels, part.chosen, selection.question
     if isinstance(logits, ScreenedLogits):
         counts = np.isin(logits.positions, chosen, assume_unique=True)
         chosen, logits = logits.positions[counts], logits.logits[counts]
@@ -110,9 +114,27 @@ def _score_part(
     rows = zip(
         *(names, scores.tolist(), thresholds, found.tolist(), sources, known),
         map(labels.categories.get, names),
+        *_describe(labels, names, selection),
         strict=False,
     )
     return list(map(ScoredLabel._make, rows))
+
+
+def _describe(
+    labels: LabelSet, names: Sequence[str], selection: Selection
+) -> tuple[Iterable[str | None], Iterable[Parents], Iterable[Parents]]:
+    """Returns translations, parents and their translations, as the question asks for them."""
+    lang, nothing = selection.lang, repeat(None)
+    translations = {} if lang is None else labels.dictionary.translate(lang)
+    translated = map(translations.get, names) if translations else nothing
+    if not selection.question.parents:
+        return translated, nothing, nothing
+    words = labels.words
+    parents: list[Parents] = [(n in words and words[n].parents) or None for n in names]
+    if lang is None:
+        return translated, parents, nothing
+    above = (some and tuple(translations.get(p, p) for p in some) for some in parents)
+    return translated, parents, above
 
 
 def _score_logits(

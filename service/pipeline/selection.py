@@ -1,18 +1,27 @@
 """Chooses the labels that may be in an answer, from snapshots of the label sets asked for."""
 
 import unicodedata
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle.card import RANKED
 from service.engine.heads import Head
-from service.errors import ConflictingLabels, NotMeasured, UnknownCategory, UnknownLabel
+from service.errors import (
+    ConflictingLabels,
+    NotMeasured,
+    UnknownCategory,
+    UnknownLabel,
+    UnknownParent,
+)
 from service.labels.label_set import LabelSet
+from service.labels.words import Lexicon
 from service.pipeline.found import FoundRule, find_needed, make_rule
 from service.question import Question, Threshold
 
@@ -22,6 +31,7 @@ _MIN_SCREENED = 200
 _MIN_WANTED = 10
 # The screen keeps half of a set for the best fifth.
 _MOST_WANTED = 5
+_NO_WORDS = Lexicon()
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +53,9 @@ class Selection:
     parts: tuple[SelectedLabels, ...]  # of the sets with a label that may be in the answer
     # Set name -> labels of a registered set that an earlier set answers instead, by its thresholds.
     hidden: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lang: str | None = None  # of translations in the answer
+    # Words of the question that are no names -> the labels or parents that they mean.
+    resolved: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -82,28 +95,40 @@ class Selection:
         return sum(len(part.chosen) for part in self.parts)
 
 
-def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
+def select_labels(
+    sets: Sequence[LabelSet], question: Question, lexicon: Lexicon = _NO_WORDS
+) -> Selection:
     """Chooses the labels that may be in the answer; the first set with a name answers it.
 
-    Raises UnknownLabel or ConflictingLabels for names in `include` and `exclude`, UnknownCategory,
-    and NotMeasured for a `threshold` that a set does not have.
+    `lexicon` knows the bundle's words. Raises UnknownLabel, AmbiguousWord or ConflictingLabels for
+    names in `include` and `exclude`, UnknownLanguage, UnknownCategory, UnknownParent, and
+    NotMeasured for a `threshold` that a set does not have.
     """
     sets = _use_threshold(sets, question.threshold)
-    if len(sets) == 1 and not (question.include or question.exclude or question.category):
+    lexicon = lexicon.extend([labels.dictionary for labels in sets])
+    # Candidates are words of any of the languages.
+    asked = None if any(labels.origin == "request" for labels in sets) else len(sets)
+    lang = lexicon.choose_language(question.lang, lexicon.dictionaries[:asked])
+    resolved = {word: name for labels in sets for word, name in labels.resolved.items()}
+    narrowed = question.include or question.exclude or question.category or question.parent
+    if len(sets) == 1 and not narrowed:
         part = _select(sets[0], sets[0].all_positions, question, is_alone=True)
-        return Selection(question, tuple(sets), (part,))
-    include = _resolve_names(sets, question.include or ())
-    exclude = _resolve_names(sets, question.exclude or ())
-    unknown = tuple(name for name in dict.fromkeys(include + exclude) if not _is_known(sets, name))
+        return Selection(question, tuple(sets), (part,), lang=lang, resolved=resolved)
+    words = _Words(lexicon, lang, resolved)
+    known = ChainMap(*(labels.positions for labels in sets))
+    include = words.resolve(question.include or (), known)
+    exclude = words.resolve(question.exclude or (), known)
+    unknown = tuple(name for name in dict.fromkeys(include + exclude) if name not in known)
     if unknown:
-        known = [name for labels in sets for name in labels.names]
-        raise UnknownLabel(unknown, [labels.name for labels in sets], known)
+        other = lexicon.find_elsewhere(unknown[0], known)
+        searched = [labels.name for labels in sets]
+        raise UnknownLabel(unknown, searched, words.list_like(known), other)
     taken = set(exclude)  # and then the names that an earlier set answers
     conflicting = tuple(name for name in dict.fromkeys(include) if name in taken)
     if conflicting:
         raise ConflictingLabels(conflicting)
     parts, hidden = [], {}
-    for labels, members in _find_members(sets, question.category):
+    for labels, members in _find_members(sets, question.category, question.parent, words):
         positions = labels.positions
         chosen = np.full(len(positions), not include)
         chosen[[positions[name] for name in include if name in positions]] = True
@@ -118,7 +143,7 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
         if chosen.any():
             some = labels.all_positions if chosen.all() else np.flatnonzero(chosen)
             parts.append(_select(labels, some, question, is_alone=len(sets) == 1))
-    return Selection(question, tuple(sets), tuple(parts), hidden)
+    return Selection(question, tuple(sets), tuple(parts), hidden, lang, resolved)
 
 
 def _use_threshold(sets: Sequence[LabelSet], threshold: Threshold | None) -> Sequence[LabelSet]:
@@ -135,19 +160,36 @@ def _use_threshold(sets: Sequence[LabelSet], threshold: Threshold | None) -> Seq
 
 
 def _find_members(
-    sets: Sequence[LabelSet], categories: Sequence[str] | None
+    sets: Sequence[LabelSet],
+    categories: Sequence[str] | None,
+    parents: Sequence[str] | None,
+    words: "_Words",
 ) -> list[tuple[LabelSet, NDArray[np.bool_] | np.bool_]]:
-    """Returns each set to search with a mask of its labels; raises UnknownCategory.
+    """Returns each set to search with a mask of its labels; raises UnknownCategory, UnknownParent.
 
-    If categories are asked for, sets without any are left out: they must not hide labels of others.
+    If categories or parents are asked for, sets without any are left out: they must not hide labels
+    of others.
     """
-    if not categories:
-        return [(labels, np.True_) for labels in sets]
-    known = dict.fromkeys(name for labels in sets for name in labels.category_counts)
-    unknown = tuple(name for name in dict.fromkeys(categories) if name not in known)
-    if unknown:
-        raise UnknownCategory(unknown, [labels.name for labels in sets], tuple(known))
-    return [(labels, labels.find_members(categories)) for labels in sets if labels.categories]
+    members: list[tuple[LabelSet, NDArray[np.bool_] | np.bool_]] = [
+        (each, np.True_) for each in sets
+    ]
+    if categories:
+        known = dict.fromkeys(name for labels in sets for name in labels.category_counts)
+        unknown = tuple(name for name in dict.fromkeys(categories) if name not in known)
+        if unknown:
+            raise UnknownCategory(unknown, [labels.name for labels in sets], tuple(known))
+        members = [(each, each.find_members(categories)) for each in sets if each.categories]
+    if parents:
+        above = dict.fromkeys(parent for labels in sets for parent in labels.parents)
+        named = ChainMap[str, Any](above, *(labels.positions for labels in sets))
+        resolved = words.resolve(words.resolve(parents, above), named)
+        unknown = tuple(name for name in dict.fromkeys(resolved) if name not in named)
+        if unknown:
+            raise UnknownParent(unknown, tuple(above), words.list_like(above))
+        members = [
+            (each, mask & each.find_below(resolved)) for each, mask in members if each.parents
+        ]
+    return members
 
 
 def _select(
@@ -165,13 +207,29 @@ def _select(
     return SelectedLabels(labels, chosen, head, rule)
 
 
-def _resolve_names(sets: Sequence[LabelSet], names: Sequence[str]) -> tuple[str, ...]:
-    # Names of open labels are in the form NFC; clients may send any form.
-    return tuple(
-        name if _is_known(sets, name) else unicodedata.normalize("NFC", name).strip()
-        for name in names
-    )
+@dataclass(frozen=True)
+class _Words:
+    """What the words of a question mean; `resolved` is filled."""
 
+    lexicon: Lexicon
+    lang: str | None
+    resolved: dict[str, str]
 
-def _is_known(sets: Sequence[LabelSet], name: str) -> bool:
-    return any(name in labels.positions for labels in sets)
+    def resolve(self, words: Sequence[str], known: Mapping[str, object]) -> tuple[str, ...]:
+        """Returns known names for words, which may be unknown."""
+        names = []
+        for word in words:
+            # Names of open labels are in the form NFC; clients may send any form.
+            name = word if word in known else unicodedata.normalize("NFC", word).strip()
+            if name not in known and (meant := self.lexicon.find(name, self.lang, known)):
+                self.resolved[word] = name = meant
+            names.append(name)
+        return tuple(names)
+
+    def list_like(self, known: Mapping[str, object]) -> list[str]:
+        """Returns words that mean known names, those of the question's language first."""
+        languages = dict.fromkeys((self.lang, None))
+        pairs = (
+            p for lang in languages for d in self.lexicon.dictionaries for p in d.list_words(lang)
+        )
+        return list(dict.fromkeys([*(text for text, name in pairs if name in known), *known]))

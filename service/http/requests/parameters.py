@@ -15,7 +15,9 @@ from service.labels.definition import check_candidates
 from service.pipeline.served import ServedPipeline
 from service.question import TWO_LIMITS, Question
 
-LIST_PARAMETERS = frozenset({"include", "exclude", "category", "label_set", "candidate_labels"})
+LIST_PARAMETERS = frozenset(
+    {"include", "exclude", "category", "parent", "label_set", "candidate_labels"}
+)
 SINGLE_PARAMETERS = frozenset(Question.model_fields) - LIST_PARAMETERS
 NOT_UTF8 = "surrogateescape"
 """How bytes that are not UTF-8 are decoded for `read_texts`, which refuses them by name."""

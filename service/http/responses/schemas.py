@@ -62,6 +62,7 @@ class ScoredLabelAnswer(_Answer):
     """One label of an image."""
 
     label: str = Field(examples=["dog"])
+    translation: str | None = Field(None, description="With `lang`; absent if there is none.")
     score: Share = Field(description="Rounded to six decimals, as `threshold`.", examples=[0.93])
     threshold: Share = Field(description="Lowest score of a present label.", examples=[0.61])
     found: bool = Field(description="Whether it would answer without `top_k` and `min_labels`.")
@@ -69,6 +70,10 @@ class ScoredLabelAnswer(_Answer):
         description="How the model knows the label: what it learnt last, or its set's way."
     )
     calibrated: bool = Field(description="Whether `threshold` is the label's own.")
+    parents: list[str] | None = Field(
+        None, description="With `parents`, nearest first; absent if it has none."
+    )
+    parent_translations: list[str] | None = Field(None, description="With `lang`, of `parents`.")
     category: _Category = None
     map: list[list[float]] | None = Field(
         None, description="With `explain`: rows from the top, 0 to 1; all 0 if it is nowhere."
@@ -95,6 +100,11 @@ class _RequestAnswer(_Answer):
     model: NameAndVersion
     label_set: NameAndVersion = Field(description="Those of all `label_sets`, joined by `+`.")
     label_sets: list[SetInAnswer] = Field(description="Candidate labels come first.")
+    resolved: dict[str, str] | None = Field(
+        None,
+        description="Words of the request that are no names -> the labels or parents that they "
+        "mean. Candidates keep the word as their `label`.",
+    )
     request_id: str = Field(description="As in the header `X-Request-ID`.")
 
 
@@ -117,6 +127,7 @@ class LabelSetSummary(_Answer):
     read_only: bool = Field(description="Whether it cannot be replaced or deleted.")
     num_labels: int
     category_counts: dict[str, int] | None = Field(None, exclude_if=not_)
+    languages: list[str] = Field([], description="Of translations.", exclude_if=not_)
     num_learnt: int = Field(0, description="Labels that learnt from photos.", exclude_if=not_)
     ranked: _Ranked = False
 
@@ -160,6 +171,9 @@ class RegisteredLabel(_Answer):
     threshold: Share
     calibrated: bool = Field(description="Whether `threshold` is the label's own.")
     own_embedding: bool = Field(description="Whether it came with an embedding, not a text.")
+    aliases: list[str] = Field([], exclude_if=not_)
+    parents: list[str] = Field([], description="Nearest first.", exclude_if=not_)
+    translations: dict[str, str] = Field({}, exclude_if=not_)
     category: _Category = None
     examples: LabelExamples | None = Field(default=None, exclude_if=not_)
     fit: LabelFit | None = Field(default=None, exclude_if=not_)

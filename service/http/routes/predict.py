@@ -182,11 +182,12 @@ def _describe_model(pipeline: Pipeline, selection: Selection) -> dict[str, Any]:
         if lost := selection.hidden.get(labels.name):
             described |= {"num_hidden": len(lost), "hidden": lost[:MAX_HIDDEN]}
         sets.append(described)
-    return {
+    answer = {
         "model": {"name": card.name, "version": card.version},
         "label_set": {"name": selection.name, "version": selection.version},
         "label_sets": sets,
     }
+    return {**answer, "resolved": selection.resolved} if selection.resolved else answer
 
 
 def _describe_image(prediction: Prediction) -> dict[str, Any]:

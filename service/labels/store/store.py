@@ -6,7 +6,7 @@ the row of a large set is megabytes. All methods block.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace as replace_fields
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from service.bundle.card import Calibration
 from service.engine.heads import Embeddings
 from service.labels.definition import Definition, check_size
 from service.labels.store.database import Database
+from service.labels.words import Words, pack_words, parse_words
 
 ABSENT = 0
 """`if_version` of a set that must not exist; the first revision is 1."""
@@ -58,6 +59,13 @@ _LESSONS = sa.Table(  # of every kind
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("lesson", sa.LargeBinary, nullable=False),  # empty if it was deleted
     sa.Index("learnt_labels_of_set", "set_name", "version"),
+)
+# Versions before 1.2 do not know it, and keep what it has.
+_WORDS = sa.Table(
+    "label_words",
+    _metadata,
+    sa.Column("set_name", sa.String(100), primary_key=True),
+    sa.Column("words", sa.Text, nullable=False),  # of `pack_words`
 )
 # Unlike the value, its length reads no other pages.
 _HAS_LESSON = sa.func.length(_LESSONS.c.lesson) > 0
@@ -138,7 +146,8 @@ class LabelStore:
         self._space = space
         self._limits = limits
         self._prepared = False
-        self._has_lessons = True  # old stores that cannot be changed have no table of them
+        # Old stores that cannot be changed lack some.
+        self._tables = frozenset({_LESSONS.name, _WORDS.name})
 
     def read_state(self) -> StoreState:
         """Returns the current state."""
@@ -173,6 +182,11 @@ class LabelStore:
         with self._connect() as connection:
             return self._read(connection, name, space)
 
+    def read_words(self, name: str) -> dict[str, Words]:
+        """Returns the words of a set's labels. Raises `InvalidLabelSet`."""
+        with self._connect() as connection:
+            return self._read_words(connection, name)
+
     def read_lessons(
         self, name: str, keys: Collection[str], after: int | None = None
     ) -> tuple[LessonRow, ...]:
@@ -183,7 +197,7 @@ class LabelStore:
         lesson = sa.case((wanted, _LESSONS.c.lesson))
         query = sa.select(_LESSONS.c.encoder, _LESSONS.c.label, lesson)
         with self._connect() as connection:
-            if not self._has_lessons:
+            if _LESSONS.name not in self._tables:
                 return ()
             rows = connection.execute(query.where(_LESSONS.c.set_name == name, _HAS_LESSON))
             return tuple(LessonRow(*row) for row in rows)
@@ -192,7 +206,7 @@ class LabelStore:
         """Checks, as `write` does, that a set of `count` labels can be written."""
         with self._connect() as connection:
             self.database.check_writable(connection)
-            self._demand_lessons()
+            self._demand(_LESSONS)
             self._check_limits(connection, name, count)
 
     def check(self, definition: Definition, *, replace: bool, if_version: int | None) -> int | None:
@@ -200,7 +214,7 @@ class LabelStore:
         with self._connect() as connection:
             self.database.check_writable(connection)
             known = self._find(connection, definition.name, if_version)
-            version = _find_same(definition, known, replace)
+            version = self._find_same(connection, definition, known, replace)
             if version is None:
                 self._check_limits(connection, definition.name, len(definition.names))
             return version
@@ -224,11 +238,12 @@ class LabelStore:
         name = definition.name
         with self._connect(writing=True) as connection:
             version, known = self._begin_write(connection, name, if_version)
-            if (same := _find_same(definition, known, replace)) is not None:
+            same = self._find_same(connection, definition, known, replace)
+            if same is not None:
                 return WriteResult(same)
             self._put(connection, definition, embeddings, version)
             if lessons:
-                self._demand_lessons()
+                self._demand(_LESSONS)
                 for key in keys:
                     connection.execute(sa.delete(_LESSONS).where(_match_lessons(key, name)))
                 rows = [(key, name, label, version, content) for key, label, content in lessons]
@@ -298,7 +313,7 @@ class LabelStore:
         Raises `NoExamples`, and as `delete`.
         """
         with self._connect(writing=True) as connection:
-            self._demand_lessons()
+            self._demand(_LESSONS)
             version = self._begin_change(connection, name, if_version)
             chosen = sa.and_(_match_lessons(None, name, label), _HAS_LESSON)
             change = sa.update(_LESSONS).where(chosen).values(version=version, lesson=b"")
@@ -315,8 +330,9 @@ class LabelStore:
         with self._connect(writing=True) as connection:
             version = self._begin_change(connection, name, if_version)
             connection.execute(sa.delete(_SETS).where(_SETS.c.name == name))
-            if self._has_lessons:
+            if _LESSONS.name in self._tables:
                 connection.execute(sa.delete(_LESSONS).where(_match_lessons(None, name)))
+            self._put_words(connection, name, {})
             connection.execute(sa.update(_STATE).values(revision=version))
             return WriteResult(version)
 
@@ -332,9 +348,9 @@ class LabelStore:
     @contextmanager
     def _connect(self, *, writing: bool = False) -> Iterator[sa.Connection]:
         try:
-            if not (self._prepared and self._has_lessons):  # another process may make the table
+            if not (self._prepared and len(self._tables) > 1):  # another process may make them
                 with self.database.connect(writing=True) as connection:
-                    self._has_lessons = _make_tables(connection, self.database)
+                    self._tables = _make_tables(connection, self.database)
                 self._prepared = True
             with self.database.connect(writing=writing) as connection:
                 yield connection
@@ -342,10 +358,10 @@ class LabelStore:
             self._prepared = False  # it may come back as another, empty database
             raise
 
-    def _demand_lessons(self) -> None:
-        if not self._has_lessons:
+    def _demand(self, table: sa.Table) -> None:
+        if table.name not in self._tables:
             raise errors.StoreReadOnly(
-                f"label_store: there is no table {_LESSONS.name}: start the service once with a "
+                f"label_store: there is no table {table.name}: start the service once with a "
                 "user of the database that may create tables"
             )
 
@@ -368,14 +384,50 @@ class LabelStore:
 
     @property
     def _version(self) -> sa.ColumnElement[int]:
-        return _VERSION if self._has_lessons else _SETS.c.version
+        return _VERSION if _LESSONS.name in self._tables else _SETS.c.version
 
     def _read(
         self, connection: sa.Connection, name: str, space: str | None = None
     ) -> StoreEntry | None:
         query = sa.select(_SETS, self._version.label("latest")).where(self._match(name, space))
         row = connection.execute(query).one_or_none()
-        return None if row is None else _decode_row(row)
+        if row is None:
+            return None
+        entry = _decode_row(row)
+        words = self._read_words(connection, name)
+        return entry._replace(definition=replace_fields(entry.definition, words=words))
+
+    def _read_words(self, connection: sa.Connection, name: str) -> dict[str, Words]:
+        if _WORDS.name not in self._tables:
+            return {}
+        query = sa.select(_WORDS.c.words).where(_WORDS.c.set_name == name)
+        content = connection.execute(query).scalar_one_or_none()
+        return {} if content is None else parse_words(content)
+
+    def _put_words(self, connection: sa.Connection, name: str, words: Mapping[str, Words]) -> None:
+        if words:
+            self._demand(_WORDS)
+        if _WORDS.name in self._tables:
+            connection.execute(sa.delete(_WORDS).where(_WORDS.c.set_name == name))
+        if words:
+            row = {"set_name": name, "words": pack_words(words).decode()}
+            connection.execute(sa.insert(_WORDS).values(row))
+
+    def _find_same(
+        self,
+        connection: sa.Connection,
+        definition: Definition,
+        known: SetVersion | None,
+        replace: bool,
+    ) -> int | None:
+        if known is None:
+            return None
+        is_same = known.digest == definition.digest and not definition.lessons
+        if is_same and self._read_words(connection, definition.name) == definition.words:
+            return known.version
+        if not replace:
+            raise errors.LabelSetExists(definition.name)
+        return None
 
     def _put(
         self,
@@ -388,7 +440,7 @@ class LabelStore:
         name = definition.name
         self._check_limits(connection, name, len(definition.names))
         learnt = sa.select(_LESSONS.c.label).where(_match_lessons(None, name)).distinct()
-        if self._has_lessons and (removed := {*connection.execute(learnt).scalars()}):
+        if _LESSONS.name in self._tables and (removed := {*connection.execute(learnt).scalars()}):
             query = sa.select(_SETS.c.space, _SETS.c.labels).where(_SETS.c.name == name)
             rows = {row.space: row.labels for row in connection.execute(query)}
             # Lessons of an unknown set are left from a service of a version without lessons.
@@ -396,6 +448,7 @@ class LabelStore:
                 removed &= _read_names(rows.get(self._space)).difference(definition.names)
             for label in removed:
                 connection.execute(sa.delete(_LESSONS).where(_match_lessons(None, name, label)))
+        self._put_words(connection, name, definition.words)
         connection.execute(sa.delete(_SETS).where(self._match(name)))
         row = sa.insert(_SETS).values(
             space=self._space,
@@ -477,16 +530,6 @@ def _choose(embeddings: Embeddings, given: Sequence[int]) -> Embeddings:
     return embeddings if len(given) == len(embeddings) else embeddings[list(given)]
 
 
-def _find_same(definition: Definition, known: SetVersion | None, replace: bool) -> int | None:
-    if known is None:
-        return None
-    if known.digest == definition.digest and not definition.lessons:
-        return known.version
-    if not replace:
-        raise errors.LabelSetExists(definition.name)
-    return None
-
-
 def _read_names(labels: str | None) -> frozenset[str]:
     """Returns the names of a row's labels, none of a damaged row."""
     with suppress(ValueError, KeyError, TypeError):
@@ -520,8 +563,8 @@ def _match_lessons(*key: str | None) -> sa.ColumnElement[bool]:
     return sa.and_(*(column == value for column, value in pairs if value is not None))
 
 
-def _make_tables(connection: sa.Connection, database: Database) -> bool:
-    """Returns whether there is a table of lessons: old stores that cannot be changed have none."""
+def _make_tables(connection: sa.Connection, database: Database) -> frozenset[str]:
+    """Returns the names of the tables: old stores that cannot be changed lack some."""
     may_create = True
     if connection.dialect.name == "postgresql":
         # Processes that start together would make the tables twice.
@@ -531,7 +574,7 @@ def _make_tables(connection: sa.Connection, database: Database) -> bool:
     with suppress(errors.StoreReadOnly):
         database.check_writable(connection)
         if may_create:
-            _LESSONS.create(connection, checkfirst=True)
+            _metadata.create_all(connection, tables=[_LESSONS, _WORDS])
     _metadata.create_all(connection, tables=[_STATE, _SETS])
     version = connection.execute(sa.select(_STATE.c.schema_version)).scalar_one_or_none()
     if version is None:
@@ -542,7 +585,7 @@ def _make_tables(connection: sa.Connection, database: Database) -> bool:
             f"label_store {database.address}: schema version {version}, this "
             f"service has {SCHEMA_VERSION}"
         )
-    return sa.inspect(connection).has_table(_LESSONS.name)
+    return frozenset(sa.inspect(connection).get_table_names()) & {_LESSONS.name, _WORDS.name}
 
 
 def _decode_row(row: sa.Row[Any]) -> StoreEntry:
