@@ -16,7 +16,6 @@ from playwright.sync_api import (
     Page,
     Request,
     Route,
-    ViewportSize,
     expect,
     sync_playwright,
 )
@@ -102,16 +101,10 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def locale() -> str:
-    """The browser's language."""
-    return "en-US"
-
-
-@pytest.fixture
-def visit(browser: Browser, address: str, locale: str) -> Iterator[Visit]:
+def visit(browser: Browser, address: str, request: pytest.FixtureRequest) -> Iterator[Visit]:
     """A page that must log no error and load nothing from other hosts; its sets are deleted."""
-    size: ViewportSize = {"width": 1280, "height": 900}
-    with browser.new_context(viewport=size, locale=locale) as context:
+    locale = getattr(request, "param", "en-US")
+    with browser.new_context(viewport={"width": 1280, "height": 900}, locale=locale) as context:
         context.set_default_timeout(TIMEOUT_MS)
         visit = Visit(context.new_page(), address)
         page = visit.page

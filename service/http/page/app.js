@@ -41,7 +41,7 @@ function start() {
   byId("card-open").addEventListener("click", () => byId("card").showModal());
   byId("card-close").addEventListener("click", () => byId("card").close());
   startPhotos({ onAdd: add, onSample: open, onProblem: showProblem });
-  greet().then(() => chosenSets().length > 0 && ask(), showProblem); // also for photos that came before the sets
+  greet().then(() => (chosenSets().length > 0 ? ask() : isOpen("many") && tagPhotos()), showProblem); // also for photos that came before the sets
 }
 
 function open(photo) {
@@ -98,13 +98,13 @@ function showProblem(error, photo) {
     : error.isOfPhoto && photo ? `${photo.name}: ${error.message}` : error.message;
   byId("alert").classList.toggle("of-photo", Boolean(error.isOfPhoto && photo));
   byId("alert").hidden = false;
-  if (error.code === "unknown_label_set") dropMissing();
+  if (/^unknown_(label_set|language)$/.test(error.code)) dropMissing();
   if (!error.needsKey) return;
   byId("key").setAttribute("aria-invalid", "true");
   openKey(true);
 }
 
-/** Lists the sets again if one of them is gone, and asks for the others. */
+/** Lists the sets again if one of them or its language is gone, and asks for the others. */
 async function dropMissing() {
   const { length } = chosenSets();
   await showSets().catch(() => null); // the alert has the reason already

@@ -3,7 +3,7 @@
 import { listLabelSets, predict, readLabelSet } from "./api.js";
 import { byId, count, makeElement } from "./elements.js";
 import { MOST_LABELS, choiceParameters, dropLabels, splitLabels } from "./scores.js";
-import { remember } from "./words.js";
+import { NAMES, remember } from "./words.js";
 
 export const CORRECTIONS = "corrections"; // the set of labels that no set of the user's own has, but learn from corrections
 const SHIPPED = new Set(["model", "bundle"]);
@@ -70,10 +70,10 @@ export function isEmpty({ label_set: sets, candidate_labels: typed }) {
 
 /**
  * Ticks the default sets too if words were typed or a set was saved before the first photo: with these, a
- * request is for these alone.
+ * request is for these alone. Also before a language is asked for, which some of these must have.
  */
 export async function tickDefaults(photo, signal, patience) {
-  if (isChosen || isEmpty(readChoice())) return;
+  if (isChosen || (isEmpty(readChoice()) && byId("language").value === NAMES)) return;
   try {
     const answer = await predict(photo, { top_k: ["1"] }, signal, patience);
     if (!isChosen) tickSets(answer.label_sets.map((set) => set.name));

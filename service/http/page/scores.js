@@ -99,7 +99,7 @@ export function showParameters(labels, { mode, threshold, topK }) {
 
 /** Parameters that name the labels to choose from. */
 export function choiceParameters(labelSets, candidates) {
-  return { label_set: labelSets, candidate_labels: candidates, lang: askedLanguage(labelSets) };
+  return { label_set: labelSets, candidate_labels: candidates, lang: askedLanguage(labelSets, candidates.length > 0) };
 }
 
 /** Parameters as fields of a form, `[name, value]`. */

@@ -6,6 +6,7 @@ const KEY = "ml-decoder-lang";
 export const NAMES = "en"; // in requests: the labels' own names, in any language
 
 const words = new Map(); // label or parent -> { translations, parents, aliases }
+const recall = (label) => words.get(label) ?? { translations: {}, aliases: [], parents: [] };
 let sets = []; // as the service lists them
 
 /** The most specific of the languages that answers for another: `de` for `de-AT`. */
@@ -31,9 +32,10 @@ function nameLanguage(language) {
   }
 }
 
-/** The value of `lang` in a request for these sets, or for the default ones, as a list. */
-export function askedLanguage(names) {
-  const languages = listLanguages(sets.filter(({ name }) => names.length === 0 || names.includes(name)));
+/** The value of `lang`, as a list, in a request for these sets; words may be of the bundle's languages too. */
+export function askedLanguage(names, hasWords) {
+  const isAsked = ({ name, origin }) => names.includes(name) || (hasWords && ["model", "bundle"].includes(origin));
+  const languages = listLanguages(sets.filter(isAsked));
   return languages.length > 1 ? [find(languages, byId("language").value) ?? NAMES] : [];
 }
 
@@ -44,8 +46,6 @@ export function remember(labels, language) {
     above?.forEach((word, i) => add(parents[i], { [language]: word }));
   }
 }
-
-const recall = (label) => words.get(label) ?? { translations: {}, aliases: [], parents: [] };
 
 function add(label, translations, aliases, parents) {
   const known = recall(label);
