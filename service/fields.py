@@ -100,7 +100,7 @@ def _spell_tag(tag: str) -> str:
 
 LanguageTag = Annotated[
     str,
-    pydantic.StringConstraints(pattern=r"^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}$"),
+    pydantic.StringConstraints(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8}){0,3}$"),
     pydantic.AfterValidator(_spell_tag),
     replace_errors("language", "Input should be a language tag (BCP 47), such as 'de' or 'pt-BR'"),
 ]

@@ -17,6 +17,7 @@ from tests.support.tiny_bundle import (
     write_mapped_bundle,
     write_open_bundle,
     write_tiny_bundle,
+    write_worded_bundle,
 )
 
 # Each process of a parallel run has a core: torch's threads would only wait for each other.
@@ -58,6 +59,12 @@ def learning_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def categorised_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A tiny bundle whose labels have categories, one of which is answered by its best label."""
     return write_categorised_bundle(tmp_path_factory.mktemp("categories"))
+
+
+@pytest.fixture(scope="session")
+def worded_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The open bundle with words of its labels."""
+    return write_worded_bundle(tmp_path_factory.mktemp("words"))
 
 
 @pytest.fixture(scope="session")

@@ -59,6 +59,7 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
     card, labels = _describe(request, bundle.card), bundle.labels
     text_encoder = open_text_encoder(bundle, threads=1)
     _check_heads(request, bundle.card, encodes_text=text_encoder is not None)
+    words = bundle.read_words() if request.words is None else read_words(request.words)
     names = tuple(label.name for label in labels)
     reader = PhotoReader(card.input, left_out)
     val = unseen = background = None
@@ -94,7 +95,7 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
         tokenizer=bundle.read_tokenizer() if text_encoder is not None else None,
         label_sets=sets,
         background=bundle.read_background(),
-        words=bundle.read_words() if request.words is None else read_words(request.words),
+        words=words,
     )
     return finish_bundle(request.out, add_background(draft, background))
 

@@ -44,7 +44,7 @@ def read_words(path: Path) -> bytes:
     """Returns a bundle's `words.json` from such a file or a label set; raises ExportError."""
     try:
         content = path.read_bytes()
-        if path.suffix == ".json" and b'"about"' in content[:100]:
+        if path.name == EVERYDAY_WORDS.name:
             parse_words(content)
             return content
         words = parse_label_set(content, path.suffix, path.stem).words

@@ -249,13 +249,12 @@ class Catalogue:
         Labels that have a prompt, an embedding or words stay as they are. Also returns the words
         that mean another name. Raises `UnknownLanguage` or `AmbiguousWord`.
         """
-        lexicon = self.lexicon
-        lang = lexicon.choose_language(lang, lexicon.dictionaries)
+        lexicon = self.lexicon.speak(lang)
         found = {
             name: meant
             for name, row in definition.rows.items()
             if row.prompt is None and row.embedding is None and name not in definition.words
-            if (meant := lexicon.find(name, lang))
+            if (meant := lexicon.find(name))
         }
         names = refuse_duplicates(tuple(found.get(name, name) for name in definition.names))
         words = lexicon.describe({name: name for name in found.values()})
@@ -330,9 +329,8 @@ class Catalogue:
             raise errors.NoOpenHead
         check_candidates(names, self._max_candidates)
         refuse_duplicates(names)
-        lexicon = self.lexicon.extend(labels.dictionary for labels in sets)
-        lang = lexicon.choose_language(question.lang, lexicon.dictionaries)
-        found = {name: meant for name in names if (meant := lexicon.find(name, lang))}
+        lexicon = self.lexicon.extend(labels.dictionary for labels in sets).speak(question.lang)
+        found = {name: meant for name in names if (meant := lexicon.find(name))}
         resolved = {n: meant for n, meant in found.items() if fold_name(n) != fold_name(meant)}
         scored = tuple(resolved.get(name, name) for name in names)
         prompts = tuple(self._find_prompt(resolved.get(name), sets) for name in names)

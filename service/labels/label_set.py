@@ -1,7 +1,7 @@
 """The label set as requests see it: an immutable snapshot, pinned by a request until its end."""
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -125,7 +125,7 @@ class LabelSet:
     @cached_property
     def category_counts(self) -> dict[str, int]:
         """Category -> the number of its labels."""
-        return Counter(self.categories.values())
+        return {category: len(labels) for category, labels in self.by_category.items()}
 
     @cached_property
     def lessons(self) -> Lessons:
@@ -204,42 +204,36 @@ class LabelSet:
                 described |= {key: value for key, value in words._asdict().items() if value}
             yield {**described, **lessons.get(name, {})}
 
-    def find_members(self, categories: Collection[str]) -> NDArray[np.bool_]:
-        """Returns which labels are of one of these categories, bool [L]."""
+    def find_members(
+        self, groups: Mapping[str, Sequence[int]], wanted: Collection[str]
+    ) -> NDArray[np.bool_]:
+        """Returns which labels are in one of these groups, categories or parents, bool [L]."""
         are_members = np.zeros(len(self.names), np.bool_)
-        for category in self._members.keys() & categories:
-            are_members |= self._members[category]
+        for name in groups.keys() & wanted:
+            are_members[groups[name]] = True
         return are_members
 
-    def find_below(self, parents: Collection[str]) -> NDArray[np.bool_]:
-        """Returns which labels are below one of these parents or have its name, bool [L]."""
-        are_below = np.zeros(len(self.names), np.bool_)
-        for parent in parents:
-            are_below[self.parents.get(parent, [])] = True
-            if parent in self.positions:
-                are_below[self.positions[parent]] = True
-        return are_below
+    @cached_property
+    def by_category(self) -> dict[str, list[int]]:
+        """Category -> the positions of its labels."""
+        return _group((self.categories[n],) if n in self.categories else () for n in self.names)
 
     @cached_property
-    def parents(self) -> dict[str, list[int]]:
-        """Parent -> the positions of the labels below it."""
-        below: defaultdict[str, list[int]] = defaultdict(list)
-        for position, name in enumerate(self.names if self.words else ()):
-            for parent in self.words[name].parents if name in self.words else ():
-                below[parent].append(position)
-        return dict(below)
-
-    @cached_property
-    def _members(self) -> dict[str, NDArray[np.bool_]]:
-        column = np.array([self.categories.get(name, "") for name in self.names])
-        return {category: column == category for category in self.category_counts}
+    def by_parent(self) -> dict[str, list[int]]:
+        """Parent -> the positions of the labels below it, and of the label of its name."""
+        below = (self.words[name].parents if name in self.words else () for name in self.names)
+        groups = _group(below if self.words else ())
+        for parent in groups.keys() & self.positions.keys():
+            groups[parent].append(self.positions[parent])
+        return groups
 
     @cached_property
     def ratings(self) -> NDArray[np.intp] | None:
         """Positions of ratings, of which answers have the best; None without, or of a softmax."""
         if not self.categories or self.activation == "softmax":
             return None
-        return np.flatnonzero(self.find_members([RATING])) if RATING in self._members else None
+        ratings = self.by_category.get(RATING)
+        return None if ratings is None else np.array(ratings)
 
     def use(self, purpose: Purpose) -> "LabelSet | None":
         """Returns the set with its thresholds for a purpose; None if they were not measured.
@@ -427,6 +421,15 @@ def teach(
         learnt=learnt,
         untaught=start,
     )
+
+
+def _group(names: Iterable[Iterable[str]]) -> dict[str, list[int]]:
+    """Returns the groups of labels, by name, as positions; `names` are each label's groups."""
+    groups: defaultdict[str, list[int]] = defaultdict(list)
+    for position, some in enumerate(names):
+        for name in some:
+            groups[name].append(position)
+    return dict(groups)
 
 
 def _fill(

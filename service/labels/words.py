@@ -4,8 +4,9 @@ A label's name never changes. Its words describe it, and let questions name it i
 """
 
 import json
+import unicodedata
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import not_
@@ -148,34 +149,34 @@ class Dictionary:
 
 @dataclass(frozen=True)
 class Lexicon:
-    """Dictionaries to look words up in, and the language of questions that name none."""
+    """Dictionaries to look words up in, and the language of the words."""
 
     dictionaries: tuple[Dictionary, ...] = ()
-    lang: str | None = None
+    lang: str | None = None  # None: names and aliases alone
 
     def extend(self, dictionaries: Iterable[Dictionary]) -> "Lexicon":
         """Returns the lexicon with others in front."""
         return Lexicon((*dictionaries, *self.dictionaries), self.lang)
 
-    def choose_language(self, lang: str | None, asked: Sequence[Dictionary]) -> str | None:
-        """Returns the language of an answer of these dictionaries; None for names as they are.
+    def speak(self, lang: str | None, asked: int | None = None) -> "Lexicon":
+        """Returns the lexicon in another language, which one of the first `asked` must have.
 
-        Raises `UnknownLanguage` if none of them has it, unless it is only the default.
+        None keeps the language, if they have it. Raises `UnknownLanguage`.
         """
-        chosen = lang or self.lang
-        if chosen is None or any(each.find_language(chosen) for each in asked):
-            return chosen
+        chosen, some = lang or self.lang, self.dictionaries[:asked]
+        if chosen is None or any(each.find_language(chosen) for each in some):
+            return Lexicon(self.dictionaries, chosen)
         if lang is not None and lang.partition("-")[0] != NAMES:
-            raise UnknownLanguage(lang, sorted({tag for each in asked for tag in each.languages}))
-        return None
+            raise UnknownLanguage(lang, sorted({tag for each in some for tag in each.languages}))
+        return Lexicon(self.dictionaries)
 
-    def find(self, word: str, lang: str | None, known: Container[str] | None = None) -> str | None:
+    def find(self, word: str, known: Container[str] | None = None) -> str | None:
         """Returns the name, of the `known` if given, that a word means.
 
         A name means itself, else translations come before names in another spelling and aliases.
         Raises `AmbiguousWord` if a word of one language means several.
         """
-        found = [self._list_meanings(word, language, known) for language in (None, lang)]
+        found = [self._list_meanings(word, lang, known) for lang in (None, self.lang)]
         if word in found[0]:
             return word
         meant = found[1] or found[0]
@@ -183,17 +184,28 @@ class Lexicon:
             raise AmbiguousWord(word, tuple(meant))
         return meant[0] if meant else None
 
-    def _list_meanings(
-        self, word: str, lang: str | None, known: Container[str] | None
-    ) -> list[str]:
-        names = dict.fromkeys(name for each in self.dictionaries for name in each.find(word, lang))
-        return [name for name in names if known is None or name in known]
+    def find_known(self, words: Iterable[str], known: Container[str]) -> dict[str, str]:
+        """Returns the known names that words mean; for others, the words themselves, in NFC."""
+        names = {}
+        for word in words:
+            # Names of open labels are in the form NFC; clients may send any form.
+            name = word if word in known else unicodedata.normalize("NFC", word).strip()
+            names[word] = name if name in known else self.find(name, known) or name
+        return names
 
     def find_elsewhere(self, word: str, known: Container[str]) -> tuple[str, str] | None:
         """Returns a language in which a word means a known name, and this name."""
         languages = dict.fromkeys(tag for each in self.dictionaries for tag in each.languages)
         found = ((tag, name) for tag in languages for name in self._list_meanings(word, tag, known))
         return next(found, None)
+
+    def list_words(self, known: Collection[str]) -> list[str]:
+        """Returns words that mean known names, those of the language first, and the names."""
+        each = (
+            (lang, some) for lang in dict.fromkeys((self.lang, None)) for some in self.dictionaries
+        )
+        pairs = (pair for lang, some in each for pair in some.list_words(lang))
+        return list(dict.fromkeys([*(text for text, name in pairs if name in known), *known]))
 
     def describe(self, names: Mapping[str, str]) -> dict[str, Words]:
         """Returns the words of labels, by the words that mean them, and those of their parents."""
@@ -204,3 +216,9 @@ class Lexicon:
 
     def _get(self, name: str) -> Words | None:
         return next((d.words[name] for d in self.dictionaries if name in d.words), None)
+
+    def _list_meanings(
+        self, word: str, lang: str | None, known: Container[str] | None
+    ) -> list[str]:
+        names = dict.fromkeys(name for each in self.dictionaries for name in each.find(word, lang))
+        return [name for name in names if known is None or name in known]

@@ -1,12 +1,10 @@
 """Chooses the labels that may be in an answer, from snapshots of the label sets asked for."""
 
-import unicodedata
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,35 +98,36 @@ def select_labels(
 ) -> Selection:
     """Chooses the labels that may be in the answer; the first set with a name answers it.
 
-    `lexicon` knows the bundle's words. Raises UnknownLabel, AmbiguousWord or ConflictingLabels for
-    names in `include` and `exclude`, UnknownLanguage, UnknownCategory, UnknownParent, and
-    NotMeasured for a `threshold` that a set does not have.
+    `lexicon` has the bundle's words and the default language. Raises UnknownLabel, AmbiguousWord
+    or ConflictingLabels for names in `include` and `exclude`, UnknownLanguage, UnknownCategory,
+    UnknownParent, and NotMeasured for a `threshold` that a set does not have.
     """
     sets = _use_threshold(sets, question.threshold)
-    lexicon = lexicon.extend([labels.dictionary for labels in sets])
     # Candidates are words of any of the languages.
     asked = None if any(labels.origin == "request" for labels in sets) else len(sets)
-    lang = lexicon.choose_language(question.lang, lexicon.dictionaries[:asked])
+    words = lexicon.extend(labels.dictionary for labels in sets).speak(question.lang, asked)
     resolved = {word: name for labels in sets for word, name in labels.resolved.items()}
     narrowed = question.include or question.exclude or question.category or question.parent
     if len(sets) == 1 and not narrowed:
         part = _select(sets[0], sets[0].all_positions, question, is_alone=True)
-        return Selection(question, tuple(sets), (part,), lang=lang, resolved=resolved)
-    words = _Words(lexicon, lang, resolved)
+        return Selection(question, tuple(sets), (part,), lang=words.lang, resolved=resolved)
     known = ChainMap(*(labels.positions for labels in sets))
-    include = words.resolve(question.include or (), known)
-    exclude = words.resolve(question.exclude or (), known)
-    unknown = tuple(name for name in dict.fromkeys(include + exclude) if name not in known)
-    if unknown:
-        other = lexicon.find_elsewhere(unknown[0], known)
+    names = words.find_known([*(question.include or ()), *(question.exclude or ())], known)
+    if unknown := tuple(dict.fromkeys(name for name in names.values() if name not in known)):
+        other = words.find_elsewhere(unknown[0], known)
         searched = [labels.name for labels in sets]
-        raise UnknownLabel(unknown, searched, words.list_like(known), other)
+        raise UnknownLabel(unknown, searched, words.list_words(known), other)
+    include, exclude = (
+        [names[word] for word in given or ()] for given in (question.include, question.exclude)
+    )
+    parents = _find_parents(sets, question, words)
+    resolved |= {word: name for word, name in {**names, **parents}.items() if word != name}
     taken = set(exclude)  # and then the names that an earlier set answers
     conflicting = tuple(name for name in dict.fromkeys(include) if name in taken)
     if conflicting:
         raise ConflictingLabels(conflicting)
     parts, hidden = [], {}
-    for labels, members in _find_members(sets, question.category, question.parent, words):
+    for labels, members in _find_members(sets, question, parents.values()):
         positions = labels.positions
         chosen = np.full(len(positions), not include)
         chosen[[positions[name] for name in include if name in positions]] = True
@@ -143,7 +142,7 @@ def select_labels(
         if chosen.any():
             some = labels.all_positions if chosen.all() else np.flatnonzero(chosen)
             parts.append(_select(labels, some, question, is_alone=len(sets) == 1))
-    return Selection(question, tuple(sets), tuple(parts), hidden, lang, resolved)
+    return Selection(question, tuple(sets), tuple(parts), hidden, words.lang, resolved)
 
 
 def _use_threshold(sets: Sequence[LabelSet], threshold: Threshold | None) -> Sequence[LabelSet]:
@@ -159,35 +158,39 @@ def _use_threshold(sets: Sequence[LabelSet], threshold: Threshold | None) -> Seq
     return [changed for changed in used if changed is not None]
 
 
+def _find_parents(sets: Sequence[LabelSet], question: Question, words: Lexicon) -> dict[str, str]:
+    """Returns the parents that words mean; raises UnknownParent."""
+    known = dict.fromkeys(name for labels in sets if question.parent for name in labels.by_parent)
+    parents = words.find_known(question.parent or (), known)
+    if unknown := tuple(name for name in parents.values() if name not in known):
+        raise UnknownParent(unknown, tuple(known), words.list_words(known))
+    return parents
+
+
 def _find_members(
-    sets: Sequence[LabelSet],
-    categories: Sequence[str] | None,
-    parents: Sequence[str] | None,
-    words: "_Words",
+    sets: Sequence[LabelSet], question: Question, parents: Collection[str]
 ) -> list[tuple[LabelSet, NDArray[np.bool_] | np.bool_]]:
-    """Returns each set to search with a mask of its labels; raises UnknownCategory, UnknownParent.
+    """Returns each set to search with a mask of its labels; raises UnknownCategory.
 
     If categories or parents are asked for, sets without any are left out: they must not hide labels
     of others.
     """
-    members: list[tuple[LabelSet, NDArray[np.bool_] | np.bool_]] = [
-        (each, np.True_) for each in sets
-    ]
-    if categories:
-        known = dict.fromkeys(name for labels in sets for name in labels.category_counts)
-        unknown = tuple(name for name in dict.fromkeys(categories) if name not in known)
+    members: list[tuple[LabelSet, NDArray[np.bool_] | np.bool_]] = [(s, np.True_) for s in sets]
+    if question.category:
+        known = dict.fromkeys(name for labels in sets for name in labels.by_category)
+        unknown = tuple(name for name in dict.fromkeys(question.category) if name not in known)
         if unknown:
             raise UnknownCategory(unknown, [labels.name for labels in sets], tuple(known))
-        members = [(each, each.find_members(categories)) for each in sets if each.categories]
-    if parents:
-        above = dict.fromkeys(parent for labels in sets for parent in labels.parents)
-        named = ChainMap[str, Any](above, *(labels.positions for labels in sets))
-        resolved = words.resolve(words.resolve(parents, above), named)
-        unknown = tuple(name for name in dict.fromkeys(resolved) if name not in named)
-        if unknown:
-            raise UnknownParent(unknown, tuple(above), words.list_like(above))
         members = [
-            (each, mask & each.find_below(resolved)) for each, mask in members if each.parents
+            (labels, labels.find_members(labels.by_category, question.category))
+            for labels in sets
+            if labels.by_category
+        ]
+    if parents:
+        members = [
+            (labels, mask & labels.find_members(labels.by_parent, parents))
+            for labels, mask in members
+            if labels.by_parent
         ]
     return members
 
@@ -205,31 +208,3 @@ def _select(
         if len(chosen) >= max(_MIN_SCREENED, _MOST_WANTED * wanted) and threshold != 0:
             head = labels.screen(threshold, wanted, chosen)
     return SelectedLabels(labels, chosen, head, rule)
-
-
-@dataclass(frozen=True)
-class _Words:
-    """What the words of a question mean; `resolved` is filled."""
-
-    lexicon: Lexicon
-    lang: str | None
-    resolved: dict[str, str]
-
-    def resolve(self, words: Sequence[str], known: Mapping[str, object]) -> tuple[str, ...]:
-        """Returns known names for words, which may be unknown."""
-        names = []
-        for word in words:
-            # Names of open labels are in the form NFC; clients may send any form.
-            name = word if word in known else unicodedata.normalize("NFC", word).strip()
-            if name not in known and (meant := self.lexicon.find(name, self.lang, known)):
-                self.resolved[word] = name = meant
-            names.append(name)
-        return tuple(names)
-
-    def list_like(self, known: Mapping[str, object]) -> list[str]:
-        """Returns words that mean known names, those of the question's language first."""
-        languages = dict.fromkeys((self.lang, None))
-        pairs = (
-            p for lang in languages for d in self.lexicon.dictionaries for p in d.list_words(lang)
-        )
-        return list(dict.fromkeys([*(text for text, name in pairs if name in known), *known]))

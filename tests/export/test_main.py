@@ -118,7 +118,7 @@ NEW = ["--checkpoint", "x", "--out", "y"]
     [
         (["--bundle", "x"], "arguments are required: --out"),
         (["--out", "x"], "one of the arguments --checkpoint --bundle is required"),
-        (["--bundle", "x", "--out", "x"], "--bundle needs --photos, --open-photos or --background"),
+        (["--bundle", "x", "--out", "x"], "needs --photos, --open-photos, --background or --words"),
         ([*NEW, "--triton", "x"], "--triton was removed: for Triton, place the graphs by hand as"),
         (["--triton-precision", "int8"], "docs/scale.md#triton shows"),
         ([*BACKGROUND, "--precision-target", "0.5"], "needs --photos or --open-photos"),

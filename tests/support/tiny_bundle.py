@@ -44,6 +44,7 @@ from service.images.decode import PixelArray
 from service.labels.definition import Definition
 from service.labels.label_set import LabelSet, make_open_set
 from service.labels.whitening import MIN_PHOTOS, fit_whitening
+from service.labels.words import Words, pack_words
 from tests.support.photos import make_picture
 
 SIDE = 16
@@ -315,6 +316,22 @@ def open_draft(
         tokenizer=tiny_tokenizer() if encodes_text else None,
         label_sets={"everyday.json": EVERYDAY} if encodes_text else {},
     )
+
+
+WORDS = {
+    "cat": Words(("puss",), ("pet", "animal"), {"de": "Katze", "fr": "chat"}),
+    "dog": Words(("hound",), ("pet", "animal"), {"de": "Hund", "fr": "chien"}),
+    "car": Words(("auto",), ("vehicle",), {"de": "Auto"}),
+    "chair": Words(parents=("furniture",), translations={"de": "Stuhl"}),
+    "table": Words(("bench",), ("furniture",), {"de": "Bank"}),
+    "lamp": Words(translations={"de": "Bank"}),
+    "animal": Words(translations={"de": "Tier"}),
+}
+
+
+def write_worded_bundle(parent: Path) -> Bundle:
+    """Writes the open bundle with `WORDS`."""
+    return write_draft(parent, replace(open_draft(), words=pack_words(WORDS)))
 
 
 def write_draft(parent: Path, draft: BundleDraft) -> Bundle:

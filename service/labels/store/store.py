@@ -564,7 +564,7 @@ def _match_lessons(*key: str | None) -> sa.ColumnElement[bool]:
 
 
 def _make_tables(connection: sa.Connection, database: Database) -> frozenset[str]:
-    """Returns the names of the tables: old stores that cannot be changed lack some."""
+    """Returns the names of the usable tables: old stores that cannot be changed lack some."""
     may_create = True
     if connection.dialect.name == "postgresql":
         # Processes that start together would make the tables twice.
@@ -585,7 +585,13 @@ def _make_tables(connection: sa.Connection, database: Database) -> frozenset[str
             f"label_store {database.address}: schema version {version}, this "
             f"service has {SCHEMA_VERSION}"
         )
-    return frozenset(sa.inspect(connection).get_table_names()) & {_LESSONS.name, _WORDS.name}
+    names = frozenset(sa.inspect(connection).get_table_names()) & {_LESSONS.name, _WORDS.name}
+    if connection.dialect.name == "postgresql":  # another user may have made them
+        may_insert = sa.func.has_table_privilege
+        names = frozenset(
+            n for n in names if connection.execute(sa.select(may_insert(n, "INSERT"))).scalar_one()
+        )
+    return names
 
 
 def _decode_row(row: sa.Row[Any]) -> StoreEntry:

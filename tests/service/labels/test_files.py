@@ -28,6 +28,7 @@ from service.labels.files import (
 )
 from service.labels.sources.examples import Examples
 from service.labels.sources.learnt import list_contents
+from service.labels.words import Words
 from tests.support.label_store import define, make_examples
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, open_draft, tiny_draft
 
@@ -112,7 +113,7 @@ def test_npz_may_have_several_descriptions_of_a_label() -> None:
         (b"name,prompt\n", ".csv", "no labels"),
         (b"a,b\nc,d\n", ".csv", "Line 1 must name the columns"),
         (b"\nprompt\x07name\n", ".csv", "Line 2: name: Text should not contain control"),
-        (b"name,treshold\na,1\n", ".csv", "and threshold; it has 'name', 'treshold'"),
+        (b"name,treshold\na,1\n", ".csv", "LANGUAGE; it has 'name', 'treshold'"),
         (b"name,name\na,b\n", ".csv", "Line 1 must name the columns"),
         (b"name\na\nb,c\n", ".csv", "Line 3 has 2 values, for 1 column"),
         (b"name,threshold\na,\nb,2\n", ".csv", "Line 3: threshold: Input should be less"),
@@ -123,6 +124,14 @@ def test_npz_may_have_several_descriptions_of_a_label() -> None:
         (b'name\n"a"b\n', ".csv", "Line 2 is not valid CSV"),
         (b"name\na\nb\na\n", ".csv", "Line 4: the label 'a' is on line 2 too"),
         (b'{"labels": [{"name": "a", "promt": "b"}]}', ".json", "mean 'prompt'"),
+        (b"name,translation:german\na,b\n", ".csv", "language tag"),
+        (b"name,parent\na,a\n", ".csv", "Line 2: parents: A label should not be its own"),
+        (
+            make_npz(["a"], words=np.frombuffer(b'{"labels":[{"name":"b"}]}', np.uint8)),
+            ".npz",
+            "names",
+        ),
+        (make_npz(["a"], words=np.zeros(1)), ".npz", "words must be bytes"),
     ],
 )
 def test_invalid_file_is_refused_with_its_reason(content: bytes, ending: str, reason: str) -> None:
@@ -146,6 +155,19 @@ def test_text_and_csv_have_a_name_a_line(content: bytes, ending: str) -> None:
     found = parse_label_set(content, ending, "pets")
     assert found.names == ("cat", "# dog", "wooden_table, old")
     assert found.prompts == found.thresholds == (None, None, None)
+
+
+def test_json_csv_and_npz_have_words() -> None:
+    header = b"name,alias,parent,translation:de,translation:pt-br\n"
+    text = header + b"cat,puss;kitty,pet;animal,Katze,gato\nyak\n"
+    found = parse_label_set(text, ".csv", "pets")
+    words = Words(("puss", "kitty"), ("pet", "animal"), {"de": "Katze", "pt-BR": "gato"})
+    assert found.words == {"cat": words}
+    label = {"name": "cat", **words._asdict()}
+    content = json.dumps({"labels": [label, "yak"]}).encode()
+    assert parse_label_set(content, ".json", "pets").words == found.words
+    packed = pack_label_set(found, np.ones((2, 3), np.float32))
+    assert parse_label_set(packed, ".npz", "pets").words == found.words
 
 
 def test_csv_with_a_header_has_prompts_and_thresholds() -> None:

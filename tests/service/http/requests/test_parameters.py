@@ -31,7 +31,8 @@ def serve(max_candidates: int = 10) -> ServedPipeline:
 
 def test_every_parameter_is_either_single_or_a_list() -> None:
     assert sorted(SINGLE_PARAMETERS) == [
-        *("embedding", "explain", "min_labels", "min_version", "threshold", "top_k")
+        *("embedding", "explain", "lang", "min_labels", "min_version", "parents", "threshold"),
+        "top_k",
     ]
     for name, field in Question.model_fields.items():
         assert ("list" in str(field.annotation)) is (name in LIST_PARAMETERS)

@@ -256,7 +256,7 @@ def test_name_in_the_body_must_be_that_in_the_path(client: TestClient) -> None:
         (
             ["a", {"name": "b", "treshold": 1}],
             "labels.1.treshold",
-            "This name is unknown; did you mean 'threshold'? Known names: name, prompt, ",
+            "This name is unknown; did you mean 'threshold'? Known names: name, aliases, ",
         ),
         (["a", ""], "labels.1.name", "Text should not be empty"),
         ([{"name": "a", "prompt": "a", "embedding": [1]}], "labels.0", "A label takes a prompt or"),

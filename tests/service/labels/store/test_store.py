@@ -19,6 +19,7 @@ from service.labels.definition import Definition
 from service.labels.sources.examples import Examples, add_examples
 from service.labels.store.database import open_database
 from service.labels.store.store import PRESENT, LabelStore, Limits, WriteResult
+from service.labels.words import Words
 from tests.support.label_store import define, make_examples, run_sql
 from tests.support.postgres import Postgres
 
@@ -35,14 +36,19 @@ def find_versions(store: LabelStore) -> dict[str, int]:
 
 
 def write(
-    store: LabelStore, name: str, *labels: str, replace: bool = True, if_version: int | None = None
+    store: LabelStore,
+    name: str,
+    *labels: str,
+    replace: bool = True,
+    if_version: int | None = None,
+    **values: Any,
 ) -> WriteResult:
-    embeddings = np.ones((len(labels), 3), np.float32)
-    return store.write(define(name, *labels), embeddings, replace=replace, if_version=if_version)
+    embeddings, definition = np.ones((len(labels), 3), np.float32), define(name, *labels, **values)
+    return store.write(definition, embeddings, replace=replace, if_version=if_version)
 
 
-def put(store: LabelStore, name: str, *labels: str) -> int:
-    return write(store, name, *labels).version
+def put(store: LabelStore, name: str, *labels: str, **values: Any) -> int:
+    return write(store, name, *labels, **values).version
 
 
 def check(store: LabelStore, name: str, *labels: str, replace: bool = True) -> int | None:
@@ -430,7 +436,7 @@ def test_old_store_whose_user_may_not_create_tables_takes_sets_and_no_examples(
     location = postgres.make_database()
     with closing(open_store(location)) as owner:
         put(owner, "pets", "cat")
-        run_in_database(owner, "DROP TABLE learnt_labels")
+        run_in_database(owner, "DROP TABLE learnt_labels")  # that of words is there, not granted
         run_in_database(owner, "DROP ROLE IF EXISTS guest")
         run_in_database(owner, "CREATE ROLE guest LOGIN")
         run_in_database(owner, "GRANT ALL ON label_store, label_sets TO guest")
@@ -442,6 +448,9 @@ def test_old_store_whose_user_may_not_create_tables_takes_sets_and_no_examples(
             put(guest, "pets", "cat", "dog")
             put(guest, "plants", "fern")
             guest.delete("plants")
+            words = {"cat": Words(translations={"de": "Katze"})}
+            with pytest.raises(errors.StoreReadOnly, match="no table label_words"):
+                put(guest, "pets", "cat", words=words)
             for refused in (
                 lambda: guest.check_room("pets", 3),
                 lambda: guest.delete_lessons("pets", "cat"),
@@ -452,6 +461,24 @@ def test_old_store_whose_user_may_not_create_tables_takes_sets_and_no_examples(
                 learn(upgraded, "cat")
             run_in_database(owner, "GRANT ALL ON learnt_labels TO guest")
             assert read_counts(guest) == {"cat": 2}, "the table is found when it is there"
+
+
+def test_words_are_kept_with_a_set_and_go_with_it(location: str) -> None:
+    words = {"cat": Words(("puss",), ("pet",), {"de": "Katze"})}
+    with closing(open_store(location)) as store:
+        first = put(store, "pets", "cat", "dog")
+        second = put(store, "pets", "cat", "dog", words=words)
+        assert put(store, "pets", "cat", "dog", words=words) == second > first
+        with pytest.raises(errors.LabelSetExists):
+            write(store, "pets", "cat", "dog", replace=False)
+        entry = store.read("pets")
+        assert entry is not None
+        assert (entry.definition.words, store.read_words("pets")) == (words, words)
+        learn(store, "yak", embedding=np.ones((1, 3), np.float32))  # appends a label
+        assert store.read_words("pets") == words
+        store.delete("pets")
+        put(store, "pets", "cat")
+        assert store.read_words("pets") == {}
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
