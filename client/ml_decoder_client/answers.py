@@ -1,11 +1,11 @@
 """The service's answers as frozen dataclasses, each field in `docs/api.md`, and its errors."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast, dataclass_transform
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True)
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 class _Record:
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
@@ -45,6 +45,9 @@ class ScoredLabel(_Record):
     source: str  # `trained`, `zero_shot`, `fit` or `examples`
     calibrated: bool  # whether the threshold is the label's own
     category: str | None = None
+    translation: str | None = None  # only with `lang`, as `parent_translations`
+    parents: list[str] = field(default_factory=list, hash=False)  # nearest first; if asked
+    parent_translations: list[str] = field(default_factory=list, hash=False)
     map: list[list[float]] | None = None  # [rows][columns] of 0..1; only with `explain`
     overlay: str | None = None  # the map as a data URL of a PNG; only with `explain="overlay"`
 
@@ -72,6 +75,8 @@ class Answer(_Record):
     image: ImageSize
     labels: list[ScoredLabel]
     embedding: list[float] | None = None  # of length 1; only with `embedding`
+    # Other names and words of `lang` in the question, and the labels that they name.
+    resolved: dict[str, str] = field(default_factory=dict)
     timings: Timings
     request_id: str
 
@@ -86,6 +91,9 @@ class NewLabel(_Record):
     calibrated: bool | None = None  # False drops the threshold; see `RegisteredLabel`
     own_embedding: bool | None = None  # True requires an embedding; see `RegisteredLabel`
     category: str | None = None  # ignored; see `RegisteredLabel`
+    aliases: Sequence[str] = ()
+    parents: Sequence[str] = ()  # nearest first
+    translations: dict[str, str] = field(default_factory=dict, hash=False)  # by language, as `de`
     examples: object = None  # ignored, as `fit`: a set that is written keeps them
     fit: object = None
 
@@ -139,6 +147,9 @@ class RegisteredLabel(_Record):
     # Whether it was registered with an embedding, which is not returned. Older services omit it.
     own_embedding: bool = False
     category: str | None = None  # only of trained labels
+    aliases: list[str] = field(default_factory=list, hash=False)
+    parents: list[str] = field(default_factory=list, hash=False)  # nearest first
+    translations: dict[str, str] = field(default_factory=dict, hash=False)  # by language, as `de`
     examples: LabelExamples | None = None  # only of labels that have learnt from photos
     fit: LabelFit | None = None  # only of labels that have learnt from tags
 
@@ -154,6 +165,7 @@ class LabelSetSummary(_Record):
     num_learnt: int = 0  # labels that have learnt from photos
     ranked: bool = False  # scores are ranked, not probabilities: they are not calibrated
     category_counts: dict[str, int] | None = None  # of labels; None without categories
+    languages: list[str] = field(default_factory=list, hash=False)  # of translations
 
 
 class LabelSetList(_Record):

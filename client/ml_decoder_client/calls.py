@@ -44,7 +44,9 @@ _MAX_EXAMPLES = 200
 _MAX_BODY_BYTES = 20 * 2**20
 _PART_BYTES = 200  # more than the headers of a photo in a form
 _GONE = frozenset({"label_set_not_found", "no_examples"})
-_LISTS = frozenset({"include", "exclude", "category", "label_set", "candidate_labels"})
+_LISTS = frozenset({"include", "exclude", "category", "parent", "label_set", "candidate_labels"})
+# Left out if they are empty: older services refuse unknown fields.
+_WORDS = frozenset({"aliases", "parents", "translations"})
 # The service encodes the texts of a label set before it answers: 4 ms each on two cores.
 _SECONDS_PER_LABEL = 0.02
 # Calibration, learning and `embed` run the model on all photos before they answer.
@@ -62,11 +64,14 @@ class Question(TypedDict, total=False):
     include: Sequence[str]  # only these labels
     exclude: Sequence[str]  # all labels but these
     category: Sequence[str]  # only labels of these
+    parent: Sequence[str]  # only labels below these parents, or of these names
     label_set: Sequence[str]
     candidate_labels: Sequence[str]  # for this request alone
     min_version: int  # of the label sets
     explain: bool | Literal["overlay"]  # adds an attention map, or a picture of it too, to each
     embedding: bool  # adds the photo's embedding
+    lang: str  # of translations, and of names in the question, as `de`
+    parents: bool  # adds each label's parents
 
 
 @dataclass(frozen=True)
@@ -330,7 +335,8 @@ def _write_label(label: LabelToWrite) -> str | dict[str, Any]:
         case Mapping():
             return _write_label(NewLabel(**label))
         case NewLabel() | RegisteredLabel():
-            fields = {name: value for name, value in vars(label).items() if value is not None}
+            pairs = ((n, v) for n, v in vars(label).items() if n not in _WORDS or v)
+            fields = {name: value for name, value in pairs if value is not None}
             fields.pop("examples", None)  # the service keeps what a label has learnt
             fit = fields.pop("fit", {})
             learnt = fit if isinstance(fit, Mapping) else vars(fit)

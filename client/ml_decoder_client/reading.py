@@ -51,4 +51,7 @@ def _read_fields(kind: Any, value: dict[str, Any], path: str) -> Any:  # noqa: A
 @cache
 def _list_fields(kind: Any) -> list[tuple[str, Any, bool]]:  # noqa: ANN401 - a dataclass
     hints = get_type_hints(kind)
-    return [(field.name, hints[field.name], field.default is MISSING) for field in fields(kind)]
+    return [
+        (field.name, hints[field.name], field.default is field.default_factory is MISSING)
+        for field in fields(kind)
+    ]

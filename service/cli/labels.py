@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace as replace_fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from service.cli.console import EXIT_SOME_FAILED, show_failure, write_json
 from service.cli.options import OneObject, add_flags, path_argument, path_option, require_extra
-from service.errors import LabelSetChanged, LabelSetExists, StartError, list_names
+from service.errors import LabelSetChanged, LabelSetExists, StartError, escape, list_names
 from service.fields import validate
 from service.files import replace_file
 from service.logs import configure_logs
@@ -49,6 +49,7 @@ def show_help(context: typer.Context) -> None:
 
 Name = Annotated[str, typer.Argument(help="Name of the label set.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per set.")]
+Language = Annotated[str | None, typer.Option(metavar="TAG", help="Language of words, as de.")]
 _REPLACE = "Replace a set of this name; says what it loses, and asks on a terminal."
 Replace = Annotated[bool, typer.Option(help=_REPLACE)]
 _PRECISE = "Take the lowest threshold with this precision (0 to 1), instead of best F1."
@@ -66,19 +67,31 @@ def add(  # noqa: PLR0913 - a command has a parameter for each flag
             "PATH", "Labels as .txt (a name a line), .csv, .json or .npz, instead of --label."
         ),
     ] = None,
+    lang: Language = None,
     replace: Replace = False,
     as_json: AsJson = False,
 ) -> None:
     """Register a label set, or add labels to it; services load it within label_poll_seconds.
 
+    A name, alias or, with --lang, translation of a label of the bundle adds that label.
+
     ml-decoder labels add zoo --label 'red panda' --label bamboo
     """
-    definition = _define_set(settings, name, label, file)
-    if replace:
-        _show([_run(settings, lambda sets: _register(sets, definition, replace=True))], as_json)
-        return
-    labels, added = _run(settings, lambda sets: sets.writable(name).add(definition))
-    _show([labels], as_json, added=added, repeated=len(definition.names) - added)
+    given = _define_set(settings, name, label, file)
+
+    async def write(catalogue: Catalogue) -> tuple[LabelSet, dict[str, int]]:
+        await _load(catalogue)
+        definition, resolved = catalogue.adopt_words(given, lang)
+        sys.stderr.writelines(f"{escape(': '.join(pair))}\n" for pair in resolved.items())
+        if replace:
+            return await _register(catalogue, definition, replace=True), {}
+        there = old.positions if (old := catalogue.get(name)) else ()  # they keep their words
+        words = {n: w for n, w in definition.words.items() if n in given.words or n not in there}
+        labels, added = await catalogue.writable(name).add(replace_fields(definition, words=words))
+        return labels, {"added": added, "repeated": len(definition.names) - added}
+
+    labels, counts = _run(settings, write)
+    _show([labels], as_json, **counts)
 
 
 def list_sets(*, settings: Settings, as_json: AsJson = False) -> None:
@@ -86,9 +99,11 @@ def list_sets(*, settings: Settings, as_json: AsJson = False) -> None:
     _show(_run(settings, _load).list_sets(), as_json)
 
 
-def show(*, settings: Settings, name: Name, as_json: OneObject = False) -> None:
+def show(
+    *, settings: Settings, name: Name, lang: Language = None, as_json: OneObject = False
+) -> None:
     """Show the labels of a set; with --json, as `GET /labels/NAME` answers."""
-    _show_labels(_run(settings, _load).find(name), as_json)
+    _show_labels(_run(settings, _load).find(name), as_json, lang=lang)
 
 
 def threshold(
@@ -305,6 +320,7 @@ def _list_losses(old: Definition, others: Sequence[str], new: Definition) -> lis
         "examples of": [*dict.fromkeys(changed), *(n for n in others if n not in new.rows)],
         "calibration of": [old.name] * (old.calibration not in (None, new.calibration)),
     }
+    lost["words of"] = [n for n in old.words if n in new.rows and old.words[n] != new.words.get(n)]
     for place, what in enumerate(LabelRow._fields):
         pairs = ((n, row[place], new.rows.get(n, row)[place]) for n, row in old.rows.items())
         lost[f"{what} of"] = [name for name, mine, its in pairs if mine not in (None, its)]
@@ -346,13 +362,22 @@ def _end_with(left_out: Sequence[PhotoResult]) -> None:
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
-def _show_labels(labels: LabelSet, as_json: bool, wanted: str | None = None) -> None:
+def _show_labels(
+    labels: LabelSet, as_json: bool, wanted: str | None = None, lang: str | None = None
+) -> None:
+    from service.labels.words import Lexicon
+
+    language = Lexicon((labels.dictionary,)).speak(lang).lang
     described = labels.describe()
+    rows = [*described["labels"]]
     if as_json:
-        write_json({**described, "labels": [*described["labels"]]})
+        write_json({**described, "labels": rows})
         return
-    table = Table("label", "threshold", "prompt", "learnt", "category")
-    for label in described["labels"]:
+    translations = labels.dictionary.translate(language or "")
+    words = translations or {label["name"]: _join_words(label) for label in rows}
+    columns = ["translation" if translations else "words"] * any(words.values())
+    table = Table("label", *columns, "threshold", "prompt", "learnt", "category")
+    for label in rows:
         if wanted in (None, label["name"]):
             least = f"{label['threshold']:.3g}{'' if label['calibrated'] else ' (default)'}"
             prompt = "(embedding)" if label["own_embedding"] else label["prompt"] or ""
@@ -365,9 +390,16 @@ def _show_labels(labels: LabelSet, as_json: bool, wanted: str | None = None) -> 
             if known := label.get("examples"):
                 counts = f"{known['positive']}, {known['negative']} negative"
                 learnt.append(f"{counts}; {known['separation']['meaning']}")
-            row = (label["name"], least, prompt, "\n".join(learnt), label.get("category", ""))
-            table.add_row(*map(Text, row))
+            cells = [label["name"], *[words.get(label["name"], "")] * len(columns), least, prompt]
+            table.add_row(*map(Text, (*cells, "\n".join(learnt), label.get("category", ""))))
     Console().print(table)
+
+
+def _join_words(label: Mapping[str, Any]) -> str:
+    """Returns all words of a label: `also sofa; in furniture; de Sofa; fr canapé`."""
+    also, path = ", ".join(label.get("aliases", ())), " > ".join(label.get("parents", ())[::-1])
+    parts = [("also", also), ("in", path), *label.get("translations", {}).items()]
+    return "; ".join(f"{key} {value}" for key, value in parts if value)
 
 
 def _show(sets: Sequence[LabelSet], as_json: bool, **counts: int) -> None:

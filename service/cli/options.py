@@ -32,10 +32,13 @@ _QUESTION_FLAGS: dict[str, Any] = {
     "include": Annotated[_Texts, typer.Option(help="Only this label; repeatable.")],
     "exclude": Annotated[_Texts, typer.Option(help="Not this label; repeatable.")],
     "category": Annotated[_Texts, typer.Option(help="Labels of this category; repeatable.")],
+    "parent": Annotated[_Texts, typer.Option(help="Labels below this, as animal; repeatable.")],
     "label_set": Annotated[_Texts, typer.Option(help="Labels of this set; repeatable.")],
     "candidate_labels": Annotated[
         _Texts, typer.Option(help="A label for this run only; repeatable.")
     ],
+    "lang": Annotated[str | None, typer.Option(metavar="TAG", help="Language of words, as de.")],
+    "parents": Annotated[bool | None, typer.Option("--parents", help="Show labels' parents.")],
 }
 
 

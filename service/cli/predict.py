@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from service.images.decode import decode_image
 from service.images.formats import make_overlay_name
 from service.images.raw import load_photo
 from service.pipeline.prediction import Prediction
+from service.pipeline.scoring import ScoredLabel
 from service.question import Question
 from service.settings import Settings
 
 _CSV_COLUMNS = ("photo", "label", "score", "threshold", "found", "source", "calibrated")
+_WORDS = ("translation", "category", "parents")  # columns, if asked for or if labels have some
 # https://owasp.org/www-community/attacks/CSV_Injection
 _FORMULA_STARTS = ("=", "+", "-", "@")
 _MAX_OVERLAY_SIDE = 1024
@@ -51,13 +54,14 @@ async def predict_photos(
         # Closed in any case: if Python exits while a model runs, it ends with SIGABRT.
         async with run_pipeline(settings) as pipeline:
             selection = await pipeline.select(question)
-            for note in selection.list_notes(pipeline.bundle.path):
-                sys.stderr.write(f"{note}\n")
+            notes = selection.list_notes(pipeline.bundle.path)
+            for note in (*notes, *map(": ".join, selection.resolved.items())):
+                sys.stderr.write(f"{escape(note)}\n")
             if output == "csv":
                 has_categories = any(labels.categories for labels in selection.sets)
-                columns = (*_CSV_COLUMNS, *["category"] * has_categories, "error")
-                _write_row(columns)  # only after the start, which may fail
-                write = partial(_write_csv, has_categories=has_categories)
+                words = [*compress(_WORDS, (selection.lang, has_categories, question.parents))]
+                _write_row((*_CSV_COLUMNS, *words, "error"))  # only after the start, which may fail
+                write = partial(_write_csv, words=words)
             async with aclosing(label_photos(pipeline, selection, photos)) as labelled:
                 async for photo in labelled:
                     if folders is not None:
@@ -96,32 +100,38 @@ def _show_table(photo: PhotoResult) -> None:
     if not labels:
         console.print("no label reaches the threshold", style="dim")
         return
-    has_categories = any(label.category for label in labels)
+    words = [name for name in _WORDS if any(getattr(label, name) for label in labels)]
     numbers = (Column(name, justify="right") for name in ("score", "threshold"))
     has_others = not all(label.found for label in labels)
-    table = Table("label", *["category"] * has_categories, *numbers, *["found"] * has_others)
+    table = Table("label", *words, *numbers, *["found"] * has_others)
     for label in labels:
         mark = "" if label.calibrated else " *"
-        category = [Text(escape(label.category or ""))] * has_categories
+        path = " > ".join(reversed(label.parent_translations or label.parents or ()))
         score, threshold = f"{label.score:.3f}", f"{label.threshold:.3f}{mark}"
         found = ["yes" if label.found else "no"] * has_others
-        table.add_row(Text(escape(label.label)), *category, score, threshold, *found)
+        cells = (Text(escape(cell)) for cell in (label.label, *_list_words(label, words, path)))
+        table.add_row(*cells, score, threshold, *found)
     console.print(table)
     if not all(label.calibrated for label in labels):
         console.print(Text("* not the label's own threshold", "dim"), soft_wrap=True)
 
 
-def _write_csv(photo: PhotoResult, *, has_categories: bool) -> None:
+def _list_words(label: ScoredLabel, columns: Sequence[str], path: str) -> list[str]:
+    words = {"translation": label.translation, "category": label.category, "parents": path}
+    return [words[column] or "" for column in columns]
+
+
+def _write_csv(photo: PhotoResult, *, words: Sequence[str]) -> None:
     path = str(photo.path)
     labels = () if photo.prediction is None else photo.prediction.labels
     for label in labels:
         score, threshold = f"{label.score:.6f}", f"{label.threshold:.6f}"
         found, calibrated = (str(flag).lower() for flag in (label.found, label.calibrated))
-        category = [label.category or ""] * has_categories
-        row = (path, label.label, score, threshold, found, label.source, calibrated, *category, "")
+        more = _list_words(label, words, ";".join(label.parents or ()))
+        row = (path, label.label, score, threshold, found, label.source, calibrated, *more, "")
         _write_row(row)
     if not labels:
-        _write_row((path, *[""] * (len(_CSV_COLUMNS) - 1 + has_categories), photo.failure or ""))
+        _write_row((path, *[""] * (len(_CSV_COLUMNS) - 1 + len(words)), photo.failure or ""))
     sys.stdout.flush()
 
 

@@ -26,7 +26,7 @@ from service.labels.sources.learnt import list_contents
 from service.labels.store.database import open_database
 from service.labels.store.store import LabelStore, Limits
 from service.labels.whitening import Whitening, read_whitening
-from service.labels.words import Dictionary, Lexicon, pack_words
+from service.labels.words import NAMES, Dictionary, Lexicon, pack_words
 from service.question import Question
 from service.settings import Settings
 
@@ -244,23 +244,25 @@ class Catalogue:
     def adopt_words(
         self, definition: Definition, lang: str | None
     ) -> tuple[Definition, dict[str, str]]:
-        """Returns a set with names and words of the bundle for labels that are there.
+        """Returns a set with names and words of the bundle for new labels that have no others.
 
-        Labels that have a prompt, an embedding or words stay as they are. Also returns the words
-        that mean another name. Raises `UnknownLanguage` or `AmbiguousWord`.
+        Labels that have a prompt, an embedding or words, or are in the set of this name, stay as
+        they are. Also returns the words that mean another name. Raises `UnknownLanguage` or
+        `AmbiguousWord`.
         """
-        lexicon = self.lexicon.speak(lang)
+        lexicon, known = self.lexicon.speak(lang or NAMES), self.get(definition.name)
+        fixed = {*definition.words, *(known.names if known else ())}
         found = {
             name: meant
             for name, row in definition.rows.items()
-            if row.prompt is None and row.embedding is None and name not in definition.words
+            if row.prompt is None and row.embedding is None and name not in fixed
             if (meant := lexicon.find(name))
         }
-        names = refuse_duplicates(tuple(found.get(name, name) for name in definition.names))
+        rows = {found.get(name, name): row for name, row in definition.rows.items()}
         words = lexicon.describe({name: name for name in found.values()})
         words = {name: words[name] for name in found.values() if name in words}
-        changed = {name: meant for name, meant in found.items() if meant != name}
-        return replace(definition, names=names, words={**definition.words, **words}), changed
+        adopted = replace(definition.with_rows(rows), words={**definition.words, **words})
+        return adopted, {name: meant for name, meant in found.items() if meant != name}
 
     def writable(self, name: str) -> RegisteredSets:
         """Returns the sets to write.

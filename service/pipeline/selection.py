@@ -138,7 +138,7 @@ def select_labels(
             lost = shared.difference(exclude).intersection(include or shared)
             if lost:
                 hidden[labels.name] = tuple(name for name in labels.names if name in lost)
-        taken |= positions.keys()
+        taken |= positions.keys() | {*labels.resolved.values()}
         if chosen.any():
             some = labels.all_positions if chosen.all() else np.flatnonzero(chosen)
             parts.append(_select(labels, some, question, is_alone=len(sets) == 1))

@@ -101,9 +101,10 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def visit(browser: Browser, address: str) -> Iterator[Visit]:
+def visit(browser: Browser, address: str, request: pytest.FixtureRequest) -> Iterator[Visit]:
     """A page that must log no error and load nothing from other hosts; its sets are deleted."""
-    with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
+    locale = getattr(request, "param", "en-US")
+    with browser.new_context(viewport={"width": 1280, "height": 900}, locale=locale) as context:
         context.set_default_timeout(TIMEOUT_MS)
         visit = Visit(context.new_page(), address)
         page = visit.page

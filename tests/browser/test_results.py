@@ -58,7 +58,7 @@ def test_page_shows_the_tags_of_a_sample(visit: Visit) -> None:
     page = visit.open()
     expect(page.get_by_role("img", name="Sample: cat").first).to_be_visible()
     expect(find_box(page, "everyday")).to_be_checked()
-    assert visit.asked == [{"min_labels": ["1000"]}]
+    assert visit.asked == [{"min_labels": ["1000"], "parents": ["true"]}]
     curl = page.locator("#curl").text_content() or ""
     assert "label_set" not in curl, "the service chose the sets"
     assert rows(page, part=FOUND) == ask(visit.url, CAT)

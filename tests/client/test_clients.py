@@ -182,6 +182,23 @@ def test_labels_that_were_read_can_be_written(client: Any) -> None:
     client.delete_label_set("my-zoo")
 
 
+def test_words_of_labels_are_written_read_and_asked_for(client: Any) -> None:
+    words = {"aliases": ["sofa"], "parents": ["furniture"], "translations": {"de": "Sofa"}}
+    made = client.register_label_set("home", [NewLabel(name="couch", **words), "yak"])
+    assert made.languages == ["de"]
+    assert client.replace_label_set("home", made.labels, if_version=made.version) == made
+    assert client.register_label_set("home", [asdict(label) for label in made.labels]) == made
+    home = partial(client.predict, PHOTO, label_set="home", top_k=9, parent="furniture")
+    answer = home(include=["SOFA"], lang="de-AT", parents=True)
+    (label,) = answer.labels
+    assert (label.label, label.translation, label.parents) == ("couch", "Sofa", ["furniture"])
+    assert (label.parent_translations, answer.resolved) == (["furniture"], {"SOFA": "couch"})
+    assert_problem(422, "unknown_language", home, lang="fr")
+    client.delete_label_set("home")
+    written = calls.register_label_set("old", [NewLabel(name="yak")]).options["json"]
+    assert written["labels"] == [{"name": "yak"}], "older services refuse unknown fields"
+
+
 def test_threshold_is_found_from_photos_and_kept(client: Any, tmp_path: Path) -> None:
     path = tmp_path / "photo.png"
     path.write_bytes(PHOTO)

@@ -13,6 +13,8 @@ def test_unknown_fields_are_ignored_and_missing_ones_take_their_default() -> Non
     label = {"label": "cat", "score": 1, "threshold": 0.5, "source": "new", "calibrated": True}
     answer = read_json(Answer, {**ANSWER, "labels": [label], "newer": [1]})
     assert (answer.labels[0].score, answer.labels[0].map) == (1, None)
+    assert (answer.labels[0].parents, answer.resolved) == ([], {})
+    assert {answer.labels[0]} == {answer.labels[0]}, "labels have a hash"
     assert read_json(Answer, {**ANSWER, "labels": [{**label, "map": [[0, 0.5]]}]}).labels[0].map
 
 

@@ -5,7 +5,7 @@
 // corrections of tags: `corrections.js`, and `learning.js`, which sends them),
 // `sets.js` (the labels of a set: `labellist.js`), `teach.js` and `calibrate.js` (their photos and scores:
 // `picker.js`, `strip.js`), and `request.js` (texts: `snippets.js`). `api.js` sends one request;
-// `scores.js` sorts an answer; `elements.js` makes elements.
+// `scores.js` sorts an answer; `words.js` has labels in the user's language; `elements.js` makes elements.
 
 import { readInfo, readKey, writeKey } from "./api.js";
 import { showCalibrated, startCalibration } from "./calibrate.js";
@@ -22,13 +22,14 @@ import { listSets, startSets } from "./sets.js";
 import { isOpen, openTab, startTabs } from "./tabs.js";
 import { showTeachable, startTeaching } from "./teach.js";
 import { ask, forgetPhoto, render, showInfo, showPhoto, startTry } from "./try.js";
+import { showLanguages } from "./words.js";
 
 const MULTILINGUAL = /siglip-?2|multilingual|xlm/i; // text encoders that learnt from many languages
 
 function start() {
   startTabs();
   startKey();
-  startChoice(ask, [listSets, showCalibrated, showTeachable]);
+  startChoice(ask, [showLanguages, listSets, showCalibrated, showTeachable]);
   startControls(render);
   startTry({ greet, onProblem: showProblem });
   startGrid({ onOpen: open, onRemove: forgetPhoto, onCorrect: render, onProblem: showProblem });
@@ -40,7 +41,7 @@ function start() {
   byId("card-open").addEventListener("click", () => byId("card").showModal());
   byId("card-close").addEventListener("click", () => byId("card").close());
   startPhotos({ onAdd: add, onSample: open, onProblem: showProblem });
-  greet().then(() => chosenSets().length > 0 && ask(), showProblem); // also for photos that came before the sets
+  greet().then(() => (chosenSets().length > 0 ? ask() : isOpen("many") && tagPhotos()), showProblem); // also for photos that came before the sets
 }
 
 function open(photo) {
@@ -97,13 +98,13 @@ function showProblem(error, photo) {
     : error.isOfPhoto && photo ? `${photo.name}: ${error.message}` : error.message;
   byId("alert").classList.toggle("of-photo", Boolean(error.isOfPhoto && photo));
   byId("alert").hidden = false;
-  if (error.code === "unknown_label_set") dropMissing();
+  if (/^unknown_(label_set|language)$/.test(error.code)) dropMissing();
   if (!error.needsKey) return;
   byId("key").setAttribute("aria-invalid", "true");
   openKey(true);
 }
 
-/** Lists the sets again if one of them is gone, and asks for the others. */
+/** Lists the sets again if one of them or its language is gone, and asks for the others. */
 async function dropMissing() {
   const { length } = chosenSets();
   await showSets().catch(() => null); // the alert has the reason already

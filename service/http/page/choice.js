@@ -3,11 +3,12 @@
 import { listLabelSets, predict, readLabelSet } from "./api.js";
 import { byId, count, makeElement } from "./elements.js";
 import { MOST_LABELS, choiceParameters, dropLabels, splitLabels } from "./scores.js";
+import { NAMES, remember } from "./words.js";
 
 export const CORRECTIONS = "corrections"; // the set of labels that no set of the user's own has, but learn from corrections
 const SHIPPED = new Set(["model", "bundle"]);
 const TYPING_PAUSE_MS = 350;
-const names = new Map(); // `name version` -> promise of the labels of a registered set
+const contents = new Map(); // `name version` -> promise of the labels of a set
 let listed = []; // the sets as the service lists them
 let listeners = []; // called with the sets after each listing
 let isChosen = false; // whether the user or an answer has ticked sets
@@ -23,7 +24,7 @@ export function startChoice(onChange, onListed) {
     isChosen = true;
     onChange();
   });
-  byId("compare").addEventListener("change", onChange);
+  for (const id of ["compare", "language"]) byId(id).addEventListener("change", onChange);
   let pause = 0;
   byId("candidates").addEventListener("input", () => {
     clearTimeout(pause);
@@ -69,10 +70,10 @@ export function isEmpty({ label_set: sets, candidate_labels: typed }) {
 
 /**
  * Ticks the default sets too if words were typed or a set was saved before the first photo: with these, a
- * request is for these alone.
+ * request is for these alone. Also before a language is asked for, which some of these must have.
  */
 export async function tickDefaults(photo, signal, patience) {
-  if (isChosen || isEmpty(readChoice())) return;
+  if (isChosen || (isEmpty(readChoice()) && byId("language").value === NAMES)) return;
   try {
     const answer = await predict(photo, { top_k: ["1"] }, signal, patience);
     if (!isChosen) tickSets(answer.label_sets.map((set) => set.name));
@@ -87,7 +88,8 @@ export async function tickDefaults(photo, signal, patience) {
  * service uses its default sets, which are ticked then.
  */
 export async function askAll(photo, choice, signal, patience) {
-  const answer = await predict(photo, { ...choice, min_labels: [String(MOST_LABELS)] }, signal, patience);
+  const answer = await predict(photo, { ...choice, min_labels: [String(MOST_LABELS)], parents: ["true"] }, signal, patience);
+  remember(answer.labels, choice.lang[0]);
   if (isEmpty(choice) && isEmpty(readChoice())) tickSets(answer.label_sets.map((set) => set.name));
   return answer;
 }
@@ -96,28 +98,29 @@ export async function askAll(photo, choice, signal, patience) {
 export async function ownLabels(sets) {
   const isOwn = (set) => set.origin === "store" && set.name !== CORRECTIONS && set.num_labels <= MOST_LABELS;
   const own = listed.filter((set) => sets.includes(set.name) && isOwn(set));
-  const all = own.map((set) => readNames(set).catch(() => [])); // the answer has the set's labels all the same
-  return (await Promise.all(all)).flat();
+  const all = own.map((set) => readLabels(set).catch(() => [])); // the answer has the set's labels all the same
+  return (await Promise.all(all)).flat().map((label) => label.name);
 }
 
 /** The labels of the ticked sets: a Map of each name to the set that answers it. */
 export async function findLabels() {
   const sets = chosenSets().map((name) => listed.find((set) => set.name === name));
-  const all = await Promise.all(sets.map(readNames));
-  const known = all.map((labels, i) => labels.map((label) => [label, sets[i]]));
+  const all = await Promise.all(sets.map(readLabels));
+  remember(all.flat());
+  const known = all.map((labels, i) => labels.map((label) => [label.name, sets[i]]));
   return new Map(known.toReversed().flat()); // the first set last, because the last entry counts
 }
 
-function readNames({ name, version }) {
+function readLabels({ name, version }) {
   const key = `${name} ${version}`;
-  const read = () => readLabelSet(name).then(({ labels }) => labels.map((label) => label.name));
-  if (!names.has(key)) {
-    names.set(key, read().catch((error) => {
-      names.delete(key);
+  const read = () => readLabelSet(name).then(({ labels }) => labels);
+  if (!contents.has(key)) {
+    contents.set(key, read().catch((error) => {
+      contents.delete(key);
       throw error;
     }));
   }
-  return names.get(key);
+  return contents.get(key);
 }
 
 /** Lists the sets; keeps ticked sets ticked and ticks those in `also`. */

@@ -1,6 +1,6 @@
 // The found labels of several photos as files: CSV with the columns of `ml-decoder predict`, or JSON.
 
-const COLUMNS = ["photo", "label", "score", "threshold", "found", "source", "calibrated", "error"];
+const COLUMNS = ["photo", "label", "translation", "score", "threshold", "found", "source", "calibrated", "error"];
 
 /**
  * Begins with a byte order mark, without which spreadsheets misread `café`. `answers`:
@@ -10,9 +10,9 @@ const COLUMNS = ["photo", "label", "score", "threshold", "found", "source", "cal
 export function writeCsv(answers) {
   const rows = answers.flatMap(({ photo, answer, problem }) => {
     const labels = answer?.labels ?? [];
-    if (labels.length === 0) return [[photo, "", "", "", "", "", "", problem ?? ""]];
+    if (labels.length === 0) return [[photo, "", "", "", "", "", "", "", problem ?? ""]];
     return labels.map((label) => [
-      photo, label.label, label.score?.toFixed(6) ?? "", label.threshold?.toFixed(6) ?? "", label.found, label.source, label.calibrated, "",
+      photo, label.label, label.translation ?? "", label.score?.toFixed(6) ?? "", label.threshold?.toFixed(6) ?? "", label.found, label.source, label.calibrated, "",
     ]);
   });
   return `\ufeff${[COLUMNS, ...rows].map((row) => `${row.map(quote).join(",")}\n`).join("")}`;
@@ -22,9 +22,9 @@ export function writeJson(answers) {
   return JSON.stringify(answers.map(({ photo, answer, problem }) => ({ photo, ...(answer ?? { problem }) })), null, 2);
 }
 
-/** The tags of one photo, or a line for each photo: its name, a tab, its tags. */
+/** The tags of one photo as they are shown, or a line for each photo: its name, a tab, its tags. */
 export function writeTags(answers) {
-  const lines = answers.map(({ photo, answer }) => [photo, (answer?.labels ?? []).map((label) => label.label).join(", ")]);
+  const lines = answers.map(({ photo, answer }) => [photo, (answer?.labels ?? []).map(({ label, translation }) => translation ?? label).join(", ")]);
   return lines.length === 1 ? lines[0][1] : lines.map((line) => `${line.join("\t")}\n`).join("");
 }
 

@@ -11,6 +11,7 @@ import { keepPhotos, listOwnPhotos } from "./photos.js";
 import { MOST_LABELS, choiceParameters, chooseLabels, shorten, splitLabels } from "./scores.js";
 import { openTab } from "./tabs.js";
 import { drawPictures, drawTile, dropTile, makeTile } from "./tiles.js";
+import { findMeant, parentsOf, translationOf, wordOf } from "./words.js";
 
 const PARALLEL = 4; // requests at a time
 const PATIENCE = { isPatient: true }; // while the service is busy
@@ -188,7 +189,7 @@ function draw() {
     tile.hidden = !passes(looks[i].marks);
     tile.querySelector("input").checked = selected.has(photo);
   });
-  drawFilter(looks.filter(({ marks }) => passes(marks)).map(({ marks }) => marks));
+  drawFilter(looks.filter(({ marks }) => passes(marks)));
   drawProgress(looks);
   drawSelection();
   drawBasis();
@@ -202,7 +203,7 @@ function look(photo, result, controls) {
   const tags = correctLabels(photo, result.answer.labels, (all) => chooseLabels(all, controls)).map((label) => label.label);
   const crossed = [...correctionsOf(photo)].filter(([, { isShown }]) => !isShown).map(([label]) => label);
   if (tags.length === 0) return { state: "untagged", text: "nothing found", tags, crossed, marks: [UNTAGGED] };
-  return { state: "tagged", text: "", tags, crossed, marks: tags };
+  return { state: "tagged", text: "", tags, crossed, marks: [...new Set([...tags, ...tags.flatMap(parentsOf)])] };
 }
 
 /** Records what the user says of tags of photos; null takes back what was said. */
@@ -218,10 +219,10 @@ const readKnown = async () => [...(await findLabels().catch(() => new Map())).ke
 /** Offers the known labels as tags to add. */
 async function suggestTags() {
   const known = (await readKnown()).slice(0, MOST_LABELS);
-  byId("known-tags").replaceChildren(...known.map((label) => new Option(label, label)));
+  byId("known-tags").replaceChildren(...known.map((label) => new Option(wordOf(label))));
 }
 
-/** Adds tags to the selected photos, as known labels spell them. */
+/** Adds tags to the selected photos, as known labels if they mean some. */
 async function addTags(field) {
   const photos = [...selected].filter((photo) => results.get(photo)?.answer);
   if (photos.length === 0) {
@@ -231,8 +232,7 @@ async function addTags(field) {
   const text = field.value;
   field.value = "";
   const known = await readKnown();
-  const spell = (tag) => known.find((label) => label.toLowerCase() === tag.toLowerCase()) ?? tag;
-  sayOf(photos, splitLabels(text).map(spell), true);
+  sayOf(photos, splitLabels(text).map((tag) => findMeant(known, tag)), true);
 }
 
 function drawProgress(looks) {
@@ -295,7 +295,8 @@ function listDownloads() {
   return photos.map((photo, i) => {
     const { answer, problem } = results[i];
     const labels = answer && correctLabels(photo, answer.labels, (all) => shorten({ ...answer, labels: all }, controls).labels);
-    return { photo: photo.name, problem, answer: answer && { ...answer, labels } };
+    const translated = labels?.map(({ label, ...others }) => ({ label, translation: translationOf(label), ...others }));
+    return { photo: photo.name, problem, answer: answer && { ...answer, labels: translated } };
   });
 }
 

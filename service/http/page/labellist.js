@@ -3,6 +3,7 @@
 import { readLabelSet } from "./api.js";
 import { byId, count, makeButton, makeElement, say } from "./elements.js";
 import { writeScore } from "./strip.js";
+import { explain, remember, translationOf, wordOf, writeParents } from "./words.js";
 
 const AT_ONCE = 200; // rows that are added by "Show more"
 
@@ -13,7 +14,7 @@ let wanted = ""; // the name of the set that was opened last
 /** Adds listeners; calls `onTeach` and `onThreshold` with the names of a set and of its label. */
 export function startLabelList(callbacks) {
   act = callbacks;
-  for (const id of ["view-search", "view-category"]) {
+  for (const id of ["view-search", "view-category", "language"]) {
     byId(id).addEventListener("input", () => {
       state.limit = AT_ONCE;
       draw();
@@ -26,7 +27,7 @@ export function startLabelList(callbacks) {
     byId("view-rows").rows[first].cells[0].focus(); // the button may be hidden now
   });
   byId("view-rows").addEventListener("click", ({ target }) => {
-    const label = target.closest("tr").cells[0].firstChild.textContent;
+    const label = target.closest("tr").dataset.label;
     act[target.dataset.act]?.(state.set.name, label);
   });
 }
@@ -47,6 +48,7 @@ export async function viewLabels(name) {
     if (!state.set) state.limit = AT_ONCE;
     state.set = set;
     showCategories(set);
+    remember(set.labels);
     draw();
   } catch (error) {
     if (wanted === name) say("view-status", error.message, { isProblem: true });
@@ -68,7 +70,8 @@ function draw() {
   const text = byId("view-search").value.trim().toLowerCase();
   const category = byId("view-category").value;
   const matching = labels.filter((label) => {
-    return label.name.toLowerCase().includes(text) && (!category || label.category === category);
+    const isNamed = [label.name, wordOf(label.name), ...(label.aliases ?? [])].some((word) => word.toLowerCase().includes(text));
+    return isNamed && (!category || label.category === category);
   });
   byId("view-body").hidden = !state.set;
   byId("view-rows").replaceChildren(...matching.slice(0, state.limit).map(makeRow));
@@ -83,7 +86,8 @@ function draw() {
 
 function makeRow(label) {
   const row = document.createElement("tr");
-  const name = makeElement("th", "", label.name);
+  row.dataset.label = label.name;
+  const name = explain(makeElement("th", "", wordOf(label.name)), label.name);
   [name.scope, name.tabIndex] = ["row", -1];
   name.append(...listFacts(label).map((fact) => makeElement("span", "quiet", fact)));
   const threshold = row.insertCell();
@@ -100,8 +104,9 @@ function makeRow(label) {
   return row;
 }
 
-function listFacts({ category, prompt, fit, examples }) {
-  return [category, prompt && `“${prompt}”`, ...(fit ? describeFit(fit) : []), examples && describeExamples(examples, fit)].filter(Boolean);
+function listFacts({ name, aliases, category, prompt, fit, examples }) {
+  const words = [translationOf(name) && name, aliases && `also ${aliases.join(", ")}`, writeParents(name)];
+  return [...words, category, prompt && `“${prompt}”`, ...(fit ? describeFit(fit) : []), examples && describeExamples(examples, fit)].filter(Boolean);
 }
 
 const percent = (share) => `${Math.round(100 * share)}\u00a0%`;

@@ -4,6 +4,7 @@ import { readKey } from "./api.js";
 import { byId, copyText, toast } from "./elements.js";
 import { shorten, showParameters } from "./scores.js";
 import { makeCurl, makePython } from "./snippets.js";
+import { NAMES } from "./words.js";
 
 export function startRequest() {
   for (const button of document.querySelectorAll("[data-copy]")) {
@@ -17,12 +18,13 @@ export function showRequest(column, controls) {
   byId("request-none").hidden = column !== null;
   if (column === null) return;
   const { photo, choice, answer } = column;
-  const query = { ...choice, ...showParameters(answer.labels, controls) };
+  const query = { ...choice, lang: choice.lang.filter((lang) => lang !== NAMES), ...showParameters(answer.labels, controls) };
   const url = new URL(".", document.baseURI).href;
   const hasKey = readKey() !== "";
   byId("curl").textContent = makeCurl(url, photo.name, query, hasKey);
   byId("python").textContent = makePython(url, photo.name, query, hasKey);
-  byId("answer").textContent = JSON.stringify(shorten(answer, controls), null, 2);
+  const leaveUnasked = (key, value) => (Array.isArray(value) && key.startsWith("parent") ? undefined : value); // as the request does
+  byId("answer").textContent = JSON.stringify(shorten(answer, controls), leaveUnasked, 2);
 }
 
 async function copy(id) {

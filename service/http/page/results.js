@@ -2,6 +2,7 @@
 // threshold marks, best first. Pressing a bar's label calls `onPress`, which draws its map.
 
 import { makeButton, makeElement } from "./elements.js";
+import { explain, wordOf } from "./words.js";
 
 /**
  * Makes one column: the tags, and rows for the user's own labels, the other tags, and labels that may be
@@ -36,11 +37,12 @@ function makeChips(found, own, onCopy) {
   list.setAttribute("aria-label", "Tags");
   for (const label of found) {
     const item = document.createElement("li");
-    item.append(makeCopyButton(own.includes(label) ? "chip own" : "chip", label.label, [label.label], onCopy));
+    const chip = makeCopyButton(own.includes(label) ? "chip own" : "chip", wordOf(label.label), [wordOf(label.label)], onCopy);
+    item.append(explain(chip, label.label, chip.title));
     list.append(item);
   }
   const item = document.createElement("li");
-  item.append(makeCopyButton("small", found.length > 1 ? "Copy all" : "Copy", found.map((label) => label.label), onCopy));
+  item.append(makeCopyButton("small", found.length > 1 ? "Copy all" : "Copy", found.map(({ label }) => wordOf(label)), onCopy));
   list.append(item);
   return list;
 }
@@ -87,7 +89,7 @@ function makeRow(label, threshold, found, kind, onPress) {
     body.addEventListener("click", () => onPress(label));
   }
   body.append(
-    makeElement("span", "name", label.label),
+    explain(makeElement("span", "name", wordOf(label.label)), label.label),
     makeBar(label.score, threshold, found),
     makeElement("span", "score", label.score.toFixed(3)),
     makeElement("span", "spoken", describe(label, threshold, found)),

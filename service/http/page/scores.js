@@ -1,6 +1,8 @@
 // Which labels of an answer are shown, and the parameters with which the service answers with these alone.
 // The service says which are found; only the slider, a threshold for all, is compared here.
 
+import { askedLanguage } from "./words.js";
+
 /** One request asks for all found labels and others up to this many, so that the controls need none. */
 export const MOST_LABELS = 1000;
 
@@ -97,7 +99,7 @@ export function showParameters(labels, { mode, threshold, topK }) {
 
 /** Parameters that name the labels to choose from. */
 export function choiceParameters(labelSets, candidates) {
-  return { label_set: labelSets, candidate_labels: candidates };
+  return { label_set: labelSets, candidate_labels: candidates, lang: askedLanguage(labelSets, candidates.length > 0) };
 }
 
 /** Parameters as fields of a form, `[name, value]`. */

@@ -34,7 +34,7 @@ export function makePython(url, photoName, query, hasKey) {
 }
 
 function writeValue(name, values) {
-  const isOne = ["top_k", "min_labels", "threshold"].includes(name);
+  const isOne = ["lang", "top_k", "min_labels", "threshold"].includes(name);
   if (!isOne) return `[${values.map(quotePython).join(", ")}]`;
   return Number.isNaN(Number(values[0])) ? quotePython(values[0]) : values[0];
 }

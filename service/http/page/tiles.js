@@ -1,6 +1,7 @@
 // One tile of "Many photos": picture, name, and the tags or what is wrong; the pictures are drawn one after the other.
 
 import { makeButton, makeElement } from "./elements.js";
+import { explain, wordOf } from "./words.js";
 
 const THUMBNAIL_HEIGHT = 320; // in pixels, for two a CSS pixel
 const MOST_TAGS = 4;
@@ -35,7 +36,7 @@ export function makeTile(photo, { onOpen, onSelect, onRemove, onTag }) {
   name.setAttribute("aria-hidden", "true"); // the picture's text is the same
   const short = photo.name.split("/").at(-1);
   name.append(makeElement("span", "", short.slice(0, -NAME_END)), makeElement("span", "", short.slice(-NAME_END)));
-  tile.addEventListener("click", ({ target }) => target.matches(".tag") && onTag(target.textContent));
+  tile.addEventListener("click", ({ target }) => target.matches(".tag") && onTag(target.dataset.label));
   tile.append(picture, box, remove, name, document.createElement("div"));
   undrawn.set(tile, { photo, image });
   watch.observe(tile);
@@ -44,16 +45,16 @@ export function makeTile(photo, { onOpen, onSelect, onRemove, onTag }) {
 
 /** Shows what is known of a photo: `{ state, text, tags, crossed }`; `own` are names of the user's labels. */
 export function drawTile(tile, { state, text, tags, crossed }, own, isOpen) {
-  const drawn = JSON.stringify([state, text, tags, crossed, isOpen, tags.map((tag) => own.has(tag))]);
+  const drawn = JSON.stringify([state, text, tags, crossed, isOpen, tags.map((tag) => own.has(tag)), [...tags, ...crossed].map(wordOf)]);
   if (tile.dataset.drawn === drawn) return;
   tile.dataset.drawn = drawn;
   tile.dataset.state = state;
-  const focused = tile.lastChild.contains(document.activeElement) && document.activeElement.textContent;
+  const focused = tile.lastChild.contains(document.activeElement) && document.activeElement.dataset.label;
   const answer = document.createElement("div");
   if (text || state === "waiting") answer.append(makeElement("p", "state", text));
   if (tags.length + crossed.length > 0) answer.append(makeTags(tags, crossed, own, isOpen));
   tile.lastChild.replaceWith(answer);
-  if (focused) ([...answer.querySelectorAll(".tag")].find((tag) => tag.textContent === focused) ?? tile.firstChild).focus();
+  if (focused) ([...answer.querySelectorAll(".tag")].find((tag) => tag.dataset.label === focused) ?? tile.firstChild).focus();
 }
 
 export function dropTile(tile) {
@@ -103,19 +104,19 @@ function makeTags(tags, crossed, own, isOpen) {
   const sorted = [...tags.filter((tag) => own.has(tag)), ...tags.filter((tag) => !own.has(tag))];
   const few = isOpen ? sorted : sorted.slice(0, MOST_TAGS);
   const more = sorted.slice(few.length);
-  list.append(...few.map((tag) => makeTag(own.has(tag) ? "own" : "", tag, `Cross out ${tag}${own.has(tag) ? " (your own)" : ""}`)));
+  list.append(...few.map((tag) => makeTag(own.has(tag) ? "own" : "", tag, `Cross out ${wordOf(tag)}${own.has(tag) ? " (your own)" : ""}`)));
   if (more.length > 0) {
     const item = makeElement("li", "more", `+${more.length}`);
-    item.title = `${more.join(", ")}: select the photo to see all`;
+    item.title = `${more.map(wordOf).join(", ")}: select the photo to see all`;
     list.append(item);
   }
-  list.append(...crossed.map((tag) => makeTag("crossed", tag, `Take back that ${tag} is crossed out`)));
+  list.append(...crossed.map((tag) => makeTag("crossed", tag, `Take back that ${wordOf(tag)} is crossed out`)));
   return list;
 }
 
 function makeTag(className, tag, action) {
-  const button = makeButton("tag", tag, action);
-  button.title = action;
+  const button = explain(makeButton("tag", wordOf(tag), action), tag, action);
+  button.dataset.label = tag;
   const item = makeElement("li", className, "");
   item.append(button);
   return item;

@@ -13,6 +13,7 @@ import { makeColumn } from "./results.js";
 import { openNewSet } from "./sets.js";
 import { MOST_LABELS, RANKED, choiceParameters, describeControls, describeThreshold, groupLabels, isFound } from "./scores.js";
 import { openTab } from "./tabs.js";
+import { wordOf } from "./words.js";
 
 const PHONE = matchMedia("(max-width: 59.99rem)");
 const QUIET_MS = 400; // pause before a screen reader announces a moving slider
@@ -147,6 +148,7 @@ function forgetAnswer() {
   hideMap();
   clearTimeout(speaking);
   byId("results").replaceChildren();
+  byId("resolved").textContent = "";
   byId("summary").textContent = "No tags.";
   byId("intro").hidden = true;
   byId("summary").classList.remove("spoken");
@@ -181,8 +183,8 @@ async function pressLabel(column, label) {
     byId("map").hidden = !hasPeak;
     if (hasPeak) drawMap(byId("map"), byId("photo"), grid, shown.info.input);
     byId("map-caption").textContent = hasPeak
-      ? `Bright: where the model looked for “${label.label}”, most of all ${describePeak(byId("photo"), grid, shown.info.input)}.`
-      : `The map of “${label.label}” is empty.`;
+      ? `Bright: where the model looked for “${wordOf(label.label)}”, most of all ${describePeak(byId("photo"), grid, shown.info.input)}.`
+      : `The map of “${wordOf(label.label)}” is empty.`;
     document.querySelector(".label[aria-pressed=true]")?.scrollIntoView({ block: "nearest" }); // the photo may cover it
   } catch (error) {
     if (shown.pressed !== pressed) return;
@@ -230,6 +232,7 @@ export function render() {
   );
   const again = `[data-label="${CSS.escape(focused?.dataset.label)}"]`;
   children[index]?.querySelector(again)?.focus();
+  byId("resolved").textContent = Object.entries(shown.columns[0].answer.resolved ?? {}).map((pair) => pair.join(": ")).join(", ");
   showRequest(shown.columns[0], controls);
   speak(groups[0].found);
 }
@@ -288,7 +291,7 @@ async function copyTags(tags) {
 function speak(labels) {
   clearTimeout(speaking);
   speaking = setTimeout(() => {
-    const names = labels.slice(0, 3).map((label) => label.label).join(", ") || "Nothing found.";
+    const names = labels.slice(0, 3).map(({ label }) => wordOf(label)).join(", ") || "Nothing found.";
     const more = labels.length > 3 ? ` and ${labels.length - 3} more` : "";
     byId("summary").textContent = `${names}${more}`;
   }, QUIET_MS);

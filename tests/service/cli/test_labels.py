@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from service.bundle.reader import Bundle
 from tests.e2e.server_process import ROOT
 from tests.service.cli.conftest import Run, assert_refused
 from tests.support.tiny_bundle import EMBEDDING_WIDTH
@@ -189,6 +190,28 @@ def test_show_has_the_words_of_the_service_for_sets_of_all_origins(
     assert len(read_labels(run_open, "everyday")) == 3
     assert read_labels(run_open, "trained")
     assert_refused(run_open, "did you mean 'farm'?", "labels", "show", "fam")
+
+
+def test_add_takes_labels_and_words_of_the_bundle(
+    run_open: Run, monkeypatch: pytest.MonkeyPatch, worded_bundle: Bundle, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ML_DECODER_BUNDLE", str(worded_bundle.path))
+    add = ("labels", "add", "mine", "--label", "newt", "--label")
+    assert_refused(run_open, "this language: 'xx'", *add, "cat", "--lang", "xx")
+    assert_refused(run_open, "'Bank' means 'table', 'lamp'", *add, "Bank", "--lang", "de")
+    for word, *flags in (("cat",), ("PUSS",), ("Katze", "--lang", "de"), ("chat",)):
+        told = "" if word in ("cat", "chat") else f"{word}: cat\n"  # English text without --lang
+        assert run_open(*add, word, *flags)[::2] == (0, told)
+    assert [*read_labels(run_open, "mine")] == ["newt", "cat", "chat"]
+    shown = "cat   │ also puss; in animal > pet; de Katze; fr chat │"
+    assert shown in run_open("labels", "show", "mine")[1]
+    assert "│ cat   │ Katze       │" in run_open("labels", "show", "mine", "--lang", "de-AT")[1]
+    assert_refused(run_open, "Known languages: 'de', 'fr'", "labels", "show", "mine", "--lang=it")
+    (tmp_path / "old.csv").write_text("name,prompt\ncat,an old cat\n")
+    file = ("labels", "add", "mine", "--replace", "--file", tmp_path / "old.csv")
+    assert run_open(*file)[2] == "mine loses labels 'newt', 'chat'; words of 'cat'\n"
+    assert run_open(*add, "puss")[1].endswith("1 added, 1 was there\n")  # without words, as before
+    assert "words" not in run_open("labels", "show", "mine")[1]
 
 
 def test_threshold_changes_one_label_and_names_a_wrong_one(run_open: Run) -> None:

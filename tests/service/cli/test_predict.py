@@ -256,6 +256,24 @@ def test_explain_writes_nothing_through_a_symbolic_link(
     assert len(list(real.iterdir())) == 2
 
 
+def test_predict_shows_words_of_labels_if_asked(
+    predict: Run, worded_bundle: Bundle, photo: Path
+) -> None:
+    predict = partial(predict, photo, "--bundle", worded_bundle.path, "--top-k", 9)
+    words = partial(predict, "--lang", "de", "--parents", "--include", "KATZE", "--include", "tree")
+    code, out, err = words("--format", "csv")
+    head, *rows = ([row[1], *row[-3:]] for row in csv.reader(out.splitlines()))
+    assert (code, err, head) == (0, "KATZE: cat\n", ["label", "translation", "parents", "error"])
+    assert sorted(rows) == [["cat", "Katze", "pet;animal", ""], ["tree", "", "", ""]]
+    assert "cat   │ Katze       │ Tier > pet │" in words()[1]
+    assert "translation" not in predict()[1] + predict("--format", "csv")[1]
+    labels = json.loads(predict("--json", "--parent", "animal", "--parents")[1])["labels"]
+    assert {label["label"]: label["parents"][0] for label in labels} == {"cat": "pet", "dog": "pet"}
+    assert_refused(predict, "Known languages: 'de', 'fr'.", "--lang", "it")
+    assert_refused(predict, "did you mean 'animal'?", "--parent", "animl")
+    assert predict("--lang", "fr", "--parent", "animal")[0] == 0
+
+
 def test_predict_and_info_show_categories_if_labels_have_some(
     predict: Run, run: Run, categorised_bundle: Bundle, photo: Path
 ) -> None:

@@ -18,11 +18,12 @@ from service.labels.definition import Definition
 from service.labels.label_set import LabelSet, Origin, make_trained_set
 from service.labels.sources.examples import Examples
 from service.labels.store.store import LabelStore
+from service.labels.words import Words
 from service.pipeline.loading import open_encoders
 from service.question import Question
 from service.settings import Settings
 from tests.support.label_store import FlakyStore, define, make_examples, make_photos, put
-from tests.support.tiny_bundle import PLAIN_HEAD, TINY_LABELS, WIDTH
+from tests.support.tiny_bundle import PLAIN_HEAD, TINY_LABELS, WIDTH, WORDS
 
 pytestmark = pytest.mark.anyio
 
@@ -143,6 +144,23 @@ async def test_candidates_with_other_names_have_another_version(catalogue: Catal
     for names in (("a", "a"), ("a", "b", "c", "d")):
         with pytest.raises(errors.InvalidLabelSet):
             await catalogue.pin(Question(candidate_labels=names))
+
+
+async def test_added_labels_take_names_and_words_of_the_bundle(worded_bundle: Bundle) -> None:
+    async with run(open_configured(worded_bundle)) as catalogue:
+        own = {"pug": Words(translations={"de": "Mops"}), "yak": Words(("grunting ox",))}
+        given = define("mine", "Katze", "pug", "yak", "Stuhl", words=own)
+        adopted, changed = catalogue.adopt_words(given, "de")
+        assert adopted.names == ("cat", "pug", "yak", "chair")
+        assert changed == {"Katze": "cat", "Stuhl": "chair"}
+        assert adopted.words == own | {name: WORDS[name] for name in ("cat", "chair")}
+        plain, changed = catalogue.adopt_words(define("mine", "Katze", "Puss"), None)
+        assert (plain.names, changed) == (("Katze", "cat"), {"Puss": "cat"})
+        assert catalogue.adopt_words(define("mine", "cat", "puss"), None)[0].names == ("cat",)
+        await register(catalogue, define("mine", "puss"))
+        assert catalogue.adopt_words(define("mine", "puss"), None)[0].names == ("puss",)
+        with pytest.raises(errors.UnknownLanguage):
+            catalogue.adopt_words(given, "it")
 
 
 async def test_stopped_catalogue_has_closed_store_and_encoders(open_bundle: Bundle) -> None:

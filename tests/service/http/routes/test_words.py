@@ -75,6 +75,9 @@ def test_candidate_in_another_language_is_scored_by_the_labels_text(client: Test
     assert score("puss") == cat | {"label": "puss"}
     assert score("chat")["score"] != cat["score"], "without a language, it is an English text"
     assert score("yeti", lang="fr")["label"] == "yeti"
+    both = ALL | {"candidate_labels": "Katze", "lang": "de", "label_set": "trained"}
+    found = names(send_image(client, params=both))
+    assert found & {"Katze", "cat"} == {"Katze"}, "the candidate answers for the label it means"
     sent = client.post(
         "/predict", params=ALL, data={"candidate_labels": "CAT"}, files={"image": PHOTO}
     )

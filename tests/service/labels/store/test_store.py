@@ -488,12 +488,14 @@ def test_store_without_examples_are_read_and_gets_the_table_if_it_is_writable(
     with closing(open_store(str(path))) as old:
         version = put(old, "pets", "cat")
     run_sql(path, "DROP TABLE learnt_labels")
+    run_sql(path, "DROP TABLE label_words")
     if not is_writable:
         monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     with closing(open_store(str(path))) as store:
         assert find_versions(store) == {"pets": version}
         assert store.read("pets") is not None
         assert store.read_lessons("pets", ["e"]) == ()
+        assert store.read_words("pets") == {}
         if is_writable:
             put(store, "pets", "dog")
         else:
