@@ -28,73 +28,45 @@ def tag(run: Run, photos: Path, tmp_path: Path, monkeypatch: Any, tiny_bundle: B
     return lambda out, *flags: run("bulk", photos, tmp_path / out, *question, *flags)
 
 
-def read_results(folder: Path) -> dict[str, bytes]:
-    """Returns the files that a run reads, with the tables."""
-    paths = (path for path in folder.iterdir() if path.name != "_words.json")
-    return {path.name: path.read_bytes() for path in paths}
-
-
 def read_trees(sidecar: Path) -> list[str]:
     return read_tags(sidecar)["TagsList"]
 
 
-def test_deleted_tag_stays_deleted_in_new_results(tag: Run, run: Run, photos: Path) -> None:
-    assert tag("a") == (0, "2 tagged, 0 failed, 0 done before, 2 sidecars written\n", "")
-    sidecar = photos / "00.png.xmp"
-    delete = ["exiftool", "-q", "-overwrite_original", "-XMP-dc:Subject-=cat", sidecar]
-    read_tags(sidecar)  # skips without exiftool
-    subprocess.run(delete, check=True)
-    told = (
-        "2 tagged, 0 failed, 0 done before, 1 sidecars written, 1 deleted tags not written again\n"
-    )
-    assert tag("b") == (0, told, "")
-    told = "2 tagged, 0 failed, 0 done before, 1 deleted tags not written again\n"
-    assert tag("c") == (0, told, "")
-    assert [path for path in (photos / "01.png.xmp", sidecar) if "cat" in str(read_tags(path))] == [
-        photos / "01.png.xmp"
-    ]
-    names = ", ".join(tag.partition("/")[2] for tag in read_trees(photos / "01.png.xmp"))
-    lines = f"{sidecar}: dog; deleted: cat\n{photos}/01.png.xmp: {names}\n"
-    total = "2 sidecars with 3 tags, 1 deleted by you\n"
-    assert run("sidecars", photos) == (0, lines + total, "")
-
-
-def test_tags_are_below_parents_in_the_language_of_the_run(
+def test_tags_of_earlier_results_move_below_parents_in_a_language(
     run_open: Run, photos: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    labels = tmp_path / "labels.csv"
-    labels.write_text("name\ncat\nanimal\n")
-    assert run_open("labels", "add", "home", "--file", labels)[0] == 0
-    tag = partial(run_open, "bulk", photos, tmp_path / "a", "--xmp")
-    sidecar, question = photos / "00.png.xmp", ("--label-set", "home", "--threshold", "0")
-    assert tag(*question)[0] == 0
+    labels, sidecar = tmp_path / "labels.csv", photos / "00.png.xmp"
+    bulk = partial(run_open, "bulk", photos, tmp_path / "a", "--xmp")
+
+    def add(content: str) -> None:
+        labels.write_text(content)
+        assert run_open("labels", "add", "home", "--replace", "--file", labels)[0] == 0
+
+    add("name\ncat\nanimal\n")
+    assert bulk("--label-set", "home", "--threshold", "0")[0] == 0
     assert {*read_trees(sidecar)} == {"ml-decoder/cat", "ml-decoder/animal"}
-    begun = read_results(tmp_path / "a")
-    (tmp_path / "a/_words.json").unlink()  # as of version 1.1
-    labels.write_text(
-        "name,alias,parent,translation:de,translation:fr\n"
-        "cat,kitty,mammal;animal,Katze,chat\nanimal,,,Tier,\n"
-    )
-    add = ("labels", "add", "home", "--replace", "--file", labels)
-    assert run_open(*add)[0] == 0
+    (tmp_path / "a/_words.json").unlink()  # version 1.1 has none
+    add("name,parent,translation:de\ncat,mammal;animal,Katze\nanimal,,Tier\n")
+    told = "0 tagged, 0 failed, 2 done before, 2 sidecars"
     for lang, trees in (
-        ("xx", ("animal/mammal/cat", "animal")),
-        ("de-AT", ("Tier/mammal/Katze", "Tier")),
+        ("xx", {"ml-decoder/animal/mammal/cat", "ml-decoder/animal"}),
+        ("de-AT", {"ml-decoder/Tier/mammal/Katze", "ml-decoder/Tier"}),
     ):
         monkeypatch.setenv("ML_DECODER_LANG", lang)
-        told = "0 tagged, 0 failed, 2 done before, 2 sidecars to write\n"
-        assert tag("--add-new", "--dry-run")[1].endswith(told)
-        assert tag("--add-new")[0] == 0
-        assert {*read_trees(sidecar)} == {f"ml-decoder/{tree}" for tree in trees}
-        assert tag("--add-new") == (0, "0 tagged, 0 failed, 2 done before\n", "")
-    assert read_results(tmp_path / "a") == begun
-    # A translation that changed later is still a name of the label that was deleted.
-    sidecar.write_text(sidecar.read_text().replace("<rdf:li>Katze</rdf:li>", "", 1))
-    labels.write_text("name,parent,translation:de\ncat,pet,Mieze\nanimal,,\n")
-    assert run_open(*add)[0] == 0
-    assert "1 deleted tags not written again" in tag("--add-new")[1]
-    assert read_trees(sidecar) == ["ml-decoder/animal"]
-    assert "ml-decoder/pet/Mieze" in read_trees(photos / "01.png.xmp")
+        assert bulk("--add-new", "--dry-run")[1].endswith(f"{told} to write\n")
+        assert bulk("--add-new") == (0, f"{told} written\n", "")
+        assert {*read_trees(sidecar)} == trees
+    # An earlier translation of a label is still its name, which the user deleted.
+    delete = ["exiftool", "-q", "-overwrite_original", "-XMP-dc:Subject-=Katze", sidecar]
+    subprocess.run(delete, check=True)
+    add("name,parent,translation:de\ncat,pet,Mieze\nanimal,,\n")
+    assert "1 deleted tags not written again" in bulk("--add-new")[1]
+    trees = read_trees(photos / "01.png.xmp")
+    assert {*trees} == {"ml-decoder/pet/Mieze", "ml-decoder/animal"}
+    names = ", ".join(tag.rpartition("/")[2] for tag in trees)
+    lines = f"{sidecar}: animal; deleted: Katze\n{photos}/01.png.xmp: {names}\n"
+    total = "2 sidecars with 3 tags, 1 deleted by you\n"
+    assert run_open("sidecars", photos) == (0, lines + total, "")
 
 
 def test_dry_run_writes_nothing_and_shows_changes(tag: Run, photos: Path, tmp_path: Path) -> None:
