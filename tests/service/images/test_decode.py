@@ -154,14 +154,13 @@ def test_malformed_exif_counts_as_upright(exif: bytes) -> None:
     np.testing.assert_array_equal(decode(junk), decode(plain))
 
 
-@pytest.mark.parametrize("count", [1, 7])
+@pytest.mark.parametrize("count", [1, 7, 100_000])
 def test_orientation_is_found_after_fill_bytes(count: int) -> None:
     """Any number of 0xFF may precede a marker (ITU-T T.81, B.1.1.2)."""
     turned = encode_picture(make_picture(7), "JPEG", exif=make_exif(6))
     at = turned.index(b"\xff\xe1")
     filled = turned[:at] + b"\xff" * count + turned[at:]
     np.testing.assert_array_equal(decode(filled), decode(turned))
-    assert_refused(turned[:at] + b"\xff" * 100_000 + turned[at:])
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 4000), (4000, 1), (65500, 1), (1, 65500)])
