@@ -208,6 +208,10 @@ class Settings(BaseSettings):
     or *.example.org, separated by commas, or * = all. IP addresses and localhost need no entry
     (default none)."""
 
+    dialects: str = "all"
+    """Other programs whose requests are answered, separated by commas: open-inference, openai,
+    photoprism, wd14, or all (default all)."""
+
     url_input: bool = False
     """Whether `/predict` accepts the URL of an image, true or false: https on the public internet
     only (default false)."""

@@ -14,10 +14,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
 from service.errors import StartError
-from service.http.open_inference import routes as open_inference
+from service.http.dialects.table import choose_dialects
 from service.http.requests.body import BodyBudget, BudgetMiddleware
 from service.http.responses.openapi import DocumentedApp
-from service.http.responses.problems import add_problem_handlers, answer_error
+from service.http.responses.problems import add_problem_handlers, answer_error, render_problem
 from service.http.routes import embed, examples, labels, page, predict, status
 from service.http.routes.direct import DirectRouter
 from service.http.security.browsers import Sites, read_origins
@@ -44,7 +44,7 @@ _TAGS = [
     {"name": "labels", "description": "Label sets of your own: register, learn, change, delete."},
     {"name": "model", "description": "The model card."},
     {"name": "health", "description": "Liveness, readiness and metrics."},
-    {"name": "open inference protocol", "description": "The same model for clients of KServe."},
+    {"name": "dialects", "description": "The same model for other programs (setting `dialects`)."},
 ]
 
 
@@ -80,6 +80,8 @@ def create_app(
         telemetry=_NO_TELEMETRY if traces is None else traces.telemetry,
     )
     app.state.served = served
+    dialects = choose_dialects(served.settings.dialects)
+    app.state.renderers = {"": render_problem} | {each.prefix: each.render for each in dialects}
     add_problem_handlers(app)
     app.add_middleware(DirectRouter, served=served, routes=predict.ROUTES)
     _add_guards(app, served.settings)
@@ -94,7 +96,7 @@ def create_app(
     if served.settings.metrics_port is None:
         app.state.registry = open_registry(app.state.metrics)
         routers.append(status.metrics_router)
-    for router in (*routers, open_inference.router, page.router):
+    for router in (*routers, *(each.router for each in dialects), page.router):
         app.include_router(router)
     return app
 

@@ -209,7 +209,8 @@ def run_server(
     app = create_app(served)
     # With traces, requests that a full queue refuses have spans too, so the app refuses them.
     shed = predict.ROUTES if settings.traces == "off" else ()
-    shedder = Shedder(served, app.state.metrics, (route.path for route in shed))
+    paths = (route.path for route in shed)
+    shedder = Shedder(served, app.state.metrics, paths, app.state.renderers)
     connections = Connections(settings)
 
     def configure(app: ASGIApp, refuse: Refuse) -> uvicorn.Config:

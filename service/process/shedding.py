@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from service.errors import BusyError, QueueFull, TooManyConnections
-from service.http.responses.problems import RENDERERS, find_prefix
+from service.http.responses.problems import Renderers, find_prefix
 from service.http.security.browsers import COMMON_HEADERS
 from service.http.security.proxies import read_root_path
 from service.http.telemetry.access import PROBES, RAW_REQUEST_ID, choose_request_id
@@ -20,12 +20,6 @@ from service.http.telemetry.metrics import Metrics
 from service.logs import EventCounter
 from service.pipeline.served import ServedPipeline
 from service.process.protocol.connection import SURPLUS, Refusal
-
-_ANSWERS: dict[tuple[type[BusyError], str], Any] = {
-    (error, prefix): render(error(), "%b")
-    for error in (QueueFull, TooManyConnections)
-    for prefix, render in RENDERERS.items()
-}
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +31,13 @@ class Shedder:
     leaves it in the path, the app refuses the request.
     """
 
-    def __init__(self, served: ServedPipeline, metrics: Metrics, paths: Iterable[str]) -> None:
+    def __init__(
+        self, served: ServedPipeline, metrics: Metrics, paths: Iterable[str], renderers: Renderers
+    ) -> None:
+        self._answers: dict[type[BusyError], dict[str, Any]] = {
+            error: {prefix: render(error(), "%b") for prefix, render in renderers.items()}
+            for error in (QueueFull, TooManyConnections)
+        }
         self._served = served
         self._metrics = metrics
         self._root_path = read_root_path(served.settings.root_path)
@@ -64,7 +64,8 @@ class Shedder:
     ) -> Refusal:
         started = time.perf_counter()
         request_id = choose_request_id(scope).encode()
-        answer = _ANSWERS[error, find_prefix(scope["path"].removeprefix(self._root_path))]
+        answers = self._answers[error]
+        answer = answers[find_prefix(scope["path"].removeprefix(self._root_path), answers)]
         headers = [(b"content-type", answer.media_type.encode()), *COMMON_HEADERS]
         headers += [(b"retry-after", b"%d" % retry_after), (RAW_REQUEST_ID, request_id)]
         refusal = Refusal(error.status, headers, answer.body.replace(b"%b", request_id))

@@ -31,7 +31,7 @@ ORDER = {
         errors  logs  fields  files  question  bundle  calibration  stages  caller  scheduling
         settings  engine  images  archive  labels  pipeline
         http.requests  http.responses  http.security  http.telemetry  http.routes
-        http.open_inference  http.app  process  ray_app  cli
+        http.dialects  http.app  process  ray_app  cli
     """,
     "models": """
         commands  config  meta  text  timm_model  metrics  data  heads  towers  backbones  network

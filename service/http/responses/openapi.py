@@ -1,7 +1,7 @@
 """Parts of the OpenAPI document that FastAPI cannot see: bodies, parameters and errors."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from itertools import chain
 from typing import Any
@@ -13,16 +13,7 @@ from service.errors import list_coded
 from service.http.requests.body import BYTES, JSON, MULTIPART, RAW_IMAGE
 from service.http.requests.parameters import LIST_PARAMETERS
 from service.http.requests.uploads import MAX_EXAMPLES, UploadShape
-from service.http.responses.problems import (
-    OPENAI_PREFIX,
-    PREFIX,
-    PROBLEM_JSON,
-    ErrorAnswer,
-    ErrorType,
-    OpenAIErrorAnswer,
-    find_v2_status,
-    list_headers,
-)
+from service.http.responses.problems import PROBLEM_JSON, ErrorType, list_headers
 from service.question import Question
 
 _TEXT = {"type": "string"}
@@ -32,11 +23,6 @@ _ERROR_HEADERS = {
     "WWW-Authenticate": {"description": "`Bearer`.", "schema": _TEXT},
 }
 _PROBLEM = {"content": {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
-_BODIES: dict[str, dict[str, Any]] = {
-    "": _PROBLEM,
-    PREFIX: {"model": ErrorAnswer},
-    OPENAI_PREFIX: {"model": OpenAIErrorAnswer},
-}
 _TAG = {"ETag": {"description": "The set's version, in quotes.", "schema": _TEXT}}
 _PLACE = {"Location": {"description": "The set's path, below the root path.", "schema": _TEXT}}
 TAG = {"headers": _TAG}
@@ -72,18 +58,26 @@ class DocumentedApp(FastAPI):
         return self.openapi_schema
 
 
-def document_problems(*errors: ErrorType, prefix: str = "") -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses` of a route below `prefix`; `ImageError` is all errors of it."""
+def document_problems(
+    *errors: ErrorType,
+    model: type[BaseModel] | None = None,
+    find_status: Callable[[int], int] = int,
+) -> dict[int | str, dict[str, Any]]:
+    """Returns FastAPI's `responses` of a route, also in the shape of another program.
+
+    `ImageError` is all errors of it. `find_status` returns the program's status for ours.
+    """
+    body = _PROBLEM if model is None else {"model": model}
     groups: dict[int, list[ErrorType]] = defaultdict(list)
     coded = ((base,) if "code" in vars(base) else list_coded(base) for base in errors)
     for error in dict.fromkeys(chain.from_iterable(coded)):
-        groups[find_v2_status(error.status) if prefix == PREFIX else error.status].append(error)
+        groups[find_status(error.status)].append(error)
     answers: dict[int | str, dict[str, Any]] = {}
     for status, group in sorted(groups.items()):
         text = "\n".join(f"- `{error.code}`: {error.title}" for error in group)
         sent = {name for error in group for name in list_headers(error)}
         headers = {name: header for name, header in _ERROR_HEADERS.items() if name in sent}
-        answers[status] = {"description": text, "headers": headers, **_BODIES[prefix]}
+        answers[status] = {"description": text, "headers": headers, **body}
     return answers
 
 

@@ -1,8 +1,8 @@
-"""Answers errors with RFC 9457 problems; below `/v1` and `/v2`, in their protocols' shapes."""
+"""Answers errors with RFC 9457 problems, or in the shapes of other programs (`renderers`)."""
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from http import HTTPStatus
 
 from fastapi import FastAPI
@@ -23,14 +23,13 @@ from service.errors import (
 from service.fields import list_values
 
 PROBLEM_JSON = "application/problem+json"
-PREFIX = "/v2"
-OPENAI_PREFIX = "/v1"
 
 ErrorType = type[ServiceError]
+Renderer = Callable[[ServiceError, str | None], JSONResponse]
+Renderers = Mapping[str, Renderer]
+"""The answer to an error and its request's id, by the first part of the path; "" is the rest."""
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-# The protocol has 400 for everything that is invalid in a request.
-_BAD_REQUESTS = frozenset({409, 415, 422})
 
 logger = logging.getLogger(__name__)
 
@@ -45,18 +44,6 @@ class Problem(BaseModel):
     detail: str | None = Field(None, description="What is wrong in this one request.")
     errors: list[ProblemValue] | None = Field(None, description="For `invalid_parameters`.")
     request_id: str | None = Field(None, description="As in `X-Request-ID`.")
-
-
-class ErrorAnswer(BaseModel):
-    """Every error of `/v2`."""
-
-    error: str
-
-
-class OpenAIErrorAnswer(BaseModel):
-    """Every error below `/v1`."""
-
-    error: dict[str, str | None] = Field(description="`message`, `type`, `code` and `param`.")
 
 
 def describe_problem(error: ServiceError, request_id: str | None = None) -> Problem:
@@ -84,47 +71,16 @@ def list_headers(error: ServiceError | ErrorType) -> dict[str, str]:
     return headers
 
 
-def find_v2_status(status: int) -> int:
-    """Returns the status below `/v2` of an error with `status` elsewhere."""
-    return HTTPStatus.BAD_REQUEST.value if status in _BAD_REQUESTS else status
-
-
-def _render_problem(error: ServiceError, request_id: str | None) -> JSONResponse:
+def render_problem(error: ServiceError, request_id: str | None) -> JSONResponse:
+    """Returns the answer to an error outside the paths of other programs."""
     content = describe_problem(error, request_id).model_dump(exclude_none=True)
     return JSONResponse(content, error.status, list_headers(error), PROBLEM_JSON)
 
 
-def _render_v2_error(error: ServiceError, _request_id: str | None) -> JSONResponse:
-    content = {"error": error.describe()}
-    return JSONResponse(content, find_v2_status(error.status), list_headers(error))
-
-
-def _render_openai_error(error: ServiceError, _request_id: str | None) -> JSONResponse:
-    headers = list_headers(error)
-    # OpenAI's clients repeat 409 and all 5xx twice, a request past its deadline too.
-    headers["X-Should-Retry"] = str("Retry-After" in headers).lower()
-    is_ours = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    described = {
-        "message": error.describe(),
-        "type": "server_error" if is_ours else "invalid_request_error",
-        "code": error.code,
-        "param": error.field,
-    }
-    return JSONResponse({"error": described}, error.status, headers)
-
-
-RENDERERS: dict[str, Callable[[ServiceError, str | None], JSONResponse]] = {
-    "": _render_problem,
-    PREFIX: _render_v2_error,
-    OPENAI_PREFIX: _render_openai_error,
-}
-"""The answer to an error and its request's id, by the first part of the path; "" is the rest."""
-
-
-def find_prefix(path: str) -> str:
-    """Returns the key of `RENDERERS` for a path below the root path."""
+def find_prefix(path: str, prefixes: Container[str]) -> str:
+    """Returns the first part of a path below the root path if it is one of `prefixes`, else ""."""
     prefix = f"/{path[1:].partition('/')[0]}"
-    return prefix if prefix in RENDERERS else ""
+    return prefix if prefix in prefixes else ""
 
 
 def add_problem_handlers(app: FastAPI) -> None:
@@ -139,7 +95,8 @@ def answer_error(request: Request, error: ServiceError) -> JSONResponse:
         logger.error("%s", error.code, exc_info=error)
     request.state.problem = error.code  # for the log and the metrics
     path = request.scope["path"].removeprefix(request.scope["root_path"])
-    return RENDERERS[find_prefix(path)](error, request.scope["state"].get("request_id"))
+    renderers: Renderers = request.app.state.renderers
+    return renderers[find_prefix(path, renderers)](error, request.scope["state"].get("request_id"))
 
 
 async def _answer_any(request: Request, error: Exception) -> JSONResponse:

@@ -9,6 +9,8 @@ import pytest
 
 from service import logs
 from service.bundle.reader import Bundle
+from service.http.dialects.table import choose_dialects
+from service.http.responses.problems import render_problem
 from service.http.telemetry.metrics import Metrics
 from service.pipeline.served import ServedPipeline
 from service.process import shedding
@@ -20,6 +22,7 @@ from service.settings import Settings
 pytestmark = pytest.mark.anyio
 
 PATHS = ("/predict", "/predict/batch")
+RENDERERS = {"": render_problem} | {each.prefix: each.render for each in choose_dialects("all")}
 
 
 @pytest.fixture
@@ -37,7 +40,7 @@ def metrics() -> Metrics:
 
 @pytest.fixture
 def shedder(served: ServedPipeline, metrics: Metrics) -> Shedder:
-    return Shedder(served, metrics, PATHS)
+    return Shedder(served, metrics, PATHS, RENDERERS)
 
 
 def read_count(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -59,7 +62,7 @@ async def test_prediction_is_refused_with_its_request_id_and_counted_by_its_rout
     served: ServedPipeline, metrics: Metrics, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     served.settings = served.settings.model_copy(update={"root_path": "/tags"})
-    shedder = Shedder(served, metrics, PATHS)
+    shedder = Shedder(served, metrics, PATHS, RENDERERS)
     assert shedder.refuse(make_scope(path)) is None  # there is room
     monkeypatch.setattr(BatchQueue, "is_full", True)
     for _ in range(3):
@@ -88,7 +91,9 @@ async def test_refused_connection_gets_the_shape_of_its_path(
         "/v2": b'{"error":"',
     }
     for path, start in shapes.items():
-        refusal = Shedder(served, metrics, PATHS).refuse(make_scope(path) | {SURPLUS: True})
+        refusal = Shedder(served, metrics, PATHS, RENDERERS).refuse(
+            make_scope(path) | {SURPLUS: True}
+        )
         assert refusal is not None
         assert refusal.body.startswith(start)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from service.http.app import create_app
-from service.http.open_inference.request import HEADER_LENGTH
+from service.http.dialects.open_inference.request import HEADER_LENGTH
 from service.http.requests.parameters import LIST_PARAMETERS
 from service.labels.definition import LabelSetRecord
 from service.pipeline.served import ServedPipeline

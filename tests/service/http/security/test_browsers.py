@@ -5,7 +5,7 @@ from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
 from service.errors import HostNotAllowed, StartError
-from service.http.open_inference.request import HEADER_LENGTH
+from service.http.dialects.open_inference.request import HEADER_LENGTH
 from service.http.security.browsers import Sites, read_origins
 from service.settings import Settings
 from tests.support.serving import assert_problem, send_image, serve_app

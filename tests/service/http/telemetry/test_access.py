@@ -6,6 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.http.app import create_app
 from service.http.telemetry.access import Access, choose_request_id
 from service.http.telemetry.metrics import Metrics
 from service.logs import make_formatter
@@ -16,11 +17,13 @@ from tests.support.serving import assert_problem
 LOGGER = "service.http.telemetry.access"
 
 
-async def fail(_scope: Scope, _receive: Receive, _send: Send) -> None:
+async def fail(scope: Scope, _receive: Receive, _send: Send) -> None:
+    scope["app"] = create_app(ServedPipeline(Settings()))
     raise RuntimeError("secret")
 
 
-async def fail_halfway(_scope: Scope, _receive: Receive, send: Send) -> None:
+async def fail_halfway(scope: Scope, _receive: Receive, send: Send) -> None:
+    scope["app"] = create_app(ServedPipeline(Settings()))
     await send({"type": "http.response.start", "status": 200, "headers": []})
     raise RuntimeError("secret")
 

@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from service.bundle.card import InputContract
 from service.errors import InvalidTensors, quote
 from service.fields import is_utf8, validate
+from service.http.dialects.labelling import Photo
 from service.http.requests.json import MAX_PARTS, parse_json
-from service.http.requests.uploads import decode_base64
 from service.images.decode import DecodedImage, PixelArray
 from service.question import Question
 
@@ -108,11 +108,11 @@ class InferBody(BaseModel):
 
 
 class InferRequest(NamedTuple):
-    """A request that was read; `photos` are files or pixels, the timeout may be infinite."""
+    """A request that was read; its timeout may be infinite."""
 
     id: str | None
     timeout_seconds: float
-    photos: tuple[bytes | DecodedImage, ...]
+    photos: tuple[Photo, ...]
     question: Question
     outputs: list[OutputTensor]
 
@@ -162,7 +162,7 @@ def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
 
 def _read_photos(
     inputs: list[InputTensor], raw: memoryview, contract: InputContract, max_photos: int
-) -> tuple[bytes | DecodedImage, ...]:
+) -> tuple[Photo, ...]:
     tensor, binary = _take_input(inputs, raw)
     size = list(contract.shape)
     datatype, tails, shape = (
@@ -202,8 +202,8 @@ def _take_input(
     return tensor, None if size is None else raw
 
 
-def _read_images(tensor: InputTensor, raw: memoryview | None) -> tuple[bytes, ...]:
-    """Returns files of photos: base64 in JSON; binary, each after its length."""
+def _read_images(tensor: InputTensor, raw: memoryview | None) -> tuple[bytes | str, ...]:
+    """Returns photos: base64 in JSON; binary, files or base64, each after its length."""
     if raw is not None:
         photos: Sequence[bytes | str] = _split_elements(raw)
     else:
@@ -211,7 +211,7 @@ def _read_images(tensor: InputTensor, raw: memoryview | None) -> tuple[bytes, ..
         if not all(isinstance(text, str) for text in photos):
             raise InvalidTensors(f"The values of input '{IMAGE}' must be base64 texts")
     _check_size(tensor, len(photos))
-    return tuple(map(decode_base64, photos))
+    return tuple(photos)
 
 
 def _read_numbers(tensor: InputTensor) -> PixelArray:

@@ -15,7 +15,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from service.bundle.card import ModelCard
-from service.http.open_inference import request
+from service.http.dialects.open_inference import request
 from service.http.requests.body import BYTES, JSON
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
@@ -27,6 +27,12 @@ class ServerAnswer(BaseModel):
     name: str
     version: str
     extensions: list[str]
+
+
+class ErrorAnswer(BaseModel):
+    """Every error of `/v2`."""
+
+    error: str
 
 
 class LiveAnswer(BaseModel):

@@ -1,39 +1,52 @@
-"""The routes of `/v2`, for the model and version of the bundle; `model_alias` is a second name."""
+"""Routes and errors of `/v2`, for the bundle's model and version; `model_alias` is another name."""
 
 from collections.abc import Callable
 from functools import partial
+from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi.responses import JSONResponse
 
 from service import errors
-from service.caller import CALLER
-from service.http.open_inference import answer
-from service.http.open_inference.request import (
+from service.http.dialects.labelling import GUARDS, label_photos
+from service.http.dialects.open_inference import answer
+from service.http.dialects.open_inference.request import (
     HEADER_LENGTH,
     InferBody,
-    InferRequest,
     parse_infer_request,
 )
-from service.http.requests.body import BYTES, JSON, Body, cancel_on_disconnect
+from service.http.requests.body import BYTES, JSON, Body
 from service.http.requests.parameters import Served
 from service.http.responses.openapi import document_answer, document_problems, document_tensors
-from service.http.responses.problems import PREFIX
+from service.http.responses.problems import list_headers
 from service.http.routes.predict import REQUEST_PROBLEMS, limit_images
 from service.http.security.keys import PREDICT, PUBLIC, ROUTE_PROBLEMS
 from service.http.security.rates import LIMITED
-from service.images.decode import DecodedImage
 from service.pipeline.pipeline import Pipeline
-from service.pipeline.prediction import Prediction
-from service.pipeline.selection import Selection
-from service.scheduling.tasks import run_together
+
+PREFIX = "/v2"
+# The protocol has 400 for everything that is invalid in a request.
+_BAD_REQUESTS = frozenset({409, 415, 422})
 
 _ANSWERS = document_answer(
     "The outputs; the bytes of binary ones follow the JSON.",
     *(JSON, BYTES),
     headers={HEADER_LENGTH: {"description": "Bytes of JSON.", "schema": {"type": "integer"}}},
 )
-_document = partial(document_problems, prefix=PREFIX)
+
+
+def _find_status(status: int) -> int:
+    return HTTPStatus.BAD_REQUEST.value if status in _BAD_REQUESTS else status
+
+
+def render_error(error: errors.ServiceError, _request_id: str | None) -> JSONResponse:
+    """Returns the answer to an error."""
+    content = {"error": error.describe()}
+    return JSONResponse(content, _find_status(error.status), list_headers(error))
+
+
+_document = partial(document_problems, model=answer.ErrorAnswer, find_status=_find_status)
 _MODEL_ERRORS = _document(*ROUTE_PROBLEMS, errors.UnknownModel)
 _INFER_ERRORS = _document(
     *(errors.InvalidTensors, errors.UnknownModel, errors.MalformedBody, errors.BodyTimeout),
@@ -88,15 +101,20 @@ async def infer(request: Request, served: Served, pipeline: Model, name: ModelNa
         pipeline.bundle.card.input,
         limit_images(served.settings),
     )
-    CALLER.get().count_photos(len(asked.photos))
-    selection, predictions = await cancel_on_disconnect(request, _score(pipeline, asked))
+    question, columns = asked.question, pipeline.catalogue.default_columns
+    if question.label_set is None:
+        # One set, as in the Triton repository: all labels of all sets would be a wide answer.
+        question = question.model_copy(update={"label_set": columns})
+    selection, predictions = await label_photos(
+        request, pipeline, question, asked.photos, asked.timeout_seconds
+    )
     # Thousands of labels would block the event loop.
     return await served.run_in_side_thread(
         answer.write_infer_answer, asked, name, pipeline.bundle.card.version, selection, predictions
     )
 
 
-router = APIRouter(tags=["open inference protocol"])
+router = APIRouter(tags=["dialects"])
 
 
 @router.get(PREFIX, dependencies=[PUBLIC])
@@ -133,31 +151,10 @@ def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
         response_class=Response,
         responses={**_ANSWERS, **_INFER_ERRORS},
         openapi_extra=document_tensors(InferBody, HEADER_LENGTH),
-        dependencies=[*PREDICT, LIMITED, *depends],
+        dependencies=[*GUARDS, *depends],
     )(infer)
     return of_model
 
 
 router.include_router(_make_model_router("/models/{name}"))
 router.include_router(_make_model_router("/models/{name}/versions/{version}", check_version))
-
-
-async def _score(pipeline: Pipeline, asked: InferRequest) -> tuple[Selection, list[Prediction]]:
-    async def score(number: int, photo: bytes | DecodedImage) -> Prediction:
-        try:
-            return await pipeline.predict(photo, selection, deadline)
-        except errors.ImageError as error:
-            if len(asked.photos) > 1:
-                position = f"Photo {number} of {len(asked.photos)}."
-                error.detail = " ".join(filter(None, (position, error.detail)))
-            raise
-
-    deadline = pipeline.make_deadline(asked.timeout_seconds)
-    question = asked.question
-    if question.label_set is None:
-        # One set, as in the Triton repository: all labels of all sets would be a wide answer.
-        columns = pipeline.catalogue.default_columns
-        question = question.model_copy(update={"label_set": columns})
-    selection = await pipeline.select(question, deadline)
-    works = (score(number, photo) for number, photo in enumerate(asked.photos, 1))
-    return selection, await run_together(works)

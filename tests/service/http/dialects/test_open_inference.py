@@ -10,8 +10,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
-from service.http.open_inference import request
-from service.http.open_inference.request import HEADER_LENGTH
+from service.http.dialects.open_inference import request
+from service.http.dialects.open_inference.request import HEADER_LENGTH
 from service.images.decode import decode_image
 from tests.support.photos import make_photo
 from tests.support.serving import PHOTO, labels_of, send_image, serve_app, to_base64

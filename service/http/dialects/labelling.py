@@ -1,0 +1,83 @@
+"""What the requests of dialects have in common: guards, reading, labelling all photos."""
+
+import math
+from collections.abc import Sequence
+
+from fastapi import Depends, Request
+
+from service import errors
+from service.caller import CALLER
+from service.fields import ModelT, validate
+from service.http.requests.body import cancel_on_disconnect
+from service.http.requests.json import read_json_object
+from service.http.requests.parameters import Served
+from service.http.requests.uploads import decode_base64
+from service.http.routes.predict import limit_images
+from service.http.security.keys import PREDICT
+from service.http.security.rates import LIMITED
+from service.images.decode import DecodedImage
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.prediction import Prediction
+from service.pipeline.selection import Selection
+from service.pipeline.served import ServedPipeline
+from service.question import Question
+from service.scheduling.tasks import run_together
+from service.settings import Settings
+
+Photo = str | bytes | DecodedImage
+
+
+async def check_room(served: Served) -> None:
+    """Raises QueueFull before the body is read."""
+    if served.ready:
+        served.pipeline.queue.check_room()
+
+
+ROOM = Depends(check_room)
+GUARDS = (ROOM, *PREDICT, LIMITED)
+"""Dependencies of routes that take photos."""
+
+
+async def read_fields(request: Request, served: ServedPipeline, model: type[ModelT]) -> ModelT:
+    """Reads a body of JSON; null is as if it were not sent. Raises as `read_json_object`."""
+    body = await read_json_object(request, served)
+    return validate(model, {k: v for k, v in body.items() if v is not None}, "body")
+
+
+def count_photos(photos: Sequence[object], settings: Settings) -> None:
+    """Counts the photos of a request; raises TooManyImages or RateLimited."""
+    if len(photos) > (limit := limit_images(settings)):
+        raise errors.TooManyImages(limit)
+    CALLER.get().count_photos(len(photos))
+
+
+async def label_photos(
+    request: Request,
+    pipeline: Pipeline,
+    question: Question,
+    photos: Sequence[Photo],
+    timeout_seconds: float = math.inf,
+) -> tuple[Selection, list[Prediction]]:
+    """Labels files, their base64 or pixels; raises the error of one that cannot be used."""
+    count_photos(photos, pipeline.settings)
+    work = _label(pipeline, question, photos, timeout_seconds)
+    return await cancel_on_disconnect(request, work)
+
+
+async def _label(
+    pipeline: Pipeline, question: Question, photos: Sequence[Photo], timeout_seconds: float
+) -> tuple[Selection, list[Prediction]]:
+    async def label(number: int, photo: Photo) -> Prediction:
+        try:
+            data = photo if isinstance(photo, DecodedImage) else decode_base64(photo)
+            return await pipeline.predict(data, selection, deadline)
+        except (errors.ImageError, errors.MalformedBody) as error:
+            if len(photos) > 1:
+                place = f"Photo {number} of {len(photos)}."
+                error.detail = " ".join(filter(None, (place, error.detail)))
+            raise
+
+    deadline = pipeline.make_deadline(timeout_seconds)
+    selection = await pipeline.select(question, deadline)
+    works = (label(number, photo) for number, photo in enumerate(photos, 1))
+    return selection, await run_together(works)

@@ -1,0 +1,33 @@
+"""The dialects by their names in the setting `dialects`."""
+
+from typing import NamedTuple
+
+from fastapi import APIRouter
+
+from service.errors import StartError, quote
+from service.http.dialects import openai
+from service.http.dialects.open_inference import routes as open_inference
+from service.http.responses.problems import Renderer
+
+
+class Dialect(NamedTuple):
+    """How a program speaks; `prefix` is the first part of its paths, where `render` has errors."""
+
+    prefix: str
+    router: APIRouter
+    render: Renderer
+
+
+DIALECTS = {
+    "open-inference": Dialect("/v2", open_inference.router, open_inference.render_error),
+    "openai": Dialect("/v1", openai.router, openai.render_error),
+}
+
+
+def choose_dialects(setting: str) -> list[Dialect]:
+    """Returns the dialects of a setting such as `openai,wd14`. Raises StartError."""
+    names = [name.strip() for name in setting.split(",") if name.strip()]
+    for name in names:
+        if name not in ("all", *DIALECTS):
+            raise StartError(f"dialects: {quote(name)} is none of all, {', '.join(DIALECTS)}")
+    return [dialect for name, dialect in DIALECTS.items() if {"all", name} & {*names}]
