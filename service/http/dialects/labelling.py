@@ -13,8 +13,6 @@ from service.http.requests.json import read_json_object
 from service.http.requests.parameters import Served
 from service.http.requests.uploads import decode_base64
 from service.http.routes.predict import limit_images
-from service.http.security.keys import PREDICT
-from service.http.security.rates import LIMITED
 from service.images.decode import DecodedImage
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction
@@ -34,8 +32,7 @@ async def check_room(served: Served) -> None:
 
 
 ROOM = Depends(check_room)
-GUARDS = (ROOM, *PREDICT, LIMITED)
-"""Dependencies of routes that take photos."""
+"""A guard of routes that take photos, before the key as in `DirectRouter`."""
 
 
 async def read_fields(request: Request, served: ServedPipeline, model: type[ModelT]) -> ModelT:
@@ -60,13 +57,9 @@ async def label_photos(
 ) -> tuple[Selection, list[Prediction]]:
     """Labels files, their base64 or pixels; raises the error of one that cannot be used."""
     count_photos(photos, pipeline.settings)
-    work = _label(pipeline, question, photos, timeout_seconds)
-    return await cancel_on_disconnect(request, work)
+    deadline = pipeline.make_deadline(timeout_seconds)
+    selection = await cancel_on_disconnect(request, pipeline.select(question, deadline))
 
-
-async def _label(
-    pipeline: Pipeline, question: Question, photos: Sequence[Photo], timeout_seconds: float
-) -> tuple[Selection, list[Prediction]]:
     async def label(number: int, photo: Photo) -> Prediction:
         try:
             data = photo if isinstance(photo, DecodedImage) else decode_base64(photo)
@@ -77,7 +70,5 @@ async def _label(
                 error.detail = " ".join(filter(None, (place, error.detail)))
             raise
 
-    deadline = pipeline.make_deadline(timeout_seconds)
-    selection = await pipeline.select(question, deadline)
     works = (label(number, photo) for number, photo in enumerate(photos, 1))
-    return selection, await run_together(works)
+    return selection, await cancel_on_disconnect(request, run_together(works))

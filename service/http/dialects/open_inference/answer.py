@@ -6,7 +6,7 @@ BYTES [B, n] of `score:column:label`, best first.
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,36 +21,10 @@ from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
 
 
-class ServerAnswer(BaseModel):
-    """Answer of `/v2`."""
-
-    name: str
-    version: str
-    extensions: list[str]
-
-
 class ErrorAnswer(BaseModel):
     """Every error of `/v2`."""
 
     error: str
-
-
-class LiveAnswer(BaseModel):
-    """Answer of `/v2/health/live`."""
-
-    live: Literal[True] = True
-
-
-class ReadyAnswer(BaseModel):
-    """Answer of `/v2/health/ready`."""
-
-    ready: Literal[True] = True
-
-
-class ModelReadyAnswer(ReadyAnswer):
-    """Answer of `/v2/models/{name}/ready`."""
-
-    name: str
 
 
 class TensorAnswer(BaseModel):
@@ -87,7 +61,7 @@ def describe_model(card: ModelCard, name: str) -> ModelAnswer:
 
 
 def write_infer_answer(
-    asked: request.InferRequest,
+    asked: request.InferBody,
     model_name: str,
     model_version: str,
     selection: Selection,

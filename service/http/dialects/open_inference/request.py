@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -107,19 +107,13 @@ class InferBody(BaseModel):
     outputs: Annotated[list[OutputTensor], Field(max_length=16)] = []
 
 
-class InferRequest(NamedTuple):
-    """A request that was read; its timeout may be infinite."""
-
-    id: str | None
-    timeout_seconds: float
-    photos: tuple[Photo, ...]
-    question: Question
-    outputs: list[OutputTensor]
-
-
 def parse_infer_request(
-    body: bytes, header_length: str | None, contract: InputContract, max_photos: int
-) -> InferRequest:
+    body: bytes,
+    header_length: str | None,
+    contract: InputContract,
+    max_photos: int,
+    default_sets: list[str] | None,
+) -> tuple[InferBody, Question, tuple[Photo, ...]]:
     """Reads a request; its JSON has `header_length` bytes, else all. Raises RequestError."""
     head, raw = _split(body, header_length)
     nested = max_photos * contract.height * (contract.width + 1)  # the lists of `pixels`
@@ -127,14 +121,13 @@ def parse_infer_request(
     values = parse_json(head, MAX_PARTS + nested, numbers, _SAMPLES.__getitem__)
     asked = validate(InferBody, values, "body")
     _check_unsupported(asked)
-    parameters = asked.parameters
-    fields: dict[str, Any] = {"top_k": _ALL_LABELS, "min_version": parameters.min_version}
-    if parameters.label_set is not None:
-        fields["label_set"] = [name.strip() for name in parameters.label_set.split(",")]
-    question = validate(Question, fields, "body")
+    sets, fields = default_sets, {"top_k": _ALL_LABELS, "min_version": asked.parameters.min_version}
+    if (names := asked.parameters.label_set) is not None:
+        sets = [name.strip() for name in names.split(",")]
+    question = validate(Question, {**fields, "label_set": sets}, "body")
     photos = _read_photos(asked.inputs, raw, contract, max_photos)
-    seconds = parameters.timeout / 1e6 if parameters.timeout else math.inf
-    return InferRequest(asked.id, seconds, photos, question, _read_outputs(asked))
+    _complete_outputs(asked)
+    return asked, question, photos
 
 
 def _check_unsupported(asked: InferBody) -> None:
@@ -255,10 +248,10 @@ def _check_size(tensor: InputTensor, count: int) -> None:
         raise InvalidTensors(f"Input '{tensor.name}' has {count} values, and by its shape {wanted}")
 
 
-def _read_outputs(asked: InferBody) -> list[OutputTensor]:
-    outputs = asked.outputs or [OutputTensor(name=name) for name in OUTPUTS]
+def _complete_outputs(asked: InferBody) -> None:
+    asked.outputs = asked.outputs or [OutputTensor(name=name) for name in OUTPUTS]
     seen: set[str] = set()
-    for output in outputs:
+    for output in asked.outputs:
         name, parameters = output.name, output.parameters
         if name not in OUTPUTS:
             raise InvalidTensors(f"Output {quote(name)} is unknown: use '{SCORES}' or '{LABELS}'")
@@ -269,4 +262,3 @@ def _read_outputs(asked: InferBody) -> list[OutputTensor]:
         if parameters.binary_data is None:
             parameters.binary_data = asked.parameters.binary_data_output
         seen.add(name)
-    return outputs

@@ -1,5 +1,6 @@
 """Routes and errors of `/v2`, for the bundle's model and version; `model_alias` is another name."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -9,7 +10,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.responses import JSONResponse
 
 from service import errors
-from service.http.dialects.labelling import GUARDS, label_photos
+from service.http.dialects.labelling import ROOM, label_photos
 from service.http.dialects.open_inference import answer
 from service.http.dialects.open_inference.request import (
     HEADER_LENGTH,
@@ -81,10 +82,10 @@ async def model(pipeline: Model, name: ModelName) -> answer.ModelAnswer:
     return answer.describe_model(pipeline.bundle.card, name)
 
 
-async def model_ready(served: Served, name: ModelName) -> answer.ModelReadyAnswer:
+async def model_ready(served: Served, name: ModelName) -> dict[str, Any]:
     """Returns 200 if the model answers predictions now."""
     served.check_ready()
-    return answer.ModelReadyAnswer(name=name)
+    return {"name": name, "ready": True}
 
 
 async def infer(request: Request, served: Served, pipeline: Model, name: ModelName) -> Response:
@@ -94,23 +95,18 @@ async def infer(request: Request, served: Served, pipeline: Model, name: ModelNa
     the first set. A photo that cannot be used fails the whole request; the error names it.
     """
     body = await Body(request, served.settings).read()
-    asked = await served.run_in_side_thread(
-        parse_infer_request,
-        body,
-        request.headers.get(HEADER_LENGTH),
-        pipeline.bundle.card.input,
-        limit_images(served.settings),
-    )
-    question, columns = asked.question, pipeline.catalogue.default_columns
-    if question.label_set is None:
-        # One set, as in the Triton repository: all labels of all sets would be a wide answer.
-        question = question.model_copy(update={"label_set": columns})
-    selection, predictions = await label_photos(
-        request, pipeline, question, asked.photos, asked.timeout_seconds
-    )
+    card, catalogue = pipeline.bundle.card, pipeline.catalogue
+    contract, limit = card.input, limit_images(served.settings)
+    # One set, as in the Triton repository: all labels of all sets would be a wide answer.
+    rest = request.headers.get(HEADER_LENGTH), contract, limit, catalogue.default_columns
+    read = await served.run_in_side_thread(parse_infer_request, body, *rest)
+    asked, question, photos = read
+    timeout = asked.parameters.timeout
+    seconds = timeout / 1e6 if timeout else math.inf
+    selection, predictions = await label_photos(request, pipeline, question, photos, seconds)
     # Thousands of labels would block the event loop.
     return await served.run_in_side_thread(
-        answer.write_infer_answer, asked, name, pipeline.bundle.card.version, selection, predictions
+        answer.write_infer_answer, asked, name, card.version, selection, predictions
     )
 
 
@@ -118,25 +114,24 @@ router = APIRouter(tags=["dialects"])
 
 
 @router.get(PREFIX, dependencies=[PUBLIC])
-async def server(request: Request) -> answer.ServerAnswer:
+async def server(request: Request) -> dict[str, Any]:
     """Describes the server."""
     extensions = ["binary_tensor_data", "classification"]
-    return answer.ServerAnswer(
-        name="ml-decoder-serve", version=request.app.version, extensions=extensions
-    )
+    version = request.app.version
+    return {"name": "ml-decoder-serve", "version": version, "extensions": extensions}
 
 
 @router.get(f"{PREFIX}/health/live")
-async def live() -> answer.LiveAnswer:
+async def live() -> dict[str, bool]:
     """Returns 200 while the process answers, ready or not."""
-    return answer.LiveAnswer()
+    return {"live": True}
 
 
 @router.get(f"{PREFIX}/health/ready", responses=_document(errors.UnavailableError))
-async def ready(served: Served) -> answer.ReadyAnswer:
+async def ready(served: Served) -> dict[str, bool]:
     """Returns 200 if predictions are answered now."""
     served.check_ready()
-    return answer.ReadyAnswer()
+    return {"ready": True}
 
 
 def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
@@ -151,7 +146,7 @@ def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
         response_class=Response,
         responses={**_ANSWERS, **_INFER_ERRORS},
         openapi_extra=document_tensors(InferBody, HEADER_LENGTH),
-        dependencies=[*GUARDS, *depends],
+        dependencies=[ROOM, *PREDICT, LIMITED, *depends],
     )(infer)
     return of_model
 
