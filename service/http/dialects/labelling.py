@@ -2,17 +2,20 @@
 
 import math
 from collections.abc import Sequence
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
+from pydantic import AfterValidator, BaseModel, Field
 
 from service import errors
 from service.caller import CALLER
-from service.fields import ModelT, validate
-from service.http.requests.body import cancel_on_disconnect
+from service.fields import ModelT, is_utf8, validate
+from service.http.requests.body import JSON, cancel_on_disconnect
 from service.http.requests.json import read_json_object
 from service.http.requests.parameters import Served
 from service.http.requests.uploads import decode_base64
-from service.http.routes.predict import limit_images
+from service.http.responses.openapi import document_answer, document_json, document_problems
+from service.http.routes.predict import REQUEST_PROBLEMS, limit_images
 from service.images.decode import DecodedImage
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction
@@ -22,7 +25,19 @@ from service.question import Question
 from service.scheduling.tasks import run_together
 from service.settings import Settings
 
+ALL_LABELS = 2**31 - 1
+"""As `top_k`: every label is scored."""
 Photo = str | bytes | DecodedImage
+
+
+def _check_unicode(text: str) -> str:
+    if not is_utf8(text):  # no answer could encode it
+        raise ValueError("not Unicode")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_unicode)]
+RequestId = Annotated[Text, Field(max_length=200)]
 
 
 async def check_room(served: Served) -> None:
@@ -46,6 +61,16 @@ def count_photos(photos: Sequence[object], settings: Settings) -> None:
     if len(photos) > (limit := limit_images(settings)):
         raise errors.TooManyImages(limit)
     CALLER.get().count_photos(len(photos))
+
+
+def document_labels(program: str, body: type[BaseModel], error: type[BaseModel]) -> dict[str, Any]:
+    """Returns FastAPI's arguments of a route with a program's request, answer and errors."""
+    problems = (errors.BodyError, *REQUEST_PROBLEMS, errors.ImageError)
+    answers = document_answer(f"In the shape of {program}.", JSON)
+    return {
+        "responses": answers | document_problems(*problems, model=error),
+        "openapi_extra": document_json(body),
+    }
 
 
 async def label_photos(

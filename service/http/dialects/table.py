@@ -5,7 +5,7 @@ from typing import NamedTuple
 from fastapi import APIRouter
 
 from service.errors import StartError, quote
-from service.http.dialects import openai
+from service.http.dialects import openai, photoprism, wd14
 from service.http.dialects.open_inference import routes as open_inference
 from service.http.responses.problems import Renderer
 
@@ -21,6 +21,8 @@ class Dialect(NamedTuple):
 DIALECTS = {
     "open-inference": Dialect("/v2", open_inference.router, open_inference.render_error),
     "openai": Dialect("/v1", openai.router, openai.render_error),
+    "photoprism": Dialect("/api", photoprism.router, photoprism.render_error),
+    "wd14": Dialect("/tagger", wd14.router, wd14.render_error),
 }
 
 

@@ -96,7 +96,9 @@ def answer_error(request: Request, error: ServiceError) -> JSONResponse:
     request.state.problem = error.code  # for the log and the metrics
     path = request.scope["path"].removeprefix(request.scope["root_path"])
     renderers: Renderers = request.app.state.renderers
-    return renderers[find_prefix(path, renderers)](error, request.scope["state"].get("request_id"))
+    state = request.scope["state"]
+    request_id = state.get("body_id") or state.get("request_id")
+    return renderers[find_prefix(path, renderers)](error, request_id)
 
 
 async def _answer_any(request: Request, error: Exception) -> JSONResponse:

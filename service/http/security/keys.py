@@ -1,6 +1,7 @@
 """API keys: routes depend on `PREDICT`, `ADMINISTRATE` or `PUBLIC`; only health on none."""
 
 import asyncio
+import base64
 import hashlib
 import hmac
 import ipaddress
@@ -26,6 +27,7 @@ _KEY = re.compile(
     rf"(?P<key>(?!\s)(?:(?!\s#)[^:\x00-\x1f\x7f\ufeff]){{{_MIN_CHARACTERS},}})"
 )
 _MAX_FILE_BYTES = 2**20
+_BASIC = re.compile("(?i)basic +([a-z0-9+/=]+)")
 _REREAD_SECONDS = 1.0
 # Not part of a header's value (RFC 9110, section 5.5).
 _WHITE_SPACE = " \t"
@@ -156,34 +158,44 @@ class _KeySet:
 
 
 class Guard:
-    """A dependency that checks the key, else the host name; a known key sets `state.caller`."""
+    """A dependency that checks the key, else the host name; a known key sets `state.caller`.
 
-    def __init__(self, right: Right | None) -> None:
+    With `takes_basic`, the key may be the password of Basic authentication, whatever the user.
+    """
+
+    def __init__(self, right: Right | None, *, takes_basic: bool = False) -> None:
         self._right = right
+        self._takes_basic = takes_basic
 
     async def __call__(self, request: Request) -> None:
         """Raises `Unauthorized`, `Forbidden`, `RateLimited`, `HostNotAllowed` or `CrossSite`."""
         state = request.app.state
         ring: KeyRing = state.keys
-        key = "" if ring.is_empty else _read_key(request)
+        sent = request.headers.get("Authorization", "") if self._takes_basic else ""
+        by_basic = _BASIC.match(sent)
+        key = "" if ring.is_empty else _read_key(request, by_basic)
         identity = ring.identify(key) if key else None
         if identity is not None:
             request.state.caller = identity.caller
-        if not ring.protects(self._right):
+        is_protected = ring.protects(self._right)
+        if by_basic or not is_protected:  # browsers send Basic by themselves
             state.sites.check(request.scope)
-        elif identity is None:
+        if not is_protected:
+            return
+        if identity is None:
             if self._right is None:
                 return
             if key:  # a guess
                 state.wrong_keys.count(name_address(request))
             raise errors.Unauthorized(detail="The key is unknown." if key else None)
-        elif self._right == "administrate" and not identity.may_administrate:
+        if self._right == "administrate" and not identity.may_administrate:
             raise errors.Forbidden
 
 
 PUBLIC = Depends(Guard(None))
 _DOCUMENTED = (Security(_BEARER), Security(_HEADER))
 PREDICT = (Depends(Guard("predict")), *_DOCUMENTED)
+PREDICT_BY_BASIC = (Depends(Guard("predict", takes_basic=True)), *_DOCUMENTED)
 ADMINISTRATE = (Depends(Guard("administrate")), *_DOCUMENTED)
 
 ROUTE_PROBLEMS = (
@@ -210,7 +222,11 @@ def name_address(request: Request) -> str:
     return f"address {name}"
 
 
-def _read_key(request: Request) -> str:
+def _read_key(request: Request, basic: re.Match[str] | None) -> str:
+    if basic:
+        with suppress(ValueError):
+            password = base64.b64decode(basic[1]).partition(b":")[2]
+            return password.decode("utf-8", "surrogateescape")
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key.strip(_WHITE_SPACE):
         key = request.headers.get("X-API-Key", "")

@@ -6,12 +6,12 @@ from itertools import chain
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from service.bundle.card import InputContract
 from service.errors import InvalidTensors, quote
-from service.fields import is_utf8, validate
-from service.http.dialects.labelling import Photo
+from service.fields import validate
+from service.http.dialects.labelling import ALL_LABELS, Photo, RequestId, Text
 from service.http.requests.json import MAX_PARTS, parse_json
 from service.images.decode import DecodedImage, PixelArray
 from service.question import Question
@@ -23,8 +23,6 @@ SCORES = "scores"
 LABELS = "labels"
 OUTPUTS = (SCORES, LABELS)
 
-# Every label is scored; `classification` keeps the best ones of the answer.
-_ALL_LABELS = 2**31 - 1
 _MAX_DIMENSION = 2**31 - 1
 _MAX_TIMEOUT = 2**64 - 1  # Triton's type
 _SHARED_MEMORY = "shared_memory_"
@@ -41,13 +39,6 @@ class _Samples(dict[str, int]):
 _SAMPLES = _Samples((str(sample), sample) for sample in range(256))
 
 
-def _check_unicode(text: str) -> str:
-    if not is_utf8(text):  # no answer could encode it
-        raise ValueError("not Unicode")
-    return text
-
-
-Text = Annotated[str, AfterValidator(_check_unicode)]
 Dimension = Annotated[int, Field(strict=True, ge=0, le=_MAX_DIMENSION)]
 
 
@@ -101,7 +92,7 @@ class OutputTensor(BaseModel):
 class InferBody(BaseModel):
     """The JSON of a request."""
 
-    id: Annotated[Text, Field(max_length=200)] | None = None
+    id: RequestId | None = None
     parameters: RequestParameters = RequestParameters()
     inputs: Annotated[list[InputTensor], Field(max_length=16)]
     outputs: Annotated[list[OutputTensor], Field(max_length=16)] = []
@@ -121,7 +112,8 @@ def parse_infer_request(
     values = parse_json(head, MAX_PARTS + nested, numbers, _SAMPLES.__getitem__)
     asked = validate(InferBody, values, "body")
     _check_unsupported(asked)
-    sets, fields = default_sets, {"top_k": _ALL_LABELS, "min_version": asked.parameters.min_version}
+    # `classification` keeps the best ones of the answer.
+    sets, fields = default_sets, {"top_k": ALL_LABELS, "min_version": asked.parameters.min_version}
     if (names := asked.parameters.label_set) is not None:
         sets = [name.strip() for name in names.split(",")]
     question = validate(Question, {**fields, "label_set": sets}, "body")

@@ -248,12 +248,6 @@ def test_unknown_model_version_and_path_are_404_naming_the_served_ones(
     assert_error(client.post(f"{path}/infer", json={"inputs": [image_input()]}), 404)
 
 
-def test_wrong_method_is_405_in_the_protocols_shape(client: TestClient) -> None:
-    response = client.get(INFER)
-    assert_error(response, 405)
-    assert response.headers["allow"] == "POST"
-
-
 BAD_INPUTS: dict[str, tuple[dict[str, Any], str]] = {
     "shape says more": ({"shape": [2]}, "1 values, and by its shape 2"),
     "shape says less": ({"data": ["", ""]}, "2 values, and by its shape 1"),
@@ -392,7 +386,6 @@ def test_binary_size_must_be_that_of_the_bytes(client: TestClient) -> None:
     assert_error(post_binary(client, {"inputs": [both]}, raw), 400, "both")
 
 
-def test_body_over_the_limit_is_413_and_compressed_one_400(client: TestClient) -> None:
-    assert_error(client.post(INFER, content=b"x" * 300_001), 413)
+def test_compressed_body_is_refused(client: TestClient) -> None:
     headers = {"content-encoding": "gzip"}
     assert_error(client.post(INFER, content=b"x", headers=headers), 400, "Content-Encoding")

