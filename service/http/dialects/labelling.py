@@ -5,15 +5,14 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import BaseModel, Field
 
 from service import errors
-from service.caller import CALLER
-from service.fields import ModelT, is_utf8, validate
+from service.fields import ModelT, validate
 from service.http.requests.body import JSON, cancel_on_disconnect
 from service.http.requests.json import read_json_object
 from service.http.requests.parameters import Served
-from service.http.requests.uploads import decode_base64
+from service.http.requests.uploads import count_images, decode_base64
 from service.http.responses.openapi import document_answer, document_json, document_problems
 from service.http.routes.predict import REQUEST_PROBLEMS, limit_images
 from service.images.decode import DecodedImage
@@ -23,21 +22,12 @@ from service.pipeline.selection import Selection
 from service.pipeline.served import ServedPipeline
 from service.question import Question
 from service.scheduling.tasks import run_together
-from service.settings import Settings
 
 ALL_LABELS = 2**31 - 1
 """As `top_k`: every label is scored."""
+# With a limit, pydantic refuses lone surrogates, which no answer could encode.
+RequestId = Annotated[str, Field(max_length=200)]
 Photo = str | bytes | DecodedImage
-
-
-def _check_unicode(text: str) -> str:
-    if not is_utf8(text):  # no answer could encode it
-        raise ValueError("not Unicode")
-    return text
-
-
-Text = Annotated[str, AfterValidator(_check_unicode)]
-RequestId = Annotated[Text, Field(max_length=200)]
 
 
 async def check_room(served: Served) -> None:
@@ -56,21 +46,12 @@ async def read_fields(request: Request, served: ServedPipeline, model: type[Mode
     return validate(model, {k: v for k, v in body.items() if v is not None}, "body")
 
 
-def count_photos(photos: Sequence[object], settings: Settings) -> None:
-    """Counts the photos of a request; raises TooManyImages or RateLimited."""
-    if len(photos) > (limit := limit_images(settings)):
-        raise errors.TooManyImages(limit)
-    CALLER.get().count_photos(len(photos))
-
-
-def document_labels(program: str, body: type[BaseModel], error: type[BaseModel]) -> dict[str, Any]:
-    """Returns FastAPI's arguments of a route with a program's request, answer and errors."""
+def document_labels(body: type[BaseModel], error_members: Sequence[str]) -> dict[str, Any]:
+    """Returns FastAPI's arguments of a route that labels photos in the shape of a program."""
     problems = (errors.BodyError, *REQUEST_PROBLEMS, errors.ImageError)
-    answers = document_answer(f"In the shape of {program}.", JSON)
-    return {
-        "responses": answers | document_problems(*problems, model=error),
-        "openapi_extra": document_json(body),
-    }
+    responses = document_answer("In the shape of the program.", JSON)
+    responses |= document_problems(*problems, members=error_members)
+    return {"responses": responses, "openapi_extra": document_json(body)}
 
 
 async def label_photos(
@@ -81,7 +62,7 @@ async def label_photos(
     timeout_seconds: float = math.inf,
 ) -> tuple[Selection, list[Prediction]]:
     """Labels files, their base64 or pixels; raises the error of one that cannot be used."""
-    count_photos(photos, pipeline.settings)
+    count_images(photos, limit_images(pipeline.settings))
     deadline = pipeline.make_deadline(timeout_seconds)
     selection = await cancel_on_disconnect(request, pipeline.select(question, deadline))
 

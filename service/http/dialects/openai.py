@@ -12,14 +12,14 @@ from pydantic_core import PydanticCustomError
 from service import errors
 from service.errors import ServiceError
 from service.fields import MAX_PROMPT_CHARACTERS, is_utf8
-from service.http.dialects.labelling import ROOM, count_photos, read_fields
+from service.http.dialects.labelling import ROOM, read_fields
 from service.http.requests.body import JSON, cancel_on_disconnect
 from service.http.requests.parameters import KNOWN_NAMES, Served
-from service.http.requests.uploads import DATA_URL
+from service.http.requests.uploads import DATA_URL, count_images
 from service.http.responses import openapi
 from service.http.responses.problems import list_headers
 from service.http.routes import embed
-from service.http.routes.predict import write_answer
+from service.http.routes.predict import limit_images, write_answer
 from service.http.security.keys import PREDICT, ROUTE_PROBLEMS
 from service.http.security.rates import LIMITED
 
@@ -54,12 +54,6 @@ class EmbeddingsRequest(BaseModel):
     user: str | None = Field(default=None, description="Ignored.")
 
 
-class OpenAIErrorAnswer(BaseModel):
-    """Every error below `/v1`."""
-
-    error: dict[str, str | None] = Field(description="`message`, `type`, `code` and `param`.")
-
-
 def render_error(error: ServiceError, _request_id: str | None) -> JSONResponse:
     """Returns the answer to an error."""
     headers = list_headers(error)
@@ -75,7 +69,7 @@ def render_error(error: ServiceError, _request_id: str | None) -> JSONResponse:
     return JSONResponse({"error": described}, error.status, headers)
 
 
-_document = partial(openapi.document_problems, model=OpenAIErrorAnswer)
+_document = partial(openapi.document_problems, members=["error"])
 
 router = APIRouter(prefix="/v1", tags=["dialects"])
 _GUARDS = (*PREDICT, LIMITED, KNOWN_NAMES)
@@ -107,7 +101,7 @@ async def embed_for_openai(request: Request, served: Served) -> Response:
     if asked.model not in (None, card.name):
         raise errors.UnknownModel("Model", asked.model, card.name)
     images = [value for value in asked.input if DATA_URL.match(value)]
-    count_photos(images, served.settings)
+    count_images(images, limit_images(served.settings))
     texts = [value for value in asked.input if not DATA_URL.match(value)]
     if texts and card.has_two_towers and card.open_head is not None:
         width = card.open_head.embedding_space.width

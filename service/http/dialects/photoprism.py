@@ -7,18 +7,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from service.errors import MissingField, ServiceError
-from service.http.dialects.labelling import (
-    ROOM,
-    RequestId,
-    document_labels,
-    label_photos,
-    read_fields,
-)
-from service.http.requests.body import cancel_on_disconnect
+from service.errors import ServiceError
+from service.http.dialects import labelling
 from service.http.requests.parameters import Served
 from service.http.responses.problems import list_headers
-from service.http.routes.predict import fetch_image, write_answer
+from service.http.routes.predict import write_answer
 from service.http.security.keys import PREDICT
 from service.http.security.rates import LIMITED
 from service.pipeline.scoring import ScoredLabel
@@ -28,17 +21,8 @@ from service.question import Question
 class VisionRequest(BaseModel):
     """The body; other fields, such as `model`, are ignored."""
 
-    id: RequestId = ""
-    images: list[str] = Field([], description="Pictures of one photo: data:image/jpeg;base64,...")
-    url: str = Field("", description="Instead of `images`, if the service is set to fetch images.")
-
-
-class VisionError(BaseModel):
-    """Every error below `/api`."""
-
-    id: str | None = Field(description="That of the request, else that in `X-Request-ID`.")
-    code: int = Field(description="The HTTP status.", examples=[400])
-    error: str
+    id: labelling.RequestId = ""
+    images: list[str] = Field(min_length=1, description="Of one photo: data:image/jpeg;base64,...")
 
 
 def render_error(error: ServiceError, request_id: str | None) -> JSONResponse:
@@ -52,23 +36,18 @@ router = APIRouter(prefix="/api/v1/vision", tags=["dialects"])
 
 @router.post(
     "/labels",
-    **document_labels("PhotoPrism's vision API", VisionRequest, VisionError),
-    dependencies=[ROOM, *PREDICT, LIMITED],
+    **labelling.document_labels(VisionRequest, ["id", "code", "error"]),
+    dependencies=[labelling.ROOM, *PREDICT, LIMITED],
 )
 async def label_for_photoprism(request: Request, served: Served) -> Response:
     """Returns the labels found in a photo, of several pictures of it the best score.
 
     If one picture cannot be used, the request fails.
     """
-    asked = await read_fields(request, served, VisionRequest)
+    asked = await labelling.read_fields(request, served, VisionRequest)
     request.state.body_id = asked.id
-    photos: list[str | bytes] = [*asked.images]
-    if asked.url:
-        photos.append(await cancel_on_disconnect(request, fetch_image(request, asked.url)))
-    if not photos:
-        raise MissingField("images")
     pipeline, question = served.pipeline, Question(parents=True)
-    _, predictions = await label_photos(request, pipeline, question, photos)
+    _, predictions = await labelling.label_photos(request, pipeline, question, asked.images)
     labels = chain.from_iterable(each.labels for each in predictions)
     best: dict[str, ScoredLabel] = {}  # by name: two labels may have one translation
     for label in sorted(labels, key=lambda label: -label.score):

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from fastapi import APIRouter
 
-from service.errors import StartError, quote
+from service.errors import StartError, list_names
 from service.http.dialects import openai, photoprism, wd14
 from service.http.dialects.open_inference import routes as open_inference
 from service.http.responses.problems import Renderer
@@ -28,8 +28,8 @@ DIALECTS = {
 
 def choose_dialects(setting: str) -> list[Dialect]:
     """Returns the dialects of a setting such as `openai,wd14`. Raises StartError."""
-    names = [name.strip() for name in setting.split(",") if name.strip()]
-    for name in names:
-        if name not in ("all", *DIALECTS):
-            raise StartError(f"dialects: {quote(name)} is none of all, {', '.join(DIALECTS)}")
-    return [dialect for name, dialect in DIALECTS.items() if {"all", name} & {*names}]
+    names = {name.strip() for name in setting.split(",")} - {""}
+    if unknown := names - {"all", *DIALECTS}:
+        message = f"dialects: {list_names([*unknown])} must be of: all, {', '.join(DIALECTS)}"
+        raise StartError(message)
+    return [dialect for name, dialect in DIALECTS.items() if {"all", name} & names]

@@ -8,13 +8,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from service.errors import ServiceError
-from service.http.dialects.labelling import (
-    ALL_LABELS,
-    ROOM,
-    document_labels,
-    label_photos,
-    read_fields,
-)
+from service.http.dialects import labelling
 from service.http.requests.parameters import Served
 from service.http.responses.openapi import document_problems
 from service.http.responses.problems import list_headers
@@ -34,18 +28,9 @@ class InterrogateRequest(BaseModel):
     )
 
 
-class TaggerError(BaseModel):
-    """Every error below `/tagger`."""
-
-    error: str = Field(examples=["invalid_image"])
-    detail: str
-    body: str = ""
-    errors: str = ""
-
-
 def render_error(error: ServiceError, _request_id: str | None) -> JSONResponse:
     """Returns the answer to an error."""
-    content = TaggerError(error=error.code, detail=error.describe()).model_dump()
+    content = {"error": error.code, "detail": error.describe(), "body": "", "errors": ""}
     headers = list_headers(error)
     if error.status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = 'Basic realm="the password is a key"'
@@ -53,7 +38,8 @@ def render_error(error: ServiceError, _request_id: str | None) -> JSONResponse:
 
 
 _GUARDS = (*PREDICT_BY_BASIC, LIMITED)
-_ERRORS = document_problems(*ROUTE_PROBLEMS, model=TaggerError)
+_MEMBERS = ("error", "detail", "body", "errors")
+_ERRORS = document_problems(*ROUTE_PROBLEMS, members=_MEMBERS)
 router = APIRouter(prefix="/tagger/v1", tags=["dialects"])
 
 
@@ -71,16 +57,16 @@ async def unload_interrogators() -> str:
 
 @router.post(
     "/interrogate",
-    **document_labels("the wd14 tagger", InterrogateRequest, TaggerError),
-    dependencies=[ROOM, *_GUARDS],
+    **labelling.document_labels(InterrogateRequest, _MEMBERS),
+    dependencies=[labelling.ROOM, *_GUARDS],
 )
 async def interrogate(request: Request, served: Served) -> Response:
     """Returns `caption`: the scores of tags, and those of all ratings if the model has some."""
-    asked = await read_fields(request, served, InterrogateRequest)
+    asked = await labelling.read_fields(request, served, InterrogateRequest)
     pipeline, question = served.pipeline, Question(threshold=asked.threshold)
     if any(label.category == RATING for label in pipeline.bundle.labels):
-        question = Question(top_k=ALL_LABELS)  # ratings below the threshold answer too
-    _, (prediction,) = await label_photos(request, pipeline, question, [asked.image])
+        question = Question(top_k=labelling.ALL_LABELS)  # ratings below the threshold answer too
+    _, (prediction,) = await labelling.label_photos(request, pipeline, question, [asked.image])
     caption: dict[str, dict[str, float]] = {"tag": {}, "rating": {}}
     for label in prediction.labels:
         is_rating = label.category == RATING

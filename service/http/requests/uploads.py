@@ -241,7 +241,12 @@ def _take_images(fields: dict[str, Any], shape: UploadShape) -> list[bytes | str
         raise MalformedBody(f"Field '{name}' must be {kind}")
     if not images and _TEXTS_FIELD not in shape.fields:
         raise errors.MissingField(name)
-    if len(images) > shape.max_images:
-        raise errors.TooManyImages(shape.max_images)
-    CALLER.get().count_photos(len(images))
+    count_images(images, shape.max_images)
     return images
+
+
+def count_images(images: Sequence[object], limit: int) -> None:
+    """Counts the images of a request for its rate. Raises TooManyImages or RateLimited."""
+    if len(images) > limit:
+        raise errors.TooManyImages(limit)
+    CALLER.get().count_photos(len(images))

@@ -59,15 +59,14 @@ class DocumentedApp(FastAPI):
 
 
 def document_problems(
-    *errors: ErrorType,
-    model: type[BaseModel] | None = None,
-    find_status: Callable[[int], int] = int,
+    *errors: ErrorType, members: Sequence[str] = (), find_status: Callable[[int], int] = int
 ) -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses` of a route, also in the shape of another program.
+    """Returns FastAPI's `responses` of a route; `ImageError` is all errors of it.
 
-    `ImageError` is all errors of it. `find_status` returns the program's status for ours.
+    Other programs have JSON with `members`; `find_status` returns their status for ours.
     """
-    body = _PROBLEM if model is None else {"model": model}
+    other = {"content": {JSON: {"schema": {"type": "object", "required": [*members]}}}}
+    body = other if members else _PROBLEM
     groups: dict[int, list[ErrorType]] = defaultdict(list)
     coded = ((base,) if "code" in vars(base) else list_coded(base) for base in errors)
     for error in dict.fromkeys(chain.from_iterable(coded)):

@@ -138,21 +138,16 @@ def _check_overlays(question: Question, images: int) -> None:
         raise errors.InvalidParameters([errors.ProblemValue("body", "explain", reason)])
 
 
-async def fetch_image(request: Request, url: str) -> bytes:
-    """Returns the image of a URL. Raises UrlError, BodyTooLarge or QueueFull."""
-    fetcher: Fetcher | None = request.app.state.fetcher
-    if fetcher is None:
-        raise errors.UrlInputOff
-    return await fetcher.fetch(url, request.state.reservation)
-
-
 async def _label_one(
     request: Request, pipeline: Pipeline, upload: Upload, question: Question
 ) -> tuple[Selection, Prediction]:
     if upload.url is None:
         data = decode_base64(upload.images[0])
     else:
-        data = await fetch_image(request, upload.url)
+        fetcher: Fetcher | None = request.app.state.fetcher
+        if fetcher is None:
+            raise errors.UrlInputOff
+        data = await fetcher.fetch(upload.url, request.state.reservation)
     deadline = pipeline.make_deadline()
     selection = await pipeline.select(question, deadline)
     return selection, await pipeline.predict(data, selection, deadline)

@@ -160,7 +160,7 @@ class _KeySet:
 class Guard:
     """A dependency that checks the key, else the host name; a known key sets `state.caller`.
 
-    With `takes_basic`, the key may be the password of Basic authentication, whatever the user.
+    With `takes_basic` it may be a Basic password, of any user.
     """
 
     def __init__(self, right: Right | None, *, takes_basic: bool = False) -> None:
@@ -171,24 +171,22 @@ class Guard:
         """Raises `Unauthorized`, `Forbidden`, `RateLimited`, `HostNotAllowed` or `CrossSite`."""
         state = request.app.state
         ring: KeyRing = state.keys
-        sent = request.headers.get("Authorization", "") if self._takes_basic else ""
-        by_basic = _BASIC.match(sent)
-        key = "" if ring.is_empty else _read_key(request, by_basic)
+        basic = self._takes_basic and _BASIC.match(request.headers.get("Authorization", ""))
+        key = "" if ring.is_empty else _read_key(request, basic or None)
         identity = ring.identify(key) if key else None
         if identity is not None:
             request.state.caller = identity.caller
-        is_protected = ring.protects(self._right)
-        if by_basic or not is_protected:  # browsers send Basic by themselves
+        if basic:  # browsers send it by themselves
             state.sites.check(request.scope)
-        if not is_protected:
-            return
-        if identity is None:
+        if not ring.protects(self._right):
+            state.sites.check(request.scope)
+        elif identity is None:
             if self._right is None:
                 return
             if key:  # a guess
                 state.wrong_keys.count(name_address(request))
             raise errors.Unauthorized(detail="The key is unknown." if key else None)
-        if self._right == "administrate" and not identity.may_administrate:
+        elif self._right == "administrate" and not identity.may_administrate:
             raise errors.Forbidden
 
 
@@ -225,8 +223,7 @@ def name_address(request: Request) -> str:
 def _read_key(request: Request, basic: re.Match[str] | None) -> str:
     if basic:
         with suppress(ValueError):
-            password = base64.b64decode(basic[1]).partition(b":")[2]
-            return password.decode("utf-8", "surrogateescape")
+            return base64.b64decode(basic[1]).partition(b":")[2].decode("utf-8", "surrogateescape")
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key.strip(_WHITE_SPACE):
         key = request.headers.get("X-API-Key", "")

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
 from pydantic_core import to_json
 from starlette.responses import Response
 
@@ -21,43 +20,15 @@ from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
 
 
-class ErrorAnswer(BaseModel):
-    """Every error of `/v2`."""
-
-    error: str
-
-
-class TensorAnswer(BaseModel):
-    """A tensor of a model; -1 is any size."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class ModelAnswer(BaseModel):
-    """Answer of `/v2/models/{name}`."""
-
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorAnswer] = Field(description="Files, or upright RGB of the model's size.")
-    outputs: list[TensorAnswer] = Field(
-        description=f"`{request.LABELS}` names the columns of `{request.SCORES}`."
-    )
-
-
-def describe_model(card: ModelCard, name: str) -> ModelAnswer:
+def describe_model(card: ModelCard, name: str) -> dict[str, Any]:
     """Returns the metadata of the bundle's model, by the name that the client asked for."""
     inputs = ((request.IMAGE, "BYTES", [-1]), (request.PIXELS, "UINT8", [-1, *card.input.shape]))
     outputs = ((request.SCORES, "FP32", [-1, -1]), (request.LABELS, "BYTES", [-1]))
-    return ModelAnswer(
-        name=name,
-        versions=[card.version],
-        platform="onnxruntime_onnx",
-        inputs=[TensorAnswer(name=n, datatype=d, shape=s) for n, d, s in inputs],
-        outputs=[TensorAnswer(name=n, datatype=d, shape=s) for n, d, s in outputs],
-    )
+    return {
+        **{"name": name, "versions": [card.version], "platform": "onnxruntime_onnx"},
+        "inputs": [{"name": n, "datatype": d, "shape": s} for n, d, s in inputs],
+        "outputs": [{"name": n, "datatype": d, "shape": s} for n, d, s in outputs],
+    }
 
 
 def write_infer_answer(

@@ -3,25 +3,24 @@
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.bundle.card import InputContract
-from service.errors import InvalidTensors, quote
+from service.errors import InvalidTensors
 from service.fields import validate
-from service.http.dialects.labelling import ALL_LABELS, Photo, RequestId, Text
+from service.http.dialects.labelling import ALL_LABELS, Photo, RequestId
 from service.http.requests.json import MAX_PARTS, parse_json
 from service.images.decode import DecodedImage, PixelArray
 from service.question import Question
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
-IMAGE = "image"
-PIXELS = "pixels"
-SCORES = "scores"
-LABELS = "labels"
-OUTPUTS = (SCORES, LABELS)
+IMAGE: Final = "image"
+PIXELS: Final = "pixels"
+SCORES: Final = "scores"
+LABELS: Final = "labels"
 
 _MAX_DIMENSION = 2**31 - 1
 _MAX_TIMEOUT = 2**64 - 1  # Triton's type
@@ -51,7 +50,7 @@ class _Parameters(BaseModel):
 class RequestParameters(_Parameters):
     """Parameters of a request."""
 
-    label_set: Text | None = Field(default=None, description="Names, separated by commas.")
+    label_set: str | None = Field(default=None, description="Names, separated by commas.")
     min_version: int | None = Field(default=None, description="As in `/predict`.")
     timeout: int | None = Field(
         None, ge=0, le=_MAX_TIMEOUT, description="Microseconds; 0 is the service's deadline."
@@ -75,7 +74,7 @@ class OutputParameters(_Parameters):
 class InputTensor(BaseModel):
     """An input; unknown members are ignored, as the protocol says."""
 
-    name: Text
+    name: Literal["image", "pixels"]
     shape: Annotated[list[Dimension], Field(min_length=1, max_length=8)]
     datatype: str
     parameters: InputParameters = InputParameters()
@@ -85,7 +84,7 @@ class InputTensor(BaseModel):
 class OutputTensor(BaseModel):
     """A requested output."""
 
-    name: Text
+    name: Literal["scores", "labels"]
     parameters: OutputParameters = OutputParameters()
 
 
@@ -94,7 +93,7 @@ class InferBody(BaseModel):
 
     id: RequestId | None = None
     parameters: RequestParameters = RequestParameters()
-    inputs: Annotated[list[InputTensor], Field(max_length=16)]
+    inputs: Annotated[list[InputTensor], Field(min_length=1, max_length=1)]
     outputs: Annotated[list[OutputTensor], Field(max_length=16)] = []
 
 
@@ -117,7 +116,7 @@ def parse_infer_request(
     if (names := asked.parameters.label_set) is not None:
         sets = [name.strip() for name in names.split(",")]
     question = validate(Question, {**fields, "label_set": sets}, "body")
-    photos = _read_photos(asked.inputs, raw, contract, max_photos)
+    photos = _read_photos(asked.inputs[0], raw, contract, max_photos)
     _complete_outputs(asked)
     return asked, question, photos
 
@@ -146,14 +145,18 @@ def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
 
 
 def _read_photos(
-    inputs: list[InputTensor], raw: memoryview, contract: InputContract, max_photos: int
+    tensor: InputTensor, raw: memoryview, contract: InputContract, max_photos: int
 ) -> tuple[Photo, ...]:
-    tensor, binary = _take_input(inputs, raw)
-    size = list(contract.shape)
+    size = tensor.parameters.binary_data_size
+    if (size or 0) != len(raw):
+        raise InvalidTensors(f"'binary_data_size' must be {len(raw)}, the bytes after the JSON")
+    if size is not None and tensor.data is not None:
+        raise InvalidTensors("An input must have 'data' or binary data, not both")
+    binary = None if size is None else raw
     datatype, tails, shape = (
         ("BYTES", ([], [1]), "[B] or [B, 1]")
         if tensor.name == IMAGE
-        else ("UINT8", (size,), f"[B, {', '.join(map(str, size))}]")
+        else ("UINT8", ([*contract.shape],), f"[B, {', '.join(map(str, contract.shape))}]")
     )
     if tensor.datatype != datatype:
         raise InvalidTensors(f"Input '{tensor.name}' must have datatype {datatype}")
@@ -167,24 +170,6 @@ def _read_photos(
     _check_size(tensor, values.size)
     pixels = values.reshape(tensor.shape)
     return tuple(DecodedImage(photo, contract.width, contract.height) for photo in pixels)
-
-
-def _take_input(
-    inputs: list[InputTensor], raw: memoryview
-) -> tuple[InputTensor, memoryview | None]:
-    for tensor in inputs:
-        if tensor.name not in (IMAGE, PIXELS):
-            name = quote(tensor.name)
-            raise InvalidTensors(f"Input {name} is unknown: use '{IMAGE}' or '{PIXELS}'")
-    if len(inputs) != 1:
-        raise InvalidTensors(f"Give exactly one input, '{IMAGE}' or '{PIXELS}'")
-    (tensor,) = inputs
-    size = tensor.parameters.binary_data_size
-    if (size or 0) != len(raw):
-        raise InvalidTensors(f"'binary_data_size' must be {len(raw)}, the bytes after the JSON")
-    if size is not None and tensor.data is not None:
-        raise InvalidTensors("An input must have 'data' or binary data, not both")
-    return tensor, None if size is None else raw
 
 
 def _read_images(tensor: InputTensor, raw: memoryview | None) -> tuple[bytes | str, ...]:
@@ -241,12 +226,10 @@ def _check_size(tensor: InputTensor, count: int) -> None:
 
 
 def _complete_outputs(asked: InferBody) -> None:
-    asked.outputs = asked.outputs or [OutputTensor(name=name) for name in OUTPUTS]
+    asked.outputs = asked.outputs or [OutputTensor(name=SCORES), OutputTensor(name=LABELS)]
     seen: set[str] = set()
     for output in asked.outputs:
         name, parameters = output.name, output.parameters
-        if name not in OUTPUTS:
-            raise InvalidTensors(f"Output {quote(name)} is unknown: use '{SCORES}' or '{LABELS}'")
         if name in seen:
             raise InvalidTensors(f"Output '{name}' is requested more than once")
         if parameters.classification is not None and name != SCORES:

@@ -47,7 +47,7 @@ def render_error(error: errors.ServiceError, _request_id: str | None) -> JSONRes
     return JSONResponse(content, _find_status(error.status), list_headers(error))
 
 
-_document = partial(document_problems, model=answer.ErrorAnswer, find_status=_find_status)
+_document = partial(document_problems, members=["error"], find_status=_find_status)
 _MODEL_ERRORS = _document(*ROUTE_PROBLEMS, errors.UnknownModel)
 _INFER_ERRORS = _document(
     *(errors.InvalidTensors, errors.UnknownModel, errors.MalformedBody, errors.BodyTimeout),
@@ -77,8 +77,8 @@ async def check_version(pipeline: Model, version: ModelName) -> None:
         raise errors.UnknownModel("Version", version, known)
 
 
-async def model(pipeline: Model, name: ModelName) -> answer.ModelAnswer:
-    """Describes the model's inputs and outputs."""
+async def model(pipeline: Model, name: ModelName) -> dict[str, Any]:
+    """Describes the model's inputs, files or upright RGB of the model's size, and outputs."""
     return answer.describe_model(pipeline.bundle.card, name)
 
 

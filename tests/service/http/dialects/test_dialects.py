@@ -139,5 +139,5 @@ def test_dialects_of_the_setting_answer_and_the_others_are_unknown(tiny_bundle: 
             assert_problem(client.get(path), 404, "not_found")
         assert client.get("/v2/health/live").json() == {"live": True}
         assert client.get("/tagger/v1/interrogators").json() == {"models": ["tiny"]}
-    with pytest.raises(StartError, match=r"'wd41' .* open-inference, openai, photoprism, wd14"):
+    with pytest.raises(StartError, match="'wd41' .* open-inference, openai, photoprism, wd14"):
         choose_dialects("openai,wd41")

@@ -15,8 +15,8 @@ from service.question import Question
 from service.settings import Settings
 from tests.support.serving import list_errors
 
-SHAPES = {"/v1": "OpenAIErrorAnswer", "/v2": "ErrorAnswer"}
-SHAPES |= {"/api": "VisionError", "/tagger": "TaggerError"}
+SHAPES = {"/v1": {"error"}, "/v2": {"error"}, "/api": {"id", "code", "error"}}
+SHAPES["/tagger"] = {"error", "detail", "body", "errors"}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_every_error_of_another_protocol_has_its_shape(paths: dict[str, Any]) ->
     for path, status, response in list_answers(paths):
         for shape in (SHAPES[each] for each in SHAPES if path.startswith(each) and status >= "400"):
             schema = response["content"]["application/json"]["schema"]
-            assert schema == {"$ref": f"#/components/schemas/{shape}"}
+            assert set(schema["required"]) == shape
 
 
 def test_answers_that_ask_for_a_retry_or_a_key_document_their_header(paths: dict[str, Any]) -> None:
