@@ -23,18 +23,17 @@ from service.http.routes.predict import limit_images, write_answer
 from service.http.security.keys import PREDICT, ROUTE_PROBLEMS
 from service.http.security.rates import LIMITED
 
-_INPUT = (
-    f"Should be a text of 1 to {MAX_PROMPT_CHARACTERS} characters, not token ids (LangChain: "
-    "check_embedding_ctx_length=False), or an image as data:image/jpeg;base64,..."
-)
-
 
 def _check_input(value: object) -> str:
     if isinstance(value, str):
         is_text = 0 < len(value) <= MAX_PROMPT_CHARACTERS and not value.lower().startswith("data:")
         if DATA_URL.match(value) or (is_text and is_utf8(value)):
             return value
-    raise PydanticCustomError("input", _INPUT)
+    raise PydanticCustomError(
+        "input",
+        f"Should be a text of 1 to {MAX_PROMPT_CHARACTERS} characters, not token ids (LangChain: "
+        "check_embedding_ctx_length=False), or an image as data:image/jpeg;base64,...",
+    )
 
 
 _Input = Annotated[str, BeforeValidator(_check_input)]

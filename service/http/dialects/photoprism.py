@@ -31,14 +31,11 @@ def render_error(error: ServiceError, request_id: str | None) -> JSONResponse:
     return JSONResponse(content, error.status, list_headers(error))
 
 
-router = APIRouter(prefix="/api/v1/vision", tags=["dialects"])
+_GUARDS = (labelling.ROOM, *PREDICT, LIMITED)
+router = APIRouter(prefix="/api/v1/vision", tags=["dialects"], dependencies=_GUARDS)
 
 
-@router.post(
-    "/labels",
-    **labelling.document_labels(VisionRequest, ["id", "code", "error"]),
-    dependencies=[labelling.ROOM, *PREDICT, LIMITED],
-)
+@router.post("/labels", **labelling.document_labels(VisionRequest, ["id", "code", "error"]))
 async def label_for_photoprism(request: Request, served: Served) -> Response:
     """Returns the labels found in a photo, of several pictures of it the best score.
 

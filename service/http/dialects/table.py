@@ -30,6 +30,6 @@ def choose_dialects(setting: str) -> list[Dialect]:
     """Returns the dialects of a setting such as `openai,wd14`. Raises StartError."""
     names = {name.strip() for name in setting.split(",")} - {""}
     if unknown := names - {"all", *DIALECTS}:
-        message = f"dialects: {list_names([*unknown])} must be of: all, {', '.join(DIALECTS)}"
+        message = f"dialects: {list_names([*unknown])} is unknown: use all, {', '.join(DIALECTS)}"
         raise StartError(message)
     return [dialect for name, dialect in DIALECTS.items() if {"all", name} & names]

@@ -1,6 +1,5 @@
 """`/tagger/v1`: the API of stable-diffusion-webui-wd14-tagger, which many scripts call."""
 
-from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
@@ -32,7 +31,7 @@ def render_error(error: ServiceError, _request_id: str | None) -> JSONResponse:
     """Returns the answer to an error."""
     content = {"error": error.code, "detail": error.describe(), "body": "", "errors": ""}
     headers = list_headers(error)
-    if error.status == HTTPStatus.UNAUTHORIZED:
+    if "WWW-Authenticate" in headers:
         headers["WWW-Authenticate"] = 'Basic realm="the password is a key"'
     return JSONResponse(content, error.status, headers)
 
