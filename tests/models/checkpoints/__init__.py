@@ -1,11 +1,12 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
-from models.checkpoints.description import NO_HINTS, Hints
+from models.checkpoints.description import NO_HINTS, CheckpointError, Hints
 from models.config import NetworkConfig
 
 
@@ -24,3 +25,10 @@ def assert_gives(
     # What float32 sums round against.
     limit = 1e-5 * max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(checkpoint(inputs), expected, rtol=1.3e-6, atol=limit)
+
+
+def assert_refused(checkpoint: Path | str, reason: str, **hints: Any) -> None:
+    """Reads a checkpoint that is refused in one line, in which the pattern `reason` is found."""
+    with pytest.raises(CheckpointError, match=reason) as refused:
+        load_checkpoint(checkpoint, **hints)
+    assert "\n" not in str(refused.value)

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
-from models.checkpoints.description import CheckpointError, Hints
+from models.checkpoints.description import Hints
 from models.checkpoints.layouts.state import rename
 from models.config import GapConfig
 from tests.goldens import read_golden
 from tests.models import shake
-from tests.models.checkpoints import assert_gives, read_config
+from tests.models.checkpoints import assert_gives, assert_refused, read_config
 from tests.models.heads.test_goldens import write_official
 
 
@@ -64,14 +64,14 @@ def test_classifier_of_timm_gives_timms_logits(name: str, kind: str, tmp_path: P
 def test_model_that_does_not_consist_of_features_and_head_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("test_resnet", "crossvit_tiny_240"):
-        torch.save(make_classifier(name).state_dict(), tmp_path / f"{name}.pth")
-    with pytest.raises(CheckpointError, match="gives no single map of features"):
-        load_checkpoint(tmp_path / "crossvit_tiny_240.pth", backbone="crossvit_tiny_240")
-    resnet = timm.models.resnet.ResNet
+    resnet, path = timm.models.resnet.ResNet, tmp_path / "model.pth"
     monkeypatch.setattr(resnet, "forward", lambda m, x: 2 * m.forward_head(m.forward_features(x)))
-    with pytest.raises(CheckpointError, match="is more than timm's forward_features and forward_h"):
-        load_checkpoint(tmp_path / "test_resnet.pth", backbone="test_resnet")
+    for name, reason in (
+        ("crossvit_tiny_240", "gives no single map of features"),
+        ("test_resnet", "is more than timm's forward_features and forward_head"),
+    ):
+        torch.save(make_classifier(name).state_dict(), path)
+        assert_refused(path, reason, backbone=name)
 
 
 def test_pooling_that_version_1_0_stored_is_read() -> None:
@@ -84,8 +84,7 @@ def test_model_without_pooling_is_refused(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "vit.pth")
     config = {"architecture": "test_vit", "model_args": {"global_pool": "", "class_token": False}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"must give a logit a class; .* gives"):
-        load_checkpoint(tmp_path / "vit.pth")
+    assert_refused(tmp_path / "vit.pth", r"must give a logit a class; .* gives")
 
 
 TINY = {
@@ -145,8 +144,7 @@ def test_description_that_contradicts_the_file_is_refused(
     config = json.loads((folder / "config.json").read_text())
     config["model_args"] |= arguments
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=reason):
-        load_checkpoint(folder, backbone=backbone)
+    assert_refused(folder, reason, backbone=backbone)
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -160,8 +158,7 @@ def test_densenet_of_torchvision_is_read_and_its_interpolation_asked_for(
         names = ((r"(denselayer1\.)(norm|conv)(\d)", r"\1\2.\3"), ("classifier", "classifier.0"))
         state = {f"module.densenet121.{k}": v for k, v in rename(model.state_dict(), names).items()}
         torch.save({"state_dict": state}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"interpolation bilinear \(torchvision.* or bicubic"):
-        load_checkpoint(path)
+    assert_refused(path, r"interpolation bilinear \(torchvision.* or bicubic")
     network, images = load_checkpoint(path, interpolation="bilinear"), torch.rand(2, 3, 64, 64)
     assert_gives(network, images, model(images))
     assert network.config.input.interpolation == "bilinear"
@@ -208,5 +205,4 @@ def test_tresnet_of_asl_is_pooled_and_multiplied(bottleneck: bool, tmp_path: Pat
     assert_gives(checkpoint.network, images, nn.Sequential(*layers)(tokens.mean(dim=1)))
     content["model"] |= {"neck.weight": torch.ones(3)}
     torch.save(content, tmp_path / "asl.pth")
-    with pytest.raises(CheckpointError, match=r"the file has neck\.weight next to"):
-        read_checkpoint(tmp_path / "asl.pth", Hints(image_size=64))
+    assert_refused(tmp_path / "asl.pth", r"the file has neck\.weight next to", image_size=64)

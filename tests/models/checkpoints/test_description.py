@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.checkpoints.checkpoint import read_checkpoint, write_checkpoint
+from models.checkpoints.checkpoint import write_checkpoint
 from models.checkpoints.description import (
     CheckpointError,
     Hints,
@@ -18,7 +18,7 @@ from models.checkpoints.description import (
 from models.config import NetworkConfig
 from models.network import Network
 from tests.export.tiny_network import INPUT, LABELS, make_network
-from tests.models.checkpoints import assert_gives, read_config
+from tests.models.checkpoints import assert_gives, assert_refused, read_config
 
 HEIGHT, WIDTH = INPUT.height, INPUT.width
 
@@ -38,8 +38,7 @@ def test_hint_is_refused_when_it_contradicts_the_file(
 ) -> None:
     path, parser = tmp_path / "a.safetensors", argparse.ArgumentParser()
     write_checkpoint(path, make_network(), LABELS, {})
-    with pytest.raises(CheckpointError, match=f"a.safetensors {reason}"):
-        read_checkpoint(path, Hints(**hint))
+    assert_refused(path, f"a.safetensors {reason}", **hint)
     add_hint_flags(parser)
     if options:
         assert read_hints(parser.parse_args(options.split())) == Hints(**hint)
@@ -77,8 +76,7 @@ def test_image_size_that_the_tensors_are_bound_to_stays(
     head["num_classes"] = len(LABELS)
     network = Network(NetworkConfig.model_validate(fields))
     write_checkpoint(tmp_path / "a.safetensors", network, LABELS, {})
-    with pytest.raises(CheckpointError, match=reason):
-        read_checkpoint(tmp_path / "a.safetensors", Hints(image_size=96))
+    assert_refused(tmp_path / "a.safetensors", reason, image_size=96)
     assert read_config(tmp_path / "a.safetensors", Hints(image_size=64)).input.width == 64
 
 

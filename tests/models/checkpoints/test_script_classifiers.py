@@ -73,18 +73,14 @@ def test_backbone_and_a_linear_layer_are_found_under_any_names(
     assert_gives(network, images, module(images))
 
 
-@pytest.mark.parametrize("prefix", ["", "model."])
-def test_numbered_children_of_a_resnet_are_named(prefix: str, tmp_path: Path) -> None:
-    module = make_numbered(gem=False)
+@pytest.mark.parametrize(("prefix", "gem"), [("", False), ("model.", False), ("", True)])
+def test_numbered_children_of_a_resnet_are_named_and_gem_has_the_power_of_the_file(
+    prefix: str, tmp_path: Path, *, gem: bool
+) -> None:
+    module = make_numbered(gem=gem)
     torch.save({f"{prefix}{k}": v for k, v in module.state_dict().items()}, tmp_path / "a.pth")
-    assert_gives(tmp_path / "a.pth", IMAGES, module(IMAGES), backbone="test_resnet")
-
-
-def test_gem_pools_with_the_power_of_the_file(tmp_path: Path) -> None:
-    module = make_numbered(gem=True)
-    torch.save(module.state_dict(), tmp_path / "a.pth")
     network = load_checkpoint(tmp_path / "a.pth", backbone="test_resnet")
-    assert network.config.head.pooling == "gem"
+    assert network.config.head.pooling == ("gem" if gem else "mean")
     assert_gives(network, IMAGES, module(IMAGES))
 
 

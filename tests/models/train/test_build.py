@@ -14,21 +14,17 @@ from models.checkpoints.checkpoint import write_checkpoint
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.files import read_file
 from models.checkpoints.pretrained import fill_backbone
-from models.config import GapConfig, HeadConfig, InputConfig, MLDecoderConfig, NetworkConfig
+from models.config import GapConfig, HeadConfig, InputConfig, MLDecoderConfig
 from models.network import Network
 from models.train.build import start_from
+from tests.export.tiny_network import make_network
 from tests.models.checkpoints.test_preparation import STAGES, write_tagger
 
 
 def build(backbone: str, seed: int, head: HeadConfig | None = None) -> Network:
-    torch.manual_seed(seed)
-    width = Backbone(backbone).width
-    config = NetworkConfig(
-        backbone=backbone,
-        input=InputConfig(height=32, width=32),
-        head=head or GapConfig(num_classes=2, encoder_width=width),
-    )
-    return Network(config).eval()
+    head = head or GapConfig(num_classes=2, encoder_width=Backbone(backbone).width)
+    photos = InputConfig(height=32, width=32)
+    return make_network(seed, backbone=backbone, head=head, input=photos)
 
 
 def write(path: Path, network: Network) -> Path:
