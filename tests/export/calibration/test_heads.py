@@ -151,11 +151,9 @@ def test_precision_target_sets_the_thresholds_of_labels_that_reach_it(
 ) -> None:
     scored = make_scored()
     scored.logits[:, 2] = 0  # says nothing
-    caplog.set_level("INFO")
-    with caplog.at_level("INFO", "export"):
-        head, labels = calibrate_trained(
-            TRAINED, LABELS, scored, CalibrationOptions(precision_target=0.9)
-        )
+    caplog.set_level("INFO", "export")
+    target = CalibrationOptions(precision_target=0.9)
+    head, labels = calibrate_trained(TRAINED, LABELS, scored, target)
     assert [label.threshold is not None for label in labels] == [True, True, False]
     assert all(label.precision >= 0.9 for label in labels[:2] if label.precision is not None)
     served = make_trained_set(labels, head)

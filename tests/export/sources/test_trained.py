@@ -8,7 +8,8 @@ from models.checkpoints.checkpoint import write_checkpoint
 from models.checkpoints.description import CheckpointError
 from models.network import Network
 from tests.export.tiny_network import LABELS
-from tests.models.checkpoints.test_timm_layouts import make_head, save
+from tests.models.checkpoints import save
+from tests.models.checkpoints.test_timm_layouts import make_head
 
 
 def test_label_names_may_come_from_a_file(checkpoint: Path, tmp_path: Path) -> None:

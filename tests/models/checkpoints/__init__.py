@@ -5,9 +5,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
+from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
 from models.checkpoints.description import NO_HINTS, CheckpointError, Hints
 from models.config import NetworkConfig
+
+
+def save(content: object, folder: Path) -> Path:
+    """Writes what a training script stores; returns the file."""
+    torch.save(content, folder / "model.pth")
+    return folder / "model.pth"
+
+
+def write_own(network: nn.Module, folder: Path) -> Path:
+    """Writes our own file of a network, without labels; returns it."""
+    write_checkpoint(folder / "own.safetensors", network, (), {})
+    return folder / "own.safetensors"
 
 
 def read_config(path: Path | str, hints: Hints = NO_HINTS) -> NetworkConfig:

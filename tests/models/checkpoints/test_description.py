@@ -21,6 +21,8 @@ from tests.export.tiny_network import INPUT, LABELS, make_network
 from tests.models.checkpoints import assert_gives, assert_refused, read_config
 
 HEIGHT, WIDTH = INPUT.height, INPUT.width
+PARSER = argparse.ArgumentParser()
+add_hint_flags(PARSER)
 
 
 @pytest.mark.parametrize(
@@ -36,12 +38,11 @@ HEIGHT, WIDTH = INPUT.height, INPUT.width
 def test_hint_is_refused_when_it_contradicts_the_file(
     tmp_path: Path, options: str, hint: dict[str, Any], reason: str
 ) -> None:
-    path, parser = tmp_path / "a.safetensors", argparse.ArgumentParser()
+    path = tmp_path / "a.safetensors"
     write_checkpoint(path, make_network(), LABELS, {})
     assert_refused(path, f"a.safetensors {reason}", **hint)
-    add_hint_flags(parser)
     if options:
-        assert read_hints(parser.parse_args(options.split())) == Hints(**hint)
+        assert read_hints(PARSER.parse_args(options.split())) == Hints(**hint)
 
 
 def test_other_image_size_is_taken_and_its_cost_is_logged(
@@ -81,10 +82,8 @@ def test_image_size_that_the_tensors_are_bound_to_stays(
 
 
 def test_options_on_photos_are_read() -> None:
-    parser = argparse.ArgumentParser()
-    add_hint_flags(parser)
     options = "--pad #abc --channels bgr --mean 0,0.5,1 --std 0.2,0.2,1 --interpolation lanczos"
-    assert read_hints(parser.parse_args(options.split())) == Hints(
+    assert read_hints(PARSER.parse_args(options.split())) == Hints(
         pad="#abc", channels="bgr", mean=(0, 0.5, 1), std=(0.2, 0.2, 1), interpolation="lanczos"
     )
 
@@ -105,10 +104,8 @@ def test_options_on_photos_are_read() -> None:
 def test_option_on_photos_is_refused_with_its_range(
     options: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser = argparse.ArgumentParser()
-    add_hint_flags(parser)
     with pytest.raises((SystemExit, CheckpointError)) as refused:
-        read_hints(parser.parse_args(options.split()))
+        read_hints(PARSER.parse_args(options.split()))
     assert reason in f"{capsys.readouterr().err}{refused.value}"
 
 

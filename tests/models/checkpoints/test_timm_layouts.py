@@ -14,11 +14,11 @@ from timm.layers.ml_decoder import MLDecoder, add_ml_decoder_head
 from torch import Tensor, nn
 
 from models.backbones.backbone import input_config
-from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
+from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
 from models.checkpoints.description import Hints
 from tests.goldens import read_golden
 from tests.models import shake
-from tests.models.checkpoints import assert_gives, assert_refused, read_config
+from tests.models.checkpoints import assert_gives, assert_refused, read_config, save, write_own
 from tests.models.heads.test_goldens import write_official
 
 State = dict[str, Tensor]
@@ -52,16 +52,6 @@ def make_module(name: str, width: int | None = None, **options: Any) -> Any:
     module.backbone = timm.create_model(name, **options)
     module.ml_decoder_head = make_head(width=width or module.backbone.num_features)
     return shake(module, 0.1).eval()
-
-
-def save(content: object, folder: Path) -> Path:
-    torch.save(content, folder / "model.pth")
-    return folder / "model.pth"
-
-
-def write_own(read: nn.Module, folder: Path) -> Path:
-    write_checkpoint(folder / "own.safetensors", read, (), {})
-    return folder / "own.safetensors"
 
 
 @pytest.mark.parametrize("names", [("self_attn",), ("self_attn", "multihead_attn")])

@@ -12,8 +12,8 @@ from models.backbones.backbone import Backbone
 from models.checkpoints.checkpoint import load_checkpoint
 from models.checkpoints.description import Hints
 from tests.models import shake
-from tests.models.checkpoints import assert_gives, assert_refused, read_config
-from tests.models.checkpoints.test_timm_layouts import State, compute, make_head, make_module, save
+from tests.models.checkpoints import assert_gives, assert_refused, read_config, save
+from tests.models.checkpoints.test_timm_layouts import State, compute, make_head, make_module
 
 LAYER = "decoder.layers.0."
 CROSS, OWN = f"{LAYER}multihead_attn.", f"{LAYER}self_attn."
