@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,10 @@ def assert_gives(
     torch.testing.assert_close(checkpoint(inputs), expected, rtol=1.3e-6, atol=limit)
 
 
-def assert_refused(checkpoint: Path | str, reason: str, **hints: Any) -> None:
+def assert_refused(
+    checkpoint: Path | str, reason: str, read: Callable[..., object] = load_checkpoint, **hints: Any
+) -> None:
     """Reads a checkpoint that is refused in one line, in which the pattern `reason` is found."""
     with pytest.raises(CheckpointError, match=reason) as refused:
-        load_checkpoint(checkpoint, **hints)
+        read(checkpoint, **hints)
     assert "\n" not in str(refused.value)
