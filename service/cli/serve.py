@@ -25,7 +25,7 @@ from service.logs import configure_logs
 from service.pipeline.loading import Graphs, open_graphs
 from service.process.plan import Plan, plan_workers
 from service.scheduling.cpu import divide_cores
-from service.scheduling.gpus import count_fitting
+from service.scheduling.gpus import count_fitting, read_free_bytes
 from service.settings import MIB, Settings
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class _Processes:
         """Runs a worker on its cores and its GPU."""
         self.plan.shares[worker.number - 1].pin()
         if gpu := self.plan.find_gpu(worker.number):
-            os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid  # before ONNX Runtime loads CUDA
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before ONNX Runtime loads CUDA
         arrays = SharedArrays(Path(self.folders[-1].path), worker.number)
 
         def open_shared(settings: Settings) -> Graphs:
@@ -144,10 +144,10 @@ def _measure_gpu(processes: _Processes) -> Callable[[], int] | None:
     if not plan.gpus:
         return None
     gpu, gpus = plan.gpus[0], len(plan.gpus)
-    before = gpu.free_bytes()
+    before = read_free_bytes(gpu)
 
     def count() -> int:
-        after = gpu.free_bytes()
+        after = read_free_bytes(gpu)
         most = math.ceil(plan.workers / gpus)
         workers = min(plan.workers, gpus * count_fitting(before, after, most))
         fields = {"workers": workers, "planned": plan.workers, "gpu_mib": (before - after) // MIB}

@@ -1,7 +1,6 @@
 """Which devices work in this environment, and in which precision a bundle runs on them."""
 
 import contextlib
-import json
 import logging
 import platform
 import sys
@@ -34,9 +33,6 @@ _OPENVINO_PLUGIN = "onnxruntime_ep_openvino"
 _BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 _VNNI_FLAGS = frozenset({"avx512_vnni", "avx_vnni"})
 _CPU_INFO = Path("/proc/cpuinfo")
-# OpenVINO compiles a kernel for each input size and caches 5,000 of them: 1 GB after some hundred
-# label sets of different length.
-_CACHED_KERNELS = 64
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +43,7 @@ def check_device(device: Device) -> None:
         if not has_openvino():
             step = "pip install -e '.[openvino]' in the checkout"
             raise StartError(f"device openvino: the extra `openvino` is not installed: {step}")
-        _find_openvino_cpu()
+        find_openvino_cpu()
         return
     if device not in CPU_DEVICES:
         # Finds CUDA and cuDNN that are installed as Python packages. It prints missing libraries to
@@ -142,27 +138,8 @@ def _read_cpu_flags() -> list[str]:
     return _CPU_INFO.read_text().split() if _CPU_INFO.exists() else []
 
 
-def add_openvino(
-    options: ort.SessionOptions, *, threads: int, parallel_runs: int, bf16: bool, sizes_vary: bool
-) -> None:
-    """Adds OpenVINO's CPU device to the options of a session. Raises `StartError` if there is none.
-
-    `bf16` is for products, sums are float32. `sizes_vary`: inputs differ in more than batch size.
-    """
-    # By default OpenVINO uses all cores of the host, even if the container has fewer.
-    settings = {
-        "INFERENCE_NUM_THREADS": str(threads * parallel_runs),
-        "NUM_STREAMS": str(parallel_runs),
-        "INFERENCE_PRECISION_HINT": "bf16" if bf16 else "f32",
-        "ENABLE_CPU_PINNING": "NO",  # several sessions would be pinned to the same cores
-    }
-    if sizes_vary:
-        settings["CPU_RUNTIME_CACHE_CAPACITY"] = str(_CACHED_KERNELS)
-    config = {"load_config": json.dumps({"CPU": settings})}
-    options.add_provider_for_devices([_find_openvino_cpu()], config)
-
-
-def _find_openvino_cpu() -> ort.OrtEpDevice:
+def find_openvino_cpu() -> ort.OrtEpDevice:
+    """Returns OpenVINO's CPU device. Raises `StartError` if there is none."""
     _load_openvino()
     for device in ort.get_ep_devices():
         if device.ep_name == _OPENVINO and device.ep_metadata.get("ov_device") == "CPU":

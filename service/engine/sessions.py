@@ -1,6 +1,7 @@
 """One graph of a bundle, opened in ONNX Runtime on the requested device and checked."""
 
 import ctypes
+import json
 import os
 import re
 import sys
@@ -15,7 +16,7 @@ import onnxruntime as ort
 from service.bundle.card import CPU_DEVICES, Device, RunPrecision
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
-from service.engine.devices import CUDA, PROVIDERS, add_openvino, multiplies_int8
+from service.engine.devices import CUDA, PROVIDERS, find_openvino_cpu, multiplies_int8
 from service.errors import BundleError, StartError
 
 # TF32 rounds the inputs of fp32 products to 10 bits of mantissa. fp16 needs it: without TF32, its
@@ -26,6 +27,9 @@ _REASON = re.compile(
     r"(?:\b(?:CUDA|CUDNN|CUDNN_FE|CUBLAS) failure |Please install |Unknown provider option|"
     r"Failed to parse provider option)(?:(?! ; GPU=).)*"
 )
+# OpenVINO compiles a kernel for each input size and caches 5,000 of them: 1 GB after some hundred
+# label sets of different length.
+_CACHED_KERNELS = 64
 SLOWER_ON_CPU = ["SkipLayerNormFusion"]
 """Optimisations that slow a CPU down: this one's kernel is not vectorised and takes five times as
 long as an Add and a LayerNormalization, which is a fifth of a text encoder's time."""
@@ -143,13 +147,17 @@ def _make_options(graph: GraphName, config: SessionConfig) -> ort.SessionOptions
     # that cannot exist.
     add_entry("session.model_external_initializers_file_folder_path", os.devnull)
     if config.device == "openvino":
-        add_openvino(
-            options,
-            threads=config.threads,
-            parallel_runs=config.parallel_runs,
-            bf16=config.precision == "bf16",
-            sizes_vary=graph in {"open_head", "screened_head"},
-        )
+        # By default OpenVINO uses all cores of the host, even if the container has fewer.
+        settings = {
+            "INFERENCE_NUM_THREADS": str(config.threads * config.parallel_runs),
+            "NUM_STREAMS": str(config.parallel_runs),
+            "INFERENCE_PRECISION_HINT": "bf16" if config.precision == "bf16" else "f32",
+            "ENABLE_CPU_PINNING": "NO",  # several sessions would be pinned to the same cores
+        }
+        if graph in {"open_head", "screened_head"}:  # inputs of more sizes than batches have
+            settings["CPU_RUNTIME_CACHE_CAPACITY"] = str(_CACHED_KERNELS)
+        load_config = {"load_config": json.dumps({"CPU": settings})}
+        options.add_provider_for_devices([find_openvino_cpu()], load_config)
     return options
 
 

@@ -9,7 +9,7 @@ import io
 import math
 import re
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -47,8 +47,11 @@ START_OF_IMAGE, _END = b"\xff\xd8", b"\xff\xd9"
 _MAX_SEGMENTS = 1000
 _MAX_SCANS = 50
 
-# Markers with a length, and the end.
+# Markers with a length, and the end. In a header, one follows the segment before it, after any
+# number of fill bytes, and its length is at least 2. No camera writes anything else there, such as
+# a restart, and decoders disagree on the bytes that follow.
 _MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")
+_HEADER_MARKER = re.compile(rb"\xff++[\x02-\xcf\xd9-\xfe](?!\0[\0\1])")
 # In a scan 0xFF is followed by 0, or by a restart if the file has restarts.
 _SCAN_END = re.compile(rb"\xff[^\0\xff]")
 _SCAN_END_WITH_RESTARTS = re.compile(rb"\xff[^\0\xff\xd0-\xd7]")
@@ -73,10 +76,6 @@ _FRAMES = _SCALED | _ARITHMETIC | _UNREAD.keys()
 _DEFINE_LINES = b"\xff\xdc\0\4"  # a segment after the first scan that has the height
 
 _APP1 = 0xE1
-_FILL = 0xFF  # may precede any marker
-# Markers without a length: a stuffed byte, TEM, restarts, starts and ends of images. No camera
-# writes them into a header, and decoders disagree on the bytes that follow.
-_BARE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})
 # Pillow needs JFIF (APP0) and Adobe (APP14) for the colours; the rest is metadata.
 _METADATA = frozenset({*range(0xE1, 0xEE), 0xEF, 0xFE})
 
@@ -119,7 +118,7 @@ class Jpeg(NamedTuple):
         data = b"".join([self.data[part] for part in self.kept])
         # After the end of the picture, a phone may append a video.
         if data.count(b"\xff\xda") > _MAX_SCANS and (
-            sum(marker == _START_OF_SCAN for marker, _, _ in _walk_scans(data)) > _MAX_SCANS
+            sum(marker == _START_OF_SCAN for marker, _, _ in _walk_segments(data)) > _MAX_SCANS
         ):
             raise InvalidImage(detail="The JPEG has too many scans.")
         return data
@@ -131,7 +130,7 @@ def parse_jpeg(data: bytes) -> Jpeg | None:
         return None
     kept, end = [slice(0, 2)], 2
     exif = frame = scan = b""
-    for marker, start, end in _walk_segments(data):
+    for marker, start, end in _walk_segments(data, _HEADER_MARKER.match):
         if marker in _METADATA:
             if marker == _APP1 and not exif and data.startswith(_EXIF_HEADER, start + 4):
                 exif = data[start + 4 : end]
@@ -141,6 +140,7 @@ def parse_jpeg(data: bytes) -> Jpeg | None:
             frame = frame or data[start:end]  # decoders refuse a second one
         elif marker == _START_OF_SCAN:
             scan = data[start:end]
+            break
     kept.append(slice(end, None))
     if not scan or len(frame) < 10:
         return Jpeg(data, 0, 0, 0, 0, 0, False, exif, tuple(kept))
@@ -151,27 +151,6 @@ def parse_jpeg(data: bytes) -> Jpeg | None:
         and frame[9:10] == scan[4:5]  # the first scan has all components: it is the only one
     )
     return Jpeg(data, frame[1], bits, width, height, components, is_quick, exif, tuple(kept))
-
-
-def _walk_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yields marker, start and end of each segment that a decoder finds, up to the first scan."""
-    position = 2
-    for _ in range(_MAX_SEGMENTS):
-        if data[position : position + 1] != b"\xff" or len(data) < position + 4:
-            return
-        marker = data[position + 1]
-        if marker == _FILL:
-            position += 1
-            continue
-        (length,) = struct.unpack_from(">H", data, position + 2)
-        if marker in _BARE or length < 2:
-            return
-        end = position + 2 + length
-        yield marker, position, end
-        if marker == _START_OF_SCAN:
-            return
-        position = end
-    raise InvalidImage(detail="The JPEG has too many segments.")
 
 
 def read_orientation(exif: bytes) -> int:
@@ -252,7 +231,7 @@ def trim_jpeg(data: bytes, *, is_suspect: bool = False) -> bytes:
     if not is_suspect and (end is None or data.startswith(_END, end)):
         return data
     if end is None:
-        if any(marker in _ARITHMETIC for marker, _, _ in _walk_scans(data)):
+        if any(marker in _ARITHMETIC for marker, _, _ in _walk_segments(data)):
             return data
         raise InvalidImage(detail="The JPEG has too few scans.")
     picture = data[:end].rstrip(b"\xff")  # half of a marker, or of an escaped 0xFF
@@ -272,17 +251,19 @@ def looks_cut(image: Image.Image) -> bool:
     return all(abs(sample - _NO_DATA) <= 1 for sample in corner.tobytes())
 
 
-def _walk_scans(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yields marker, start and end of each segment, up to the end marker."""
+def _walk_segments(
+    data: bytes, find: Callable[[bytes, int], re.Match[bytes] | None] = _MARKER.search
+) -> Iterator[tuple[int, int, int]]:
+    """Yields marker, start and end of each segment, up to the end marker; scans are skipped."""
     position = 2
     for _ in range(_MAX_SEGMENTS):
-        match = _MARKER.search(data, position)
+        match = find(data, position)
         marker = data[match.end() - 1] if match is not None else _END_OF_IMAGE
         if match is None or marker == _END_OF_IMAGE or len(data) < match.end() + 2:
             return
         (length,) = struct.unpack_from(">H", data, match.end())
         position = match.end() + length
-        yield marker, match.start(), position
+        yield marker, match.end() - 2, position
     raise InvalidImage(detail="The JPEG has too many segments.")
 
 
@@ -293,7 +274,7 @@ def _find_end(data: bytes) -> int | None:
     """
     missing: dict[int, set[int]] = {}  # components, and the coefficients that they lack
     scan_end, is_progressive = _SCAN_END, False
-    for marker, start, end in _walk_scans(data):
+    for marker, start, end in _walk_segments(data):
         content = data[start + 4 : end]
         if marker in _BASELINE or marker == _PROGRESSIVE:
             is_progressive = marker == _PROGRESSIVE

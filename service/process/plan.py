@@ -13,7 +13,7 @@ from service.bundle.reader import Bundle
 from service.engine.devices import choose_precision, may_use_gpu
 from service.errors import BundleError, StartError
 from service.scheduling.cpu import CoreShare, count_cores, divide_cores, read_memory_limit
-from service.scheduling.gpus import Gpu, list_gpus
+from service.scheduling.gpus import list_gpus
 from service.settings import MIB, Settings
 
 # 1, 2, 4 and 6 workers answered 702, 1,073, 1,271 and 1,342 requests/s on 16 cores (64 clients,
@@ -37,11 +37,11 @@ class Plan:
 
     workers: int
     shares: Sequence[CoreShare]  # of each worker
-    gpus: Sequence[Gpu]  # none if NVML is missing
+    gpus: Sequence[str]  # their UUIDs; none if NVML is missing
     on_gpu: bool
 
-    def find_gpu(self, number: int) -> Gpu | None:
-        """Returns the GPU of a worker; None is CUDA's choice."""
+    def find_gpu(self, number: int) -> str | None:
+        """Returns the UUID of a worker's GPU; None is CUDA's choice."""
         return self.gpus[(number - 1) % len(self.gpus)] if self.gpus else None
 
     def adapt_settings(self, number: int, settings: Settings) -> Settings:

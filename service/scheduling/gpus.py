@@ -1,10 +1,12 @@
-"""NVIDIA GPUs by NVML, which does not initialise CUDA: this process may fork afterwards."""
+"""NVIDIA GPUs by NVML, which does not initialise CUDA: this process may fork afterwards.
+
+A GPU, or a MIG device, is the UUID that names it in `CUDA_VISIBLE_DEVICES`.
+"""
 
 import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import ModuleType
 
 from service.errors import StartError
@@ -16,20 +18,13 @@ _USED_SHARE = 0.9
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU or MIG device; `uuid` is its name in `CUDA_VISIBLE_DEVICES`."""
-
-    uuid: str
-
-    def free_bytes(self) -> int:
-        """Returns the free memory. Raises `StartError` if NVML does not answer."""
-        with _open_nvml() as nvml:
-            device = nvml.nvmlDeviceGetHandleByUUID(self.uuid)
-            return int(nvml.nvmlDeviceGetMemoryInfo(device).free)
+def read_free_bytes(gpu: str) -> int:
+    """Returns the free memory. Raises `StartError` if NVML does not answer."""
+    with _open_nvml() as nvml:
+        return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(gpu)).free)
 
 
-def list_gpus() -> list[Gpu]:
+def list_gpus() -> list[str]:
     """Returns the GPUs that `CUDA_VISIBLE_DEVICES` permits; if NVML fails, logs why, returns none.
 
     Indices follow the PCI bus, as with `CUDA_DEVICE_ORDER=PCI_BUS_ID`. As in CUDA, the list ends at
@@ -42,7 +37,7 @@ def list_gpus() -> list[Gpu]:
         logger.warning("%s", error)
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [Gpu(uuid) for uuid in (uuids if visible is None else _choose(uuids, visible))]
+    return uuids if visible is None else list(_choose(uuids, visible))
 
 
 def count_fitting(before: int, after: int, most: int) -> int:

@@ -126,34 +126,29 @@ class Body:
         # `int` refuses thousands of digits.
         if digits.isdecimal() and float(digits) > self._limit:
             raise errors.BodyTooLarge("The request body", self._limit)
-        self._receive = request.receive
+        self._chunks = request.stream()
         self._reservation: Reservation = request.state.reservation
         self._timeout_seconds = settings.body_timeout_seconds
         self._deadline = asyncio.get_running_loop().time() + self._timeout_seconds
         self._received = 0
-        self._ended = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> bytes:
-        while not self._ended:
-            try:
-                async with asyncio.timeout_at(self._deadline):
-                    message = await self._receive()
-            except TimeoutError as error:
-                raise errors.BodyTimeout(self._timeout_seconds) from error
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            self._ended = not message.get("more_body", False)
-            if chunk := message.get("body", b""):
-                self._received += len(chunk)
-                # The bytes count, whatever Content-Length says.
-                if self._received > self._limit:
-                    raise errors.BodyTooLarge("The request body", self._limit)
-                self._reservation.grow(len(chunk))
-                return bytes(chunk)
-        raise StopAsyncIteration
+        chunk = b""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                while not chunk:
+                    chunk = await anext(self._chunks)
+        except TimeoutError as error:
+            raise errors.BodyTimeout(self._timeout_seconds) from error
+        self._received += len(chunk)
+        # The bytes count, whatever Content-Length says.
+        if self._received > self._limit:
+            raise errors.BodyTooLarge("The request body", self._limit)
+        self._reservation.grow(len(chunk))
+        return bytes(chunk)
 
     async def read(self) -> bytes:
         """Returns all chunks as one."""

@@ -54,11 +54,10 @@ class Sites:
 
     def check(self, scope: Scope) -> None:
         """Raises `HostNotAllowed` or `CrossSite`; without `Origin` and `Sec-Fetch-*`, nothing."""
-        # Not `any(...)`, whose generator takes twice as long.
-        for header in scope["headers"]:
-            if header[0].startswith(_BROWSER_HEADERS) and tuple(header) != _NODE_HEADER:
-                break
-        else:
+        if not any(
+            name.startswith(_BROWSER_HEADERS) and (name, value) != _NODE_HEADER
+            for name, value in scope["headers"]
+        ):
             return
         headers = Headers(scope=scope)
         hosts = [host.lower() for host in headers.getlist("host")]

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import prometheus_client as prometheus
@@ -50,15 +50,14 @@ class Metrics:
         seconds = partial(histogram, buckets=SECONDS_BUCKETS)
         labels = ("method", "path", "status")
         text = "HTTP requests, until the answer is sent, seconds"
-        # Cached: the metric's own lookup of its labels takes most of the time.
-        self._requests = cache(seconds("request_seconds", text, labels).labels)
+        self._requests = seconds("request_seconds", text, labels)
         text = "Decoding of a photo, with the wait for a thread, seconds"
         self._decode = seconds("decode_seconds", text)
         self._queue = seconds("queue_seconds", "Wait of a photo for the engine, seconds")
         text = "Runs of the engine, one for a batch, seconds"
         self._inference = seconds("inference_seconds", text)
         self._batch_size = histogram("batch_size", "Images in a run", buckets=SIZE_BUCKETS)
-        self._rejected = cache(counter("rejected", "Requests refused or failed", ["reason"]).labels)
+        self._rejected = counter("rejected", "Requests refused or failed", ["reason"])
         self._disconnects = counter("disconnects", "Clients that left early")
         self.reloads = counter("reloads", "Reloads by SIGHUP", ["outcome"])
         modes = ("livesum", "livemin", "livemax")
@@ -79,11 +78,11 @@ class Metrics:
     ) -> None:
         """Counts a request that has ended; `path` is its route's template, or empty."""
         known = method if method in METHODS else "other"  # clients may send any word
-        self._requests(known, path, status).observe(seconds)
+        self._requests.labels(known, path, status).observe(seconds)
         if status == CLIENT_LEFT:
             self._disconnects.inc()
         if problem is not None:
-            self._rejected(problem).inc()
+            self._rejected.labels(problem).inc()
 
     def on_batch(self, size: int, seconds: float) -> None:
         """Counts a run of the engine."""

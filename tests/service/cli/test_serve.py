@@ -20,7 +20,6 @@ from service.pipeline.served import OpenPipeline
 from service.process import server
 from service.process.plan import Plan
 from service.scheduling.cpu import CoreShare
-from service.scheduling.gpus import Gpu
 from service.settings import Settings
 
 
@@ -92,9 +91,9 @@ def test_workers_that_fit_on_the_gpu_share_the_cores_and_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     free = iter([1000, 700])
-    monkeypatch.setattr(Gpu, "free_bytes", lambda _gpu: next(free))
+    monkeypatch.setattr(serving, "read_free_bytes", lambda _gpu: next(free))
     settings = Settings(label_store="memory")
-    plan = Plan(8, [CoreShare(1)] * 8, [Gpu("GPU-a")], on_gpu=True)
+    plan = Plan(8, [CoreShare(1)] * 8, ["GPU-a"], on_gpu=True)
     processes = serving._Processes(plan, settings, [], open_graphs)
     count = serving._measure_gpu(processes)
     assert count is not None
@@ -116,7 +115,7 @@ def test_worker_sees_its_gpu_before_the_model_opens(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    gpus, shares = [Gpu("GPU-1"), Gpu("GPU-2")], [CoreShare(1)] * 4
+    gpus, shares = ["GPU-1", "GPU-2"], [CoreShare(1)] * 4
     plan, opened = Plan(4, shares, gpus, on_gpu=True), list[str | None]()
 
     def note(*_: object) -> None:

@@ -12,11 +12,12 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto
 
+from service.bundle.card import Device
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.engine import session_set
 from service.engine.engine import Engine, open_engine
-from service.engine.heads import TRAINED_HEAD, LogitsArray
+from service.engine.heads import LABELS_PER_RUN, TRAINED_HEAD, LogitsArray
 from service.engine.session_set import SessionSet
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images.decode import PixelArray
@@ -40,10 +41,6 @@ from tests.support.tiny_bundle import (
 
 # Sums in another order move a float32 logit of this size by less.
 TOLERANCE = 1e-5
-
-needs_cpu_only = pytest.mark.skipif(
-    "CUDAExecutionProvider" in ort.get_available_providers(), reason="ONNX Runtime has CUDA"
-)
 
 
 @pytest.fixture(
@@ -123,11 +120,16 @@ def test_each_precision_runs_its_own_graphs(tiny_bundle: Bundle, cpu: Engine) ->
     assert not np.allclose(run_trained(int8, images), run_trained(cpu, images))
 
 
-@needs_cpu_only
-@pytest.mark.parametrize("device", ["cuda", "tensorrt"])
-def test_start_fails_if_the_device_is_missing(tiny_bundle: Bundle, device: str) -> None:
-    with pytest.raises(StartError, match=f"device {device}") as caught:
-        open_engine(tiny_bundle, device=device)  # type: ignore[arg-type]
+@pytest.mark.skipif("CUDAExecutionProvider" in ort.get_available_providers(), reason="has CUDA")
+@pytest.mark.parametrize(
+    ("device", "options", "missing"),
+    [("cuda", None, "cuda"), ("tensorrt", None, "tensorrt"), ("auto", "prefer_nhwc=1", "cuda")],
+)
+def test_start_fails_if_the_device_is_missing_and_auto_does_not_fall_back_with_cuda_options(
+    tiny_bundle: Bundle, device: Any, options: str | None, missing: str
+) -> None:
+    with pytest.raises(StartError, match=f"^device {missing}") as caught:
+        open_engine(tiny_bundle, device=device, cuda_options=options)
 
     assert "\n" not in str(caught.value)
 
@@ -272,12 +274,21 @@ def test_each_cuda_encoder_runs_one_batch_size(
     assert len(set(runs)) == len({encoder for _, encoder in runs}) == 4
 
 
-def test_gpu_gives_the_cpus_results_for_any_mixture_of_heads(mapped_bundle: Bundle) -> None:
+@pytest.mark.parametrize(
+    ("device", "workers", "tolerance"),
+    [("cuda", 1, TOLERANCE), pytest.param("openvino", 2, 1e-4, marks=needs_openvino)],
+)
+def test_device_gives_the_cpus_results_for_any_mixture_of_heads(
+    mapped_bundle: Bundle, device: Device, workers: int, tolerance: float
+) -> None:
+    sizes: dict[str, Any] = {"precision": "fp32", "max_batch_size": 6, "threads": 2}
     with pretend_gpu():
-        gpu = open_engine(mapped_bundle, device="cuda", precision="fp32", max_batch_size=6)
-    gpu.warm_up(blank_labels)
-    assert_gives_the_cpus_logits(gpu, mapped_bundle, num_queries=9, tolerance=TOLERANCE)
-    assert_gives_the_cpus_memories(gpu, mapped_bundle, num_queries=9, tolerance=TOLERANCE)
+        engine = open_engine(mapped_bundle, device=device, **sizes)
+    assert (engine.device, engine.workers) == (device, workers)
+    engine.warm_up(blank_labels)
+    options: dict[str, Any] = {"num_queries": LABELS_PER_RUN + 9, "tolerance": tolerance}
+    assert_gives_the_cpus_logits(engine, mapped_bundle, **options)
+    assert_gives_the_cpus_memories(engine, mapped_bundle, **options)
 
 
 def test_gpu_that_opens_and_cannot_run_fails_the_start_or_falls_back(

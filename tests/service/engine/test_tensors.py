@@ -68,19 +68,14 @@ def holds(cache: QueryCache, queries: QueryArray) -> bool:
     return (id(queries), 2) in cache._entries  # `find` cuts two chunks
 
 
-def test_cache_copies_each_matrix_once() -> None:
+def test_cache_copies_each_matrix_and_way_to_cut_it_once() -> None:
     cache, queries, equal = QueryCache("cpu"), make_matrix(), make_matrix()
     assert is_cached(cache, queries)
+    (whole,) = cache.find(queries, [queries])
+    assert len(whole.numpy()) == LABELS  # type: ignore[union-attr]
+    assert cache.find(queries, [queries])[0] is whole
     assert find(cache, queries)[0] is find(cache, queries)[0]
     assert find(cache, queries)[0] is not find(cache, equal)[0]
-
-
-def test_cache_tells_apart_how_a_matrix_is_cut() -> None:
-    cache, queries = QueryCache("cpu"), make_matrix()
-    for chunks in ([queries[:6], queries[6:]], [queries]):
-        for _ in range(2):
-            copies = cache.find(queries, chunks)
-            assert [len(chunk.numpy()) for chunk in copies] == [len(chunk) for chunk in chunks]
 
 
 def test_cache_ignores_a_writable_matrix_such_as_that_of_candidate_labels() -> None:

@@ -154,14 +154,13 @@ def test_malformed_exif_counts_as_upright(exif: bytes) -> None:
     np.testing.assert_array_equal(decode(junk), decode(plain))
 
 
-@pytest.mark.parametrize("count", [1, 7])
+@pytest.mark.parametrize("count", [1, 7, 100_000])
 def test_orientation_is_found_after_fill_bytes(count: int) -> None:
     """Any number of 0xFF may precede a marker (ITU-T T.81, B.1.1.2)."""
     turned = encode_picture(make_picture(7), "JPEG", exif=make_exif(6))
     at = turned.index(b"\xff\xe1")
     filled = turned[:at] + b"\xff" * count + turned[at:]
     np.testing.assert_array_equal(decode(filled), decode(turned))
-    assert_refused(turned[:at] + b"\xff" * 100_000 + turned[at:])
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 4000), (4000, 1), (65500, 1), (1, 65500)])
@@ -306,11 +305,12 @@ def assert_decoded_or_refused(data: bytes) -> None:
     assert pixels.shape == (16, 24, 3)
 
 
-@settings(max_examples=150)
-@given(
-    st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF"]),
-    st.binary(max_size=300),
-)
+STARTS = [b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF"]
+STARTS += [b"\0\0\0\x1cftyp" + brand for brand in (b"heic", b"avif", b"mif1", b"avis")]
+
+
+@settings(max_examples=250)
+@given(st.sampled_from(STARTS), st.binary(max_size=300))
 def test_random_bytes_give_an_image_or_an_image_error(magic: bytes, rest: bytes) -> None:
     assert_decoded_or_refused(magic + rest)
 
@@ -327,15 +327,6 @@ def test_damaged_photo_gives_an_image_or_an_image_error(
     for place, value in damage:
         data[int(place * len(data))] = value
     assert_decoded_or_refused(bytes(data))
-
-
-def test_large_jpeg_decoded_at_a_fraction_stays_close_to_full_decoding() -> None:
-    data = encode_picture(make_picture(8, 1203, 809), "JPEG", quality=95)
-    full = Image.open(io.BytesIO(data)).convert("RGB")
-    for contract in (change("squash"), change(crop_pct=0.9)):
-        difference = np.abs(decode(data, contract) - resize_image(full, contract).astype(int))
-        assert difference.any(), "the JPEG was decoded in full"
-        assert difference.mean() < 2.0
 
 
 def test_sideways_jpeg_is_reduced_for_its_upright_size() -> None:

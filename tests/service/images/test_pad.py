@@ -1,4 +1,4 @@
-"""Padded photos have the pixels of Pillow's resize of the whole square."""
+"""Padded photos have the pixels of a whole resized square; JPEGs decoded at a fraction are near."""
 
 import io
 import math
@@ -90,8 +90,10 @@ def test_photo_is_padded_upright(orientation: int, contract: InputContract) -> N
     np.testing.assert_array_equal(decode(data, contract), pad_by_pillow(upright, contract))
 
 
-@pytest.mark.parametrize("size", [(1203, 809), (809, 1203), (1600, 100)])
-@pytest.mark.parametrize("more", [{}, FIT])
+@pytest.mark.parametrize("size", [(1203, 809), (809, 1203), (3200, 200)])
+@pytest.mark.parametrize(
+    "more", [{}, FIT, {"resize_mode": "squash"}, {"resize_mode": "crop", "crop_pct": 0.9}]
+)
 @pytest.mark.parametrize("orientation", [1, 6])
 def test_large_jpeg_decoded_at_a_fraction_lies_where_the_full_one_does(
     size: tuple[int, int], more: dict[str, Any], orientation: int

@@ -50,12 +50,15 @@ def test_each_worker_pins_and_leaves_a_core_of_its_own(allowed: set[int]) -> Non
     assert kept == [{number} for number in sorted(allowed)]
 
 
-@pytest.mark.parametrize(("fewer", "pin"), [(1, True), (0, False)])
-def test_workers_run_anywhere_when_cores_are_left_or_their_threads_do_not_compute(
-    allowed: set[int], fewer: int, pin: bool
+def test_workers_run_anywhere_when_cores_are_left_or_unknown_or_their_threads_do_not_compute(
+    allowed: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workers = len(allowed) - fewer
-    assert list_cores(workers, pin=pin) == [ANY_CORE] * workers
+    count = len(allowed)
+    assert list_cores(count - 1, pin=True) == [ANY_CORE] * (count - 1)
+    assert list_cores(count, pin=False) == [ANY_CORE] * count
+    with monkeypatch.context() as macos:
+        macos.delattr(os, "sched_getaffinity")
+        assert list_cores(count, pin=True) == [ANY_CORE] * count
 
 
 @pytest.mark.parametrize("core", [ANY_CORE, Core(10_000, {10_000})], ids=["any", "missing"])
@@ -63,14 +66,6 @@ def test_any_core_pins_nothing_and_a_missing_core_is_ignored(allowed: set[int], 
     core.pin()
     core.unpin()
     assert os.sched_getaffinity(0) == allowed
-
-
-def test_workers_run_anywhere_when_the_system_has_no_affinity(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-
-    assert list_cores(2, pin=True) == [ANY_CORE] * 2
 
 
 @pytest.mark.parametrize(

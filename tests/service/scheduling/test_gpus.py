@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from service.errors import StartError
-from service.scheduling.gpus import Gpu, count_fitting, list_gpus
+from service.scheduling.gpus import count_fitting, list_gpus, read_free_bytes
 
 # The third is divided; its handles, as those of all, are the UUIDs.
 GPUS = {"GPU-a1": [], "GPU-b2": [], "GPU-c3": ["MIG-d4", "MIG-e5"]}
@@ -58,8 +58,8 @@ def test_gpus_are_those_that_cuda_may_use(
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     gpus = list_gpus()
-    assert gpus == [Gpu(uuid) for uuid in uuids.split()]
-    assert [gpu.free_bytes() for gpu in gpus] == [int(uuid[-1]) for uuid in uuids.split()]
+    assert gpus == uuids.split()
+    assert [read_free_bytes(gpu) for gpu in gpus] == [int(gpu[-1]) for gpu in gpus]
 
 
 @pytest.mark.parametrize("missing", [True, False], ids=["package", "driver"])
@@ -76,7 +76,7 @@ def test_no_gpus_are_listed_without_nvml(
     reason = "install the extra `gpu`" if missing else "Library Not Found"
     assert [reason in message for message in caplog.messages] == [True]
     with pytest.raises(StartError, match=reason):
-        Gpu("GPU-a1").free_bytes()
+        read_free_bytes("GPU-a1")
 
 
 @pytest.mark.parametrize(

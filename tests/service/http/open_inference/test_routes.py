@@ -158,15 +158,6 @@ def test_labels_that_an_earlier_set_answers_are_a_parameter_of_the_answer(
         assert answer["parameters"].get("hidden") == hidden
 
 
-def test_pixels_get_the_scores_of_their_photos(client: TestClient, open_bundle: Bundle) -> None:
-    photos = [make_photo(seed) for seed in (1, 2)]
-    nested = pixels_input(*photos, bundle=open_bundle)
-    flat = nested | {"data": np.array(nested["data"]).ravel().tolist()}
-    by_photo = infer(client, image_input(*photos))["scores"]["data"]
-    for tensor in (nested, flat):
-        assert infer(client, tensor)["scores"]["data"] == pytest.approx(by_photo, abs=TOLERANCE)
-
-
 def test_json_may_have_as_many_pixels_as_a_request_and_little_else(
     client: TestClient, open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,17 +171,16 @@ def test_json_may_have_as_many_pixels_as_a_request_and_little_else(
         assert_error(post(client, flat, parameters={"x": [0.5] * 5000}), 400, "values")
 
 
-def test_binary_photos_and_pixels_get_the_same_scores(
-    client: TestClient, open_bundle: Bundle
-) -> None:
+def test_photos_get_the_same_scores_in_every_form(client: TestClient, open_bundle: Bundle) -> None:
     photos = [make_photo(seed) for seed in (1, 2)]
     wanted = infer(client, image_input(*photos))["scores"]["data"]
-    contract = open_bundle.card.input
-    pixels = b"".join(decode_image(p, contract, 10**6).pixels.tobytes() for p in photos)
-    of_pixels = binary_input(pixels, [2, 16, 16, 3], name="pixels", datatype="UINT8")
+    nested = pixels_input(*photos, bundle=open_bundle)
+    flat = np.array(nested["data"], np.uint8).ravel()
+    binary = binary_input(flat.tobytes(), [2, 16, 16, 3], name="pixels", datatype="UINT8")
     texts = pack(*(to_base64(photo).encode() for photo in photos))
     files = ((binary_input(raw, [2]), raw) for raw in (pack(*photos), texts))
-    for tensor, raw in (*files, (of_pixels, pixels)):
+    in_json = ((tensor, b"") for tensor in (nested, nested | {"data": flat.tolist()}))
+    for tensor, raw in (*in_json, *files, (binary, flat.tobytes())):
         response = post_binary(client, {"inputs": [tensor]}, raw)
         assert response.json()["outputs"][0]["data"] == pytest.approx(wanted, abs=TOLERANCE)
 
@@ -283,13 +273,6 @@ BAD_INPUTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_INPUTS)
-def test_bad_input_is_refused(client: TestClient, case: str) -> None:
-    changes, words = BAD_INPUTS[case]
-    content = json.dumps({"inputs": [image_input(**changes)]})
-    assert_error(client.post(INFER, content=content), 400, words)
-
-
 def test_error_of_one_photo_among_several_names_it(client: TestClient) -> None:
     svg = b"<svg xmlns='x'></svg>"
     for bad, words in ((b"junk", "damaged or is not an image"), (svg, "Supported types")):
@@ -322,7 +305,12 @@ def output(name: str, **parameters: Any) -> dict[str, Any]:
     return {"outputs": [{"name": name, "parameters": parameters}]}
 
 
-BAD_MEMBERS: dict[str, tuple[dict[str, Any], str]] = {
+BAD_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
+    **{case: ({"inputs": [image_input(**changes)]}, words)
+       for case, (changes, words) in BAD_INPUTS.items()},
+    "no input": ({"inputs": []}, "exactly one input"),
+    "duplicate inputs": ({"inputs": [image_input()] * 2}, "exactly one input"),
+    "both inputs": ({"inputs": [image_input(), image_input(name="pixels")]}, "exactly one input"),
     "duplicate outputs": ({"outputs": [{"name": "scores"}, {"name": "scores"}]}, "more than once"),
     "unknown output": (output("logits"), "'logits' is unknown"),
     "classes of the names": (output("labels", classification=1), "output 'scores'"),
@@ -332,12 +320,12 @@ BAD_MEMBERS: dict[str, tuple[dict[str, Any], str]] = {
     "version below 0": ({"parameters": {"min_version": -1}}, "'min_version': Input should be"),
     "unknown label set": ({"parameters": {"label_set": "nowhere"}}, "'nowhere'"),
     "id is endless": ({"id": "x" * 5000}, "id"),
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD_MEMBERS)
+@pytest.mark.parametrize("case", BAD_REQUESTS)
 def test_bad_request_is_refused(client: TestClient, case: str) -> None:
-    members, words = BAD_MEMBERS[case]
+    members, words = BAD_REQUESTS[case]
     content = json.dumps({"inputs": [image_input()], **members})
     assert_error(client.post(INFER, content=content), 400, words)
 
@@ -370,14 +358,6 @@ def test_alias_answers_in_every_route_of_the_model_by_its_own_name(open_bundle: 
                 assert (answer["model_name"], answer["model_version"]) == (name, "1.0")
             assert_error(client.get(f"{path.removesuffix('1.0')}2.0/ready"), 404)
         assert_error(client.get("/v2/models/tags"), 404)
-
-
-def test_no_input_duplicate_inputs_and_both_kinds_are_refused(
-    client: TestClient, open_bundle: Bundle
-) -> None:
-    pixels = pixels_input(PHOTO, bundle=open_bundle)
-    for inputs in ((), (image_input(), image_input()), (image_input(), pixels)):
-        assert_error(post(client, *inputs), 400, "exactly one input")
 
 
 BAD_BINARY: dict[str, tuple[list[int], bytes]] = {

@@ -5,6 +5,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from fastapi.testclient import TestClient
 from starlette.requests import Request
 
 from service.errors import InvalidLabelSet, InvalidParameters, RepeatedField
@@ -17,8 +18,11 @@ from service.http.requests.parameters import (
 from service.pipeline.served import ServedPipeline
 from service.question import Question
 from service.settings import Settings
+from tests.support.serving import assert_problem
 
 pytestmark = pytest.mark.anyio
+
+BUNDLE, SETTINGS = "open_bundle", dict[str, Any]()
 
 
 def read(text: str) -> Question:
@@ -162,3 +166,27 @@ async def test_event_loop_runs_while_long_candidate_labels_are_checked(
     question = await add_fields(Question(top_k=1), {"candidate_labels": names}, serve(50))
     assert question == Question(top_k=1, candidate_labels=names)
     assert others.is_set() is not in_loop
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "close"),
+    [
+        ("GET", "/labels?label_st=a", ""),
+        ("POST", "/labels?name=a", ""),
+        ("GET", "/labels/everyday?version=1", ""),
+        ("PUT", "/labels/odd?if_version=1", ""),
+        ("PATCH", "/labels/odd?label=a", ""),
+        ("DELETE", "/labels/odd?nmae=a", ""),
+        ("POST", "/labels/odd/calibrate?label=a&precision_taget=1", "'precision_target'"),
+        ("GET", "/info?verbose", ""),
+    ],
+)
+def test_unknown_name_in_the_query_is_refused_and_changes_nothing(
+    client: TestClient, method: str, path: str, close: str
+) -> None:
+    client.put("/labels/odd", json={"labels": ["yak"]}).raise_for_status()
+    (value,) = assert_problem(client.request(method, path), 422, "invalid_parameters")["errors"]
+    assert value["name"] == path.partition("?")[2].split("&")[-1].partition("=")[0]
+    assert "unknown" in value["reason"]
+    assert close in value["reason"]
+    assert client.get("/labels/odd").status_code == 200

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -162,32 +162,23 @@ def test_surplus_is_429_with_the_seconds_to_wait_and_other_keys_go_on(client: Te
     assert_problem(client.get("/labels/none"), 429, "rate_limited")
 
 
-def batch(count: int) -> dict[str, Any]:
-    return {"url": "/predict/batch", "files": [("images", PHOTO)] * count}
+TENSOR = {"name": "image", "datatype": "BYTES", "shape": [3], "data": [to_base64(PHOTO)] * 3}
 
 
-def embeddings(count: int) -> dict[str, Any]:
-    return {"url": "/embed", "files": [("images", PHOTO)] * count}
-
-
-def calibration(count: int) -> dict[str, Any]:
-    path = "/labels/everyday/calibrate?label=lamp"
-    return {"url": path, "files": [("positive", PHOTO)] * count}
-
-
-def tensors(count: int) -> dict[str, Any]:
-    data = [to_base64(PHOTO)] * count
-    tensor = {"name": "image", "datatype": "BYTES", "shape": [count], "data": data}
-    return {"url": "/v2/models/tiny-open/infer", "json": {"inputs": [tensor]}}
-
-
-@pytest.mark.parametrize("make", [batch, embeddings, calibration, tensors])
+@pytest.mark.parametrize(
+    ("path", "photos"),
+    [
+        *((path, {"files": [("images", PHOTO)] * 3}) for path in ("/predict/batch", "/embed")),
+        ("/labels/everyday/calibrate?label=lamp", {"files": [("positive", PHOTO)] * 3}),
+        ("/v2/models/tiny-open/infer", {"json": {"inputs": [TENSOR]}}),
+    ],
+)
 def test_each_photo_of_a_request_counts(
-    client: TestClient, make: Callable[[int], dict[str, Any]]
+    client: TestClient, path: str, photos: dict[str, Any]
 ) -> None:
     set_rate(client, "7/hour")
-    assert [client.post(**make(3)).status_code for _ in "ab"] == [200, 200]
-    refused = client.post(**make(3))
+    assert [client.post(path, **photos).status_code for _ in "ab"] == [200, 200]
+    refused = client.post(path, **photos)
     assert refused.status_code == 429
     # It has counted one: all seven are used, and three are needed.
     assert int(refused.headers["retry-after"]) == pytest.approx(3 * 3600 / 7, abs=2)
