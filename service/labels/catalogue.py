@@ -222,6 +222,9 @@ class Catalogue:
             self._fixed[name] = await self._encode_fixed(entry)
         if self.registered is not None:
             await self.registered.start()
+        lang = self.lexicon.lang
+        if lang and not any(s.dictionary.find_languages(lang) for s in self.list_sets()):
+            logger.warning("no label set has translations into the default language %s", lang)
         for name in self._default:
             # No StartError: a client that deletes the set could prevent the next start.
             if self.get(name) is None:

@@ -232,7 +232,8 @@ def _read_row(cells: dict[str, str]) -> dict[str, Any]:
         if column.startswith(_TRANSLATION):
             row.setdefault("translations", {})[column.removeprefix(_TRANSLATION)] = cell
         elif column in ("alias", "parent"):
-            row["aliases" if column == "alias" else "parents"] = cell.split(_SEPARATOR)
+            parts = [part for part in cell.split(_SEPARATOR) if part.strip()]
+            row["aliases" if column == "alias" else "parents"] = parts
         else:
             row[column] = cell
     return row

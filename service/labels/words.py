@@ -24,19 +24,19 @@ NAMES = "en"
 """The language of which every set has something: the labels' own names."""
 
 Aliases = Annotated[
-    tuple[LabelText, ...],
+    list[LabelText],
     Field(max_length=20, description="Other words for the label.", exclude_if=not_),
 ]
 
 
-def _refuse_own(parents: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+def _refuse_own(parents: list[str], info: ValidationInfo) -> list[str]:
     if info.data.get("name") in parents:
         raise PydanticCustomError("own_parent", "A label should not be its own parent")
     return parents
 
 
 Parents = Annotated[
-    tuple[LabelText, ...],
+    list[LabelText],
     AfterValidator(_refuse_own),
     Field(max_length=10, description="What it is a kind of, nearest first.", exclude_if=not_),
 ]
@@ -58,8 +58,8 @@ class NamedWords(Record):
     """A label's name and its words, as JSON."""
 
     name: LabelText
-    aliases: Aliases = ()
-    parents: Parents = ()
+    aliases: Aliases = Field(default_factory=list)
+    parents: Parents = Field(default_factory=list)
     translations: Translations = Field(default_factory=dict)
 
 
@@ -70,7 +70,7 @@ class _WordsFile(Record):
 
 def list_words(labels: Iterable[NamedWords]) -> dict[str, Words]:
     """Returns the words of labels that have some, by name."""
-    words = ((x.name, Words(x.aliases, x.parents, x.translations)) for x in labels)
+    words = ((x.name, Words(tuple(x.aliases), tuple(x.parents), x.translations)) for x in labels)
     return {name: each for name, each in words if any(each)}
 
 
@@ -119,40 +119,41 @@ class Dictionary:
         self._names = names
         self.words: Mapping[str, Words] = words or {}
         self.text = text
-        self._meanings: dict[str | None, dict[str, list[str]]] = {}
+        self._meanings: dict[tuple[str, ...] | None, dict[str, list[str]]] = {}
 
     @cached_property
     def languages(self) -> tuple[str, ...]:
         """The languages of translations, sorted."""
         return tuple(sorted({tag for each in self.words.values() for tag in each.translations}))
 
-    def find_language(self, lang: str) -> str | None:
-        """Returns the language that answers for another: `de` for `de-AT` (lookup of RFC 4647)."""
-        while lang and lang not in self.languages:
-            lang = lang.rpartition("-")[0]
-        return lang or None
+    def find_languages(self, lang: str) -> tuple[str, ...]:
+        """Returns the languages that answer for one: of `de-AT`, that and `de` (RFC 4647)."""
+        parts = lang.split("-")
+        tags = ("-".join(parts[:end]) for end in range(len(parts), 0, -1))
+        return tuple(tag for tag in tags if tag in self.languages)
 
     def translate(self, name: str, lang: str) -> str | None:
         """Returns the translation of a name."""
-        words, tag = self.words.get(name), self.find_language(lang)
-        return words.translations.get(tag) if words and tag else None
+        if (words := self.words.get(name)) is None:
+            return None
+        texts = map(words.translations.get, self.find_languages(lang))
+        return next(filter(None, texts), None)
 
     def find(self, key: str, lang: str | None) -> Sequence[str]:
         """Returns the names that a word, folded, means in a language; None: names and aliases."""
-        tag = lang and self.find_language(lang)
-        if tag != lang and tag is None:
-            return ()
-        if tag not in self._meanings:
+        tags = None if lang is None else self.find_languages(lang)
+        if tags not in self._meanings:
             meanings: defaultdict[str, list[str]] = defaultdict(list)
-            for text, name in self.list_words(tag):
+            for text, name in self.list_words(lang):
                 meanings[fold_name(text)].append(name)
-            self._meanings[tag] = dict(meanings)
-        return self._meanings[tag].get(key, ())
+            self._meanings[tags] = dict(meanings)
+        return self._meanings[tags].get(key, ())
 
     def list_words(self, lang: str | None) -> Iterator[tuple[str, str]]:
         """Yields words of a language, None as above, with the names that they mean."""
         if lang is not None:
-            pairs = ((self.translate(name, lang), name) for name in self.words)
+            tags, rows = self.find_languages(lang), self.words.items()
+            pairs = ((x.translations.get(tag), name) for name, x in rows for tag in tags)
             yield from ((text, name) for text, name in pairs if text)
             return
         yield from ((name, name) for name in dict.fromkeys((*self._names, *self.words)))
@@ -177,7 +178,7 @@ class Lexicon:
         all_of_them = (*sets, *self.dictionaries)
         asked = all_of_them[: len(all_of_them) - len(self.dictionaries)] if of_sets else all_of_them
         chosen = lang or self.lang
-        if chosen is None or any(each.find_language(chosen) for each in asked):
+        if chosen is None or any(each.find_languages(chosen) for each in asked):
             return Lexicon(all_of_them, chosen)
         if lang is not None and lang.partition("-")[0] != NAMES:
             raise UnknownLanguage(lang, sorted({tag for each in asked for tag in each.languages}))

@@ -220,13 +220,13 @@ def describe_words(selection: Selection) -> dict[str, Any]:
     A word that is also what another label is called now is none of its names: the user who deletes
     `beer` has not deleted `bear`, which is `beer` in Dutch.
     """
-    described, lexicon = dict[str, Any](), selection.words
+    described, lexicon, answered = dict[str, Any](), selection.words, set[str]()
     for labels in selection.sets:
-        for name in labels.names:
-            if name not in described:  # else an earlier set answers it
-                shown = labels.dictionary.translate(name, lexicon.lang or "")
-                parents = labels.words[name].parents if name in labels.words else ()
-                described[name] = {"parents": parents, "translation": shown or name}
+        for name in labels.words.keys() - answered:  # else an earlier set answers it
+            shown = labels.dictionary.translate(name, lexicon.lang or "")
+            parents = labels.words[name].parents
+            described[name] = {"parents": parents, "translation": shown or name}
+        answered |= labels.positions.keys()
     for parent in {parent for row in [*described.values()] for parent in row["parents"]}:
         row = {"parents": (), "translation": lexicon.translate(parent)}
         described.setdefault(parent, row)
