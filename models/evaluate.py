@@ -54,42 +54,29 @@ def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterat
     logits, targets = predict(checkpoint, folder, split)
     if checkpoint.take_network().config.activation == "softmax":
         return report_single_label(logits, targets)
-    return report_multi_label(logits.sigmoid(), targets, folder.label_names)
+    names = checkpoint.label_names or folder.label_names
+    return report_multi_label(logits.sigmoid(), targets, names)
 
 
 @torch.inference_mode()
 def predict(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> tuple[Tensor, Tensor]:
-    """Returns logits and targets of a split's photos, float [n, N], in the folder's order.
+    """Returns logits and targets of a split's photos, float [n, N], in the checkpoint's order.
 
-    Raises CheckpointError if the checkpoint has other labels, or none of its own.
+    Raises DataError if the checkpoint has other labels, CheckpointError if it has none of its own.
     """
     network = checkpoint.take_network()
-    config = network.config
-    columns = _match_labels(config.num_classes, checkpoint.label_names, folder.label_names)
-    photos = Photos.of_split(folder, split, evaluation_transform(config.input))
-    logits = [network(batch) for batch, _ in DataLoader(photos, 8)]
-    return torch.cat(logits)[:, columns], photos.targets
-
-
-def _match_labels(
-    count: int | None, names: tuple[str, ...] | None, wanted: tuple[str, ...]
-) -> list[int]:
-    """Returns the logits' column of each label of the folder."""
+    count = network.config.num_classes
     if count is None:
         raise CheckpointError(
             "the checkpoint has no labels of its own: it scores any label by an embedding"
         )
-    if names is None:
-        if count != len(wanted):
-            raise CheckpointError(f"the checkpoint has {count} labels, the data set {len(wanted)}")
-        return list(range(len(wanted)))  # without names, the order is assumed to be equal
-    others = sorted(set(names) ^ set(wanted))
-    if others:
-        raise CheckpointError(
-            "the checkpoint was trained on other labels than the data set's: "
-            f"{others[0]!r} is in one only"
-        )
-    return [names.index(name) for name in wanted]
+    # Without names, the order is assumed to be equal.
+    columns = folder.find_columns(checkpoint.label_names or folder.label_names)
+    if count != len(columns):
+        raise CheckpointError(f"the checkpoint has {count} labels, the data set {len(columns)}")
+    photos = Photos.of_split(folder, split, evaluation_transform(network.config.input))
+    logits = [network(batch) for batch, _ in DataLoader(photos, 8)]
+    return torch.cat(logits), photos.targets[:, columns]
 
 
 if __name__ == "__main__":

@@ -34,15 +34,13 @@ def mean_average_precision(scores: Tensor, targets: Tensor) -> float:
     return float(average_precisions(scores, targets).nanmean())
 
 
-def measure_rates(
-    scores: Tensor, targets: Tensor, threshold: float = 0.5, top_k: int | None = None
-) -> dict[str, float]:
+def measure_rates(scores: Tensor, targets: Tensor, top_k: int | None = None) -> dict[str, float]:
     """Computes CP, CR, CF1 and OP, OR, OF1 (arXiv 1904.03582, section 4.1).
 
-    Predicts, of a photo's `top_k` best labels, those that score at least `threshold`. C rates are
+    Predicts, of a photo's `top_k` best labels, those that score at least 0.5. C rates are
     means over labels with a positive, whose precision is 0 if they are never predicted.
     """
-    predicted, positive = scores >= threshold, targets > 0
+    predicted, positive = scores >= 0.5, targets > 0
     if top_k is not None:
         predicted &= _best(scores, top_k)
     parts = (predicted & positive, predicted, positive)

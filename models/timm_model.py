@@ -9,6 +9,7 @@ from typing import Any
 
 import timm
 import torch
+from timm.data import ImageNetInfo
 from torch import nn
 
 from models.commands import RequestError
@@ -101,6 +102,12 @@ def classifier_names(name: str) -> tuple[str, ...]:
     """Returns the names of a timm model's classifying layers, such as `head.fc`; one, or two."""
     names = pretrained_cfg(name).get("classifier") or ()
     return (names,) if isinstance(names, str) else tuple(names)
+
+
+def read_class_names(subset: str) -> tuple[str, ...]:
+    """Returns the first synonym of each class in timm's list of a subset of ImageNet, in order."""
+    synonyms = ImageNetInfo(subset).label_descriptions()
+    return tuple(names.partition(",")[0].strip() for names in synonyms)
 
 
 def pretrained_cfg(name: str) -> dict[str, Any]:

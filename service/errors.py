@@ -58,8 +58,9 @@ def _describe_sets(names: Sequence[str]) -> str:
     return f"Known label sets: {list_names(names)}." if names else "There are no label sets."
 
 
-def _suggest(name: str, known: Sequence[str]) -> str:
-    close = find_close(name, known)
+def _suggest(name: str, *known: Sequence[str]) -> str:
+    """Returns the end of a sentence with the most similar name of the first kind that has one."""
+    close = next(filter(None, (find_close(name, kind) for kind in known)), None)
     return "." if close is None else f"; did you mean {quote(close)}?"
 
 
@@ -349,12 +350,12 @@ class UnknownLabel(QuestionError):
         self,
         names: tuple[str, ...],
         sets: Sequence[str],
-        known: Sequence[str],
+        known: Sequence[Sequence[str]],
         other: tuple[str, str] | None = None,
     ) -> None:
-        """`other` is a language in which the first name means a label, and this label."""
+        """`known` are kinds of names; `other` a language in which the first name means a label."""
         hint = f"; send lang={other[0]}, in which it means {quote(other[1])}." if other else ""
-        super().__init__(names, hint or _suggest(names[0], known), tuple(sets))
+        super().__init__(names, hint or _suggest(names[0], *known), tuple(sets))
 
 
 class UnknownCategory(QuestionError):
@@ -373,10 +374,10 @@ class UnknownParent(QuestionError):
     detail = "{}{!s}"
 
     def __init__(
-        self, names: tuple[str, ...], known: Sequence[str], words: Sequence[str] = ()
+        self, names: tuple[str, ...], known: Sequence[str], words: Sequence[Sequence[str]]
     ) -> None:
-        """`words` mean parents too."""
-        hint = f"{_suggest(names[0], (*words, *known))} Known parents: {list_names(known)}."
+        """`words` are kinds of words that mean parents."""
+        hint = f"{_suggest(names[0], *words)} Known parents: {list_names(known)}."
         super().__init__(names, hint if known else ". The labels have no parents.")
 
 

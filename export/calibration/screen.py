@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
-from timm.data import ImageNetInfo
 from torch import Tensor
 
 from export.graphs.graph import EmbedTexts, FloatArray, Graphs, open_session
@@ -20,6 +19,7 @@ from export.sources.labelled_photos import LabelledPhotos, Splits
 from models.heads.maps import find_grid
 from models.heads.screen import FIRST, SECOND, Screen
 from models.heads.zero_shot import ZeroShotMLDecoder
+from models.timm_model import read_class_names
 from service.bundle import card
 from service.bundle.manifest import GraphName
 from service.bundle.writer import BundleDraft
@@ -37,8 +37,7 @@ logger = logging.getLogger(__name__)
 
 def read_nouns() -> tuple[str, ...]:
     """Returns about 20,000 plain nouns."""
-    described = ImageNetInfo(_NOUNS).label_descriptions()
-    return tuple(dict.fromkeys(description.split(",")[0].strip() for description in described))
+    return tuple(dict.fromkeys(read_class_names(_NOUNS)))
 
 
 def add_screen(  # noqa: PLR0913 - the parts of a bundle

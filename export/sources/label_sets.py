@@ -44,7 +44,7 @@ def read_words(path: Path) -> bytes:
     """Returns a bundle's `words.json` from such a file or a label set; raises ExportError."""
     try:
         content = path.read_bytes()
-        if path.name == EVERYDAY_WORDS.name:
+        if path.suffix == ".json" and b'"about":' in content:
             parse_words(content)
             return content
         words = parse_label_set(content, path.suffix, path.stem).words
@@ -54,7 +54,7 @@ def read_words(path: Path) -> bytes:
         raise ExportError(f"words {path.name}: {error.reason}") from error
     if not words:
         raise ExportError(f"words {path.name}: no label has aliases, parents or translations")
-    return pack_words(words)
+    return pack_words(words).encode()
 
 
 def embed_label_set(definition: Definition, space: EmbeddingSpace, embed: EmbedTexts) -> Definition:

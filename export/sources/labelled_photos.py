@@ -165,16 +165,9 @@ def select_photos(
 ) -> LabelledPhotos:
     """Returns one split with its targets in the model's order.
 
-    Raises ExportError unless the data set and the model have the same labels.
+    Raises DataError unless the data set and the model have the same labels.
     """
-    missing = sorted(set(label_names) ^ set(folder.label_names))
-    if missing:
-        raise ExportError(
-            f"data set {folder.name} and the model do not have the same labels: "
-            f"{missing[0]!r} is in one only"
-        )
-    images = folder.split(split)
-    columns = [folder.label_names.index(name) for name in label_names]
+    columns, images = folder.find_columns(label_names), folder.split(split)
     paths, targets = tuple(image.path for image in images), folder.targets(images)[:, columns]
     return LabelledPhotos(f"{folder.name}/{split}", tuple(label_names), paths, targets, reader)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from torch import nn
 
 from models.checkpoints.description import (
@@ -81,9 +81,9 @@ def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) 
     except KeyError as error:  # layouts look their tensors up
         raise CheckpointError(f"{file.name} lacks {error.args[0]}") from error
     except Exception as error:  # of torch and timm, for odd shapes, types and widths
-        reason = first_reason(error) if isinstance(error, ValidationError) else str(error)
+        reason = " ".join(first_reason(error).split())
         raise CheckpointError(
-            f"{file.name} has no network that can be built: {' '.join(reason.split()):.500}"
+            f"{file.name} has no network that can be built: {reason:.500}"
         ) from error
     return Checkpoint(network, weights.label_names, weights.notes, file.sha256)
 
@@ -138,8 +138,8 @@ def _read_own(file: CheckpointFile) -> Weights:
         label_names = _names.validate_json(file.metadata.get(_LABELS_KEY, "[]")) or None
         notes = _notes.validate_json(file.metadata.get(_NOTES_KEY, "{}"))
     except ValueError as error:
-        reason = f": {first_reason(error)}" if isinstance(error, ValidationError) else ""
         raise CheckpointError(
-            f"{file.name} has a damaged network configuration, or one that is not supported{reason}"
+            f"{file.name} has a damaged network configuration, or one that is not supported: "
+            f"{first_reason(error)}"
         ) from error
     return Weights(file.content, config, label_names, notes)

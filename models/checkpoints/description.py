@@ -252,8 +252,10 @@ class Weights:
         return replace(self, state=state, config=config)
 
 
-def first_reason(error: ValidationError) -> str:
-    """Returns the fields and the message of the first of pydantic's errors."""
+def first_reason(error: Exception) -> str:
+    """Returns the message of an error; of pydantic's the first one, with its fields."""
+    if not isinstance(error, ValidationError):
+        return str(error)
     first = error.errors(include_url=False)[0]
     return "".join(f"{part}: " for part in first["loc"]) + first["msg"]
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from PIL import ImageColor
-from pydantic import ValidationError
 from torch import nn
 
-from models.checkpoints.description import CheckpointError
+from models.checkpoints.description import CheckpointError, first_reason
 from models.config import InputConfig, crop_share
 
 PREPROCESS, TAGS = "preprocess.json", "selected_tags.csv"
@@ -52,13 +51,11 @@ def read_preprocess(content: Mapping[str, Any]) -> InputConfig:
         raise CheckpointError(f"{PREPROCESS} has neither {' nor '.join(_STAGES)}")
     try:
         return InputConfig.model_validate(_combine(_read_steps(content[stage])))
-    except ValidationError as error:
-        reason = "{loc[0]}: {msg}".format(**error.errors()[0])
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        reason = str(error)
-    raise CheckpointError(
-        f"{PREPROCESS} has a preparation that is not supported: {stage}: {reason}"
-    )
+        reason = f"{stage}: {first_reason(error)}"
+        raise CheckpointError(
+            f"{PREPROCESS} has a preparation that is not supported: {reason}"
+        ) from error
 
 
 def _read_steps(steps: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

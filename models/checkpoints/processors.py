@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
-from models.checkpoints.description import CheckpointError
+from models.checkpoints.description import CheckpointError, first_reason
 from models.config import InputConfig, Towers, crop_share
 
 _TYPE = re.compile("(clip|siglip)(ImageProcessor|FeatureExtractor)?(Fast|Pil)?", re.IGNORECASE)
@@ -53,11 +53,10 @@ def read_processor(
             raise ValueError(f"image_processor_type {name}")
         usual = _CLIP if family[1].lower() == "clip" else {}
         return _convert(_Processor.model_validate({**usual, **given}), side, crop=crop)
-    except ValidationError as error:
-        reason = "{loc[0]}: {msg}".format(**error.errors()[0])
     except (AttributeError, TypeError, ValueError) as error:
-        reason = str(error)
-    raise CheckpointError(f"the model has a preparation of photos that is not supported: {reason}")
+        raise CheckpointError(
+            f"the model has a preparation of photos that is not supported: {first_reason(error)}"
+        ) from error
 
 
 def _convert(given: _Processor, side: int | None, *, crop: bool) -> InputConfig:

@@ -1,6 +1,7 @@
 """A labelled folder, independent of its layout on disk: names, photos and targets."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,16 @@ class LabelledFolder:
         if not chosen:
             raise DataError(f"data set {self.name} has no photo in split {name!r}")
         return chosen
+
+    def find_columns(self, names: Sequence[str]) -> list[int]:
+        """Returns the column of each of a model's labels; raises DataError if it has others."""
+        others = sorted(set(names) ^ set(self.label_names))
+        if others:
+            raise DataError(
+                f"data set {self.name} and the model do not have the same labels: "
+                f"{others[0]!r} is in one only"
+            )
+        return [self.label_names.index(name) for name in names]
 
     def targets(self, images: tuple[LabelledImage, ...]) -> NDArray[np.int64]:
         """Returns targets int64 [len(images), N]: 1 for the labels of a photo, 0 for others."""

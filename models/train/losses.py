@@ -1,8 +1,6 @@
 """The loss of labelled photos, from timm."""
 
-import inspect
 from collections.abc import Callable
-from typing import Any
 
 from timm.loss import AsymmetricLossMultiLabel
 from torch import Tensor
@@ -12,10 +10,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 def asymmetric_loss(gamma_neg: float, clip: float) -> Loss:
     """Returns timm's loss (2009.14119): a sum over labels, a mean over photos; gamma_pos is 0."""
-    known = inspect.signature(AsymmetricLossMultiLabel).parameters
-    # Newer versions of timm take the mean over the batch by default; older ones always sum.
-    reduction: dict[str, Any] = {"reduction": "sum"} if "reduction" in known else {}
-    loss = AsymmetricLossMultiLabel(
-        gamma_neg, 0.0, clip, disable_torch_grad_focal_loss=False, **reduction
+    loss = AsymmetricLossMultiLabel(gamma_neg, 0.0, clip)
+    # Older versions of timm sum over photos, newer ones take the mean: one row gives the same.
+    return lambda logits, targets: (
+        loss(logits.flatten()[None], targets.flatten()[None]) / len(logits)
     )
-    return lambda logits, targets: loss(logits, targets) / len(logits)

@@ -1,16 +1,14 @@
 """One training run of any task: epochs, averaged weights, `metrics.csv`, and a state to resume."""
 
 import csv
-import random
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-import numpy as np
 import torch
-from timm.utils import ModelEmaV3
+from timm.utils import ModelEmaV3, random_seed
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
@@ -186,9 +184,7 @@ class Run(Generic[BatchT]):
 
 def seed_everything(seed: int) -> None:
     """Seeds every generator that training draws from."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # timm's augmentations draw from the global generator
-    torch.manual_seed(seed)
+    random_seed(seed % 2**32)  # the most that numpy takes, from which timm's augmentations draw
 
 
 def one_cycle(optimizer: Optimizer, total_steps: int, warmup: float) -> OneCycleLR:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
 from models.backbones.backbone import Backbone
@@ -13,7 +12,7 @@ from models.checkpoints.description import CheckpointError
 from models.checkpoints.pretrained import fill_backbone, read_pretrained
 from models.config import InputConfig
 from models.text import TextEncoder
-from models.timm_model import classifier_names, create_timm
+from models.timm_model import classifier_names, create_timm, read_class_names
 
 _IMAGENET_CLASSES = 1000
 _TOLERANCE = 1e-2  # of the logits' deviation
@@ -67,7 +66,7 @@ def load_teacher(name: str, image_size: tuple[int, int]) -> Teacher:
     teacher = Teacher(
         backbone.eval().requires_grad_(False),
         classifier.eval().requires_grad_(False),
-        read_imagenet_names(),
+        read_class_names("imagenet-1k"),
     )
     whole = create_timm(name, image_size, {})
     whole.load_state_dict(state)
@@ -85,12 +84,6 @@ def _check_agreement(teacher: Teacher, whole: nn.Module, image_size: tuple[int, 
             f"{teacher.backbone.name} classifies by more than the mean of its tokens: use an "
             "EfficientNet or a ResNet"
         )
-
-
-def read_imagenet_names() -> tuple[str, ...]:
-    """Returns the first synonym of each of ImageNet's 1,000 classes, in their order."""
-    synonyms = ImageNetInfo("imagenet-1k").label_descriptions()
-    return tuple(names.partition(",")[0] for names in synonyms)
 
 
 def share_stages(student: Backbone, teacher: Backbone) -> tuple[nn.Module, nn.Module, nn.Module]:

@@ -77,17 +77,18 @@ def add(  # noqa: PLR0913 - a command has a parameter for each flag
 
     ml-decoder labels add zoo --label 'red panda' --label bamboo
     """
-    given = _define_set(settings, name, label, file)
+    given, language = _define_set(settings, name, label, file), _read_language(lang)
 
     async def write(catalogue: Catalogue) -> tuple[LabelSet, dict[str, int]]:
-        await _load(catalogue)
-        definition, resolved = catalogue.adopt_words(given, lang)
+        sets, there = catalogue.writable(name), None
+        if not replace:
+            await sets.refresh(adopt=True)
+            there = sets.by_name.get(name)
+        definition, resolved = catalogue.adopt_words(given, language, there.names if there else ())
         sys.stderr.writelines(f"{escape(': '.join(pair))}\n" for pair in resolved.items())
         if replace:
             return await _register(catalogue, definition, replace=True), {}
-        there = old.positions if (old := catalogue.get(name)) else ()  # they keep their words
-        words = {n: w for n, w in definition.words.items() if n in given.words or n not in there}
-        labels, added = await catalogue.writable(name).add(replace_fields(definition, words=words))
+        labels, added = await sets.add(definition)
         return labels, {"added": added, "repeated": len(definition.names) - added}
 
     labels, counts = _run(settings, write)
@@ -103,7 +104,7 @@ def show(
     *, settings: Settings, name: Name, lang: Language = None, as_json: OneObject = False
 ) -> None:
     """Show the labels of a set; with --json, as `GET /labels/NAME` answers."""
-    _show_labels(_run(settings, _load).find(name), as_json, lang=lang)
+    _show_labels(_run(settings, _load).find(name), as_json, lang=_read_language(lang))
 
 
 def threshold(
@@ -290,6 +291,12 @@ def _define_set(
     return validate(LabelSetRecord, given, "command line").define()
 
 
+def _read_language(lang: str | None) -> str | None:
+    from service.question import Question
+
+    return validate(Question, {"lang": lang}, "command line").lang
+
+
 async def _register(catalogue: Catalogue, definition: Definition, *, replace: bool) -> LabelSet:
     """Registers a set; names what another loses to it, and asks first on a terminal."""
     sets, version = catalogue.writable(definition.name), None
@@ -367,15 +374,17 @@ def _show_labels(
 ) -> None:
     from service.labels.words import Lexicon
 
-    language = Lexicon((labels.dictionary,)).speak(lang).lang
+    spoken = Lexicon((labels.dictionary,)).speak(lang)
     described = labels.describe()
     rows = [*described["labels"]]
     if as_json:
         write_json({**described, "labels": rows})
         return
-    translations = labels.dictionary.translate(language or "")
-    words = translations or {label["name"]: _join_words(label) for label in rows}
-    columns = ["translation" if translations else "words"] * any(words.values())
+    words = {
+        label["name"]: spoken.translate(label["name"]) if spoken.lang else _join_words(label)
+        for label in rows
+    }
+    columns = ["translation" if spoken.lang else "words"] * any(words.values())
     table = Table("label", *columns, "threshold", "prompt", "learnt", "category")
     for label in rows:
         if wanted in (None, label["name"]):

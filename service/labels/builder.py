@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,6 @@ from service.labels.encoders import LabelEncoders
 from service.labels.label_set import LabelSet, Origin, make_open_set, teach
 from service.labels.sources.learnt import Lessons
 from service.labels.whitening import Whitening
-from service.labels.words import Dictionary, Words
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +29,8 @@ class LabelSetBuilder:
     """Builds label sets; use it from one event loop. Without an open head, `encoders` is None."""
 
     def __init__(
-        self,
-        encoders: LabelEncoders | None,
-        photos: PhotoSpace,
-        arrays: SharedArrays | None = None,
-        words: Mapping[str, Words] | None = None,
+        self, encoders: LabelEncoders | None, photos: PhotoSpace, arrays: SharedArrays | None = None
     ) -> None:
-        """`words` are the bundle's, by name."""
-        self.words: Mapping[str, Words] = words or {}
         self.encoders = encoders
         self.photos = photos
         self._arrays = arrays
@@ -85,14 +77,6 @@ class LabelSetBuilder:
             start = await asyncio.to_thread(_join, parts, self._arrays)
         # 33 ms for 50,000 labels.
         return await asyncio.to_thread(encoders.make_set, definition, start, version, origin)
-
-    def describe(self, labels: LabelSet, words: Mapping[str, Words]) -> LabelSet:
-        """Returns a set with these words, and the bundle's of parents that have none there."""
-        if not words and not labels.words:
-            return labels
-        parents = {parent for each in words.values() for parent in each.parents}
-        known = {parent: self.words[parent] for parent in parents if parent in self.words}
-        return replace(labels, dictionary=Dictionary(labels.names, {**known, **words}))
 
     async def teach(self, labels: LabelSet, lessons: Lessons, others: Collection[str]) -> LabelSet:
         """Returns a set with these lessons; labels in `others` have some of other encoders."""

@@ -1,8 +1,9 @@
 """The catalogue: which label sets a process has, and which of them a request gets."""
 
+import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,7 +12,12 @@ from service.bundle.card import OpenHead, fold_name
 from service.bundle.reader import Bundle
 from service.engine.shared_arrays import SharedArrays
 from service.labels.builder import LabelSetBuilder, PhotoSpace
-from service.labels.definition import Definition, check_candidates, refuse_duplicates
+from service.labels.definition import (
+    Definition,
+    LabelRow,
+    check_candidates,
+    refuse_duplicates,
+)
 from service.labels.encoders import LabelEncoders
 from service.labels.files import read_bundle_sets, read_bundle_words, read_label_set_folder
 from service.labels.label_set import (
@@ -26,12 +32,14 @@ from service.labels.sources.learnt import list_contents
 from service.labels.store.database import open_database
 from service.labels.store.store import LabelStore, Limits
 from service.labels.whitening import Whitening, read_whitening
-from service.labels.words import NAMES, Dictionary, Lexicon, pack_words
+from service.labels.words import NAMES, Dictionary, Lexicon, Words, pack_words
 from service.question import Question
 from service.settings import Settings
 
 _SPACE_WITHOUT_TEXTS = "examples"
 """Embedding space in the store of sets of a bundle without an open head."""
+# To index the words of so many labels takes 20 ms.
+_MAX_INLINE_LABELS = 2000
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +58,7 @@ def open_catalogue(
     card = bundle.card
     words = read_bundle_words(bundle)
     fixed = [
-        FixedSet(replace(labels, words={**words, **labels.words}), card.version, "bundle")
+        FixedSet(_add_words(labels, words), card.version, "bundle")
         for labels in read_bundle_sets(bundle)
     ]
     if settings.label_sets is not None:
@@ -58,17 +66,25 @@ def open_catalogue(
         fixed += [FixedSet(labels, _make_version(labels), "folder") for labels in of_folder]
     trained = None
     if card.trained_head is not None:
-        head, version = card.trained_head, card.version
-        trained = make_trained_set(bundle.labels, head, version=version, words=words)
+        trained = make_trained_set(
+            bundle.labels, card.trained_head, version=card.version, words=words
+        )
     content = bundle.read_background()
     whitening = None if content is None else read_whitening(content)
     return Catalogue(
         trained,
         fixed,
-        LabelSetBuilder(encoders, PhotoSpace(bundle.photo_fingerprint, whitening), arrays, words),
+        LabelSetBuilder(encoders, PhotoSpace(bundle.photo_fingerprint, whitening), arrays),
         _open_store(settings, card.open_head, whitening),
         settings,
+        words=words,
     )
+
+
+def _add_words(definition: Definition, words: Mapping[str, Words]) -> Definition:
+    """Returns a set of the bundle; what it says of a label comes before the bundle's words."""
+    known = {name: words[name] for name in definition.names if name in words}
+    return replace(definition, words={**known, **definition.words})
 
 
 def _open_store(
@@ -92,7 +108,7 @@ def _open_store(
 def _make_version(definition: Definition) -> str:
     contents = [label.encode() + content for label, _, content in list_contents(definition.lessons)]
     if definition.words:
-        contents.append(pack_words(definition.words))
+        contents.append(pack_words(definition.words).encode())
     if not contents:
         return definition.digest[:12]
     return hashlib.sha256(b"".join((definition.digest.encode(), *contents))).hexdigest()[:12]
@@ -112,15 +128,19 @@ class Catalogue:
     `registered` are those of the store; None without one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - words are a keyword
         self,
         trained: LabelSet | None,
         fixed: Sequence[FixedSet],
         builder: LabelSetBuilder,
         store: LabelStore | None,
         settings: Settings,
+        *,
+        words: Mapping[str, Words] | None = None,
     ) -> None:
         """Loads nothing before `start`; of fixed sets of the same name, the last one counts.
+
+        `words` are the bundle's, also of parents.
 
         Of the default sets of the settings, those that are not the bundle's come first. Without
         any, a request that names none gets the trained labels and the bundle's sets, in this order;
@@ -146,7 +166,12 @@ class Catalogue:
         self.whitening: Whitening | None = builder.photos.whitening
         self._is_default_given = bool(default_sets)
         self._max_candidates = settings.max_candidate_labels
-        self._lang = settings.lang
+        shipped_sets = (entry.definition for entry in fixed if entry.origin == "bundle")
+        dictionaries = [Dictionary(labels.names, labels.words) for labels in shipped_sets]
+        of_trained = () if trained is None else (trained.dictionary,)
+        every = (*of_trained, *dictionaries, Dictionary((), words))
+        self.lexicon = Lexicon(every, settings.lang)
+        """What words mean by the bundle."""
         self.registered: RegisteredSets | None = None
         if store is not None and (self.encoders or self.whitening):
             self.registered = RegisteredSets(
@@ -157,12 +182,6 @@ class Catalogue:
     def default_columns(self) -> list[str] | None:
         """The first default set, for requests of all scores; None if the settings name defaults."""
         return None if self._is_default_given else list(self._default[:1])
-
-    @property
-    def lexicon(self) -> Lexicon:
-        """What words mean by the bundle's sets."""
-        of_bundle = (s for s in self._fixed.values() if s.origin in ("model", "bundle"))
-        return Lexicon(tuple(labels.dictionary for labels in of_bundle), self._lang)
 
     @property
     def store_revision(self) -> int:
@@ -203,6 +222,9 @@ class Catalogue:
             self._fixed[name] = await self._encode_fixed(entry)
         if self.registered is not None:
             await self.registered.start()
+        lang = self.lexicon.lang
+        if lang and not any(s.dictionary.find_languages(lang) for s in self.list_sets()):
+            logger.warning("no label set has translations into the default language %s", lang)
         for name in self._default:
             # No StartError: a client that deletes the set could prevent the next start.
             if self.get(name) is None:
@@ -242,26 +264,28 @@ class Catalogue:
         return sets
 
     def adopt_words(
-        self, definition: Definition, lang: str | None
+        self, definition: Definition, lang: str | None, known: Container[str] = ()
     ) -> tuple[Definition, dict[str, str]]:
-        """Returns a set with names and words of the bundle for new labels that have no others.
+        """Returns a set with names and words of the bundle for labels that have nothing else.
 
-        Labels that have a prompt, an embedding or words, or are in the set of this name, stay as
-        they are. Also returns the words that mean another name. Raises `UnknownLanguage` or
-        `AmbiguousWord`.
+        Labels that have a prompt, an embedding, words or lessons, or are `known`, stay as they are.
+        Also returns the words that mean another name. Raises `UnknownLanguage`, `AmbiguousWord`, or
+        `InvalidLabelSet` if two words with different thresholds mean one label.
         """
-        lexicon, known = self.lexicon.speak(lang or NAMES), self.get(definition.name)
-        fixed = {*definition.words, *(known.names if known else ())}
-        found = {
-            name: meant
-            for name, row in definition.rows.items()
-            if row.prompt is None and row.embedding is None and name not in fixed
-            if (meant := lexicon.find(name))
-        }
-        rows = {found.get(name, name): row for name, row in definition.rows.items()}
-        words = lexicon.describe({name: name for name in found.values()})
-        words = {name: words[name] for name in found.values() if name in words}
-        adopted = replace(definition.with_rows(rows), words={**definition.words, **words})
+        lexicon, rows, found = self.lexicon.speak(lang or NAMES), dict[str, LabelRow](), {}
+        own = {*definition.words, *definition.lessons}
+        for name, row in definition.rows.items():
+            is_plain = row.prompt is None and row.embedding is None and name not in own
+            if is_plain and name not in known and (meant := lexicon.find(name)):
+                found[name] = meant
+            label = found.get(name, name)
+            if rows.setdefault(label, row) != row:
+                raise errors.InvalidLabelSet(
+                    f"{errors.quote(name)} means {errors.quote(label)}, which is there with "
+                    "another threshold: remove one"
+                )
+        words = {n: w for n in found.values() if n not in known and (w := lexicon.get(n))}
+        adopted = replace(definition.with_rows(rows), words={**words, **definition.words})
         return adopted, {name: meant for name, meant in found.items() if meant != name}
 
     def writable(self, name: str) -> RegisteredSets:
@@ -306,7 +330,6 @@ class Catalogue:
 
     async def _encode_fixed(self, entry: FixedSet) -> LabelSet:
         definition, builder = entry.definition, self._builder
-        words = definition.words
         lessons = definition.lessons if definition.encoder == builder.photos.encoder else {}
         try:
             if definition.name in RESERVED_NAMES:
@@ -316,7 +339,6 @@ class Catalogue:
             definition = builder.check(definition, definition.lessons)
             embeddings = await builder.embed(definition)
             labels = await builder.make(definition, embeddings, entry.version, entry.origin)
-            labels = builder.describe(labels, words)
             return await builder.teach(labels, lessons, definition.lessons)
         except errors.LabelSetError as error:
             raise errors.StartError(f"label set {definition.name}: {error.describe()}") from error
@@ -331,8 +353,13 @@ class Catalogue:
             raise errors.NoOpenHead
         check_candidates(names, self._max_candidates)
         refuse_duplicates(names)
-        lexicon = self.lexicon.extend(labels.dictionary for labels in sets).speak(question.lang)
-        found = {name: meant for name in names if (meant := lexicon.find(name))}
+        lexicon = self.lexicon.speak(question.lang, (labels.dictionary for labels in sets))
+
+        def find_all() -> dict[str, str]:
+            return {name: meant for name in names if (meant := lexicon.find(name))}
+
+        is_quick = sum(labels.num_labels for labels in sets) <= _MAX_INLINE_LABELS
+        found = find_all() if is_quick else await asyncio.to_thread(find_all)
         resolved = {n: meant for n, meant in found.items() if fold_name(n) != fold_name(meant)}
         scored = tuple(resolved.get(name, name) for name in names)
         prompts = tuple(self._find_prompt(resolved.get(name), sets) for name in names)
@@ -342,5 +369,6 @@ class Catalogue:
         labels = self.encoders.make_set(definition, vectors, definition.digest[:12], "request")
         if not found:
             return labels
-        dictionary = Dictionary(names, lexicon.describe(found))
+        words = {name: words for name, meant in found.items() if (words := lexicon.get(meant))}
+        dictionary = Dictionary(names, words)
         return replace(labels, names=names, dictionary=dictionary, resolved=resolved)

@@ -177,7 +177,7 @@ def pack_label_set(definition: Definition, embeddings: Embeddings | None = None)
         if {*kinds} != {Examples.kind}:
             arrays["lesson_kinds"] = np.array(kinds)
     if definition.words:
-        arrays["words"] = np.frombuffer(pack_words(definition.words), np.uint8)
+        arrays["words"] = np.frombuffer(pack_words(definition.words).encode(), np.uint8)
     if (pair := definition.calibration) is not None:
         arrays["calibration"] = np.array([pair.scale, pair.shift], np.float64)
     stream = io.BytesIO()
@@ -232,7 +232,8 @@ def _read_row(cells: dict[str, str]) -> dict[str, Any]:
         if column.startswith(_TRANSLATION):
             row.setdefault("translations", {})[column.removeprefix(_TRANSLATION)] = cell
         elif column in ("alias", "parent"):
-            row["aliases" if column == "alias" else "parents"] = cell.split(_SEPARATOR)
+            parts = [part for part in cell.split(_SEPARATOR) if part.strip()]
+            row["aliases" if column == "alias" else "parents"] = parts
         else:
             row[column] = cell
     return row
@@ -310,7 +311,9 @@ def _read_words(arrays: dict[str, NDArray[Any]], names: frozenset[str]) -> dict[
     content = arrays.get("words", np.zeros(0, np.uint8))
     if content.dtype != np.uint8 or content.ndim != 1:
         raise InvalidLabelSet("words must be bytes")
-    words = parse_words(content.tobytes()) if len(content) else {}
+    text = content.tobytes()
+    check_size(text.count(b"{") // 2 - 1, len(names))
+    words = parse_words(text) if text else {}
     if not names.issuperset(words):
         raise InvalidLabelSet("words has labels that names has not")
     return words

@@ -82,7 +82,7 @@ class LabelSet:
 
     @property
     def words(self) -> Mapping[str, Words]:
-        """The words of labels, and of their parents."""
+        """The words of labels that have some, by name."""
         return self.dictionary.words
 
     @property
@@ -332,7 +332,7 @@ def make_trained_set(
         categories={label.name: label.category for label in labels if label.category},
         shared=head.by_purpose,
         measured=measured,
-        dictionary=Dictionary(names, words),
+        dictionary=Dictionary(names, {n: words[n] for n in names if n in words} if words else {}),
     )
 
 

@@ -113,7 +113,6 @@ class RegisteredSets(StoredSets):
             return await self._load_one(definition.name), False
         embeddings = await self._builder.embed(definition)
         made = await self._builder.make(definition, embeddings)
-        made = self._builder.describe(made, definition.words)
         if definition.encoder == self._builder.photos.encoder:  # raises if they do not fit
             await self._builder.teach(made, definition.lessons, ())
         write = self._prepare_write(definition, embeddings)
@@ -174,7 +173,7 @@ class RegisteredSets(StoredSets):
         version = int(old.version)
         check_version(name, version, if_version)
         if unknown := tuple(label for label in thresholds if label not in old.positions):
-            raise errors.UnknownLabel(unknown, [name], old.names)
+            raise errors.UnknownLabel(unknown, [name], [old.names])
         own = old.own_thresholds
         new = tuple(map(thresholds.get, old.names, own))
         calibration = calibration or old.own_calibration
@@ -337,7 +336,8 @@ class RegisteredSets(StoredSets):
         if old.calibration is not None:
             logger.warning("label set %s has lost its calibration: calibrate it again", name)
             thresholds = (None,) * len(thresholds)
-        definition = Definition(name, old.names, old.prompts, thresholds, words=old.words)
+        words = (await self._read_dictionary(name, old)).words
+        definition = Definition(name, old.names, old.prompts, thresholds, words=words)
         await self.register(definition, replace=version is not None, if_version=version)
 
     def _prepare_write(

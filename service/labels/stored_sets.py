@@ -20,6 +20,7 @@ from service.labels.label_set import LabelSet
 from service.labels.sources.learnt import Lessons, find_kinds, read_lesson
 from service.labels.sources.source import Lesson
 from service.labels.store.store import LabelStore, LessonRow, SetVersion, StoreEntry, StoreState
+from service.labels.words import Dictionary, load_words
 
 # The largest set takes seconds to write, so a call that takes longer hangs.
 _TIMEOUT_SECONDS = 30.0
@@ -113,7 +114,8 @@ class StoredSets:
         lessons = {label: known[label] for label in entry.definition.names if label in known}
         used = self._builder.photos.encoder if lessons else None
         others = sorted({row.label for row in rows} - known.keys())
-        definition = replace_fields(entry.definition, lessons=lessons, encoder=used)
+        words = (await self._read_dictionary(name, entry.definition)).words
+        definition = replace_fields(entry.definition, lessons=lessons, encoder=used, words=words)
         return entry._replace(definition=definition), others
 
     async def _load_sets(
@@ -162,9 +164,8 @@ class StoredSets:
                     is_extended = await asyncio.to_thread(_extends, definition, base)
                     start = base.source.vectors if is_extended else None  # of its first labels
                 labels = await self._builder.make(definition, entry.embeddings, start=start)
-            words = await self._call(self._store.read_words, name)
-            labels = self._builder.describe(labels, words)
-            labels = replace_fields(labels, version=str(version.version))
+            dictionary = await self._read_dictionary(name, labels, known)
+            labels = replace_fields(labels, version=str(version.version), dictionary=dictionary)
             old: Lessons = {}
             after = None
             if known is not None and (known.queries is None) == (labels.queries is None):
@@ -183,6 +184,19 @@ class StoredSets:
         except errors.InvalidLabelSet as error:
             logger.error("label set %s of the store is invalid: %s", name, error.reason)
             return None
+
+    async def _read_dictionary(
+        self, name: str, labels: LabelSet | Definition, known: LabelSet | None = None
+    ) -> Dictionary:
+        """Returns the words of a set's labels; those of `known` if they are the same."""
+        text, names = await self._call(self._store.read_words, name), labels.names
+        if known is not None and (known.dictionary.text, known.names) == (text, names):
+            return known.dictionary
+        try:
+            words = await asyncio.to_thread(load_words, text, frozenset(names))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise errors.InvalidLabelSet("Its words in the database are damaged") from error
+        return Dictionary(names, words, text)
 
     def _is_new(self, row: LessonRow, old: Lessons) -> bool:
         kind = self._kinds.get(row.key)

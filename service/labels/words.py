@@ -5,8 +5,8 @@ A label's name never changes. Its words describe it, and let questions name it i
 
 import json
 import unicodedata
-from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import not_
@@ -24,19 +24,19 @@ NAMES = "en"
 """The language of which every set has something: the labels' own names."""
 
 Aliases = Annotated[
-    tuple[LabelText, ...],
+    list[LabelText],
     Field(max_length=20, description="Other words for the label.", exclude_if=not_),
 ]
 
 
-def _refuse_own(parents: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+def _refuse_own(parents: list[str], info: ValidationInfo) -> list[str]:
     if info.data.get("name") in parents:
         raise PydanticCustomError("own_parent", "A label should not be its own parent")
     return parents
 
 
 Parents = Annotated[
-    tuple[LabelText, ...],
+    list[LabelText],
     AfterValidator(_refuse_own),
     Field(max_length=10, description="What it is a kind of, nearest first.", exclude_if=not_),
 ]
@@ -58,15 +58,9 @@ class NamedWords(Record):
     """A label's name and its words, as JSON."""
 
     name: LabelText
-    aliases: Aliases = ()
-    parents: Parents = ()
+    aliases: Aliases = Field(default_factory=list)
+    parents: Parents = Field(default_factory=list)
     translations: Translations = Field(default_factory=dict)
-
-    @property
-    def words(self) -> Words | None:
-        """The words; None if there are none."""
-        words = Words(self.aliases, self.parents, self.translations)
-        return words if any(words) else None
 
 
 class _WordsFile(Record):
@@ -74,74 +68,93 @@ class _WordsFile(Record):
     labels: list[NamedWords]
 
 
-def parse_words(content: bytes | str) -> dict[str, Words]:
+def list_words(labels: Iterable[NamedWords]) -> dict[str, Words]:
+    """Returns the words of labels that have some, by name."""
+    words = ((x.name, Words(tuple(x.aliases), tuple(x.parents), x.translations)) for x in labels)
+    return {name: each for name, each in words if any(each)}
+
+
+def parse_words(content: bytes) -> dict[str, Words]:
     """Parses JSON: `about`, a free text, and `labels` with name, aliases, parents, translations.
 
-    A bundle's `words.json`, the store and `.npz` files have it. Raises `InvalidLabelSet`.
+    A bundle's `words.json` and `.npz` files have it. Raises `InvalidLabelSet`.
     """
     try:
         labels = _WordsFile.model_validate_json(content).labels
     except ValidationError as error:
         raise InvalidLabelSet(f"words: {format_first_error(error, _WordsFile)}") from error
-    words: dict[str, Words] = {}
-    for label in labels:
-        if label.name in words:
-            raise InvalidLabelSet(f"words: the label {quote(label.name)} is there twice")
-        words[label.name] = label.words or Words()
+    name, count = Counter(label.name for label in labels).most_common(1)[0] if labels else ("", 0)
+    if count > 1:
+        raise InvalidLabelSet(f"words: the label {quote(name)} is there twice")
+    return list_words(labels)
+
+
+def pack_words(words: Mapping[str, Words]) -> str:
+    """Returns the JSON that `parse_words` reads."""
+    labels = [{"name": n, **{k: v for k, v in x._asdict().items() if v}} for n, x in words.items()]
+    return json.dumps({"labels": labels}, ensure_ascii=False, separators=(",", ":"))
+
+
+def load_words(text: str, names: Container[str]) -> dict[str, Words]:
+    """Returns words of these labels from JSON of `pack_words`, whose content is not checked again.
+
+    To check it takes six times as long, 2.8 s for 50,000 labels. Raises ValueError, KeyError or
+    TypeError for other JSON.
+    """
+    words = {}
+    for row in json.loads(text)["labels"] if text else ():
+        if (name := row["name"]) in names:
+            aliases, parents = (tuple(row.get(key, ())) for key in ("aliases", "parents"))
+            words[name] = Words(aliases, parents, row.get("translations", {}))
     return words
 
 
-def pack_words(words: Mapping[str, Words]) -> bytes:
-    """Returns the JSON that `parse_words` reads."""
-    labels = [{"name": name, **each._asdict()} for name, each in words.items()]
-    return json.dumps({"labels": labels}, ensure_ascii=False, separators=(",", ":")).encode()
-
-
 class Dictionary:
-    """The words of labels and their parents, by name, and the labels that words mean."""
+    """The words of labels, by name, and the labels that words mean."""
 
-    def __init__(self, names: Iterable[str] = (), words: Mapping[str, Words] | None = None) -> None:
-        """`names` are the labels; of parents that are none, only `words` has something."""
+    def __init__(
+        self, names: Iterable[str] = (), words: Mapping[str, Words] | None = None, text: str = ""
+    ) -> None:
+        """`words` may have names that are no labels; `text` is the JSON that they were read of."""
         self._names = names
         self.words: Mapping[str, Words] = words or {}
-        self._translations: dict[str, dict[str, str]] = {}
-        self._meanings: dict[str | None, dict[str, list[str]]] = {}
+        self.text = text
+        self._meanings: dict[tuple[str, ...] | None, dict[str, list[str]]] = {}
 
     @cached_property
     def languages(self) -> tuple[str, ...]:
         """The languages of translations, sorted."""
         return tuple(sorted({tag for each in self.words.values() for tag in each.translations}))
 
-    def find_language(self, lang: str) -> str | None:
-        """Returns the language that answers for another: `de` for `de-AT` (lookup of RFC 4647)."""
-        while lang and lang not in self.languages:
-            lang = lang.rpartition("-")[0]
-        return lang or None
+    def find_languages(self, lang: str) -> tuple[str, ...]:
+        """Returns the languages that answer for one: of `de-AT`, that and `de` (RFC 4647)."""
+        parts = lang.split("-")
+        tags = ("-".join(parts[:end]) for end in range(len(parts), 0, -1))
+        return tuple(tag for tag in tags if tag in self.languages)
 
-    def translate(self, lang: str) -> Mapping[str, str]:
-        """Returns name -> translation."""
-        tag = self.find_language(lang)
-        if tag is None:
-            return {}
-        if tag not in self._translations:
-            pairs = ((name, each.translations.get(tag)) for name, each in self.words.items())
-            self._translations[tag] = {name: text for name, text in pairs if text}
-        return self._translations[tag]
+    def translate(self, name: str, lang: str) -> str | None:
+        """Returns the translation of a name."""
+        if (words := self.words.get(name)) is None:
+            return None
+        texts = map(words.translations.get, self.find_languages(lang))
+        return next(filter(None, texts), None)
 
-    def find(self, word: str, lang: str | None) -> Sequence[str]:
-        """Returns the names that a word means in a language; None: names and aliases."""
-        tag = lang and self.find_language(lang)
-        if tag not in self._meanings:
+    def find(self, key: str, lang: str | None) -> Sequence[str]:
+        """Returns the names that a word, folded, means in a language; None: names and aliases."""
+        tags = None if lang is None else self.find_languages(lang)
+        if tags not in self._meanings:
             meanings: defaultdict[str, list[str]] = defaultdict(list)
-            for text, name in self.list_words(tag):
+            for text, name in self.list_words(lang):
                 meanings[fold_name(text)].append(name)
-            self._meanings[tag] = dict(meanings)
-        return self._meanings[tag].get(fold_name(word), ())
+            self._meanings[tags] = dict(meanings)
+        return self._meanings[tags].get(key, ())
 
-    def list_words(self, lang: str | None) -> Iterable[tuple[str, str]]:
+    def list_words(self, lang: str | None) -> Iterator[tuple[str, str]]:
         """Yields words of a language, None as above, with the names that they mean."""
         if lang is not None:
-            yield from ((text, name) for name, text in self.translate(lang).items())
+            tags, rows = self.find_languages(lang), self.words.items()
+            pairs = ((x.translations.get(tag), name) for name, x in rows for tag in tags)
+            yield from ((text, name) for text, name in pairs if text)
             return
         yield from ((name, name) for name in dict.fromkeys((*self._names, *self.words)))
         yield from ((text, name) for name, each in self.words.items() for text in each.aliases)
@@ -154,21 +167,32 @@ class Lexicon:
     dictionaries: tuple[Dictionary, ...] = ()
     lang: str | None = None  # None: names and aliases alone
 
-    def extend(self, dictionaries: Iterable[Dictionary]) -> "Lexicon":
-        """Returns the lexicon with others in front."""
-        return Lexicon((*dictionaries, *self.dictionaries), self.lang)
+    def speak(
+        self, lang: str | None, sets: Iterable[Dictionary] = (), *, of_sets: bool = False
+    ) -> "Lexicon":
+        """Returns the lexicon with others in front, in a language that one of them must have.
 
-    def speak(self, lang: str | None, asked: int | None = None) -> "Lexicon":
-        """Returns the lexicon in another language, which one of the first `asked` must have.
-
-        None keeps the language, if they have it. Raises `UnknownLanguage`.
+        None keeps the language, if they have it; with `of_sets`, one of the `sets` must have it.
+        Raises `UnknownLanguage`.
         """
-        chosen, some = lang or self.lang, self.dictionaries[:asked]
-        if chosen is None or any(each.find_language(chosen) for each in some):
-            return Lexicon(self.dictionaries, chosen)
+        all_of_them = (*sets, *self.dictionaries)
+        asked = all_of_them[: len(all_of_them) - len(self.dictionaries)] if of_sets else all_of_them
+        chosen = lang or self.lang
+        if chosen is None or any(each.find_languages(chosen) for each in asked):
+            return Lexicon(all_of_them, chosen)
         if lang is not None and lang.partition("-")[0] != NAMES:
-            raise UnknownLanguage(lang, sorted({tag for each in some for tag in each.languages}))
-        return Lexicon(self.dictionaries)
+            raise UnknownLanguage(lang, sorted({tag for each in asked for tag in each.languages}))
+        return Lexicon(all_of_them)
+
+    def get(self, name: str) -> Words | None:
+        """Returns the words of a name."""
+        return next((d.words[name] for d in self.dictionaries if name in d.words), None)
+
+    def translate(self, name: str) -> str:
+        """Returns a name in the language, or as it is."""
+        lang = self.lang
+        texts = (d.translate(name, lang) for d in self.dictionaries if lang is not None)
+        return next(filter(None, texts), name)
 
     def find(self, word: str, known: Container[str] | None = None) -> str | None:
         """Returns the name, of the `known` if given, that a word means.
@@ -176,7 +200,10 @@ class Lexicon:
         A name means itself, else translations come before names in another spelling and aliases.
         Raises `AmbiguousWord` if a word of one language means several.
         """
-        found = [self._list_meanings(word, lang, known) for lang in (None, self.lang)]
+        key, found = fold_name(word), []
+        for lang in (None, self.lang):
+            names = dict.fromkeys(n for each in self.dictionaries for n in each.find(key, lang))
+            found.append([name for name in names if known is None or name in known])
         if word in found[0]:
             return word
         meant = found[1] or found[0]
@@ -195,30 +222,13 @@ class Lexicon:
 
     def find_elsewhere(self, word: str, known: Container[str]) -> tuple[str, str] | None:
         """Returns a language in which a word means a known name, and this name."""
-        languages = dict.fromkeys(tag for each in self.dictionaries for tag in each.languages)
-        found = ((tag, name) for tag in languages for name in self._list_meanings(word, tag, known))
-        return next(found, None)
+        key = fold_name(word)
+        rows = ((n, x) for each in self.dictionaries for n, x in each.words.items() if n in known)
+        texts = ((tag, name, t) for name, x in rows for tag, t in x.translations.items())
+        return next(((tag, name) for tag, name, text in texts if text.casefold() == key), None)
 
-    def list_words(self, known: Collection[str]) -> list[str]:
-        """Returns words that mean known names, those of the language first, and the names."""
-        each = (
-            (lang, some) for lang in dict.fromkeys((self.lang, None)) for some in self.dictionaries
-        )
-        pairs = (pair for lang, some in each for pair in some.list_words(lang))
-        return list(dict.fromkeys([*(text for text, name in pairs if name in known), *known]))
-
-    def describe(self, names: Mapping[str, str]) -> dict[str, Words]:
-        """Returns the words of labels, by the words that mean them, and those of their parents."""
-        described = {word: self._get(name) for word, name in names.items()}
-        parents = {parent for each in described.values() if each for parent in each.parents}
-        known = {parent: self._get(parent) for parent in parents} | described
-        return {name: each for name, each in known.items() if each is not None}
-
-    def _get(self, name: str) -> Words | None:
-        return next((d.words[name] for d in self.dictionaries if name in d.words), None)
-
-    def _list_meanings(
-        self, word: str, lang: str | None, known: Container[str] | None
-    ) -> list[str]:
-        names = dict.fromkeys(name for each in self.dictionaries for name in each.find(word, lang))
-        return [name for name in names if known is None or name in known]
+    def list_like(self, known: Collection[str]) -> list[list[str]]:
+        """Returns what a misspelt word may be: words of the language, and names with aliases."""
+        languages = dict.fromkeys((self.lang, None))
+        pairs = ([p for d in self.dictionaries for p in d.list_words(lang)] for lang in languages)
+        return [[text for text, name in some if name in known] for some in pairs]

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
 from typing import Literal
 
 from service import errors
@@ -174,8 +173,8 @@ class Pipeline:
             if sum(map(len, names)) <= _MAX_INLINE_CHARACTERS and _is_quick(num_labels, sets):
                 selection = select_labels(sets, question, lexicon)
             else:
-                work = partial(select_labels, sets, question, lexicon)
-                selection = await self._side_threads.run(deadline, work)
+                asked = sets, question, lexicon
+                selection = await self._side_threads.run(deadline, select_labels, *asked)
         if question.explain and not self.explainer.covers(selection):
             raise errors.NoMaps(tuple(part.labels.name for part in selection.parts))
         return selection

@@ -124,17 +124,17 @@ def _describe(
     labels: LabelSet, names: Sequence[str], selection: Selection
 ) -> tuple[Iterable[str | None], Iterable[Parents], Iterable[Parents]]:
     """Returns translations, parents and their translations, as the question asks for them."""
-    lang, nothing = selection.lang, repeat(None)
-    translations = {} if lang is None else labels.dictionary.translate(lang)
-    translated = map(translations.get, names) if translations else nothing
+    lang, own, nothing = selection.lang, labels.words, repeat(None)
+    translations: Iterable[str | None] = nothing
+    if lang is not None:
+        translations = (labels.dictionary.translate(name, lang) for name in names)
     if not selection.question.parents:
-        return translated, nothing, nothing
-    words = labels.words
-    parents: list[Parents] = [(n in words and words[n].parents) or None for n in names]
+        return translations, nothing, nothing
+    parents = [own[name].parents or None if name in own else None for name in names]
     if lang is None:
-        return translated, parents, nothing
-    above = (some and tuple(translations.get(p, p) for p in some) for some in parents)
-    return translated, parents, above
+        return translations, parents, nothing
+    translate = selection.words.translate
+    return translations, parents, (some and tuple(map(translate, some)) for some in parents)
 
 
 def _score_logits(

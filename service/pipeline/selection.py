@@ -51,9 +51,14 @@ class Selection:
     parts: tuple[SelectedLabels, ...]  # of the sets with a label that may be in the answer
     # Set name -> labels of a registered set that an earlier set answers instead, by its thresholds.
     hidden: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    lang: str | None = None  # of translations in the answer
+    words: Lexicon = _NO_WORDS  # in the language of the answer
     # Words of the question that are no names -> the labels or parents that they mean.
     resolved: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def lang(self) -> str | None:
+        """The language of translations in the answer."""
+        return self.words.lang
 
     @property
     def name(self) -> str:
@@ -103,20 +108,20 @@ def select_labels(
     UnknownParent, and NotMeasured for a `threshold` that a set does not have.
     """
     sets = _use_threshold(sets, question.threshold)
-    # Candidates are words of any of the languages.
-    asked = None if any(labels.origin == "request" for labels in sets) else len(sets)
-    words = lexicon.extend(labels.dictionary for labels in sets).speak(question.lang, asked)
+    dictionaries = [labels.dictionary for labels in sets]
+    # Candidates may be words of any of the languages.
+    words = lexicon.speak(question.lang, dictionaries, of_sets=not question.candidate_labels)
     resolved = {word: name for labels in sets for word, name in labels.resolved.items()}
     narrowed = question.include or question.exclude or question.category or question.parent
     if len(sets) == 1 and not narrowed:
         part = _select(sets[0], sets[0].all_positions, question, is_alone=True)
-        return Selection(question, tuple(sets), (part,), lang=words.lang, resolved=resolved)
+        return Selection(question, tuple(sets), (part,), {}, words, resolved)
     known = ChainMap(*(labels.positions for labels in sets))
     names = words.find_known([*(question.include or ()), *(question.exclude or ())], known)
     if unknown := tuple(dict.fromkeys(name for name in names.values() if name not in known)):
         other = words.find_elsewhere(unknown[0], known)
         searched = [labels.name for labels in sets]
-        raise UnknownLabel(unknown, searched, words.list_words(known), other)
+        raise UnknownLabel(unknown, searched, words.list_like(known), other)
     include, exclude = (
         [names[word] for word in given or ()] for given in (question.include, question.exclude)
     )
@@ -138,11 +143,11 @@ def select_labels(
             lost = shared.difference(exclude).intersection(include or shared)
             if lost:
                 hidden[labels.name] = tuple(name for name in labels.names if name in lost)
-        taken |= positions.keys() | {*labels.resolved.values()}
+        taken.update(positions, labels.resolved.values())
         if chosen.any():
             some = labels.all_positions if chosen.all() else np.flatnonzero(chosen)
             parts.append(_select(labels, some, question, is_alone=len(sets) == 1))
-    return Selection(question, tuple(sets), tuple(parts), hidden, words.lang, resolved)
+    return Selection(question, tuple(sets), tuple(parts), hidden, words, resolved)
 
 
 def _use_threshold(sets: Sequence[LabelSet], threshold: Threshold | None) -> Sequence[LabelSet]:
@@ -160,10 +165,12 @@ def _use_threshold(sets: Sequence[LabelSet], threshold: Threshold | None) -> Seq
 
 def _find_parents(sets: Sequence[LabelSet], question: Question, words: Lexicon) -> dict[str, str]:
     """Returns the parents that words mean; raises UnknownParent."""
-    known = dict.fromkeys(name for labels in sets if question.parent for name in labels.by_parent)
-    parents = words.find_known(question.parent or (), known)
+    if not question.parent:
+        return {}
+    known = dict.fromkeys(name for labels in sets for name in labels.by_parent)
+    parents = words.find_known(question.parent, known)
     if unknown := tuple(name for name in parents.values() if name not in known):
-        raise UnknownParent(unknown, tuple(known), words.list_words(known))
+        raise UnknownParent(unknown, tuple(known), words.list_like(known))
     return parents
 
 

@@ -17,10 +17,13 @@ class Turns(Generic[ItemT]):
     """
 
     def __init__(self) -> None:
+        # Counted, because a queue's length is asked without its lock: other threads may change the
+        # lanes while they are iterated.
+        self._count = 0
         self._lanes: dict[Hashable, deque[ItemT]] = {}  # by caller, the next turn first
 
     def __len__(self) -> int:
-        return sum(map(len, self._lanes.values()))
+        return self._count
 
     def __iter__(self) -> Iterator[ItemT]:
         return chain.from_iterable(self._lanes.values())
@@ -29,6 +32,7 @@ class Turns(Generic[ItemT]):
         """Adds an item of the present caller."""
         caller = CALLER.get()
         self._lanes.setdefault(caller.key or caller, deque()).append(item)
+        self._count += 1
 
     def remove(self, item: ItemT) -> None:
         """Removes an item if it is there."""
@@ -36,6 +40,7 @@ class Turns(Generic[ItemT]):
             # Checked first: an error of `remove` would print the item, photo and all.
             if item in lane:
                 lane.remove(item)
+                self._count -= 1
                 del self._lanes[key]
                 if lane:
                     self._lanes[key] = lane
@@ -44,3 +49,4 @@ class Turns(Generic[ItemT]):
     def clear(self) -> None:
         """Removes all items."""
         self._lanes.clear()
+        self._count = 0

@@ -94,6 +94,8 @@ def test_export_goes_on_without_photos_that_cannot_be_used(
         (["--photos", "gone"], "neither labels.json"),
         (["--precision", "fp32,int8"], "int8 needs photos to measure"),
         (["--label-thresholds", "gone"], "gone cannot be read, or is not UTF-8"),
+        (["--out", "no good name!"], "model name"),
+        (["--model-version", "one two"], "model version"),
         (["--image-size", "9999"], "tiny.safetensors: height: Input should be less than"),
         (["--open-photos", "folder"], "--open-photos needs --open-head"),
     ],

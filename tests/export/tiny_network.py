@@ -21,9 +21,12 @@ NUM_TOKENS, ENCODER_WIDTH = 2, 256
 SPLITS = {"train": 16, "val": 24, "test": 24}
 
 
-def make_network() -> Network:
-    """A test-sized EfficientNet and decoder with lively weights, in eval mode."""
-    torch.manual_seed(0)
+def make_network(seed: int = 0, **changes: object) -> Network:
+    """A test-sized EfficientNet and decoder with lively weights, in eval mode.
+
+    Changes are of its configuration.
+    """
+    torch.manual_seed(seed)
     head = MLDecoderConfig(
         num_classes=len(LABELS),
         encoder_width=ENCODER_WIDTH,
@@ -31,8 +34,8 @@ def make_network() -> Network:
         num_heads=4,
         feedforward_width=64,
     )
-    network = Network(NetworkConfig(backbone="test_efficientnet", input=INPUT, head=head))
-    return shake(network, 0.1).eval()
+    config = NetworkConfig(backbone="test_efficientnet", input=INPUT, head=head)
+    return shake(Network(config.model_copy(update=changes)), 0.1).eval()
 
 
 def run_torch(network: Network, pixels: PixelArray, *embeddings: torch.Tensor) -> LogitsArray:

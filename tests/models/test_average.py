@@ -11,8 +11,8 @@ from models import average
 from models.average import main
 from models.backbones.backbone import Backbone
 from models.checkpoints.checkpoint import read_checkpoint, write_checkpoint
-from models.config import GapConfig, InputConfig, NetworkConfig
-from models.network import Network
+from models.config import GapConfig, InputConfig
+from tests.export.tiny_network import make_network
 
 Paths = tuple[Path, Path, Path]
 
@@ -22,14 +22,11 @@ LABELS = ("cat", "dog")
 def write_network(
     path: Path, seed: int, labels: tuple[str, ...] = LABELS, **changes: object
 ) -> None:
-    torch.manual_seed(seed)
-    config = NetworkConfig(
-        backbone="test_efficientnet",
-        input=InputConfig(height=32, width=32),
-        head=GapConfig(num_classes=len(labels), encoder_width=256),
-    )
-    network = Network(config.model_copy(update=changes)).eval()
-    write_checkpoint(path, network, labels, {"seed": str(seed)})
+    usual = {
+        "input": InputConfig(height=32, width=32),
+        "head": GapConfig(num_classes=len(labels), encoder_width=256),
+    }
+    write_checkpoint(path, make_network(seed, **{**usual, **changes}), labels, {"seed": str(seed)})
 
 
 @pytest.fixture

@@ -1,9 +1,12 @@
 """The programs of `examples/` do what their first lines say."""
 
+import asyncio
+import base64
 import importlib.util
 import json
 import sqlite3
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -14,12 +17,14 @@ from fastapi.testclient import TestClient
 
 from service.bundle.reader import load_bundle
 from service.cli.bulk.parts import ENCODER, open_parts
-from tests.e2e.server_process import ROOT
+from tests.e2e.server_process import ROOT, ServerProcess
 from tests.service.cli.bulk.test_parts import LABEL, QUESTION, record
 from tests.support.fake_service import ANSWER, run_fake
 from tests.support.photos import make_photo
 
 NOTHING = "no photo has these labels"
+CONFIG = """<View><Image name="photo" value="$image"/><Choices name="tags" toName="photo"
+ choice="multiple"><Choice value="cup"/><Choice value="our cat"/></Choices></View>"""
 
 
 def load_example(name: str) -> ModuleType:
@@ -172,3 +177,76 @@ def test_head_is_trained_and_exported(tmp_path: Path) -> None:
     assert [label.name for label in bundle.labels] == ["red", "green", "blue"]
     (metric,) = (each for each in bundle.card.metrics if each.name == "mAP")
     assert metric.value > 80
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    command = ("serve", "--port", "0", "--device", "cpu", "--label-store", "memory")
+    with ServerProcess(*command) as server:
+        with server.open_client() as client:
+            address = str(client.base_url)
+        yield address
+
+
+def test_label_studio_predicts_choices_and_learns_from_annotations(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVICE_URL", url)
+    backend = load_example("label_studio")
+    cat = (ROOT / "docs" / "photos" / "chelsea.jpg").read_bytes()
+    data = f"data:image/jpeg;base64,{base64.b64encode(cat).decode()}"
+    with closing(backend.client), TestClient(backend.app) as client, run_fake() as (studio, place):
+        backend.STUDIO, backend.TOKEN = f"{place}/", "a.b.c"
+        backend.studio.base_url = place
+
+        def post(path: str, **body: Any) -> Any:
+            return client.post(path, json={"project": "7.1"} | body).raise_for_status().json()
+
+        def predict(*photos: str) -> Any:
+            tasks = [{"data": {"image": photo}} for photo in photos]
+            return post("/predict", label_config=CONFIG, tasks=tasks)["results"]
+
+        def annotate(choice: str, *, skipped: bool = False) -> None:
+            result = [{"from_name": "tags", "value": {"choices": [choice]}}]
+            task, project = {"data": {"image": data}}, {"id": 7, "label_config": CONFIG}
+            annotation = {"result": result, "was_cancelled": skipped}
+            body = {"task": task, "project": project, "annotation": annotation}
+            post("/webhook", action="ANNOTATION_CREATED", **body)
+
+        version = post("/setup", schema=CONFIG)["model_version"]
+        studio.body = b'{"access": "t"}'  # no photo
+        assert predict("/a.jpg", "http://127.0.0.2/a.jpg", "//example.org/a", "data:,x") == [[]] * 4
+        sent = [(path, headers.get("Authorization")) for _, path, headers in studio.requests]
+        assert sent == [("/api/token/refresh", None), ("/a.jpg", "Bearer t")]
+        backend.TOKEN, studio.body = "legacy", cat
+        ((before,),) = predict("/a.jpg")
+        assert studio.requests[-1][2]["Authorization"] == "Token legacy"
+        annotate("our cat", skipped=True)
+        assert predict(data) == [[before]]
+        for choices in (["our cat"], ["our cat", "cup"]):  # the first stays an example
+            annotate(choices[-1])
+            ((after,),) = predict(data)
+            assert {*after["result"][0]["value"]["choices"]} == {*choices}
+        assert before["model_version"] == version != post("/setup", schema=CONFIG)["model_version"]
+        backend.studio.close()
+
+
+def test_agent_tags_and_teaches_over_stdio(url: str) -> None:
+    mcp = pytest.importorskip("mcp", reason="the package mcp is not installed")
+    program, photo = f"{ROOT}/examples/mcp_server.py", f"{ROOT}/docs/photos/coffee.jpg"
+    environment = {"SERVICE_URL": url, "PYTHONPATH": ":".join(sys.path)}
+
+    async def talk(*calls: tuple[str, dict[str, Any]]) -> list[Any]:
+        server = mcp.StdioServerParameters(command=sys.executable, args=[program], env=environment)
+        async with mcp.Client(server) as client:
+            return [await client.call_tool(*call) for call in calls]
+
+    teach = {"label": "mug", "photos": [photo], "others": [], "label_set": "desk"}
+    words = {"path": photo, "words": ["cup of coffee", "zebra"]}
+    calls = ("tag_photo", {"path": program}), ("list_labels", {}), ("teach_label", teach)
+    calls += ("tag_photo", {"path": photo, "label_sets": ["desk"]}), ("tag_photo", words)
+    broken, sets, _, taught, asked = asyncio.run(talk(*calls))
+    assert "is not an image" in broken.content[0].text
+    assert {"trained", "everyday"} <= {*sets.structured_content["result"]}
+    assert [*taught.structured_content] == ["mug"]
+    assert [*asked.structured_content] == ["cup of coffee", "zebra"]

@@ -50,6 +50,6 @@ def test_detail_has_the_values_in_quotes(error: ServiceError, detail: str) -> No
 
 def test_long_lists_of_long_names_are_cut() -> None:
     names = tuple("x" * 500 + str(i) for i in range(300))
-    detail = errors.UnknownLabel(names, names, ()).detail
+    detail = errors.UnknownLabel(names, names, ((),)).detail
     assert detail.count(" and 290 more.") == 2
     assert len(detail) < 2000

@@ -331,7 +331,7 @@ WORDS = {
 
 def write_worded_bundle(parent: Path) -> Bundle:
     """Writes the open bundle with `WORDS`."""
-    return write_draft(parent, replace(open_draft(), words=pack_words(WORDS)))
+    return write_draft(parent, replace(open_draft(), words=pack_words(WORDS).encode()))
 
 
 def write_draft(parent: Path, draft: BundleDraft) -> Bundle:

@@ -35,7 +35,7 @@ from models.config import GapConfig, NetworkConfig, TimmHeadConfig
 from models.heads.baselines import Gap
 from models.meta import build_checked
 from models.network import Network
-from models.timm_model import classifier_names, create_timm, is_channels_last
+from models.timm_model import classifier_names, create_timm, is_channels_last, read_class_names
 
 _TOLERANCE = 1e-4  # of logits
 logger = logging.getLogger(__name__)
@@ -254,8 +254,7 @@ def _find_imagenet_names(classes: int) -> tuple[str, ...] | None:
     subset = infer_imagenet_subset({"num_classes": classes})
     if subset is None:
         return None
-    info = ImageNetInfo(subset)
-    names = [lemmas.partition(",")[0] for lemmas in info.label_descriptions()]
+    names = read_class_names(subset)
     repeats = Counter(names)
-    pairs = zip(names, info.label_names(), strict=True)
+    pairs = zip(names, ImageNetInfo(subset).label_names(), strict=True)
     return tuple(f"{name} ({synset})" if repeats[name] > 1 else name for name, synset in pairs)

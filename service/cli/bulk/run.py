@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import logging
 import os
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -214,18 +215,27 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
 
 
 def describe_words(selection: Selection) -> dict[str, Any]:
-    """Returns parents, translation and all names of labels and of their parents, as JSON."""
-    described, answered = dict[str, Any](), set[str]()
+    """Returns parents, translation and all names of labels and of their parents, as JSON.
+
+    A word that is also what another label is called now is none of its names: the user who deletes
+    `beer` has not deleted `bear`, which is `beer` in Dutch.
+    """
+    described, lexicon, answered = dict[str, Any](), selection.words, set[str]()
     for labels in selection.sets:
-        translations = labels.dictionary.translate(selection.lang) if selection.lang else {}
-        for name, words in labels.words.items():
-            row = {"parents": words.parents, "translation": translations.get(name, name)}
-            if name in answered and name in labels.positions:  # an earlier set answers it
-                row = {"parents": (), "translation": name}
-            row = described.setdefault(name, row)
-            names = {labels.resolved.get(name, name), *words.aliases, *words.translations.values()}
-            row["names"] = sorted(names.union(row.get("names", ())))
+        for name in labels.words.keys() - answered:  # else an earlier set answers it
+            shown = labels.dictionary.translate(name, lexicon.lang or "")
+            parents = labels.words[name].parents
+            described[name] = {"parents": parents, "translation": shown or name}
         answered |= labels.positions.keys()
+    for parent in {parent for row in [*described.values()] for parent in row["parents"]}:
+        row = {"parents": (), "translation": lexicon.translate(parent)}
+        described.setdefault(parent, row)
+    called = Counter(word for name, row in described.items() for word in {name, row["translation"]})
+    for name, row in described.items():
+        known = [each.words[name] for each in lexicon.dictionaries if name in each.words]
+        names = {word for each in known for word in (*each.aliases, *each.translations.values())}
+        own = {name, row["translation"]}
+        row["names"] = sorted({word for word in names if not called[word]} | own)
     return described
 
 

@@ -70,7 +70,7 @@ export function explain(element, label, action) {
   const path = writeParents(label);
   const facts = [(path || translationOf(label)) && label, path].filter(Boolean).join(" — ");
   element.title = [facts, action].filter(Boolean).join("\n");
-  if (translationOf(label)) element.lang = byId("language").value;
+  element.lang = translationOf(label) ? byId("language").value : "";
   return element;
 }
 

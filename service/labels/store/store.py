@@ -6,7 +6,7 @@ the row of a large set is megabytes. All methods block.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace as replace_fields
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from service.bundle.card import Calibration
 from service.engine.heads import Embeddings
 from service.labels.definition import Definition, check_size
 from service.labels.store.database import Database
-from service.labels.words import Words, pack_words, parse_words
+from service.labels.words import pack_words
 
 ABSENT = 0
 """`if_version` of a set that must not exist; the first revision is 1."""
@@ -67,6 +67,7 @@ _WORDS = sa.Table(
     sa.Column("set_name", sa.String(100), primary_key=True),
     sa.Column("words", sa.Text, nullable=False),  # of `pack_words`
 )
+_ADDED = (_LESSONS, _WORDS)  # since 1.0
 # Unlike the value, its length reads no other pages.
 _HAS_LESSON = sa.func.length(_LESSONS.c.lesson) > 0
 _LAST_LESSON = (
@@ -146,8 +147,7 @@ class LabelStore:
         self._space = space
         self._limits = limits
         self._prepared = False
-        # Old stores that cannot be changed lack some.
-        self._tables = frozenset({_LESSONS.name, _WORDS.name})
+        self._tables = frozenset[str]()  # old stores that cannot be changed lack some
 
     def read_state(self) -> StoreState:
         """Returns the current state."""
@@ -182,8 +182,8 @@ class LabelStore:
         with self._connect() as connection:
             return self._read(connection, name, space)
 
-    def read_words(self, name: str) -> dict[str, Words]:
-        """Returns the words of a set's labels. Raises `InvalidLabelSet`."""
+    def read_words(self, name: str) -> str:
+        """Returns the words of a set's labels as JSON of `pack_words`, or nothing."""
         with self._connect() as connection:
             return self._read_words(connection, name)
 
@@ -242,6 +242,7 @@ class LabelStore:
             if same is not None:
                 return WriteResult(same)
             self._put(connection, definition, embeddings, version)
+            self._put_words(connection, name, _pack_words(definition))
             if lessons:
                 self._demand(_LESSONS)
                 for key in keys:
@@ -332,7 +333,7 @@ class LabelStore:
             connection.execute(sa.delete(_SETS).where(_SETS.c.name == name))
             if _LESSONS.name in self._tables:
                 connection.execute(sa.delete(_LESSONS).where(_match_lessons(None, name)))
-            self._put_words(connection, name, {})
+            self._put_words(connection, name, "")
             connection.execute(sa.update(_STATE).values(revision=version))
             return WriteResult(version)
 
@@ -348,11 +349,13 @@ class LabelStore:
     @contextmanager
     def _connect(self, *, writing: bool = False) -> Iterator[sa.Connection]:
         try:
-            if not (self._prepared and len(self._tables) > 1):  # another process may make them
+            if not self._prepared:
                 with self.database.connect(writing=True) as connection:
-                    self._tables = _make_tables(connection, self.database)
+                    _make_tables(connection, self.database)
                 self._prepared = True
             with self.database.connect(writing=writing) as connection:
+                if len(self._tables) < len(_ADDED):  # another process may make them
+                    self._tables = _find_tables(connection)
                 yield connection
         except errors.StoreUnavailable:
             self._prepared = False  # it may come back as another, empty database
@@ -391,27 +394,21 @@ class LabelStore:
     ) -> StoreEntry | None:
         query = sa.select(_SETS, self._version.label("latest")).where(self._match(name, space))
         row = connection.execute(query).one_or_none()
-        if row is None:
-            return None
-        entry = _decode_row(row)
-        words = self._read_words(connection, name)
-        return entry._replace(definition=replace_fields(entry.definition, words=words))
+        return None if row is None else _decode_row(row)
 
-    def _read_words(self, connection: sa.Connection, name: str) -> dict[str, Words]:
+    def _read_words(self, connection: sa.Connection, name: str) -> str:
         if _WORDS.name not in self._tables:
-            return {}
+            return ""
         query = sa.select(_WORDS.c.words).where(_WORDS.c.set_name == name)
-        content = connection.execute(query).scalar_one_or_none()
-        return {} if content is None else parse_words(content)
+        return connection.execute(query).scalar_one_or_none() or ""
 
-    def _put_words(self, connection: sa.Connection, name: str, words: Mapping[str, Words]) -> None:
-        if words:
-            self._demand(_WORDS)
-        if _WORDS.name in self._tables:
-            connection.execute(sa.delete(_WORDS).where(_WORDS.c.set_name == name))
-        if words:
-            row = {"set_name": name, "words": pack_words(words).decode()}
-            connection.execute(sa.insert(_WORDS).values(row))
+    def _put_words(self, connection: sa.Connection, name: str, text: str) -> None:
+        if text == self._read_words(connection, name):
+            return
+        self._demand(_WORDS)
+        connection.execute(sa.delete(_WORDS).where(_WORDS.c.set_name == name))
+        if text:
+            connection.execute(sa.insert(_WORDS).values(set_name=name, words=text))
 
     def _find_same(
         self,
@@ -422,8 +419,9 @@ class LabelStore:
     ) -> int | None:
         if known is None:
             return None
-        is_same = known.digest == definition.digest and not definition.lessons
-        if is_same and self._read_words(connection, definition.name) == definition.words:
+        words = self._read_words(connection, definition.name)
+        has_same = known.digest == definition.digest and words == _pack_words(definition)
+        if has_same and not definition.lessons:
             return known.version
         if not replace:
             raise errors.LabelSetExists(definition.name)
@@ -448,7 +446,6 @@ class LabelStore:
                 removed &= _read_names(rows.get(self._space)).difference(definition.names)
             for label in removed:
                 connection.execute(sa.delete(_LESSONS).where(_match_lessons(None, name, label)))
-        self._put_words(connection, name, definition.words)
         connection.execute(sa.delete(_SETS).where(self._match(name)))
         row = sa.insert(_SETS).values(
             space=self._space,
@@ -526,6 +523,10 @@ def _pack_labels(definition: Definition, size: int = 0) -> str:
     return labels.ljust(most if len(labels) > size else size)
 
 
+def _pack_words(definition: Definition) -> str:
+    return pack_words(definition.words) if definition.words else ""
+
+
 def _choose(embeddings: Embeddings, given: Sequence[int]) -> Embeddings:
     return embeddings if len(given) == len(embeddings) else embeddings[list(given)]
 
@@ -563,8 +564,8 @@ def _match_lessons(*key: str | None) -> sa.ColumnElement[bool]:
     return sa.and_(*(column == value for column, value in pairs if value is not None))
 
 
-def _make_tables(connection: sa.Connection, database: Database) -> frozenset[str]:
-    """Returns the names of the usable tables: old stores that cannot be changed lack some."""
+def _make_tables(connection: sa.Connection, database: Database) -> None:
+    """Makes the tables, in old stores those that were added, if it may."""
     may_create = True
     if connection.dialect.name == "postgresql":
         # Processes that start together would make the tables twice.
@@ -574,7 +575,7 @@ def _make_tables(connection: sa.Connection, database: Database) -> frozenset[str
     with suppress(errors.StoreReadOnly):
         database.check_writable(connection)
         if may_create:
-            _metadata.create_all(connection, tables=[_LESSONS, _WORDS])
+            _metadata.create_all(connection, tables=_ADDED)
     _metadata.create_all(connection, tables=[_STATE, _SETS])
     version = connection.execute(sa.select(_STATE.c.schema_version)).scalar_one_or_none()
     if version is None:
@@ -585,13 +586,16 @@ def _make_tables(connection: sa.Connection, database: Database) -> frozenset[str
             f"label_store {database.address}: schema version {version}, this "
             f"service has {SCHEMA_VERSION}"
         )
-    names = frozenset(sa.inspect(connection).get_table_names()) & {_LESSONS.name, _WORDS.name}
+
+
+def _find_tables(connection: sa.Connection) -> frozenset[str]:
+    """Returns the names of the added tables that are there and may be read."""
+    inspector = sa.inspect(connection)
+    names = {table.name for table in _ADDED if inspector.has_table(table.name)}
     if connection.dialect.name == "postgresql":  # another user may have made them
-        may_insert = sa.func.has_table_privilege
-        names = frozenset(
-            n for n in names if connection.execute(sa.select(may_insert(n, "INSERT"))).scalar_one()
-        )
-    return names
+        may_read = ((n, sa.select(sa.func.has_table_privilege(n, "SELECT"))) for n in names)
+        names = {name for name, query in may_read if connection.execute(query).scalar_one()}
+    return frozenset(names)
 
 
 def _decode_row(row: sa.Row[Any]) -> StoreEntry:

@@ -16,6 +16,7 @@ from export.__main__ import main
 from export.accuracy import check_blank
 from export.calibration.bundle import RecalibrationRequest, recalibrate_bundle
 from export.calibration.heads import CalibrationOptions
+from models.data.records import DataError
 from service.bundle.card import BackgroundPhotos
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import write_bundle
@@ -230,7 +231,7 @@ def test_photos_that_do_not_fit_are_refused(
     with pytest.raises(ExportError, match=f"{small.card.name} has no text encoder for"):
         recalibrate_bundle(renamed, set())
     other = replace(request_all, photos=write_folder(tmp_path / "colours"))
-    with pytest.raises(ExportError, match="do not have the same labels"):
+    with pytest.raises(DataError, match="do not have the same labels"):
         recalibrate_bundle(put_in(other, tmp_path), set())
     with pytest.raises(ExportError, match="version"):
         recalibrate_bundle(put_in(replace(request_all, model_version="a b"), tmp_path), set())

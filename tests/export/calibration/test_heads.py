@@ -151,11 +151,9 @@ def test_precision_target_sets_the_thresholds_of_labels_that_reach_it(
 ) -> None:
     scored = make_scored()
     scored.logits[:, 2] = 0  # says nothing
-    caplog.set_level("INFO")
-    with caplog.at_level("INFO", "export"):
-        head, labels = calibrate_trained(
-            TRAINED, LABELS, scored, CalibrationOptions(precision_target=0.9)
-        )
+    caplog.set_level("INFO", "export")
+    target = CalibrationOptions(precision_target=0.9)
+    head, labels = calibrate_trained(TRAINED, LABELS, scored, target)
     assert [label.threshold is not None for label in labels] == [True, True, False]
     assert all(label.precision >= 0.9 for label in labels[:2] if label.precision is not None)
     served = make_trained_set(labels, head)
@@ -169,13 +167,18 @@ def test_precision_target_sets_the_thresholds_of_labels_that_reach_it(
     assert all(label.threshold is None for label in labels)
 
 
-@pytest.mark.parametrize("few", [False, True])
-def test_raw_open_scores_get_the_threshold_of_best_f1(few: bool) -> None:
-    scored = make_scored(photos=9 if few else 600)
-    head = calibrate_open(OPEN_HEAD, scored, CalibrationOptions() if few else RAW)
-    scores = compute_scores(scored.logits, "sigmoid")
-    best = find_threshold(scores.ravel(), scored.photos.targets.ravel())
-    assert (head.calibration, head.threshold) == (None, best.threshold)
+@pytest.mark.parametrize(
+    ("options", "photos"),
+    [(RAW, 600), (CalibrationOptions(), 9), (CalibrationOptions(precision_target=0.8), 600)],
+)
+def test_open_head_has_a_threshold_on_raw_scores_or_with_a_precision_target(
+    options: CalibrationOptions, photos: int
+) -> None:
+    scored = make_scored(photos=photos)
+    head = calibrate_open(OPEN_HEAD, scored, options)
+    scores, target = score_open(scored.logits, head.calibration), options.precision_target
+    best = find_threshold(scores.ravel(), scored.photos.targets.ravel(), target)
+    assert (head.calibration is None, head.threshold) == (target is None, best.threshold)
 
 
 def test_open_head_has_one_calibration_and_a_sigmoid_and_needs_no_threshold() -> None:
@@ -185,15 +188,6 @@ def test_open_head_has_one_calibration_and_a_sigmoid_and_needs_no_threshold() ->
         assert (head.calibration.scale, head.calibration.shift) == pytest.approx((2, -1), abs=0.2)
         assert (head.activation, head.threshold) == ("sigmoid", 0.5)
     assert calibrate_open(softmax, make_scored(), RAW) == softmax
-
-
-def test_open_head_has_a_threshold_with_a_precision_target() -> None:
-    scored = make_scored()
-    head = calibrate_open(OPEN_HEAD, scored, CalibrationOptions(precision_target=0.8))
-    point = find_threshold(
-        score_open(scored.logits, head.calibration).ravel(), scored.photos.targets.ravel(), 0.8
-    )
-    assert head.threshold == point.threshold
 
 
 def test_trained_names_have_their_own_calibration_only_if_it_is_better_than_others() -> None:

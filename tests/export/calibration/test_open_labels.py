@@ -27,7 +27,7 @@ from models.commands import RequestError
 from models.data.records import DataError
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import TextEncoder, read_text_encoder
-from models.train_open.teacher import read_imagenet_names
+from models.timm_model import read_class_names
 from service.bundle.reader import Bundle
 from service.calibration import find_threshold, find_thresholds
 from service.engine.heads import Embeddings, ScreenedLogits, ScreenedQueries
@@ -280,6 +280,6 @@ def test_everyday_labels_are_plain_and_unique() -> None:
     assert names == json.loads(path.read_text())["labels"]  # as written: NFC, no white space
     assert all(name == name.lower() and len(name) <= 30 for name in names)
     # Names of ImageNet are cleaned of its 118 breeds of dogs; the dog itself stays.
-    breeds = {name.lower() for name in read_imagenet_names()[151:269]}
+    breeds = {name.lower() for name in read_class_names("imagenet-1k")[151:269]}
     assert breeds.isdisjoint(names)
     assert "dog" in names

@@ -18,7 +18,6 @@ from models.config import (
     HeadConfig,
     InputConfig,
     MLDecoderConfig,
-    NetworkConfig,
     Query2LabelConfig,
     RamConfig,
     TimmHeadConfig,
@@ -26,7 +25,7 @@ from models.config import (
 )
 from models.network import Network, build_head
 from service.bundle.card import Precision
-from tests.export.tiny_network import LABELS, assert_close, run_torch
+from tests.export.tiny_network import LABELS, assert_close, make_network, run_torch
 from tests.support.tiny_bundle import run_bundle
 
 WIDTHS = {"encoder_width": 256, "decoder_width": 16, "num_heads": 4, "feedforward_width": 24}
@@ -44,14 +43,8 @@ OPEN = ZeroShotMLDecoderConfig(
     embedding_width=7, embedding_encoder="letters", embedding_template="a photo of {}", **WIDTHS
 )
 
-
+PHOTOS = InputConfig(height=64, width=96)
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 64, 96, 3), dtype=np.uint8)
-
-
-def make_network(head: HeadConfig) -> Network:
-    torch.manual_seed(0)
-    prepared = InputConfig(height=64, width=96)
-    return Network(NetworkConfig(backbone="test_efficientnet", input=prepared, head=head)).eval()
 
 
 def write(network: Network, path: Path) -> Path:
@@ -69,7 +62,7 @@ def test_graph_of_a_trained_head_equals_torch(config: HeadConfig) -> None:
 
 
 def test_bundle_of_an_open_head_equals_torch(tmp_path: Path) -> None:
-    network = make_network(OPEN)
+    network = make_network(input=PHOTOS, head=OPEN)
     path = write(network, tmp_path / "own.safetensors")
     bundle = build_bundle(ExportRequest(path, tmp_path / "model", precisions=frozenset({"fp16"})))
     assert bundle.card.trained_head is None
@@ -85,7 +78,7 @@ def test_bundle_of_an_open_head_equals_torch(tmp_path: Path) -> None:
 
 
 def test_bundle_of_ram_answers_its_own_and_other_labels_as_torch_does(tmp_path: Path) -> None:
-    network = make_network(RAM_PLUS)
+    network = make_network(input=PHOTOS, head=RAM_PLUS)
     path = write(network, tmp_path / "own.safetensors")
     bundle = build_bundle(ExportRequest(path, tmp_path / "model", precisions=frozenset({"fp16"})))
     head = bundle.card.trained_head
@@ -110,11 +103,9 @@ def test_bundle_of_ram_answers_its_own_and_other_labels_as_torch_does(tmp_path: 
 def test_bundle_of_timms_own_head_equals_torch(
     backbone: str, head: dict[str, object], folder: Path, tmp_path: Path
 ) -> None:
-    torch.manual_seed(0)
-    size = InputConfig(height=64, width=96)
     head_config = TimmHeadConfig.model_validate({"num_classes": len(LABELS), **head})
-    config = NetworkConfig(backbone=backbone, input=size, head=head_config, prefix_tokens="keep")
-    network = Network(config).eval()
+    parts = {"backbone": backbone, "head": head_config, "prefix_tokens": "keep"}
+    network = make_network(input=PHOTOS, **parts)
     write_checkpoint(tmp_path / "own.safetensors", network, LABELS, {})
     precisions: frozenset[Precision] = frozenset({"fp16", "int8"})
     request = ExportRequest(tmp_path / "own.safetensors", tmp_path / "model", folder, precisions)
@@ -125,11 +116,11 @@ def test_bundle_of_timms_own_head_equals_torch(
 
 
 def test_request_is_refused_when_it_does_not_fit_the_head(folder: Path, tmp_path: Path) -> None:
-    trained = write(make_network(TRAINED["gap"]), tmp_path / "trained.safetensors")
-    opened = write(make_network(OPEN), tmp_path / "open.safetensors")
+    trained = write(make_network(head=TRAINED["gap"]), tmp_path / "trained.safetensors")
+    opened = write(make_network(head=OPEN), tmp_path / "open.safetensors")
     names = tmp_path / "names.txt"
     names.write_text("a\n")
-    ram = write(make_network(RAM_PLUS), tmp_path / "ram.safetensors")
+    ram = write(make_network(head=RAM_PLUS), tmp_path / "ram.safetensors")
     out, encoder = tmp_path / "model", Hints(embedding_encoder="letters")
     another = OpenRequest(opened)
     for request, error, reason in (

@@ -16,16 +16,16 @@ from export.int8.search import signal_to_noise
 from models.config import InputConfig
 
 
-def _float_layers(model: onnx.ModelProto) -> set[str]:
+def float_layers(model: onnx.ModelProto) -> set[str]:
     """Layers whose weight is not behind a DequantizeLinear."""
     stored = {tensor.name for tensor in model.graph.initializer}
     return {n.name for n in model.graph.node if n.op_type == "Conv" and n.input[1] in stored}
 
 
 def test_every_layer_is_in_8_bits_unless_it_is_kept(quantiser: Quantiser) -> None:
-    assert _float_layers(quantiser.quantise()) == set()
+    assert float_layers(quantiser.quantise()) == set()
     kept = set(quantiser.layers[1:3])
-    assert _float_layers(quantiser.quantise(kept)) == kept
+    assert float_layers(quantiser.quantise(kept)) == kept
 
 
 def test_each_output_channel_has_its_own_weight_scale(quantiser: Quantiser) -> None:
@@ -56,7 +56,7 @@ def test_a_layer_kept_in_float_is_exact_in_a_session_too(tmp_path: Path, bias: b
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
     quantiser = Quantiser(model, ({"images": photo[np.newaxis]} for photo in pixels), tmp_path)
     int8 = quantiser.quantise([quantiser.layers[1]])
-    assert _float_layers(int8) == {quantiser.layers[1]}
+    assert float_layers(int8) == {quantiser.layers[1]}
     as_written = onnxruntime.SessionOptions()
     as_written.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     plain = onnxruntime.InferenceSession(int8.SerializeToString(), as_written)

@@ -21,6 +21,7 @@ from export.int8.search import (
 from models.config import GapConfig, InputConfig
 from models.heads.baselines import Gap
 from service.images.decode import PixelArray
+from tests.export.int8.test_quantise import float_layers
 
 _SPEC = InputConfig(height=8, width=8)
 
@@ -44,12 +45,6 @@ def samples() -> PixelArray:
     return np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
 
 
-def _count_float(graphs: Graphs) -> int:
-    stored = {tensor.name for tensor in graphs["encoder"].graph.initializer}
-    nodes = graphs["encoder"].graph.node
-    return sum(1 for node in nodes if node.op_type == "Conv" and node.input[1] in stored)
-
-
 @pytest.mark.parametrize(
     ("measure", "agreement", "kept"),
     [
@@ -69,12 +64,12 @@ def test_search_keeps_the_fewest_layers_in_float_those_at_the_giant_channel_firs
     tried: list[int] = []
 
     def measure_agreement(graphs: Graphs) -> float:
-        tried.append(_count_float(graphs))
+        tried.append(len(float_layers(graphs["encoder"])))
         return measure(tried[-1])
 
     giant = [n.name for n in bad_graphs["encoder"].graph.node if n.op_type == "Conv"][1:3]
     int8 = find_int8(bad_graphs, samples, measure_agreement)
-    assert (int8.agreement, _count_float(int8.graphs)) == (agreement, kept)
+    assert (int8.agreement, len(float_layers(int8.graphs["encoder"]))) == (agreement, kept)
     assert {layer for _, layer in int8.kept_float} <= set(giant)
     assert len(tried) <= len(KEPT_FLOAT_STEPS)
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
+from models.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.layouts.state import fill
 from tests.export.tiny_network import INPUT, LABELS, make_network
-from tests.models.checkpoints import assert_gives
+from tests.models.checkpoints import assert_gives, assert_refused
 
 IMAGES = torch.rand(2, 3, INPUT.height, INPUT.width)
 
@@ -52,8 +52,7 @@ def test_file_without_a_network_is_refused(
 ) -> None:
     path = tmp_path / "other"
     torch.save(content, path) if metadata is None else save_file(content, path, metadata)
-    with pytest.raises(CheckpointError, match=reason):
-        load_checkpoint(path)
+    assert_refused(path, reason)
 
 
 def test_whole_numbers_in_place_of_weights_are_refused() -> None:

@@ -9,13 +9,13 @@ import timm
 import torch
 from torch import nn
 
-from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
-from models.checkpoints.description import CheckpointError, Hints
+from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
+from models.checkpoints.description import Hints
 from models.checkpoints.layouts.state import rename
 from models.config import GapConfig
 from tests.goldens import read_golden
 from tests.models import shake
-from tests.models.checkpoints import assert_gives, read_config
+from tests.models.checkpoints import assert_gives, assert_refused, read_config, save, write_own
 from tests.models.heads.test_goldens import write_official
 
 
@@ -47,31 +47,29 @@ def make_classifier(name: str, classes: int = 7) -> nn.Module:
     ],
 )
 def test_classifier_of_timm_gives_timms_logits(name: str, kind: str, tmp_path: Path) -> None:
-    model, path = make_classifier(name), tmp_path / "model.ckpt"
+    model = make_classifier(name)
     state = {f"model.{key}": tensor for key, tensor in model.state_dict().items()}
-    torch.save({"state_dict": state, "epoch": 3}, path)
-    network = load_checkpoint(path, backbone=name)
+    network = load_checkpoint(save({"state_dict": state, "epoch": 3}, tmp_path), backbone=name)
     assert network.config.head.kind == kind
     spec = network.config.input
     images = torch.rand(2, 3, spec.height, spec.width)
     assert_gives(network, images, model(images))
     stored = [*network.backbone.state_dict(), *network.head.state_dict()]
     assert len(stored) == len(state)  # none twice
-    write_checkpoint(tmp_path / "own.safetensors", network, (), {})
-    assert_gives(tmp_path / "own.safetensors", images, model(images))
+    assert_gives(write_own(network, tmp_path), images, model(images))
 
 
 def test_model_that_does_not_consist_of_features_and_head_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("test_resnet", "crossvit_tiny_240"):
-        torch.save(make_classifier(name).state_dict(), tmp_path / f"{name}.pth")
-    with pytest.raises(CheckpointError, match="gives no single map of features"):
-        load_checkpoint(tmp_path / "crossvit_tiny_240.pth", backbone="crossvit_tiny_240")
     resnet = timm.models.resnet.ResNet
     monkeypatch.setattr(resnet, "forward", lambda m, x: 2 * m.forward_head(m.forward_features(x)))
-    with pytest.raises(CheckpointError, match="is more than timm's forward_features and forward_h"):
-        load_checkpoint(tmp_path / "test_resnet.pth", backbone="test_resnet")
+    for name, reason in (
+        ("crossvit_tiny_240", "gives no single map of features"),
+        ("test_resnet", "is more than timm's forward_features and forward_head"),
+    ):
+        path = save(make_classifier(name).state_dict(), tmp_path)
+        assert_refused(path, reason, backbone=name)
 
 
 def test_pooling_that_version_1_0_stored_is_read() -> None:
@@ -81,11 +79,9 @@ def test_pooling_that_version_1_0_stored_is_read() -> None:
 
 def test_model_without_pooling_is_refused(tmp_path: Path) -> None:
     model = timm.create_model("test_vit", num_classes=3, global_pool="", class_token=False)
-    torch.save(model.state_dict(), tmp_path / "vit.pth")
     config = {"architecture": "test_vit", "model_args": {"global_pool": "", "class_token": False}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"must give a logit a class; .* gives"):
-        load_checkpoint(tmp_path / "vit.pth")
+    assert_refused(save(model.state_dict(), tmp_path), r"must give a logit a class; .* gives")
 
 
 TINY = {
@@ -122,8 +118,7 @@ def test_model_is_built_with_the_arguments_of_its_file(kind: str, tmp_path: Path
     network = load_checkpoint(write_folder(tmp_path, model, name, arguments), backbone=name)
     assert_gives(network, images, model(images))
     assert (network.config.input.height, network.config.input.std) == (64, (0.25,) * 3)
-    write_checkpoint(tmp_path / "own.safetensors", network, (), {})
-    assert_gives(tmp_path / "own.safetensors", images, model(images))
+    assert_gives(write_own(network, tmp_path), images, model(images))
 
 
 @pytest.mark.parametrize(
@@ -145,8 +140,7 @@ def test_description_that_contradicts_the_file_is_refused(
     config = json.loads((folder / "config.json").read_text())
     config["model_args"] |= arguments
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=reason):
-        load_checkpoint(folder, backbone=backbone)
+    assert_refused(folder, reason, backbone=backbone)
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -160,8 +154,7 @@ def test_densenet_of_torchvision_is_read_and_its_interpolation_asked_for(
         names = ((r"(denselayer1\.)(norm|conv)(\d)", r"\1\2.\3"), ("classifier", "classifier.0"))
         state = {f"module.densenet121.{k}": v for k, v in rename(model.state_dict(), names).items()}
         torch.save({"state_dict": state}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"interpolation bilinear \(torchvision.* or bicubic"):
-        load_checkpoint(path)
+    assert_refused(path, r"interpolation bilinear \(torchvision.* or bicubic")
     network, images = load_checkpoint(path, interpolation="bilinear"), torch.rand(2, 3, 64, 64)
     assert_gives(network, images, model(images))
     assert network.config.input.interpolation == "bilinear"
@@ -169,21 +162,19 @@ def test_densenet_of_torchvision_is_read_and_its_interpolation_asked_for(
 
 def test_imagenet_names_are_timms_and_none_is_repeated(tmp_path: Path) -> None:
     model = make_classifier("test_resnet", 1000)
-    torch.save({"arch": "test_resnet", "state_dict": model.state_dict()}, tmp_path / "model.pth")
-    names = read_checkpoint(tmp_path / "model.pth").label_names
+    content = {"arch": "test_resnet", "state_dict": model.state_dict()}
+    names = read_checkpoint(save(content, tmp_path)).label_names
     assert len(set(names)) == 1000
     assert names[:2] == ("tench", "goldfish")
     assert {"crane (n02012849)", "crane (n03126707)"} <= set(names)
-    torch.save(make_classifier("test_resnet").state_dict(), tmp_path / "other.pth")
-    assert read_checkpoint(tmp_path / "other.pth", Hints("test_resnet")).label_names is None
+    path = save(make_classifier("test_resnet").state_dict(), tmp_path)
+    assert read_checkpoint(path, Hints("test_resnet")).label_names is None
 
 
 def test_crop_is_timms_evaluation(tmp_path: Path) -> None:
-    torch.save(make_classifier("resnet18").state_dict(), tmp_path / "model.pth")
-    whole, cropped = (
-        read_config(tmp_path / "model.pth", Hints("resnet18", crop=crop)).input
-        for crop in (False, True)
-    )
+    path = save(make_classifier("resnet18").state_dict(), tmp_path)
+    hints = (Hints("resnet18"), Hints("resnet18", crop=True))
+    whole, cropped = (read_config(path, each).input for each in hints)
     assert (whole.resize_mode, whole.crop_pct) == ("squash", 1.0)
     assert (cropped.resize_mode, cropped.crop_pct) == ("crop", 0.95)
 
@@ -199,14 +190,11 @@ def test_tresnet_of_asl_is_pooled_and_multiplied(bottleneck: bool, tmp_path: Pat
     for name, layer in zip(names, layers, strict=True):
         state |= {f"{name}.{leaf}": tensor for leaf, tensor in layer.state_dict().items()}
     content = {"model": state, "num_classes": 5, "idx_to_class": dict(enumerate("abcde"))}
-    torch.save(content, tmp_path / "asl.pth")
-    checkpoint = read_checkpoint(tmp_path / "asl.pth", Hints(image_size=64))
+    checkpoint = read_checkpoint(save(content, tmp_path), Hints(image_size=64))
     assert isinstance(checkpoint.take_network().config.head, GapConfig)
     assert checkpoint.label_names == tuple("abcde")
     images = torch.rand(2, 3, 64, 64)
     tokens = whole.get_submodule("backbone")(images)
     assert_gives(checkpoint.network, images, nn.Sequential(*layers)(tokens.mean(dim=1)))
     content["model"] |= {"neck.weight": torch.ones(3)}
-    torch.save(content, tmp_path / "asl.pth")
-    with pytest.raises(CheckpointError, match=r"the file has neck\.weight next to"):
-        read_checkpoint(tmp_path / "asl.pth", Hints(image_size=64))
+    assert_refused(save(content, tmp_path), r"the file has neck\.weight next to", image_size=64)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.checkpoints.checkpoint import read_checkpoint, write_checkpoint
+from models.checkpoints.checkpoint import write_checkpoint
 from models.checkpoints.description import (
     CheckpointError,
     Hints,
@@ -18,9 +18,11 @@ from models.checkpoints.description import (
 from models.config import NetworkConfig
 from models.network import Network
 from tests.export.tiny_network import INPUT, LABELS, make_network
-from tests.models.checkpoints import assert_gives, read_config
+from tests.models.checkpoints import assert_gives, assert_refused, read_config
 
 HEIGHT, WIDTH = INPUT.height, INPUT.width
+PARSER = argparse.ArgumentParser()
+add_hint_flags(PARSER)
 
 
 @pytest.mark.parametrize(
@@ -36,13 +38,11 @@ HEIGHT, WIDTH = INPUT.height, INPUT.width
 def test_hint_is_refused_when_it_contradicts_the_file(
     tmp_path: Path, options: str, hint: dict[str, Any], reason: str
 ) -> None:
-    path, parser = tmp_path / "a.safetensors", argparse.ArgumentParser()
+    path = tmp_path / "a.safetensors"
     write_checkpoint(path, make_network(), LABELS, {})
-    with pytest.raises(CheckpointError, match=f"a.safetensors {reason}"):
-        read_checkpoint(path, Hints(**hint))
-    add_hint_flags(parser)
+    assert_refused(path, f"a.safetensors {reason}", **hint)
     if options:
-        assert read_hints(parser.parse_args(options.split())) == Hints(**hint)
+        assert read_hints(PARSER.parse_args(options.split())) == Hints(**hint)
 
 
 def test_other_image_size_is_taken_and_its_cost_is_logged(
@@ -77,16 +77,13 @@ def test_image_size_that_the_tensors_are_bound_to_stays(
     head["num_classes"] = len(LABELS)
     network = Network(NetworkConfig.model_validate(fields))
     write_checkpoint(tmp_path / "a.safetensors", network, LABELS, {})
-    with pytest.raises(CheckpointError, match=reason):
-        read_checkpoint(tmp_path / "a.safetensors", Hints(image_size=96))
+    assert_refused(tmp_path / "a.safetensors", reason, image_size=96)
     assert read_config(tmp_path / "a.safetensors", Hints(image_size=64)).input.width == 64
 
 
 def test_options_on_photos_are_read() -> None:
-    parser = argparse.ArgumentParser()
-    add_hint_flags(parser)
     options = "--pad #abc --channels bgr --mean 0,0.5,1 --std 0.2,0.2,1 --interpolation lanczos"
-    assert read_hints(parser.parse_args(options.split())) == Hints(
+    assert read_hints(PARSER.parse_args(options.split())) == Hints(
         pad="#abc", channels="bgr", mean=(0, 0.5, 1), std=(0.2, 0.2, 1), interpolation="lanczos"
     )
 
@@ -107,10 +104,8 @@ def test_options_on_photos_are_read() -> None:
 def test_option_on_photos_is_refused_with_its_range(
     options: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser = argparse.ArgumentParser()
-    add_hint_flags(parser)
     with pytest.raises((SystemExit, CheckpointError)) as refused:
-        read_hints(parser.parse_args(options.split()))
+        read_hints(PARSER.parse_args(options.split()))
     assert reason in f"{capsys.readouterr().err}{refused.value}"
 
 

@@ -12,6 +12,7 @@ from models.checkpoints.checkpoint import load_checkpoint, write_checkpoint
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.formats import check_checkpoint
 from tests.export.tiny_network import LABELS, make_network
+from tests.models.checkpoints import assert_refused
 
 
 @pytest.fixture
@@ -49,8 +50,7 @@ def test_file_that_is_cut_off_is_refused(good: Path, tmp_path: Path) -> None:
             cut = tmp_path / f"cut{whole.suffix}"
             cut.write_bytes(whole.read_bytes()[:length])
             reason = "is damaged or " if length > 1 else r"is .*; a checkpoint is"
-            with pytest.raises(CheckpointError, match=reason):
-                load_checkpoint(cut)
+            assert_refused(cut, reason)
         check_checkpoint(whole)
 
 
@@ -67,8 +67,7 @@ def test_other_archives_than_torchs_are_refused(
     with zipfile.ZipFile(tmp_path / "other.pth", "w") as archive:
         for part in inside:
             archive.writestr(part, "")
-    with pytest.raises(CheckpointError, match=f"^other.pth is {reason}"):
-        check_checkpoint(tmp_path / "other.pth")
+    assert_refused(tmp_path / "other.pth", f"^other.pth is {reason}", check_checkpoint)
 
 
 def test_safetensors_are_read_under_any_suffix(good: Path, tmp_path: Path) -> None:
@@ -76,11 +75,8 @@ def test_safetensors_are_read_under_any_suffix(good: Path, tmp_path: Path) -> No
 
 
 def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"is a folder without config\.json: give the file"):
-        check_checkpoint(tmp_path)
+    assert_refused(tmp_path, r"is a folder without config\.json: give the file", check_checkpoint)
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="is a bundle: give it with --bundle, or serve it"):
-        load_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match="no checkpoint file at "):
-        check_checkpoint(tmp_path / "gone.pth")
+    assert_refused(tmp_path, "is a bundle: give it with --bundle, or serve it")
+    assert_refused(tmp_path / "gone.pth", "no checkpoint file at ", check_checkpoint)
     check_checkpoint("hf-hub:someone/model")

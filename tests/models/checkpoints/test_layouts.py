@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from models.backbones.backbone import Backbone
 from models.backbones.cvt import CVTS
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
-from models.checkpoints.description import CheckpointError, Hints
+from models.checkpoints.description import Hints
 from models.checkpoints.layouts.backbones import TRESNETS, recognise
 from tests.goldens import read_golden
-from tests.models.checkpoints import assert_gives, read_config
+from tests.models.checkpoints import assert_gives, assert_refused, read_config, save
 from tests.models.heads.test_goldens import write_official
 
 State = dict[str, Tensor]
@@ -64,8 +64,7 @@ def test_query2label_on_a_resnet_is_read_from_its_file_alone(
     assert spec.mean == pytest.approx((0.485, 0.456, 0.406))
     images = torch.randn(2, 3, 64, 96)
     assert_gives(path, images, alone(backbone(images)))
-    with pytest.raises(CheckpointError, match="64 x 96 pixels"):  # fixed by the position table
-        load_checkpoint(path, image_size=448)
+    assert_refused(path, "64 x 96 pixels", image_size=448)  # fixed by the position table
 
 
 def test_query2label_beside_the_description_of_a_timm_model_is_refused(tmp_path: Path) -> None:
@@ -73,27 +72,21 @@ def test_query2label_beside_the_description_of_a_timm_model_is_refused(tmp_path:
     path, _ = write_query2label(tmp_path, make_official_head(512, (2, 3)), body)
     config = {"architecture": "resnet18", "pretrained_cfg": {"mean": [0.5] * 3}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"not prepared as the config\.json or"):
-        load_checkpoint(path)
+    assert_refused(path, r"not prepared as the config\.json or")
     content = torch.load(path)["state_dict"]
     torch.save({f"model.{key.removeprefix('module.')}": v for key, v in content.items()}, path)
-    with pytest.raises(CheckpointError, match=r"not prepared as the config\.json or"):
-        load_checkpoint(path)
+    assert_refused(path, r"not prepared as the config\.json or")
 
 
 def test_query2label_with_another_layer_is_refused_by_its_name(tmp_path: Path) -> None:
     head = make_official_head(512, (2, 3)) | {"neck.weight": torch.ones(3)}
-    torch.save(head, tmp_path / "head.pkl")
-    with pytest.raises(CheckpointError, match=r"has neck\.weight next to"):
-        load_checkpoint(tmp_path / "head.pkl")
+    assert_refused(save(head, tmp_path), r"has neck\.weight next to")
 
 
 def test_number_of_a_query2label_layer_takes_no_memory(tmp_path: Path) -> None:
     head = make_official_head(512, (2, 3))
     numbered = {k.replace("decoder.layers.1.", f"decoder.layers.{10**10}."): head[k] for k in head}
-    torch.save(numbered, tmp_path / "head.pkl")
-    with pytest.raises(CheckpointError, match=r"Missing.*decoder\.1\."):
-        load_checkpoint(tmp_path / "head.pkl")
+    assert_refused(save(numbered, tmp_path), r"Missing.*decoder\.1\.")
 
 
 @pytest.mark.parametrize("name", [*TRESNETS, *CVTS])
@@ -126,16 +119,14 @@ def test_converted_abn_weights_are_taken_as_they_are_and_fused_ones_refused(
     raw = torch.load(tresnet)["model"]
     norms = [key.removesuffix("running_mean") for key in raw if key.endswith("running_mean")]
     converted = raw | {f"{key}weight": raw[f"{key}weight"].abs() + 1e-5 for key in norms}
-    torch.save({"model": converted}, tmp_path / "converted.pth")
-    networks = [load_checkpoint(p, image_size=64) for p in (tresnet, tmp_path / "converted.pth")]
+    files = (tresnet, save({"model": converted}, tmp_path))
+    networks = [load_checkpoint(path, image_size=64) for path in files]
     for one, other in zip(*(network.parameters() for network in networks), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
     # The authors' fuse_bn_recursively leaves convolutions with a bias.
     fused = {key: tensor for key, tensor in raw.items() if not key.startswith(tuple(norms))}
-    torch.save({"model": fused}, tresnet)
-    with pytest.raises(CheckpointError, match="batch norms are fused"):
-        load_checkpoint(tresnet)
+    assert_refused(save({"model": fused}, tmp_path), "batch norms are fused")
 
 
 def test_swin_in_its_authors_names_gives_the_same_logits(

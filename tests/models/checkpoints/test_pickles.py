@@ -13,6 +13,7 @@ from models.checkpoints.description import CheckpointError
 from models.checkpoints.files import read_file
 from models.checkpoints.layouts.state import unwrap
 from models.checkpoints.pickles import Unread
+from tests.models.checkpoints import assert_refused
 
 WEIGHT = torch.ones(2, 3)
 
@@ -48,8 +49,7 @@ def test_pickle_that_calls_code_runs_none(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"a": Calls()}, "a.pth", _use_new_zipfile_serialization=zipped)
-    with pytest.raises(CheckpointError, match="code in a pickle is refused"):
-        read_file("a.pth")
+    assert_refused("a.pth", "code in a pickle is refused", read_file)
     assert not Path("victim").exists()
 
 
@@ -83,5 +83,4 @@ def test_pickle_of_thousands_of_classes_is_refused(
     for kind in kinds:
         monkeypatch.setitem(globals(), kind.__name__, kind)
     torch.save({"a": kinds}, tmp_path / "a.pth")
-    with pytest.raises(CheckpointError, match="code in a pickle is refused"):
-        read_file(tmp_path / "a.pth")
+    assert_refused(tmp_path / "a.pth", "code in a pickle is refused", read_file)

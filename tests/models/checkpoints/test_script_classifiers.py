@@ -16,7 +16,7 @@ from models.checkpoints.description import CheckpointError, Description, Hints
 from models.checkpoints.layouts.state import rename
 from models.checkpoints.layouts.translate import read_foreign
 from tests.models import shake
-from tests.models.checkpoints import assert_gives
+from tests.models.checkpoints import assert_gives, save
 
 IMAGES = torch.rand(2, 3, 64, 64)
 Change = Callable[[dict[str, Any]], dict[str, Any]]
@@ -67,24 +67,19 @@ def test_backbone_and_a_linear_layer_are_found_under_any_names(
 ) -> None:
     module = make(name)
     state = rename(module.state_dict(), ((r"^backbone\.", backbone), (r"^fc\.", fc)))
-    torch.save({"state_dict": state}, tmp_path / "a.ckpt")
-    network = load_checkpoint(tmp_path / "a.ckpt", backbone=name)
+    network = load_checkpoint(save({"state_dict": state}, tmp_path), backbone=name)
     images = torch.rand(1, 3, network.config.input.height, network.config.input.width)
     assert_gives(network, images, module(images))
 
 
-@pytest.mark.parametrize("prefix", ["", "model."])
-def test_numbered_children_of_a_resnet_are_named(prefix: str, tmp_path: Path) -> None:
-    module = make_numbered(gem=False)
-    torch.save({f"{prefix}{k}": v for k, v in module.state_dict().items()}, tmp_path / "a.pth")
-    assert_gives(tmp_path / "a.pth", IMAGES, module(IMAGES), backbone="test_resnet")
-
-
-def test_gem_pools_with_the_power_of_the_file(tmp_path: Path) -> None:
-    module = make_numbered(gem=True)
-    torch.save(module.state_dict(), tmp_path / "a.pth")
-    network = load_checkpoint(tmp_path / "a.pth", backbone="test_resnet")
-    assert network.config.head.pooling == "gem"
+@pytest.mark.parametrize(("prefix", "gem"), [("", False), ("model.", False), ("", True)])
+def test_numbered_children_of_a_resnet_are_named_and_gem_has_the_power_of_the_file(
+    prefix: str, tmp_path: Path, *, gem: bool
+) -> None:
+    module = make_numbered(gem=gem)
+    path = save({f"{prefix}{k}": v for k, v in module.state_dict().items()}, tmp_path)
+    network = load_checkpoint(path, backbone="test_resnet")
+    assert network.config.head.pooling == ("gem" if gem else "mean")
     assert_gives(network, IMAGES, module(IMAGES))
 
 
@@ -149,9 +144,8 @@ def test_body_is_found_with_the_arguments_of_config_json(tmp_path: Path) -> None
     module = nn.Sequential(timm.create_model(name, num_classes=0, **arguments), nn.Module())
     module[1].head = nn.Sequential(nn.Linear(module[0].num_features, 5))  # as PixAI's
     shake(module, 0.1).eval()
-    torch.save(module.state_dict(), tmp_path / "model.pth")
     config = {"architecture": name, "model_args": arguments}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    network = load_checkpoint(tmp_path / "model.pth")
+    network = load_checkpoint(save(module.state_dict(), tmp_path))
     images = torch.rand(2, 3, network.config.input.height, network.config.input.width)
     assert_gives(network, images, module[1].head(module[0](images)))

@@ -6,9 +6,9 @@ import pytest
 import timm
 import torch
 
-from models.checkpoints.checkpoint import load_checkpoint
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.layouts.unsupported import refuse_unsupported
+from tests.models.checkpoints import assert_refused, save
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,8 @@ def test_layout_that_is_not_read_is_refused_by_name(keys: list[str], what: str) 
 
 
 def test_unsupported_layout_is_refused_although_a_backbone_is_given(tmp_path: Path) -> None:
-    torch.save({"module._blocks.0._bn0.weight": torch.ones(3)}, tmp_path / "model.pth")
-    with pytest.raises(CheckpointError, match="efficientnet_pytorch"):
-        load_checkpoint(tmp_path / "model.pth", backbone="efficientnet_b0")
+    path = save({"module._blocks.0._bn0.weight": torch.ones(3)}, tmp_path)
+    assert_refused(path, "efficientnet_pytorch", backbone="efficientnet_b0")
 
 
 @pytest.mark.parametrize("name", ["rexnet_100", "inception_v4", "mobilenetv2_100", "vgg11"])

@@ -1,7 +1,6 @@
 """Labelled folders in both layouts; damaged ones are refused."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,6 @@ import pytest
 
 from models.data.labelled_folder import read_labelled_folder
 from models.data.records import DataError
-
-COCO, NO_ID = "annotations/instances_train2017.json", r"instances_train2017\.json: no image_id"
 
 SIMPLE: dict[str, Any] = {
     "name": "pets",
@@ -53,10 +50,6 @@ def write_coco(folder: Path) -> Path:
     return folder
 
 
-def replace_text(old: str, new: str) -> Callable[[Path], object]:
-    return lambda path: path.write_text(path.read_text().replace(old, new))
-
-
 def test_simple_layout_is_read(tmp_path: Path) -> None:
     folder = read_labelled_folder(write_simple(tmp_path / "x"))
     assert (folder.name, folder.label_names) == ("pets", ("cat", "dog"))
@@ -66,6 +59,8 @@ def test_simple_layout_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(folder.targets(folder.split("test")), [[1, 0]])
     with pytest.raises(DataError, match="no photo in split 'val'"):
         folder.split("val")
+    with pytest.raises(DataError, match=r"neither labels\.json nor annotations"):
+        read_labelled_folder(tmp_path)
 
 
 def test_coco_layout_is_read(tmp_path: Path) -> None:
@@ -97,22 +92,16 @@ def test_damaged_index_is_refused(tmp_path: Path, index: Any, reason: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("write", "file", "damage", "reason"),
+    ("old", "new", "reason"),
     [
-        (write_simple, "labels.json", Path.unlink, r"neither labels\.json nor annotations"),
-        (write_coco, COCO, replace_text('"person"', '"dog"'), "two labels named 'dog'"),
-        (write_coco, COCO, replace_text('"image_id": 7', '"image_id": "7"'), NO_ID),
+        ('"person"', '"dog"', "two labels named 'dog'"),
+        ('"image_id": 7', '"image_id": "7"', r"instances_train2017\.json: no image_id"),
     ],
 )
-def test_damaged_layout_is_refused(
-    tmp_path: Path,
-    write: Callable[[Path], Path],
-    file: str,
-    damage: Callable[[Path], object],
-    reason: str,
-) -> None:
-    folder = write(tmp_path / "x")
-    damage(folder / file)
+def test_damaged_index_of_coco_is_refused(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    folder = write_coco(tmp_path / "coco")
+    path = folder / "annotations" / "instances_train2017.json"
+    path.write_text(path.read_text().replace(old, new))
     with pytest.raises(DataError, match=reason):
         read_labelled_folder(folder)
 

@@ -11,7 +11,7 @@ from models.checkpoints.checkpoint import load_checkpoint
 from models.checkpoints.description import CheckpointError
 from models.config import RamConfig
 from models.heads.ram import Ram
-from tests.goldens import Golden, read_golden
+from tests.goldens import read_golden
 
 WIDTHS: dict[str, Any] = {
     "num_classes": 3, "encoder_width": 6, "text_width": 8, "decoder_width": 16,
@@ -19,14 +19,7 @@ WIDTHS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def ram() -> Golden:
-    return read_golden("ram_head_20_b2")
-
-
-@pytest.fixture(scope="module")
-def ram_plus() -> Golden:
-    return read_golden("ram_plus_head_7x51_b2")
+RAM, RAM_PLUS = "ram_head_20_b2", "ram_plus_head_7x51_b2"
 
 
 def make_head(**changes: Any) -> Ram:
@@ -34,8 +27,11 @@ def make_head(**changes: Any) -> Ram:
     return Ram(RamConfig(**WIDTHS, **changes)).eval()
 
 
-def read_state(golden: Golden) -> dict[str, Tensor]:
-    return {key: torch.from_numpy(value) for key, value in golden.state.items()}
+def read_case(name: str) -> tuple[dict[str, Tensor], Tensor]:
+    """Returns the tensors of a recorded file, and its images."""
+    golden = read_golden(name)
+    state = {key: torch.from_numpy(value) for key, value in golden.state.items()}
+    return state, torch.from_numpy(golden.inputs[0])
 
 
 def run_file(path: Path, state: dict[str, Tensor], *inputs: Tensor) -> Tensor:
@@ -45,10 +41,8 @@ def run_file(path: Path, state: dict[str, Tensor], *inputs: Tensor) -> Tensor:
     return logits
 
 
-def test_older_names_and_leftovers_of_training_give_the_same_logits(
-    ram: Golden, tmp_path: Path
-) -> None:
-    state, images = read_state(ram), torch.from_numpy(ram.inputs[0])
+def test_older_names_and_leftovers_of_training_give_the_same_logits(tmp_path: Path) -> None:
+    state, images = read_case(RAM)
     older = {key.replace("tagging_head.", "vision_multi."): t for key, t in state.items()}
     older |= {"tag_encoder.embeddings.position_ids": torch.arange(4), "text_decoder.x": images}
     logits = run_file(tmp_path / "older.pth", older, images)
@@ -57,8 +51,8 @@ def test_older_names_and_leftovers_of_training_give_the_same_logits(
     )
 
 
-def test_other_labels_replace_the_files_own(ram_plus: Golden, tmp_path: Path) -> None:
-    state, images = read_state(ram_plus), torch.from_numpy(ram_plus.inputs[0])
+def test_other_labels_replace_the_files_own(tmp_path: Path) -> None:
+    state, images = read_case(RAM_PLUS)
     chosen = state["label_embed"].unflatten(0, (-1, 51))[[4, 1]]
     own_logits = run_file(tmp_path / "own.pth", state, images)
     for embeddings in (chosen, chosen.flatten(1)):
@@ -69,25 +63,21 @@ def test_other_labels_replace_the_files_own(ram_plus: Golden, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("golden", "change", "reason"),
     [
-        ("ram", {"fc.weight": None}, "Missing.*pool.weight"),
-        ("ram", {"wordvec_proj.bias": None}, "Missing.*project.bias"),
+        (RAM, {"fc.weight": None}, "Missing.*pool.weight"),
+        (RAM, {"wordvec_proj.bias": None}, "Missing.*project.bias"),
         (
-            "ram",
+            RAM,
             {"tagging_head.encoder.layer.0.attention.x": torch.ones(1)},
             r"Unexpected.*layers\.0\.attention\.x",
         ),
-        ("ram_plus", {"label_embed": torch.ones(350, 512)}, r"\[-1, 51\] .* \(350\)"),
-        ("ram", {"visual_encoder.patch_embed.proj.weight": torch.ones(1)}, "none of RAM's: swin"),
+        (RAM_PLUS, {"label_embed": torch.ones(350, 512)}, r"\[-1, 51\] .* \(350\)"),
+        (RAM, {"visual_encoder.patch_embed.proj.weight": torch.ones(1)}, "none of RAM's: swin"),
     ],
 )
 def test_unfit_file_is_refused(
-    golden: str,
-    change: dict[str, Tensor | None],
-    reason: str,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
+    golden: str, change: dict[str, Tensor | None], reason: str, tmp_path: Path
 ) -> None:
-    state = {**read_state(request.getfixturevalue(golden)), **change}
+    state = {**read_case(golden)[0], **change}
     with pytest.raises(CheckpointError, match=reason):
         run_file(tmp_path / "unfit.pth", {k: t for k, t in state.items() if t is not None})
 

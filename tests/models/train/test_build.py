@@ -14,21 +14,18 @@ from models.checkpoints.checkpoint import write_checkpoint
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.files import read_file
 from models.checkpoints.pretrained import fill_backbone
-from models.config import GapConfig, HeadConfig, InputConfig, MLDecoderConfig, NetworkConfig
+from models.config import GapConfig, HeadConfig, InputConfig, MLDecoderConfig
 from models.network import Network
 from models.train.build import start_from
+from tests.export.tiny_network import make_network
+from tests.models.checkpoints import save
 from tests.models.checkpoints.test_preparation import STAGES, write_tagger
 
 
 def build(backbone: str, seed: int, head: HeadConfig | None = None) -> Network:
-    torch.manual_seed(seed)
-    width = Backbone(backbone).width
-    config = NetworkConfig(
-        backbone=backbone,
-        input=InputConfig(height=32, width=32),
-        head=head or GapConfig(num_classes=2, encoder_width=width),
-    )
-    return Network(config).eval()
+    head = head or GapConfig(num_classes=2, encoder_width=Backbone(backbone).width)
+    photos = InputConfig(height=32, width=32)
+    return make_network(seed, backbone=backbone, head=head, input=photos)
 
 
 def write(path: Path, network: Network) -> Path:
@@ -86,9 +83,7 @@ def test_start_loads_the_backbone_of_a_bare_classifier(tmp_path: Path) -> None:
     # Frozen batch norms store no counters.
     state = {k: v for k, v in body.items() if not k.endswith("num_batches_tracked")}
     state |= {"head.fc.weight": torch.zeros(9, 2048), "head.fc.bias": torch.zeros(9)}
-    path = tmp_path / "tresnet.pth"
-    torch.save({"model": state}, path)
-    assert start(second, path) == "its backbone"
+    assert start(second, save({"model": state}, tmp_path)) == "its backbone"
     assert_equal(second.backbone.state_dict(), first.backbone.state_dict())
 
 
@@ -97,9 +92,7 @@ def test_start_loads_the_backbone_of_a_vit_with_its_own_pooling(tmp_path: Path, 
     torch.manual_seed(1)
     whole, network = timm.create_model(name, img_size=32).state_dict(), build(name, 2)
     whole = {key: torch.rand_like(tensor) for key, tensor in whole.items()}
-    path = tmp_path / "vit.pth"
-    torch.save(whole, path)
-    assert start(network, path) == "its backbone"
+    assert start(network, save(whole, tmp_path)) == "its backbone"
     body = network.backbone.body.state_dict()
     expected = {key.replace("fc_norm.", "norm."): tensor for key, tensor in whole.items()}
     assert_equal(body, {key: expected[key] for key in body})
@@ -119,9 +112,9 @@ def test_start_loads_the_backbone_of_a_vit_with_its_own_pooling(tmp_path: Path, 
 def test_start_names_the_weight_that_does_not_fit(
     tmp_path: Path, change: dict[str, Tensor | None], reason: str
 ) -> None:
-    network, path = build("test_efficientnet", 1), tmp_path / "backbone.pth"
+    network = build("test_efficientnet", 1)
     state = network.backbone.body.state_dict() | change
-    torch.save({key: tensor for key, tensor in state.items() if tensor is not None}, path)
+    path = save({key: tensor for key, tensor in state.items() if tensor is not None}, tmp_path)
     with pytest.raises(CheckpointError, match=reason):
         start(network, path)
 
@@ -135,10 +128,9 @@ def test_start_takes_the_preparation_from_an_authors_file(tmp_path: Path, with_h
         "args": argparse.Namespace(model="test_resnet", img_size=96, **given),
         "state_dict": (add_ml_decoder_head(body) if with_head else body).state_dict(),
     }
-    network, path = build("test_resnet", 1), tmp_path / "last.pth.tar"
-    torch.save(content, path)
+    network = build("test_resnet", 1)
     pixels = "its mean (0.5, 0.4, 0.3), std (0.2, 0.2, 0.2) and nearest interpolation"
-    assert pixels in start(network, path)
+    assert pixels in start(network, save(content, tmp_path))
     # The size is the recipe's.
     assert network.config.input == InputConfig.model_validate({"height": 32, "width": 32, **given})
 

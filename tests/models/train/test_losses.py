@@ -13,9 +13,8 @@ from models.train.losses import asymmetric_loss
 from models.train.recipe import Recipe
 
 
-def sum_always(*settings: float, disable_torch_grad_focal_loss: bool) -> nn.Module:
+def sum_always(*settings: float) -> nn.Module:
     """The loss of older timm versions."""
-    assert not disable_torch_grad_focal_loss
     return AsymmetricLossMultiLabel(*settings, reduction="sum")
 
 

@@ -1,4 +1,4 @@
-"""The shipped recipes in small: as `make bundle` runs them, and the baseline."""
+"""Recipes name their mistakes; the shipped ones in small, as `make bundle` runs them."""
 
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from timm.data.auto_augment import RandAugment
 from export.__main__ import main as export
 from models.average import main as average
 from models.checkpoints.checkpoint import read_checkpoint
+from models.commands import RequestError
 from models.config import InputConfig
 from models.train.__main__ import main
 from models.train.recipe import Recipe
@@ -72,3 +73,27 @@ def test_recipe_never_posterizes_to_0_bits(path: Path) -> None:
         if op.name.startswith("Posterize"):
             strongest = op.magnitude_max or op.magnitude + 5 * op.magnitude_std
             assert op.level_fn(strongest, op.hparams)[0] > 0
+
+
+def test_shipped_baseline_differs_in_the_head_alone() -> None:
+    decoder, gap = (Recipe.read(RECIPES / f"{name}.toml", {}) for name in ("lite0", "lite0_gap"))
+    head_fields = {"head", "decoder_width", "feedforward_width"}
+    assert decoder.model_dump(exclude=head_fields) == gap.model_dump(exclude=head_fields)
+    assert (decoder.head, gap.head) == ("ml_decoder", "gap")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("epochs = 0", "epochs: "), ("speed = 3", "speed: "), ("epochs = ", "cannot be read")],
+)
+def test_recipe_names_its_mistake_in_one_line(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(text)
+    with pytest.raises(RequestError, match=f"^.*{reason}.*$"):
+        Recipe.read(path, {})
+
+
+def test_options_override_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text("epochs = 3\nlr = 0.1")
+    assert Recipe.read(path, {"lr": "0.5"}) == Recipe(epochs=3, lr=0.5)

@@ -157,8 +157,10 @@ async def test_added_labels_take_names_and_words_of_the_bundle(worded_bundle: Bu
         plain, changed = catalogue.adopt_words(define("mine", "Katze", "Puss"), None)
         assert (plain.names, changed) == (("Katze", "cat"), {"Puss": "cat"})
         assert catalogue.adopt_words(define("mine", "cat", "puss"), None)[0].names == ("cat",)
-        await register(catalogue, define("mine", "puss"))
-        assert catalogue.adopt_words(define("mine", "puss"), None)[0].names == ("puss",)
+        assert catalogue.adopt_words(define("mine", "puss"), None, {"puss"})[0].names == ("puss",)
+        thresholds = Definition("mine", ("cat", "puss"), (None, None), (0.5, 0.3))
+        with pytest.raises(errors.InvalidLabelSet, match="'puss' means 'cat', which is there"):
+            catalogue.adopt_words(thresholds, None)
         with pytest.raises(errors.UnknownLanguage):
             catalogue.adopt_words(given, "it")
 

@@ -127,7 +127,9 @@ def test_npz_may_have_several_descriptions_of_a_label() -> None:
         (b"name,translation:german\na,b\n", ".csv", "language tag"),
         (b"name,parent\na,a\n", ".csv", "Line 2: parents: A label should not be its own"),
         (
-            make_npz(["a"], words=np.frombuffer(b'{"labels":[{"name":"b"}]}', np.uint8)),
+            make_npz(
+                ["a"], words=np.frombuffer(b'{"labels":[{"name":"b","aliases":["c"]}]}', np.uint8)
+            ),
             ".npz",
             "names",
         ),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import AmbiguousWord, InvalidLabelSet, UnknownLanguage
-from service.labels.words import Dictionary, Lexicon, Words, pack_words, parse_words
+from service.labels.words import Dictionary, Lexicon, Words, load_words, pack_words, parse_words
 
 COUCH = Words(("sofa",), ("furniture",), {"de": "Sofa", "pt-BR": "sofá"})
 WORDS = {
@@ -49,6 +49,12 @@ def test_word_means_a_name_in_its_language(word: str, lang: str | None, meant: s
     assert LEXICON.speak(lang).find(word) == meant
 
 
+def test_aliases_of_a_set_without_a_language_are_no_words_of_it() -> None:
+    present = Dictionary(("present",), {"present": Words(("Gift",))})
+    assert LEXICON.speak("de", [present]).find("GIFT") == "poison"
+    assert LEXICON.speak(None, [present]).find("GIFT", {"present"}) == "present"
+
+
 def test_word_of_two_labels_is_refused_unless_only_one_is_known() -> None:
     german = LEXICON.speak("de")
     with pytest.raises(AmbiguousWord, match="'Bank' means 'bench', 'bank'"):
@@ -60,7 +66,7 @@ def test_language_that_none_has_is_refused_unless_it_is_that_of_names_or_the_def
     with pytest.raises(UnknownLanguage, match="Known languages: 'de', 'fr', 'pt-BR'"):
         LEXICON.speak("xx")
     with pytest.raises(UnknownLanguage, match="They have no translations"):
-        LEXICON.extend([Dictionary(("yak",))]).speak("de", asked=1)
+        LEXICON.speak("de", [Dictionary(("yak",))], of_sets=True)
     assert LEXICON.speak("en-GB").lang is None
     assert Lexicon(LEXICON.dictionaries, "xx").speak(None).lang is None
     assert Lexicon(LEXICON.dictionaries, "de").speak(None).find("Sofa") == "couch"
@@ -69,8 +75,10 @@ def test_language_that_none_has_is_refused_unless_it_is_that_of_names_or_the_def
 
 @given(st.dictionaries(texts, words))
 def test_words_are_read_as_they_were_packed(given: dict[str, Words]) -> None:
-    legal = {name: each for name, each in given.items() if name not in each.parents}
-    assert parse_words(pack_words(legal)) == legal
+    legal = {name: x for name, x in given.items() if any(x) and name not in x.parents}
+    packed = pack_words(legal)
+    assert parse_words(packed.encode()) == load_words(packed, legal) == legal
+    assert load_words(packed, ()) == {}
 
 
 @pytest.mark.parametrize(
@@ -87,5 +95,5 @@ def test_words_are_read_as_they_were_packed(given: dict[str, Words]) -> None:
 )
 def test_words_that_are_invalid_are_refused(content: str, reason: str) -> None:
     with pytest.raises(InvalidLabelSet, match=reason):
-        parse_words(content)
-    assert parse_words(pack_words({"couch": COUCH})) == {"couch": COUCH}
+        parse_words(content.encode())
+    assert parse_words(pack_words({"couch": COUCH}).encode()) == {"couch": COUCH}

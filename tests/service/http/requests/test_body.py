@@ -11,6 +11,7 @@ from starlette.types import Message, Receive
 
 from service.bundle.reader import Bundle
 from service.errors import BodyTimeout, QueueFull, StartError
+from service.http.requests import body as body_module
 from service.http.requests.body import Body, BodyBudget, Reservation, cancel_on_disconnect
 from service.settings import Settings
 from tests.support.serving import assert_problem, assert_still_serving, send_image, serve_app
@@ -130,7 +131,12 @@ async def test_client_that_leaves_ends_the_reading() -> None:
         await read(make_leaving(left))
 
 
-async def test_error_of_the_work_comes_through() -> None:
+@pytest.mark.parametrize("watch_after", [0.0, 30.0])
+async def test_error_of_the_work_comes_through(
+    watch_after: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_module, "_WATCH_AFTER_SECONDS", watch_after)
+
     async def work() -> int:
         await take_turns()
         raise ValueError("mine")
@@ -161,7 +167,8 @@ async def test_client_or_server_that_gives_up_cancels_the_work(gives_up: str) ->
     assert cancelled.is_set()
 
 
-async def test_other_messages_do_not_stop_the_work() -> None:
+async def test_other_messages_do_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "_WATCH_AFTER_SECONDS", 0.0)
     messages: asyncio.Queue[Message] = asyncio.Queue()
     gate = asyncio.Event()
     answering = asyncio.create_task(
@@ -176,8 +183,11 @@ async def test_other_messages_do_not_stop_the_work() -> None:
 
 
 @pytest.mark.parametrize("turns", range(-1, 5))
-async def test_client_that_leaves_while_it_is_answered_breaks_nothing(turns: int) -> None:
+async def test_client_that_leaves_while_it_is_answered_breaks_nothing(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So many turns of the event loop lie between the two; -1: it leaves after the answer."""
+    monkeypatch.setattr(body_module, "_WATCH_AFTER_SECONDS", 0.0)
     loop, left, gate = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     unexpected: list[dict[str, object]] = []
     others = asyncio.all_tasks()
