@@ -23,8 +23,7 @@ from service.pipeline.served import ServedPipeline
 from service.question import Question
 from service.scheduling.tasks import run_together
 
-ALL_LABELS = 2**31 - 1
-"""As `top_k`: every label is scored."""
+ALL_LABELS = 2**31 - 1  # as `top_k`: every label is scored
 # With a limit, pydantic refuses lone surrogates, which no answer could encode.
 RequestId = Annotated[str, Field(max_length=200)]
 Photo = str | bytes | DecodedImage

@@ -107,10 +107,7 @@ async def embed(
 async def embed_all(
     pipeline: Pipeline, images: Sequence[bytes | str], texts: Sequence[str]
 ) -> tuple[list[Embedded], list[Embedded]]:
-    """Returns the embeddings of images, files or base64, and of texts; `admit` is up to the caller.
-
-    Raises BusyError, UnavailableError, InferenceFailed, and errors of texts.
-    """
+    """Embeds images, files or base64, and texts; `admit` is up to the caller."""
     encoders, deadline = pipeline.catalogue.encoders, pipeline.make_deadline()
     rows: list[Embedded] = []
     if texts:
