@@ -182,7 +182,7 @@ def _add(
     labels: Iterable[dict[str, Any]],
     known: dict[str, Any],
 ) -> None:
-    """Adds a photo; `known` has parents and translations of labels if these have none."""
+    """Adds a photo; `known` has parents and all names of labels and parents."""
     connection.execute("INSERT INTO photos VALUES (?, ?)", (str(path), error))
     for x in labels:
         # Results of version 1.0 have no flag.
@@ -191,7 +191,7 @@ def _add(
         connection.execute("INSERT INTO labels VALUES (?, ?, ?, ?)", row)
         parents = x.get("parents") or known.get(x["label"], {}).get("parents", ())
         words = {*parents, x.get("translation"), *(x.get("parent_translations") or ())} - {None}
-        words |= {known[name]["translation"] for name in (x["label"], *parents) if name in known}
+        words.update(*(known[name]["names"] for name in (x["label"], *parents) if name in known))
         rows = [(word, str(path), x["score"]) for word in words if found]
         connection.executemany("INSERT INTO words VALUES (?, ?, ?)", rows)
 

@@ -1,7 +1,7 @@
 """Chooses labels from the tags of photos, and which photo shows, lacks or rejects which label."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -33,6 +33,7 @@ class TagSigns(NamedTuple):
     labels: tuple[str, ...]
     signs: NDArray[np.int8]  # [photos, labels]: PRESENT, ABSENT, REJECTED or UNKNOWN
     left_out: dict[str, list[str]]  # tags that are no labels, by the reason
+    resolved: dict[str, str]  # the labels of tags that are other words
 
 
 @dataclass(frozen=True)
@@ -67,34 +68,40 @@ class TagChoice:
 
 
 def choose_labels(
-    tags: Mapping[str, PhotoTags], choice: TagChoice, known: Collection[str] = ()
+    tags: Mapping[str, PhotoTags], choice: TagChoice, find_label: Callable[[str], str] = str
 ) -> TagSigns:
     """Returns the labels that enough photos show, and what photos say of them.
 
-    Spellings of a label are one: that of `known`, or the most frequent one. In a photo with tags of
-    the user, a label without a tag is ABSENT. Excluded tags do not count as such: names of people
-    or ratings do not say what else is seen. REJECTED are names that the user deleted and did not
-    add again. Names that he kept count if they are trusted; else they count for nothing, so that
-    tags that `bulk` writes do not change what the next fit learns.
+    Spellings of a label are one: what `find_label` returns for the most frequent one. In a photo
+    with tags of the user, a label without a tag is ABSENT. Excluded tags do not count as such:
+    names of people or ratings do not say what else is seen. REJECTED are labels that the user
+    deleted and did not add again. Names that he kept count if they are trusted; else they count
+    for nothing, so that tags that `bulk` writes do not change what the next fit learns.
     """
     judge = cache(choice.judge)
     users = [{*map(judge, given.users)} for given in tags.values()]
-    kept = [{judge((n,)) for n in given.kept if choice.trust_kept} for given in tags.values()]
+    kept = [
+        {(given.labels.get(n, n), judge((n,))[1]) for n in given.kept if choice.trust_kept}
+        for given in tags.values()
+    ]
     judged = [one | other for one, other in zip(users, kept, strict=True)]
     found = sorted(Counter(pair for pairs in judged for pair in pairs).items(), key=_rank)
+    rejected = [name for given in tags.values() for name in given.rejected]
     spelled = [name for (name, reason), _ in reversed(found) if not reason]
-    names = {fold_key(name): name for name in (*spelled, *known)}
-    shown = [{fold_key(name) for name, reason in pairs if not reason} for pairs in judged]
-    counts = Counter(names[key] for keys in shown for key in keys)
+    spellings = {fold_key(name): name for name in (*rejected, *spelled)}
+    names = {key: find_label(name) for key, name in spellings.items()}
+    shown = [{names[fold_key(name)] for name, r in pairs if not r} for pairs in judged]
+    counts = Counter(name for some in shown for name in some)
     labels = [name for name, n in sorted(counts.items(), key=_rank) if n >= choice.least]
-    columns = {fold_key(name): column for column, name in enumerate(labels)}
+    columns = {name: column for column, name in enumerate(labels)}
 
     signs = np.full((len(tags), len(labels)), UNKNOWN, np.int8)
-    for row, given, pairs, keys in zip(signs, tags.values(), users, shown, strict=True):
+    for row, given, pairs, present in zip(signs, tags.values(), users, shown, strict=True):
         if any(reason in ("", _NOT_CHOSEN) for _, reason in pairs):
             row[:] = ABSENT
-        for sign, texts in ((REJECTED, given.rejected), (PRESENT, keys)):
-            row[[columns[key] for key in map(fold_key, texts) if key in columns]] = sign
+        gone = {names[fold_key(name)] for name in given.rejected}
+        for sign, some in ((REJECTED, gone), (PRESENT, present)):
+            row[[columns[name] for name in some if name in columns]] = sign
     says = (signs != UNKNOWN).any(axis=1)
     rare = f"fewer than {choice.least} photos"
     others = [((name, rare), n) for name, n in counts.items() if n < choice.least]
@@ -102,7 +109,9 @@ def choose_labels(
     for (name, reason), _ in sorted(found + others, key=_rank):
         if reason:
             left_out[reason].append(name)
-    return TagSigns(tuple(compress(tags, says)), tuple(labels), signs[says], left_out)
+    other = [key for key in map(fold_key, reversed(spelled)) if fold_key(names[key]) != key]
+    resolved = {spellings[key]: names[key] for key in other}
+    return TagSigns(tuple(compress(tags, says)), tuple(labels), signs[says], left_out, resolved)
 
 
 def _rank(counted: tuple[Any, int]) -> tuple[int, Any]:

@@ -10,13 +10,14 @@ import os
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from service.archive import ROOT
+from service.archive import ROOT, Tag
 from service.archive.embedded import read_embedded
 from service.archive.tags import (
+    MakeTags,
     State,
     begin_state,
     find_rejected,
@@ -26,7 +27,7 @@ from service.archive.tags import (
     read_tags,
     write_state,
 )
-from service.archive.tree import TagTree
+from service.archive.tree import make_tags
 from service.archive.xmp import Packet
 from service.errors import StartError
 from service.files import replace_file
@@ -41,6 +42,8 @@ _ENDINGS = (".xmp", ".XMP")
 _CHANGES_SHOWN = 10
 _MARK = ROOT.encode()  # in the name of the memory's namespace too
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+
+Found = Iterable[tuple[str, Sequence[str]]]
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +65,9 @@ class Change(NamedTuple):
 
 
 def write_sidecars(
-    folder: Path, found: Iterable[tuple[str, Sequence[str]]], tree: TagTree, *, dry_run: bool
+    folder: Path, found: Found, root: Tag, words: dict[str, Any], *, dry_run: bool
 ) -> tuple[Counter[str], list[Change]]:
-    """Writes found labels of photos, named relative to `folder`, as tags of a tree.
+    """Writes found labels of photos, named relative to `folder`, as tags of `make_tags`.
 
     Photos that no longer exist are ignored. Returns fields of `Totals` and the first ten changes.
     """
@@ -79,7 +82,8 @@ def write_sidecars(
                 continue
             photo = Path(location)
             path = _find_own_sidecar(photo, list_pictures)
-            change = retag(path, photo, (tree, labels), dry_run=dry_run)
+            own = root, partial(make_tags, root, words, labels)
+            change = retag(path, photo, own, dry_run=dry_run)
         except LeftAlone as reason:
             logger.warning("%s: no sidecar was written: %s", name, reason)
             counts["left_alone"] += 1
@@ -147,17 +151,17 @@ def list_sidecars(folder: Path) -> Iterator[tuple[Path, Path]]:
 def retag(
     path: Path,
     photo: Path,
-    own: tuple[TagTree, Sequence[str]] | None = None,
+    own: tuple[Tag, MakeTags] | None = None,
     is_removed: Callable[[str], bool] = lambda _: False,
     *,
     dry_run: bool,
 ) -> Change:
     """Replaces the own tags of a sidecar, or removes some; makes one from the XMP in the photo.
 
-    `own` are labels, with the tree that makes tags of them. Names for which `is_removed` returns
-    True no longer count as deleted by the user either. A sidecar that has nothing more than the
-    photo is deleted. Raises LeftAlone, and OSError or ValueError for a file that must be left as it
-    is.
+    `own` are the root of tags and what makes them. Names, of tags or their labels, for which
+    `is_removed` returns True no longer count as deleted by the user either. A sidecar that has
+    nothing more than the photo is deleted. Raises LeftAlone, and OSError or ValueError for a file
+    that must be left as it is.
     """
     status = path.lstat() if os.path.lexists(path) else None
     packet, state, embedded = read_sidecar(path, photo)
@@ -165,16 +169,18 @@ def retag(
     in_photo = read_tags(embedded)
     # What was made from the photo has nothing more than it; else nothing at all is left.
     most = embedded.list_properties() if state.of_photo else set()
-    rejected = [name for name in find_rejected(state, in_photo) if not is_removed(name)]
-    root, wanted = state.root, [tag for tag in state.written if not is_removed(tag[-1])]
-    if own is not None:
-        tree, labels = own
-        root, wanted = tree.root, tree.make_tags(labels, rejected)
-    elif not wanted:
+    deleted = find_rejected(state, in_photo)
+    names = {name: name for name in (*deleted, *(tag[-1] for tag in state.written))} | state.labels
+    removed = {label for name, label in names.items() if is_removed(name) or is_removed(label)}
+    rejected = [name for name in deleted if names[name] not in removed]
+    left = {tag: names[tag[-1]] for tag in state.written if names[tag[-1]] not in removed}
+    root, make = own or (state.root, lambda _rejected, _users: left)
+    wanted = make(rejected, set())
+    if own is None and not wanted:
         state = forget_lost(state)
     new = state
     if wanted or rejected or state.written or state.rejected:
-        new = merge(state, in_photo, root, wanted, rejected)
+        new = merge(state, in_photo, root, make, rejected)
         write_state(packet, new)
     after = packet.render()
     is_changed = after != before
@@ -190,7 +196,7 @@ def retag(
     return Change(
         str(path),
         tags=tuple(tags),
-        rejected=new.rejected,
+        rejected=new.list_deleted(new.rejected),
         added=tuple(name for name in tags if name not in old),
         removed=tuple(name for name in old if name not in tags),
         is_changed=is_changed,

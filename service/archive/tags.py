@@ -4,8 +4,9 @@ Own tags are known by the memory in the sidecar, not by their root. A field that
 user gets a copy of those in the other fields: programs read the first field that has tags.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from dataclasses import field as make_field
 from typing import NamedTuple
 
 from service.archive import ROOT, SEPARATOR, Tag
@@ -18,9 +19,12 @@ _REJECTED = Field("mld:rejected", "\0")
 _EMBEDDED = Field("mld:embedded", "/")
 _OF_PHOTO = ("photo",)  # among the copies
 _BELOW = "root="  # there too: a root that is not all that is above the first own tag
+_MEANS = "label="  # there too, `label=Katze/cat`: the label of a tag that has another name
 
 Tags = dict[Field, tuple[Tag, ...] | None]
 """Tags by field; None: there is no such field."""
+MakeTags = Callable[[Sequence[str], set[str]], dict[Tag, str]]
+"""Makes wanted tags, with their labels, from rejected names and keys of the user's tags."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,17 @@ class State:
     # Of fields that had no tags of the user: the user's tags that were copied to them. Those that
     # a field lacks now, the user has deleted there.
     copies: dict[Field, tuple[Tag, ...]]
-    rejected: tuple[str, ...]  # names of own tags that the user deleted
+    rejected: tuple[str, ...]  # names of own tags that the user deleted, and their labels
     of_photo: bool = False  # the sidecar was made, from the XMP in the photo
     embedded: tuple[Tag, ...] = ()  # own tags in the photo, which got a copy of the sidecar
     root: Tag = ()  # of the written tags
+    # Of names of own tags, deleted ones too: the label, if it has another name.
+    labels: dict[str, str] = make_field(default_factory=dict)
+
+    def list_deleted(self, rejected: Sequence[str]) -> tuple[str, ...]:
+        """Returns rejected names, without those that are there as the label of another one."""
+        others = {self.labels.get(name) for name in rejected}
+        return tuple(name for name in rejected if name not in others)
 
 
 def read_tags(packet: Packet) -> Tags:
@@ -52,11 +63,14 @@ def read_state(packet: Packet) -> State:
         copies = _parse_copies(copied or ())
         embedded = packet.read(_EMBEDDED) or ()
         root = written[0][:-1] if written else ()  # up to version 1.1, tags have no parents
+        labels = {}
         for (entry,) in copied or ():
             if entry.startswith(_BELOW):
                 root = tuple(filter(None, entry.removeprefix(_BELOW).split("/")))
+            elif entry.startswith(_MEANS):
+                name, _, labels[name] = entry.removeprefix(_MEANS).partition("/")
         is_of_photo = _OF_PHOTO in (copied or ())
-        return State(tags, written or (), copies, names, is_of_photo, embedded, root)
+        return State(tags, written or (), copies, names, is_of_photo, embedded, root, labels)
     old = tuple(dict.fromkeys(tag for tag in _list_trees(tags) if tag[0] == ROOT and len(tag) > 1))
     own = {*old, *(tag[-1:] for tag in old)}
     made = (field for field in FIELDS if own.issuperset(tags[field] or ()))
@@ -91,6 +105,7 @@ def write_state(packet: Packet, state: State) -> None:
     ]
     if state.written and state.root != state.written[0][:-1]:
         copied.append((_BELOW + "/".join(state.root),))
+    copied += [(f"{_MEANS}{name}/{label}",) for name, label in state.labels.items()]
     packet.replace(_WRITTEN, state.written or None)
     packet.replace(_COPIED, copied + [_OF_PHOTO] * state.of_photo or None)
     packet.replace(_REJECTED, [(name,) for name in state.rejected] or None)
@@ -98,7 +113,7 @@ def write_state(packet: Packet, state: State) -> None:
 
 
 def find_rejected(state: State, photo: Tags) -> tuple[str, ...]:
-    """Returns the names of own tags that the user has deleted until now.
+    """Returns the names of own tags that the user has deleted until now, and of their labels.
 
     A tag is deleted if a field that is still there lacks it, or if no field has it: a program that
     drops a whole field has deleted nothing. A tag that was in the photo is deleted if it is not
@@ -113,26 +128,31 @@ def find_rejected(state: State, photo: Tags) -> tuple[str, ...]:
     if in_photo := {*_list_trees(photo)}:
         lost = (tag[-1] for tag in state.embedded if tag not in in_photo)
         names = {fold_name(name): name for name in lost} | names
+    for label in [label for name, label in state.labels.items() if fold_name(name) in names]:
+        names.setdefault(fold_name(label), label)
     return tuple(names.values())
 
 
 def merge(
-    state: State, photo: Tags, root: Tag, wanted: Sequence[Tag], rejected: Sequence[str]
+    state: State, photo: Tags, root: Tag, make_tags: MakeTags, rejected: Sequence[str]
 ) -> State:
     """Returns the sidecar with the wanted tags, all below `root`, in place of earlier own ones.
 
     Separators in wanted tags become `-`. Wanted tags that the user has too, as a tag, a level or
     a part of a level, or that are rejected, are left out, as is the second of a name.
     """
-    wanted = [tuple(SEPARATOR.sub("-", level).strip() for level in tag) for tag in wanted]
     users, in_photo, embedded, made, trees, flat, alone = _find_owners(state, photo, root, rejected)
 
     # The other fields' separators split a level, so that both forms are tags of the user.
     texts = [text for tag in (*trees, *flat) for text in (*tag, "/".join(tag))]
     names = [n for text in texts for n in (SEPARATOR.sub("-", text), *SEPARATOR.split(text))]
-    taken = {*map(fold_name, (*names, *rejected))}
-    by_name = {fold_name(tag[-1]): tag for tag in reversed(wanted)}
-    own = [tag for name, tag in reversed(by_name.items()) if name not in taken]
+    taken = {*map(fold_name, names)}
+    wanted = dict[str, tuple[Tag, str]]()
+    for levels, label in make_tags(rejected, taken).items():
+        *tag, meant = (SEPARATOR.sub("-", text).strip() for text in (*levels, label))
+        wanted.setdefault(fold_name(tag[-1]), (tuple(tag), meant))
+    taken |= {*map(fold_name, rejected)}
+    own = dict(row for name, row in wanted.items() if name not in taken)
 
     sources: dict[Field, Sequence[Tag]] = dict.fromkeys(FIELDS, trees + alone)
     sources[SUBJECT] = [tag[-1:] for tag in trees] + flat
@@ -156,8 +176,11 @@ def merge(
         merged[field] = tuple(new) if new or tags == () else None  # an empty list stays
     of_photo = state.of_photo and is_needed
     noted = {*embedded, *own}
-    seen = (tag for tag in dict.fromkeys(_list_trees(photo)) if tag in noted)
-    memory = copies, tuple(rejected), of_photo, tuple(seen) * is_needed, root * bool(own)
+    seen = [tag for tag in dict.fromkeys(_list_trees(photo)) if tag in noted] * is_needed
+    known = {*state.list_deleted(rejected), *(tag[-1] for tag in (*own, *seen))}
+    pairs = (state.labels | {tag[-1]: label for tag, label in own.items()}).items()
+    labels = {n: label for n, label in pairs if n in known and fold_name(n) != fold_name(label)}
+    memory = copies, tuple(rejected), of_photo, tuple(seen), root * bool(own), labels
     return State(merged, tuple(own), *memory)
 
 
@@ -230,7 +253,8 @@ def _find_owners(state: State, photo: Tags, root: Tag, rejected: Sequence[str]) 
         for tag in dict.fromkeys(_list_trees(photo))
         if tag in known or tag[:-1] in roots or (tag[0] == ROOT and len(tag) > 1)
     ]
-    others = {fold_name(name) for name in (ROOT, *rejected, *(tag[-1] for tag in embedded))}
+    deleted = state.list_deleted(rejected)
+    others = {fold_name(name) for name in (ROOT, *deleted, *(tag[-1] for tag in embedded))}
     in_photo = {
         field: [tag for tag in tags or () if fold_name(tag[-1]) not in others]
         for field, tags in photo.items()

@@ -28,4 +28,5 @@ def read_photo_tags(photo: Path) -> PhotoTags:
             users.setdefault(tuple(map(fold_name, levels)), levels)
     gone = {*map(fold_name, rejected)}
     kept = {tag[-1]: None for tag in state.written if fold_name(tag[-1]) not in gone}
-    return PhotoTags(tuple(users.values()), rejected, tuple(kept))
+    deleted = (state.labels.get(name, name) for name in state.list_deleted(rejected))
+    return PhotoTags(tuple(users.values()), tuple(deleted), tuple(kept), state.labels)

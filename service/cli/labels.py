@@ -179,6 +179,7 @@ def learn(  # noqa: PLR0913 - a command has a parameter for each flag
         list[str] | None, typer.Option(help="Not these tags; a pattern, as 'People/*'.")
     ] = None,
     least: Annotated[int, typer.Option(min=1, help="Fewest photos of a tag.")] = 5,
+    lang: Language = None,
     trust_kept: Annotated[
         bool, typer.Option("--trust-kept", help="Tags that bulk wrote and you kept count as yours.")
     ] = False,
@@ -206,9 +207,9 @@ def learn(  # noqa: PLR0913 - a command has a parameter for each flag
     from service.question import Question
 
     configure_logs("error")
-    validate(Question, {"label_set": [name]}, "command line")
+    question = validate(Question, {"label_set": [name], "lang": lang}, "command line")
     if not from_tags and tags is None:
-        choices = only or exclude or trust_kept or (level, least) != ("last", 5)
+        choices = only or exclude or trust_kept or lang or (level, least) != ("last", 5)
         if choices or keep_all or dry_run or report or precision_target is not None:
             raise StartError("options of tags need --from-tags or --tags")
         from service.cli.learn import learn_folder
@@ -222,7 +223,7 @@ def learn(  # noqa: PLR0913 - a command has a parameter for each flag
         from service.cli.learn_tags import TagLesson, learn_tags
 
         choice = TagChoice(level, only or (), exclude or (), least, trust_kept)
-        options = precision_target, keep_all, report, dry_run, as_json
+        options = question.lang, precision_target, keep_all, report, dry_run, as_json
         work = learn_tags(settings, name, TagLesson(photos, tags, choice, *options))
     _end_with(asyncio.run(work))
 

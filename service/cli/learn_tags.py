@@ -3,7 +3,9 @@
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 from pathlib import Path
 
@@ -12,17 +14,19 @@ import numpy as np
 from service.archive import PhotoTags
 from service.archive.choice import PRESENT, TagChoice, TagSigns, choose_labels
 from service.archive.tables import read_tag_table
+from service.archive.tree import fold_key
 from service.cli.console import show_progress
 from service.cli.fit_report import TagFit, show_fits, write_report
 from service.cli.local_pipeline import PhotoResult, run_pipeline, use_photos
 from service.engine.heads import LogitsArray, ZeroHead
-from service.errors import LabelSetChanged, StartError, list_names
+from service.errors import AmbiguousWord, LabelSetChanged, StartError, escape, list_names
 from service.images.folders import list_photos
 from service.labels.label_set import LabelSet
 from service.labels.registered_sets import RegisteredSets
 from service.labels.sources.fit import Fit
 from service.labels.sources.ridge import MIN_PHOTOS, fit_labels
 from service.labels.whitening import Vector
+from service.labels.words import Lexicon, Words
 from service.settings import Settings
 
 _MOST_SIGNS = 30_000_000  # of photos and labels: 160 bytes each
@@ -35,6 +39,7 @@ class TagLesson:
     photos: Path
     table: Path | None  # else the photos' own tags
     choice: TagChoice
+    lang: str | None  # of tags, beside the labels' names; None: that of the settings
     precision_target: float | None  # 0..1; None: best F1
     keeps_all: bool  # also labels that cannot be told apart
     report: Path | None
@@ -52,8 +57,11 @@ async def learn_tags(settings: Settings, name: str, lesson: TagLesson) -> list[P
     async with run_pipeline(settings) as pipeline:
         sets, whitening = pipeline.catalogue.for_learning(name)
         known = pipeline.catalogue.get(name)
+        own = {fold_key(label): label for label in (known.names if known else ())}
+        spoken = [known.dictionary] if known else []
+        lexicon = pipeline.catalogue.lexicon.speak(lesson.lang, spoken)
         tags = dict(sorted(tags.items()))  # neighbours may be nearly the same photo
-        chosen = choose_labels(tags, lesson.choice, known.names if known else ())
+        chosen = choose_labels(tags, lesson.choice, partial(_find_label, lexicon, own))
         _check(chosen, lesson.choice.least)
         prepared = await sets.prepare_labels(name, chosen.labels)
         queries = prepared.queries
@@ -88,7 +96,8 @@ async def learn_tags(settings: Settings, name: str, lesson: TagLesson) -> list[P
             write_report(lesson.report, name, fits, [*embedded], lesson.photos)
         if kept.any() and not lesson.dry_run:
             learnt = dict(zip(compress(labels, kept), compress(found.fits, kept), strict=True))
-            await _write(sets, name, learnt)
+            words = {n: w for n in learnt if fold_key(n) not in own and (w := lexicon.get(n))}
+            await _write(sets, name, learnt, words)
     return left_out
 
 
@@ -115,6 +124,13 @@ def _read_tags(lesson: TagLesson) -> tuple[dict[str, PhotoTags], list[PhotoResul
     return tags, unread
 
 
+def _find_label(lexicon: Lexicon, own: Mapping[str, str], tag: str) -> str:
+    """Returns the label of the set, `own` by key, or of the bundle that a tag means, or the tag."""
+    with suppress(AmbiguousWord):
+        tag = own.get(fold_key(tag)) or lexicon.find(tag) or tag
+    return own.get(fold_key(tag), tag)
+
+
 def _check(chosen: TagSigns, least: int) -> None:
     """Raises StartError if photos or labels are too few or too many; names tags left out."""
     photos, labels = chosen.signs.shape
@@ -125,6 +141,7 @@ def _check(chosen: TagSigns, least: int) -> None:
         )
     if photos * labels > _MOST_SIGNS:
         raise StartError(f"{photos} photos with {labels} tags are too many: raise --least")
+    sys.stderr.writelines(f"{escape(': '.join(pair))}\n" for pair in chosen.resolved.items())
     for reason, names in chosen.left_out.items():
         sys.stderr.write(f"left out: {len(names)} tags, {reason}: {list_names(names)}\n")
 
@@ -137,7 +154,13 @@ def _name_missed(fits: Sequence[TagFit], target: float | None) -> None:
         sys.stderr.write(f"precision {target:g} not reached by {reason}: {list_names(missed)}\n")
 
 
-async def _write(sets: RegisteredSets, name: str, fits: Mapping[str, Fit], tries: int = 3) -> None:
+async def _write(
+    sets: RegisteredSets,
+    name: str,
+    fits: Mapping[str, Fit],
+    words: dict[str, Words],
+    tries: int = 3,
+) -> None:
     """Writes fits that are new, again if another command writes meanwhile; names the replaced."""
     prepared = await sets.prepare_labels(name, [*fits])
     queries = prepared.queries if prepared.queries is not None else [None] * len(fits)
@@ -154,11 +177,13 @@ async def _write(sets: RegisteredSets, name: str, fits: Mapping[str, Fit], tries
         sys.stderr.write("the tags teach nothing new: nothing was written\n")
         return
     try:
-        await sets.teach(name, prepared, new)  # labels that the set lacks are all new
+        await sets.teach(
+            name, prepared._replace(words=words), new
+        )  # labels that it lacks are all new
     except LabelSetChanged:
         if tries == 1:
             raise
-        await _write(sets, name, fits, tries - 1)
+        await _write(sets, name, fits, words, tries - 1)
     else:
         if known is not None:
             _name_changes(known, new, fits)

@@ -31,6 +31,7 @@ from service.labels.store.store import (
     check_version,
 )
 from service.labels.stored_sets import StoredSets
+from service.labels.words import Words
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class PreparedLabels(NamedTuple):
     version: int
     embeddings: Embeddings | None = None
     queries: QueryArray | None = None
+    words: Mapping[str, Words] = MappingProxyType({})  # of new labels
 
 
 class LearntLabel(NamedTuple):
@@ -244,6 +246,7 @@ class RegisteredSets(StoredSets):
                 **{label: {each.kind: each} for label, each in lessons.items()},
             },
             encoder=self._builder.photos.encoder,
+            words={**prepared.words, **definition.words},
         )
         made = await self._builder.make(joined, texts)
         write = self._prepare_write(joined, texts)

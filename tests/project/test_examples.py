@@ -95,13 +95,17 @@ def test_results_of_bulk_replace_the_index_and_are_searched_by_words(
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("DROP TABLE words")  # as of version 1.1
     assert run("index_photos", "search", database, "cat").startswith("0.900")
-    known = {"cat": {"parents": ["animal"], "translation": "Katze"}}
-    known |= {"animal": {"translation": "Tier"}, "red pandas": {"parents": ["bear"]}}
-    known["red pandas"]["translation"] = "Panda"
+    known = {"cat": {"parents": ["animal"], "names": ["cat", "Katze", "gatto"]}}
+    known |= {"animal": {"names": ["animal", "Tier"]}}
+    known |= {"red pandas": {"parents": ["bear"], "names": ["Panda"]}}
     (tags / "_words.json").write_text(json.dumps(known))
     assert run(*load) == "1 photos added, 1 failed\n"
     searches = {"cats": "0.900", "coffee CAT": "0.700", "panda cat --least 0.1": "0.200"}
-    searches |= {"animals tier": "0.900", "katze": "0.900", "animal coffee --least 0.1": "0.700"}
+    searches |= {
+        "animals tier": "0.900",
+        "gatto katze": "0.900",
+        "animal coffee --least 0.1": "0.700",
+    }
     for words, score in searches.items():
         printed = run("index_photos", "search", database, *words.split())
         assert printed == f"{score} {photos / 'a.jpg'}\n"

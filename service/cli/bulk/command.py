@@ -126,11 +126,10 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
                 totals = asyncio.run(run_bulk(job, show))
         if folder is not None:
             from service.archive.sidecars import write_sidecars
-            from service.archive.tree import TagTree
 
             tagged = open_results(results)
-            tree = TagTree(root, tagged.read_words())
-            counts, changes = write_sidecars(folder, tagged.read_found(), tree, dry_run=dry_run)
+            own = tagged.read_found(), root, tagged.read_words()
+            counts, changes = write_sidecars(folder, *own, dry_run=dry_run)
             totals = replace(totals, **counts)
     _show(totals, changes if dry_run else None, as_json)
     if totals.failed or totals.unread or totals.unwritten:

@@ -29,7 +29,8 @@ TAGS = {
 
 
 def choose(*known: str, **choice: Any) -> tuple[TagSigns, dict[str, list[int]]]:
-    signs = choose_labels(TAGS, TagChoice(**choice), known)
+    names = {fold_name(name): name for name in known}
+    signs = choose_labels(TAGS, TagChoice(**choice), lambda n: names.get(fold_name(n), n))
     assert signs.signs.shape == (len(signs.photos), len(signs.labels))
     return signs, dict(zip(signs.photos, signs.signs.tolist(), strict=True))
 
@@ -44,6 +45,21 @@ def test_a_sign_is_what_the_user_said_of_a_label() -> None:
     _, rows = choose("Dog", least=1, exclude=["people/*"], trust_kept=True)
     assert rows["1"] == [R, P, P, P]  # Dog, cat, AC/DC, sea
     assert (rows["3"], rows["6"]) == ([P, P, A, A], [U, U, U, P])
+
+
+def test_words_of_a_label_are_one_label_in_the_spelling_of_the_set() -> None:
+    tags = {
+        "1": PhotoTags((("Tier", "Katze"), ("CAT",)), ("Hund",)),
+        "2": PhotoTags((("Katze",), ("Hund",))),
+        "3": PhotoTags((), (), ("Rock", "Maus"), {"Rock": "skirt", "Maus": "mouse"}),
+    }
+    words = {"katze": "Cat", "cat": "Cat", "hund": "dog", "rock": "stone"}
+    choice = TagChoice(least=1, trust_kept=True, exclude=["maus"])
+    chosen = choose_labels(tags, choice, lambda word: words.get(word.casefold(), word))
+    assert chosen.labels == ("Cat", "dog", "skirt")
+    assert chosen.signs.tolist() == [[P, R, A], [P, P, A], [U, U, P]]
+    assert chosen.resolved == {"Katze": "Cat", "Hund": "dog"}
+    assert chosen.left_out == {"excluded": ["mouse"]}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +88,10 @@ def test_level_patterns_and_least_choose_labels(
 
 NAMES = st.sampled_from(["cat", "Cat", "a_b", "a b", "dog"])
 PHOTOS = st.builds(
-    PhotoTags, st.lists(NAMES.map(lambda n: (n,))).map(tuple), *[st.lists(NAMES).map(tuple)] * 2
+    PhotoTags,
+    st.lists(NAMES.map(lambda n: (n,))).map(tuple),
+    *[st.lists(NAMES).map(tuple)] * 2,
+    st.just({}),
 )
 
 
@@ -80,14 +99,14 @@ PHOTOS = st.builds(
 def test_signs_follow_from_each_photo_alone(
     tags: dict[str, PhotoTags], least: int, trusted: bool
 ) -> None:
-    photos, labels, signs, _ = choose_labels(tags, TagChoice(least=least, trust_kept=trusted))
+    photos, labels, signs, *_ = choose_labels(tags, TagChoice(least=least, trust_kept=trusted))
     assert len({*map(fold_name, labels)}) == len(labels)
     counts = (signs == P).sum(axis=0)
     assert all(counts >= least)
     assert [*counts] == sorted(counts, reverse=True)
     for photo, row in zip(photos, signs, strict=True):
         users, rejected, kept = (
-            {*map(fold_name, n)} for n in ([t[0] for t in tags[photo].users], *tags[photo][1:])
+            {*map(fold_name, n)} for n in ([t[0] for t in tags[photo].users], *tags[photo][1:3])
         )
         for label, sign in zip(map(fold_name, labels), row, strict=True):
             shows = label in users or (trusted and label in kept)

@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 
 from service.archive.sidecars import list_sidecars, write_sidecars
-from service.archive.tree import TagTree
 from tests.service.archive.test_tags import ENGLISH, GERMAN
 
 FOREIGN = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
@@ -35,7 +34,6 @@ FOREIGN = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 """
 PLAIN = (FOREIGN % "").encode()
 PREFIXES = {"Subject": "", "TagsList": "ml-decoder/", "HierarchicalSubject": "ml-decoder|"}
-TREE = TagTree(("ml-decoder",), {})
 Tag = Callable[..., dict[str, int]]
 
 
@@ -50,8 +48,11 @@ def folder(tmp_path: Path) -> Path:
 def tag(folder: Path) -> Tag:
     """Writes the sidecar of a photo with these labels; returns the counts that are not 0."""
 
-    def tag_one(*labels: str, name: str = "a.jpg", tree: TagTree = TREE) -> dict[str, int]:
-        counts, changes = write_sidecars(folder, [(name, labels)], tree, dry_run=False)
+    def tag_one(
+        *labels: str, name: str = "a.jpg", root: Any = ("ml-decoder",), words: Any = ()
+    ) -> dict[str, int]:
+        own = [(name, labels)], root, dict(words)
+        counts, changes = write_sidecars(folder, *own, dry_run=False)
         assert len(changes) == counts["sidecars"]
         return dict(+counts)
 
@@ -111,7 +112,7 @@ def test_tags_move_with_root_language_and_parents_and_leave_nothing_behind(
             (GERMAN, german),
             (ENGLISH, english),
         ):
-            assert tag("cat", tree=TagTree(root, words)) == {"sidecars": 1}
+            assert tag("cat", root=root, words=words) == {"sidecars": 1}
             assert read_tags(sidecar) == {
                 "Subject": ["holiday", "trips", path[-1]],
                 "TagsList": ["trips/holiday", "/".join([*root, *path])],
@@ -122,9 +123,9 @@ def test_tags_move_with_root_language_and_parents_and_leave_nothing_behind(
     assert "<rdf:li>trips/holiday/cat</rdf:li>" in memory
     assert tag() == {"sidecars": 1}
     assert read_tags(sidecar) == before
-    assert tag("cat", "cow", tree=TagTree((), GERMAN)) == {"sidecars": 1}
+    assert tag("cat", "cow", root=(), words=GERMAN) == {"sidecars": 1}
     sidecar.write_text(sidecar.read_text().replace("<rdf:li>Katze</rdf:li>", "", 1))
-    assert tag("cat", "cow", tree=TagTree((), ENGLISH)) == {"sidecars": 1, "rejected": 1}
+    assert tag("cat", "cow", root=(), words=ENGLISH) == {"sidecars": 1, "rejected": 1}
     assert read_tags(sidecar)["TagsList"] == ["trips/holiday", "cow"]
 
 

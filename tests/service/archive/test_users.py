@@ -12,7 +12,6 @@ from PIL import Image
 from service.archive import PhotoTags, Tag
 from service.archive.sidecars import write_sidecars
 from service.archive.tags import find_rejected, list_users
-from service.archive.tree import TagTree
 from service.archive.users import read_photo_tags
 from service.archive.xmp import FIELDS, HIERARCHY, SUBJECT, TAGS_LIST, Field, Packet
 from tests.service.archive.test_tags import LABELS, RUNS, TAGS, Run, Tags, begin, fold, write
@@ -38,9 +37,8 @@ def save(path: Path, **tags: Any) -> Path:
 
 
 def tag(photo: Path, *labels: str) -> None:
-    counts, _ = write_sidecars(
-        photo.parent, [(photo.name, labels)], TagTree(("found",), {}), dry_run=False
-    )
+    own = [(photo.name, labels)], ("found",), {}
+    counts, _ = write_sidecars(photo.parent, *own, dry_run=False)
     assert counts["sidecars"]
 
 

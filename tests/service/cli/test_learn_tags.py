@@ -1,12 +1,15 @@
 """`ml-decoder labels learn --from-tags` and `--tags`: a whole archive at once."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from service.labels.words import pack_words
 from tests.service.cli.conftest import Run, assert_refused
 from tests.support.photos import make_photo
+from tests.support.tiny_bundle import WORDS, open_draft, write_learning_bundle
 
 PACKET = """<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF
  xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><rdf:Description rdf:about=""
@@ -68,6 +71,30 @@ def test_tags_teach_labels_at_once_and_again(
     assert "replaced: what 1 labels had learnt, and their thresholds: 'cat'" in err
     assert list_labels(run)["cat"]["threshold"] != 0.9
     assert list_labels(run)["beach"]["fit"]
+
+
+def test_tags_are_labels_of_the_set_or_bundle_in_the_users_language(
+    run: Run, archive: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    draft = replace(open_draft(), words=pack_words(WORDS).encode())
+    monkeypatch.setenv("ML_DECODER_BUNDLE", str(write_learning_bundle(tmp_path, draft).path))
+    table = tmp_path / "tags.csv"
+    learn = ("labels", "learn", "mine", archive, "--tags", table, "--all")
+    german = {"cat": "Tier/Katze", "beach": "Bank", "rare": "puss"}
+    rows = [",".join(map(german.__getitem__, tags)) for tags in TAGS]
+    table.write_text("path,tags\n" + "".join(f'{i}.png,"{row}"\n' for i, row in enumerate(rows)))
+    assert_refused(run, "this language: 'xx'", *learn, "--lang", "xx")
+    assert_refused(run, "need --from-tags", "labels", "learn", "mine", archive, "--lang", "de")
+    assert "Katze" in run(*learn, "--dry-run")[1]
+    assert run(*learn, "--lang", "de-AT")[::2] == (0, "Katze: cat\npuss: cat\n")
+    labels = list_labels(run)
+    assert labels.keys() == {"Bank", "cat"}  # it means two labels
+    assert labels["cat"]["parents"] == ["pet", "animal"]
+    assert "parents" not in labels["Bank"]
+    # The setting is a language too; a label that the set has comes before the bundle's.
+    assert run("labels", "add", "mine", "--label", "Katze")[0] == 0
+    monkeypatch.setenv("ML_DECODER_LANG", "de")
+    assert run(*learn)[2].startswith("puss: cat\nleft out: 1 tags, fewer than 5 photos: 'cat'\n")
 
 
 def test_photo_that_cannot_be_used_is_named_and_too_few_photos_are_refused(

@@ -67,6 +67,13 @@ def test_tags_of_earlier_results_move_below_parents_in_a_language(
     lines = f"{sidecar}: animal; deleted: Katze\n{photos}/01.png.xmp: {names}\n"
     total = "2 sidecars with 3 tags, 1 deleted by you\n"
     assert run_open("sidecars", photos) == (0, lines + total, "")
+    # The label is deleted, so also without its earlier words; its name forgets the deletion.
+    (tmp_path / "a/_words.json").unlink()
+    assert "1 deleted tags not written again" in bulk("--add-new")[1]
+    assert run_open("sidecars", photos, "cat", "--remove")[1].startswith("1 tags removed")
+    assert run_open("sidecars", photos)[1].endswith("2 sidecars with 2 tags, 0 deleted by you\n")
+    assert bulk("--add-new")[0] == 0
+    assert {*read_trees(sidecar)} == {*trees}
 
 
 def test_dry_run_writes_nothing_and_shows_changes(tag: Run, photos: Path, tmp_path: Path) -> None:
