@@ -139,8 +139,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
 def _repeat_question(question: Question, earlier: PartFolder) -> Question:
     if question.model_dump(exclude_none=True):
         raise StartError(
-            "--add-new asks as before: leave out --embeddings, --lang and choices of labels; "
-            "ML_DECODER_LANG changes the language of tags"
+            "--add-new asks as before: leave out --embeddings, --lang and choices of labels"
         )
     return question.model_validate(earlier.question["question"])
 
