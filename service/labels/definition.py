@@ -93,7 +93,8 @@ class LabelSetRecord(Record):
     """
 
     name: LabelSetName
-    labels: list[OpenLabel] = Field(min_length=1)
+    # An invalid label may have hundreds of errors: the first ends the check.
+    labels: list[OpenLabel] = Field(min_length=1, fail_fast=True)
     embedding_space: str | None = Field(default=None, max_length=200)
     calibration: Calibration | None = None
     version: str | None = Field(default=None, exclude=True)

@@ -194,7 +194,7 @@ class StoredSets:
             return known.dictionary
         try:
             words = await asyncio.to_thread(load_words, text, frozenset(names))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise errors.InvalidLabelSet("Its words in the database are damaged") from error
         return Dictionary(names, words, text)
 

@@ -13,7 +13,14 @@ from operator import not_
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
-from pydantic import AfterValidator, Field, ValidationError, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import PydanticCustomError
 
 from service.bundle.card import Record, fold_name, format_first_error
@@ -22,10 +29,19 @@ from service.fields import LabelText, LanguageTag
 
 NAMES = "en"
 """The language of which every set has something: the labels' own names."""
+_MAX_LABELS = 100_000
+
+
+def _refuse_repeated(value: object, validate: ValidatorFunctionWrapHandler) -> dict[str, str]:
+    texts: dict[str, str] = validate(value)
+    if isinstance(value, dict) and len(texts) < len(value):
+        raise PydanticCustomError("repeated_language", "A language should be there once")
+    return texts
+
 
 Aliases = Annotated[
     list[LabelText],
-    Field(max_length=20, description="Other words for the label.", exclude_if=not_),
+    Field(max_length=20, fail_fast=True, description="Other words for the label.", exclude_if=not_),
 ]
 
 
@@ -37,12 +53,18 @@ def _refuse_own(parents: list[str], info: ValidationInfo) -> list[str]:
 
 Parents = Annotated[
     list[LabelText],
+    Field(
+        max_length=10,
+        fail_fast=True,
+        description="What it is a kind of, nearest first.",
+        exclude_if=not_,
+    ),
     AfterValidator(_refuse_own),
-    Field(max_length=10, description="What it is a kind of, nearest first.", exclude_if=not_),
 ]
 Translations = Annotated[
     dict[LanguageTag, LabelText],
     Field(max_length=50, description="Its name by language tag (BCP 47).", exclude_if=not_),
+    WrapValidator(_refuse_repeated),
 ]
 
 
@@ -65,7 +87,7 @@ class NamedWords(Record):
 
 class _WordsFile(Record):
     about: str = ""
-    labels: list[NamedWords]
+    labels: list[NamedWords] = Field(max_length=_MAX_LABELS, fail_fast=True)
 
 
 def list_words(labels: Iterable[NamedWords]) -> dict[str, Words]:
@@ -96,16 +118,21 @@ def pack_words(words: Mapping[str, Words]) -> str:
 
 
 def load_words(text: str, names: Container[str]) -> dict[str, Words]:
-    """Returns words of these labels from JSON of `pack_words`, whose content is not checked again.
+    """Returns words of these labels from JSON of `pack_words`, of which only the types are checked.
 
-    To check it takes six times as long, 2.8 s for 50,000 labels. Raises ValueError, KeyError or
-    TypeError for other JSON.
+    `parse_words` takes six times as long, 2.8 s for 50,000 labels. Raises ValueError, KeyError,
+    TypeError, AttributeError or RecursionError for other JSON.
     """
     words = {}
     for row in json.loads(text)["labels"] if text else ():
         if (name := row["name"]) in names:
-            aliases, parents = (tuple(row.get(key, ())) for key in ("aliases", "parents"))
-            words[name] = Words(aliases, parents, row.get("translations", {}))
+            aliases, parents = row.get("aliases", []), row.get("parents", [])
+            translations = row.get("translations", {})
+            if not {list} == {type(aliases), type(parents)}:
+                raise TypeError("lists")
+            if not all(isinstance(x, str) for x in (*aliases, *parents, *translations.values())):
+                raise TypeError("texts")
+            words[name] = Words(tuple(aliases), tuple(parents), translations)
     return words
 
 
@@ -156,7 +183,8 @@ class Dictionary:
             pairs = ((x.translations.get(tag), name) for name, x in rows for tag in tags)
             yield from ((text, name) for text, name in pairs if text)
             return
-        yield from ((name, name) for name in dict.fromkeys((*self._names, *self.words)))
+        parents = (parent for each in self.words.values() for parent in each.parents)
+        yield from ((name, name) for name in dict.fromkeys((*self._names, *self.words, *parents)))
         yield from ((text, name) for name, each in self.words.items() for text in each.aliases)
 
 

@@ -11,7 +11,7 @@ from service.errors import ServiceError
 from service.http.dialects import labelling
 from service.http.requests.parameters import Served
 from service.http.responses.problems import list_headers
-from service.http.routes.predict import write_answer
+from service.http.routes.predict import MAX_BATCH_IMAGES, write_answer
 from service.http.security.keys import PREDICT
 from service.http.security.rates import LIMITED
 from service.pipeline.scoring import ScoredLabel
@@ -22,7 +22,12 @@ class VisionRequest(BaseModel):
     """The body; other fields, such as `model`, are ignored."""
 
     id: labelling.RequestId = ""
-    images: list[str] = Field(min_length=1, description="Of one photo: data:image/jpeg;base64,...")
+    images: list[str] = Field(
+        min_length=1,
+        max_length=MAX_BATCH_IMAGES,
+        fail_fast=True,
+        description="Of one photo: data:image/jpeg;base64,...",
+    )
 
 
 def render_error(error: ServiceError, request_id: str | None) -> JSONResponse:

@@ -364,8 +364,8 @@ class LabelStore:
     def _demand(self, table: sa.Table) -> None:
         if table.name not in self._tables:
             raise errors.StoreReadOnly(
-                f"label_store: there is no table {table.name}: start the service once with a "
-                "user of the database that may create tables"
+                f"label_store: there is no table {table.name}, or this user may not read it: start "
+                "the service once with a user of the database that may create tables, and grant it"
             )
 
     def _match(self, name: str | None, space: str | None = None) -> sa.ColumnElement[bool]:

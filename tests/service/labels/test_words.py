@@ -1,5 +1,7 @@
 """Tests of words: what a word means in a language, and their form in files."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +51,23 @@ def test_word_means_a_name_in_its_language(word: str, lang: str | None, meant: s
     assert LEXICON.speak(lang).find(word) == meant
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"aliases": "kitty"},
+        {"aliases": [5]},
+        {"parents": [["a"]]},
+        {"translations": None},
+        {"translations": ["de"]},
+        {"translations": {"de": 5}},
+    ],
+)
+def test_row_of_other_types_is_damaged(row: dict[str, object]) -> None:
+    with pytest.raises((TypeError, AttributeError)):
+        load_words(json.dumps({"labels": [{"name": "cat", **row}]}), {"cat"})
+    assert load_words(pack_words({"couch": COUCH}), {"couch"}) == {"couch": COUCH}
+
+
 def test_aliases_of_a_set_without_a_language_are_no_words_of_it() -> None:
     present = Dictionary(("present",), {"present": Words(("Gift",))})
     assert LEXICON.speak("de", [present]).find("GIFT") == "poison"
@@ -89,6 +108,10 @@ def test_words_are_read_as_they_were_packed(given: dict[str, Words]) -> None:
         ('{"labels": [{"name": "a", "translations": {"german": "b"}}]}', "language tag"),
         ('{"labels": [{"name": "a", "translations": {"d": "b"}}]}', "language tag"),
         ('{"labels": [{"name": "a", "aliases": ["b\\u202e"]}]}', "invisible"),
+        (
+            '{"labels": [{"name": "a", "translations": {"de": "b", "DE": "c"}}]}',
+            "A language should be there once",
+        ),
         ("[]", "words"),
         ("{", "words"),
     ],
