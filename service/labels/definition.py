@@ -18,7 +18,7 @@ from service.engine.heads import Embeddings
 from service.errors import InvalidLabelSet, NoOpenHead, OtherEmbeddings, TextNotEncodable, quote
 from service.fields import LabelSetName, LabelText, NoBool, PromptText
 from service.labels.sources.learnt import Lessons
-from service.labels.words import NamedWords, Words, list_words
+from service.labels.words import NamedWords, Words, collect_words
 
 MAX_EMBEDDING_VALUES = 65_536
 EMBEDDING_LENGTHS = (1e-4, 1e4)
@@ -127,7 +127,7 @@ class LabelSetRecord(Record):
             embeddings=embeddings.reshape(len(rows), len(rows[0]) if rows else 0),
             embedding_space=self.embedding_space,
             calibration=self.calibration,
-            words=list_words(self.labels),
+            words=collect_words(self.labels),
         )
 
 

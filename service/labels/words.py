@@ -90,7 +90,7 @@ class _WordsFile(Record):
     labels: list[NamedWords] = Field(max_length=_MAX_LABELS, fail_fast=True)
 
 
-def list_words(labels: Iterable[NamedWords]) -> dict[str, Words]:
+def collect_words(labels: Iterable[NamedWords]) -> dict[str, Words]:
     """Returns the words of labels that have some, by name."""
     words = ((x.name, Words(tuple(x.aliases), tuple(x.parents), x.translations)) for x in labels)
     return {name: each for name, each in words if any(each)}
@@ -108,7 +108,7 @@ def parse_words(content: bytes) -> dict[str, Words]:
     name, count = Counter(label.name for label in labels).most_common(1)[0] if labels else ("", 0)
     if count > 1:
         raise InvalidLabelSet(f"words: the label {quote(name)} is there twice")
-    return list_words(labels)
+    return collect_words(labels)
 
 
 def pack_words(words: Mapping[str, Words]) -> str:
