@@ -184,6 +184,7 @@ class RegisteredSets(StoredSets):
         given = tuple(np.flatnonzero(old.own_embeddings).tolist())
         definition = Definition(name, old.names, old.prompts, new, given, calibration=calibration)
         made = await self._builder.make(definition, definition.embeddings, start=old.source.vectors)
+        made = replace_fields(made, dictionary=old.dictionary)
         write = partial(self._store.calibrate, definition, SetVersion(version, old.digest or ""))
         return (await self._write_set(made, write))[0]
 
@@ -357,7 +358,8 @@ class RegisteredSets(StoredSets):
     ) -> tuple[LabelSet, bool]:
         written, labels = await self._write(made.name, write, made)
         digest = written.digest or made.digest
-        if labels is None or labels.digest != digest or int(labels.version) < written.version:
+        is_ours = labels and (labels.digest, labels.words) == (digest, made.words)
+        if labels is None or not is_ours or int(labels.version) < written.version:
             # Another client has changed the set since, and this one must not overwrite that.
             labels = replace_fields(made, digest=digest, version=str(written.version))
         return labels, written.created

@@ -23,6 +23,7 @@ from service.labels.registered_sets import LearntLabel, RegisteredSets
 from service.labels.sources.examples import Example, Examples
 from service.labels.store.database import open_database
 from service.labels.store.store import ABSENT, LabelStore
+from service.labels.words import Words
 from tests.support.label_store import (
     LIMITS,
     FlakyStore,
@@ -459,20 +460,27 @@ async def test_set_over_the_limits_is_refused_before_it_is_encoded(
         await sets.register(define("pets", *labels))
 
 
+@pytest.mark.parametrize("name", ["cat", "dog"])  # of the other's label; `cat` differs in words
 async def test_set_that_another_client_replaces_at_once_has_the_version_that_was_written(
-    sets: RegisteredSets, store: FlakyStore, other: FlakyStore, monkeypatch: pytest.MonkeyPatch
+    sets: RegisteredSets,
+    store: FlakyStore,
+    other: FlakyStore,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
-    write = store.write
+    write, words = store.write, {"cat": Words(("puss",))}
 
     def write_before_another(*args: Any, **options: Any) -> Any:
         written = write(*args, **options)
-        put(other, "pets", "dog")
+        put(other, "pets", name)
         return written
 
     monkeypatch.setattr(store, "write", write_before_another)
-    labels, created = await sets.register(define("pets", "cat"))
-    assert (labels.names, created) == (("cat",), True)
+    labels, created = await sets.register(define("pets", "cat", words=words))
+    assert (labels.names, labels.words, created) == (("cat",), words, True)
     assert int(labels.version) < int(sets.by_name["pets"].version)
+    thresholds = await sets.calibrate("pets", {name: 0.9})
+    assert thresholds.words == sets.by_name["pets"].words == {}
 
 
 async def test_calibration_and_thresholds_are_set_apart(
