@@ -6,6 +6,7 @@ the row of a large set is megabytes. All methods block.
 """
 
 import json
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace as replace_fields
@@ -30,6 +31,8 @@ SCHEMA_VERSION = 1
 _DAMAGED = "Its row in the database is damaged: register the set again"
 _SLACK = 24  # most characters of a threshold
 _ADVISORY_LOCK = 0x6D6C6465636F6465  # any number: "mldecode"
+
+logger = logging.getLogger(__name__)
 
 _metadata = sa.MetaData()
 _STATE = sa.Table(
@@ -352,6 +355,12 @@ class LabelStore:
             if not self._prepared:
                 with self.database.connect(writing=True) as connection:
                     _make_tables(connection, self.database)
+                    missing = {table.name for table in _ADDED} - _find_tables(connection)
+                if missing:
+                    logger.warning(
+                        "label_store: tables that are missing, or that this user may not read: %s",
+                        errors.list_names(sorted(missing)),
+                    )
                 self._prepared = True
             with self.database.connect(writing=writing) as connection:
                 if len(self._tables) < len(_ADDED):  # another process may make them

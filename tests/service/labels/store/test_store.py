@@ -431,7 +431,7 @@ def test_set_of_another_space_keeps_its_examples_and_a_new_set_has_none(
 
 
 def test_old_store_whose_user_may_not_create_tables_takes_sets_and_no_examples(
-    postgres: Postgres,
+    postgres: Postgres, caplog: pytest.LogCaptureFixture
 ) -> None:
     location = postgres.make_database()
     with closing(open_store(location)) as owner:
@@ -446,6 +446,7 @@ def test_old_store_whose_user_may_not_create_tables_takes_sets_and_no_examples(
         guest_location = location.replace("postgres@", "guest@")
         with closing(open_store(guest_location)) as guest:
             put(guest, "pets", "cat", "dog")
+            assert "may not read: 'label_words', 'learnt_labels'" in caplog.text
             put(guest, "plants", "fern")
             guest.delete("plants")
             words = {"cat": Words(translations={"de": "Katze"})}
