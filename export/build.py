@@ -65,9 +65,7 @@ class ExportRequest:
     license: str = "unknown"
     training_data: str | None = None
     background: Path | None = None
-    words: Path | None = (
-        None  # of the labels; by default those of `EVERYDAY`, if that is the default
-    )
+    words: Path | None = None  # None: those of `EVERYDAY` if no other set is given
     opened: OpenRequest | None = None  # an open head to export with the trained one
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
 

@@ -501,8 +501,9 @@ class LabelSetNotFound(LabelSetError):
 class LabelSetExists(LabelSetError):
     status, code = 409, "label_set_exists"
     title = "Another label set has this name; PUT replaces it"
-    detail = "{} has other labels, prompts, embeddings, thresholds or words, or "
-    detail += "another calibration."
+    detail = (
+        "{} has other labels, prompts, embeddings, thresholds or words, or another calibration."
+    )
 
 
 class LabelSetReadOnly(LabelSetError):

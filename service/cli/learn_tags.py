@@ -177,9 +177,8 @@ async def _write(
         sys.stderr.write("the tags teach nothing new: nothing was written\n")
         return
     try:
-        await sets.teach(
-            name, prepared._replace(words=words), new
-        )  # labels that it lacks are all new
+        # Labels that the set lacks are all new.
+        await sets.teach(name, prepared._replace(words=words), new)
     except LabelSetChanged:
         if tries == 1:
             raise

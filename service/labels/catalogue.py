@@ -32,7 +32,7 @@ from service.labels.sources.learnt import list_contents
 from service.labels.store.database import open_database
 from service.labels.store.store import LabelStore, Limits
 from service.labels.whitening import Whitening, read_whitening
-from service.labels.words import NAMES, Dictionary, Lexicon, Words, pack_words
+from service.labels.words import NAMES, Dictionary, Lexicon, Words, choose_words, pack_words
 from service.question import Question
 from service.settings import Settings
 
@@ -83,7 +83,7 @@ def open_catalogue(
 
 def _add_words(definition: Definition, words: Mapping[str, Words]) -> Definition:
     """Returns a set of the bundle; what it says of a label comes before the bundle's words."""
-    known = {name: words[name] for name in definition.names if name in words}
+    known = choose_words(words, definition.names)
     return replace(definition, words={**known, **definition.words})
 
 
@@ -343,9 +343,9 @@ class Catalogue:
         except errors.LabelSetError as error:
             raise errors.StartError(f"label set {definition.name}: {error.describe()}") from error
 
-    def _find_prompt(self, name: str | None, sets: Sequence[LabelSet]) -> str | None:
+    def _find_prompt(self, name: str, sets: Sequence[LabelSet]) -> str | None:
         having = (s for s in (*sets, *self._fixed.values()) if name in s.positions)
-        return next((s.prompts[s.positions[name]] for s in having if name is not None), None)
+        return next((s.prompts[s.positions[name]] for s in having), None)
 
     async def _make_candidates(self, question: Question, sets: Sequence[LabelSet]) -> LabelSet:
         names = tuple(question.candidate_labels or ())
@@ -362,7 +362,9 @@ class Catalogue:
         found = find_all() if is_quick else await asyncio.to_thread(find_all)
         resolved = {n: meant for n, meant in found.items() if fold_name(n) != fold_name(meant)}
         scored = tuple(resolved.get(name, name) for name in names)
-        prompts = tuple(self._find_prompt(resolved.get(name), sets) for name in names)
+        prompts = tuple(
+            self._find_prompt(resolved[n], sets) if n in resolved else None for n in names
+        )
         definition = Definition(CANDIDATE_SET, scored, prompts, (None,) * len(names))
         self._builder.check(definition, ())
         vectors = await self.encoders.encode_candidates(definition)

@@ -20,7 +20,7 @@ from service.labels.sources.texts import Texts
 from service.labels.sources.trained import Trained
 from service.labels.sources.untold import Untold
 from service.labels.whitening import Whitening
-from service.labels.words import Dictionary, Words
+from service.labels.words import Dictionary, Words, choose_words
 from service.question import Threshold
 
 # Questions whose arrays for the screened head a set caches.
@@ -332,7 +332,7 @@ def make_trained_set(
         categories={label.name: label.category for label in labels if label.category},
         shared=head.by_purpose,
         measured=measured,
-        dictionary=Dictionary(names, {n: words[n] for n in names if n in words} if words else {}),
+        dictionary=Dictionary(names, choose_words(words or {}, names)),
     )
 
 

@@ -96,6 +96,11 @@ def collect_words(labels: Iterable[NamedWords]) -> dict[str, Words]:
     return {name: each for name, each in words if any(each)}
 
 
+def choose_words(words: Mapping[str, Words], names: Iterable[str]) -> dict[str, Words]:
+    """Returns the words of these labels."""
+    return {name: words[name] for name in names if name in words}
+
+
 def parse_words(content: bytes) -> dict[str, Words]:
     """Parses JSON: `about`, a free text, and `labels` with name, aliases, parents, translations.
 
@@ -203,14 +208,14 @@ class Lexicon:
         None keeps the language, if they have it; with `of_sets`, one of the `sets` must have it.
         Raises `UnknownLanguage`.
         """
-        all_of_them = (*sets, *self.dictionaries)
-        asked = all_of_them[: len(all_of_them) - len(self.dictionaries)] if of_sets else all_of_them
-        chosen = lang or self.lang
+        own = tuple(sets)
+        every = tuple(dict.fromkeys((*own, *self.dictionaries)))  # the bundle's are in both
+        asked, chosen = own if of_sets else every, lang or self.lang
         if chosen is None or any(each.find_languages(chosen) for each in asked):
-            return Lexicon(all_of_them, chosen)
+            return Lexicon(every, chosen)
         if lang is not None and lang.partition("-")[0] != NAMES:
             raise UnknownLanguage(lang, sorted({tag for each in asked for tag in each.languages}))
-        return Lexicon(all_of_them)
+        return Lexicon(every)
 
     def get(self, name: str) -> Words | None:
         """Returns the words of a name."""

@@ -62,14 +62,14 @@ async def unload_interrogators() -> str:
 async def interrogate(request: Request, served: Served) -> Response:
     """Returns `caption`: the scores of tags, and those of all ratings if the model has some."""
     asked = await labelling.read_fields(request, served, InterrogateRequest)
-    pipeline, question = served.pipeline, Question(threshold=asked.threshold)
-    if any(label.category == RATING for label in pipeline.bundle.labels):
-        question = Question(top_k=labelling.ALL_LABELS)  # ratings below the threshold answer too
+    pipeline = served.pipeline
+    has_ratings = any(label.category == RATING for label in pipeline.bundle.labels)
+    least = labelling.ALL_LABELS if has_ratings else None  # those below the threshold answer too
+    question = Question(threshold=asked.threshold, min_labels=least)
     _, (prediction,) = await labelling.label_photos(request, pipeline, question, [asked.image])
     caption: dict[str, dict[str, float]] = {"tag": {}, "rating": {}}
     for label in prediction.labels:
         is_rating = label.category == RATING
-        is_found = label.found if asked.threshold is None else label.score >= asked.threshold
-        if is_rating or is_found:
+        if is_rating or label.found:
             caption["rating" if is_rating else "tag"][label.label] = round(label.score, 6)
     return await write_answer(served, {"caption": caption})
