@@ -5,9 +5,11 @@ closes. On SIGHUP it opens the bundle again and serves on.
 """
 
 import asyncio
+import atexit
 import gc
 import logging
 import math
+import os
 import signal
 import socket
 import time
@@ -199,7 +201,7 @@ def _freeze_memory() -> None:
 def run_server(
     settings: Settings, open_pipeline: OpenPipeline, worker: Worker | None = None
 ) -> None:
-    """Serves until SIGTERM or Ctrl+C; a worker shares the ports of its supervisor.
+    """Serves until SIGTERM or Ctrl+C and ends the process; a worker returns, and shares ports.
 
     Raises `StartError` or `BundleError` if it cannot start, `ServiceBroken` if it broke since.
     """
@@ -244,3 +246,7 @@ def run_server(
     server.run(ports.sockets if worker is None else ports.share())
     if served.failure is not None:
         raise served.failure
+    if worker is None:
+        # Python's own exit would abort the process if a run outlasts the drain.
+        atexit._run_exitfuncs()  # noqa: SLF001
+        os._exit(0)
