@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 from service.errors import StartError
 from service.http.security.proxies import read_root_path
+from service.process.notify import notify
 from service.settings import Settings
 
 _ALL_INTERFACES = frozenset({"0.0.0.0", "::"})
@@ -48,13 +49,15 @@ class Ports:
             shared.append(listener)
         return shared
 
-    def log_serving(self) -> None:
-        """Logs the URL that a browser on this machine opens."""
+    def announce(self) -> None:
+        """Logs the URL that a browser on this machine opens, and notifies systemd."""
         host = self._settings.host
         host = "127.0.0.1" if host in _ALL_INTERFACES else _bracket(host)
         root_path = read_root_path(self._settings.root_path)
         port = self.sockets[0].getsockname()[1]
-        logger.info("serving", extra={"url": f"http://{host}:{port}{root_path}/"})
+        url = f"http://{host}:{port}{root_path}/"
+        logger.info("serving", extra={"url": url})
+        notify("READY=1", f"STATUS=serving {url}")
 
     def _log_listening(self) -> None:
         for listener in self.sockets:

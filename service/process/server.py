@@ -5,9 +5,11 @@ closes. On SIGHUP it opens the bundle again and serves on.
 """
 
 import asyncio
+import atexit
 import gc
 import logging
 import math
+import os
 import signal
 import socket
 import time
@@ -24,6 +26,7 @@ from service.http.app import create_app
 from service.http.routes import predict, status
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.served import OpenPipeline, ServedPipeline
+from service.process.notify import Watchdog, notify, notify_reloaded, notify_reloading
 from service.process.ports import Ports
 from service.process.protocol.connection import LimitedProtocol, Refuse
 from service.process.protocol.open_connections import Connections
@@ -61,6 +64,7 @@ class Server(uvicorn.Server):
         self._reload_asked = False
         self._reloading: asyncio.Task[None] | None = None
         self._worker = worker
+        self._watchdog = Watchdog()
         self._stops = 0
 
     @property
@@ -119,6 +123,7 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Stops if the pipeline cannot be opened or broke: a supervisor restarts the process."""
+        self._watchdog.beat()
         self._served.check_alive()
         if self._served.ready and not self._announced:
             self._announced = True
@@ -130,6 +135,7 @@ class Server(uvicorn.Server):
         return self._served.failure is not None or await super().on_tick(counter)
 
     async def _reload(self) -> None:
+        notify_reloading()
         app: Any = self.config.app
         app.state.keys.reread(forced=True)
         done = False
@@ -143,6 +149,8 @@ class Server(uvicorn.Server):
         finally:  # else the supervisor would wait, and ask no worker at the next SIGHUP
             if self._worker is not None:
                 self._worker.send(RELOADED if done else NOT_RELOADED)
+            if not self.should_exit:
+                notify_reloaded(done=done)
         await ending
 
     async def _end_earlier(self) -> None:
@@ -158,6 +166,7 @@ class Server(uvicorn.Server):
         drain_seconds = self._served.settings.drain_seconds
         if self._served.failure is None:
             logger.info("draining", extra={"seconds": drain_seconds})
+            notify("STOPPING=1", "STATUS=draining")
         started = time.monotonic()
         await self._wait_unless_aborted(asyncio.create_task(self._served.drain()))
         left = 0
@@ -192,7 +201,7 @@ def _freeze_memory() -> None:
 def run_server(
     settings: Settings, open_pipeline: OpenPipeline, worker: Worker | None = None
 ) -> None:
-    """Serves until SIGTERM or Ctrl+C; a worker shares the ports of its supervisor.
+    """Serves until SIGTERM or Ctrl+C and ends the process; a worker returns, and shares ports.
 
     Raises `StartError` or `BundleError` if it cannot start, `ServiceBroken` if it broke since.
     """
@@ -229,7 +238,7 @@ def run_server(
 
     set_thread_scheduling()
     ports = Ports(settings) if worker is None else worker.ports
-    announce = ports.log_serving if worker is None else partial(worker.send, READY)
+    announce = ports.announce if worker is None else partial(worker.send, READY)
     server = Server(configure(app, shedder.refuse), served, announce, worker)
     if ports.metrics:
         config = configure(status.make_metrics_app(app.state.metrics), lambda _scope: None)
@@ -237,3 +246,7 @@ def run_server(
     server.run(ports.sockets if worker is None else ports.share())
     if served.failure is not None:
         raise served.failure
+    if worker is None:
+        # Python's own exit would abort the process if a run outlasts the drain.
+        atexit._run_exitfuncs()  # noqa: SLF001
+        os._exit(0)

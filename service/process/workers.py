@@ -21,6 +21,7 @@ from multiprocessing.context import ForkProcess
 
 from service.errors import BundleError, ServiceBroken, StartError
 from service.logs import name_worker
+from service.process.notify import Watchdog, notify, notify_reloaded, notify_reloading
 from service.process.ports import Ports
 from service.scheduling.suspects import Suspects
 
@@ -117,6 +118,7 @@ class Supervisor:
         self._running: dict[Connection, _Slot] = {}
         self._complete = mmap.mmap(-1, 1)
         self._suspects = Suspects(len(self._slots))
+        self._watchdog = Watchdog()
         self._stops = 0
         self._to_reload: list[_Slot] = []  # the first of them has been asked, or starts
 
@@ -187,6 +189,7 @@ class Supervisor:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        os.environ.pop("NOTIFY_SOCKET", None)  # the supervisor notifies systemd
         name_worker(worker.number)
         worker.suspects.watch(worker.number)
         try:
@@ -202,7 +205,8 @@ class Supervisor:
         os._exit(1)  # Python's own exit could wait for a hanging GPU
 
     def _wait(self, signals: socket.socket, timeout: float | None) -> None:
-        readable = wait([signals, *self._running], timeout)
+        timeouts = [each for each in (timeout, self._watchdog.beat()) if each is not None]
+        readable = wait([signals, *self._running], min(timeouts, default=None))
         if signals in readable:
             for number in signals.recv(64):
                 if number != signal.SIGHUP or has_lost_terminal():
@@ -216,6 +220,8 @@ class Supervisor:
                 self._reap(self._running.pop(link))
 
     def _stop(self) -> None:
+        if not self._stops:
+            notify("STOPPING=1", "STATUS=draining")
         self._stops += 1
         for link in self._running:
             with suppress(OSError):
@@ -224,6 +230,7 @@ class Supervisor:
             self._kill_all()
 
     def _reload(self) -> None:
+        notify_reloading()
         asked = self._to_reload[:1]  # by an earlier SIGHUP; it is asked again
         self._to_reload = [*asked, *self._slots]
         for slot in self._slots:
@@ -236,6 +243,7 @@ class Supervisor:
             del self._to_reload[0]
         if not self._to_reload:
             logger.info("all workers have reloaded")
+            notify_reloaded(done=True)
             return
         for link, slot in self._running.items():
             if slot is self._to_reload[0]:
@@ -251,6 +259,7 @@ class Supervisor:
             self._ask_next()
             return
         self._to_reload = []
+        notify_reloaded(done=False)
         logger.error(
             "worker %d of %d has not reloaded, and those after it were not asked: correct its "
             "error and send SIGHUP again",
@@ -274,7 +283,7 @@ class Supervisor:
                 self._restart(slot)
         if not self._complete[0] and all(worker.ready for worker in self._slots):
             self._complete[0] = 1
-            self._ports.log_serving()
+            self._ports.announce()
 
     def _restart(self, slot: _Slot) -> None:
         slot.process.kill()

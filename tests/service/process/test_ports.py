@@ -99,7 +99,7 @@ def test_public_address_without_keys_to_predict_warns(
 def test_addresses_and_the_url_to_open_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     with open_ports(host="0.0.0.0", root_path="/tags", admin_keys="@/admin") as ports:
-        ports.log_serving()
+        ports.announce()
     port = vars(caplog.records[0])["port"]
     assert vars(caplog.records[0])["address"] == "0.0.0.0"
     assert vars(caplog.records[-1])["url"] == f"http://127.0.0.1:{port}/tags/"

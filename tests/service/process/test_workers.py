@@ -22,7 +22,7 @@ class Noting(Supervisor):
         asked.release()
 
 class Ports:
-    def log_serving(self):
+    def announce(self):
         print("serving", flush=True)
         os.kill(os.getpid(), signal.SIGHUP)
 
