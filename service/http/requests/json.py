@@ -1,7 +1,6 @@
 """JSON bodies; `pydantic_core.from_json` takes repeated members and blocks all threads."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -39,17 +38,10 @@ async def read_json(
     return await served.run_in_side_thread(parse_json, text, max_parts, max_numbers)
 
 
-def parse_json(
-    body: bytes,
-    max_parts: int = MAX_PARTS,
-    max_numbers: int = 0,
-    read_int: Callable[[str], int] = lambda digits: int(digits),
-) -> dict[str, Any]:
+def parse_json(body: bytes, max_parts: int = MAX_PARTS, max_numbers: int = 0) -> dict[str, Any]:
     """Returns the JSON object of a body. Raises MalformedBody if there is none.
 
-    At most `max_parts` lists, objects and texts, and `max_numbers` other values. `read_int` parses
-    whole numbers: threads can switch between two calls only if it is Python code; C code takes half
-    the time.
+    At most `max_parts` lists, objects and texts, and `max_numbers` other values.
     """
     # Brackets and quotes inside texts count too: no valid body has so many.
     if body.count(b"[") + body.count(b"{") + body.count(b'"') // 2 > max_parts:
@@ -64,8 +56,9 @@ def parse_json(
             body.decode("utf-8-sig"),
             object_pairs_hook=_unique_members,
             parse_constant=_refuse_constant,
-            parse_float=lambda digits: float(digits),  # Python code, as `read_int`
-            parse_int=read_int,
+            # Python code, between whose calls threads switch.
+            parse_float=lambda digits: float(digits),
+            parse_int=lambda digits: int(digits),
         )
     except UnicodeDecodeError as error:
         sent = f"byte 0x{body[error.start]:02X} at {error.start}"

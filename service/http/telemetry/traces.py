@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Sequence
-from contextvars import ContextVar
 from multiprocessing.util import Finalize
 
 from fastapi.telemetry import TelemetryConfig
@@ -20,9 +19,6 @@ from service.pipeline.served import ServedPipeline
 from service.stages import Stage
 
 _BATCH_SIZE = "ml_decoder.batch_size"
-
-# `perf_counter` at the end of each photo's inference; the tasks of a request share one list.
-_inferred: ContextVar[list[float] | None] = ContextVar("inferred", default=None)
 
 
 class Traces:
@@ -45,35 +41,24 @@ class Traces:
     def watch(self, app: Starlette, served: ServedPipeline) -> None:
         """Adds the stages to the requests' spans of `app`."""
         served.observers.append(self)
-        app.add_middleware(TraceResponses, traces=self)
+        app.add_middleware(NameSpans)
 
     def on_batch(self, size: int, seconds: float) -> None:
         """Ignored: each photo reports its batch."""
 
     def on_prediction(self, stages: Sequence[Stage], batch_size: int) -> None:
         """Makes the spans of a photo, within the request's."""
+        offset, attributes = time.time_ns() - time.perf_counter_ns(), {_BATCH_SIZE: batch_size}
         for stage in stages:
-            self.add_span(stage.name, stage.started, stage.ended, {_BATCH_SIZE: batch_size})
-        inferred = _inferred.get()
-        if inferred is not None:
-            inferred.append(stages[-1].ended)
-
-    def add_span(
-        self, name: str, started: float, ended: float, attributes: dict[str, int] | None = None
-    ) -> None:
-        """Makes one span; both times are seconds of `time.perf_counter`."""
-        offset = time.time_ns() - time.perf_counter_ns()
-        start = offset + round(started * 1e9)
-        span = self._tracer.start_span(name, start_time=start, attributes=attributes)
-        span.end(offset + round(ended * 1e9))
+            start, end = (offset + round(t * 1e9) for t in (stage.started, stage.ended))
+            self._tracer.start_span(stage.name, start_time=start, attributes=attributes).end(end)
 
 
-class TraceResponses:
-    """ASGI middleware within the request's span: names it, and adds the span `respond`."""
+class NameSpans:
+    """ASGI middleware that names the request's span by its route."""
 
-    def __init__(self, app: ASGIApp, traces: Traces) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         span = trace.get_current_span()
@@ -89,14 +74,7 @@ class TraceResponses:
                 span.set_attribute("http.route", path)
             await send(message)
 
-        inferred: list[float] = []
-        token = _inferred.set(inferred)
-        try:
-            await self._app(scope, receive, send_named)
-        finally:
-            _inferred.reset(token)
-        if inferred:
-            self._traces.add_span("respond", max(inferred), time.perf_counter())
+        await self._app(scope, receive, send_named)
 
 
 def add_trace_id(record: logging.LogRecord) -> bool:

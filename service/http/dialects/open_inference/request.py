@@ -27,17 +27,6 @@ _MAX_TIMEOUT = 2**64 - 1  # Triton's type
 _SHARED_MEMORY = "shared_memory_"
 _LENGTH_BYTES = 4  # of an unsigned number, little-endian, before each text
 
-
-class _Samples(dict[str, int]):
-    """Parses whole numbers; 0 to 255 by look-up, in half the time of Python code for each."""
-
-    def __missing__(self, digits: str) -> int:
-        return int(digits)
-
-
-_SAMPLES = _Samples((str(sample), sample) for sample in range(256))
-
-
 Dimension = Annotated[int, Field(strict=True, ge=0, le=_MAX_DIMENSION)]
 
 
@@ -108,7 +97,7 @@ def parse_infer_request(
     head, raw = _split(body, header_length)
     nested = max_photos * contract.height * (contract.width + 1)  # the lists of `pixels`
     numbers = max_photos * contract.height * contract.width * 3
-    values = parse_json(head, MAX_PARTS + nested, numbers, _SAMPLES.__getitem__)
+    values = parse_json(head, MAX_PARTS + nested, numbers)
     asked = validate(InferBody, values, "body")
     _check_unsupported(asked)
     # `classification` keeps the best ones of the answer.
