@@ -13,7 +13,6 @@ from tests.browser.actions import (
     assert_accessible,
     assert_accessible_at,
     choose_sample,
-    demand_key,
     expect_sets,
     find_box,
     get_box,
@@ -325,20 +324,6 @@ def test_refused_deletion_shows_an_error_and_keeps_the_set(page: Page) -> None:
     press_delete(page, "zoo")
     expect(page.locator("#sets-status")).to_have_text(title)
     expect(page.get_by_role("button", name="Delete zoo")).to_be_focused()
-    press_delete(page, "zoo")
-    expect_deleted(page, "zoo")
-
-
-def test_deletion_asks_for_an_admin_key(page: Page) -> None:
-    demand_key(page, "**/labels/zoo", 403, "This API key may not do that", code="forbidden")
-    press_delete(page, "zoo")
-    expect(page.get_by_role("alert")).to_have_text(
-        "This API key may not do that: type an admin key into the field “API key”."
-    )
-    expect(page.get_by_role("textbox", name="API key")).to_be_focused()
-    page.keyboard.type("sesame")
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("alert")).to_be_hidden()
     press_delete(page, "zoo")
     expect_deleted(page, "zoo")
 

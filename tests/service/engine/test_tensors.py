@@ -1,6 +1,5 @@
 """Tensors and cached queries in the memory of a device; here in the CPU's, which binds alike."""
 
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -142,25 +141,3 @@ def test_cache_tries_half_the_bytes_after_memory_was_full(monkeypatch: pytest.Mo
     assert refused == [7]
     assert not is_cached(cache, queries)
     assert is_cached(cache, half)
-
-
-def test_cache_serves_several_threads() -> None:
-    cache = QueryCache("cpu", max_bytes=3 * NUM_BYTES)
-    matrices = [make_matrix(seed) for seed in range(5)]
-    failed = []
-
-    def find_all() -> None:
-        try:
-            for turn in range(200):
-                assert is_cached(cache, matrices[turn % 5])
-                assert is_cached(cache, make_matrix(turn))
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=find_all) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-
-    assert not failed

@@ -179,21 +179,22 @@ def test_forbidden_policy_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.sched_getscheduler(0) == before
 
 
-def set_cores(
-    monkeypatch: pytest.MonkeyPatch, count: int, quota: float = math.inf, *, packages: int = 1
-) -> None:
-    """Gives this process cores with two threads each, in packages; siblings are far apart."""
+def set_cores(monkeypatch: pytest.MonkeyPatch, count: int, quota: float = math.inf) -> None:
+    """Gives this process so many cores."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
     monkeypatch.setattr(cpu, "read_cpu_quota", lambda: quota)
-    half = max(1, count // 2)
-    of_package = max(1, half // packages)
-    monkeypatch.setattr(cpu, "_locate", lambda n: (n % half // of_package, n % half, n))
 
 
 def test_shares_are_disjoint_and_keep_siblings_and_packages_together(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    set_cores(monkeypatch, 16, packages=2)
+    monkeypatch.setattr(cpu, "_TOPOLOGY", tmp_path)
+    for number in range(16):  # two packages; the threads of a core are far apart
+        topology = tmp_path / f"cpu{number}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "physical_package_id").write_text(f"{number % 8 // 4}\n")
+        (topology / "core_id").write_text(f"{number % 4}\n")
+    set_cores(monkeypatch, 16)
     first, second = divide_cores(2)
     assert first == CoreShare(8, frozenset([0, 1, 2, 3, 8, 9, 10, 11]))
     assert second == CoreShare(8, frozenset([4, 5, 6, 7, 12, 13, 14, 15]))
@@ -219,15 +220,3 @@ def test_share_keeps_the_thread_to_its_cores(allowed: set[int]) -> None:
         os.sched_setaffinity(0, allowed)
     CoreShare(2).pin()
     assert os.sched_getaffinity(0) == allowed
-
-
-def test_cores_are_located_by_package_and_core(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(cpu, "_TOPOLOGY", tmp_path)
-    topology = tmp_path / "cpu5" / "topology"
-    topology.mkdir(parents=True)
-    (topology / "physical_package_id").write_text("1\n")
-    (topology / "core_id").write_text("3\n")
-    assert cpu._locate(5) == (1, 3, 5)
-    assert cpu._locate(6) == (0, 6, 6)  # not described
