@@ -159,7 +159,7 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Resul
     """Returns the result of `work`; cancels it with `ClientDisconnect` if the client disconnects.
 
     The body must have been read. The client is watched from 0.05 s on: most work ends before, and
-    a task for each request takes 7 us more, 2 % of a request's processor time.
+    a task for each request takes 30 us more, a tenth of its time without decoding and model.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
