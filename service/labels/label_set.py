@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from threading import Lock
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -30,6 +31,9 @@ _MAX_SCREENED = 16
 _MARGIN = 4.0
 # Largest shift of a logit: labels with a threshold of 0 always count, with 1 never.
 _FAR = 1e6
+
+# Since Python 3.12, `cached_property` has no lock: all requests that wait would describe the set.
+_DESCRIBING = Lock()
 
 TRAINED_SET = "trained"
 CANDIDATE_SET = "candidate_labels"
@@ -170,9 +174,14 @@ class LabelSet:
         """Of the screened head, [L, ...]; None for candidates too."""
         return None if self.source.vectors is None else self.source.vectors.keys
 
-    @cached_property
+    @property
     def content(self) -> bytes:
         """The set as JSON, as `GET /labels/NAME` answers: 90 bytes a label, 0.1 s for 50,000."""
+        with _DESCRIBING:
+            return self._content
+
+    @cached_property
+    def _content(self) -> bytes:
         return to_json(self.describe())
 
     def describe(self) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def test_set_is_described_once_for_all_that_ask_and_never_for_304(
 ) -> None:
     app: Any = client.app
     served = app.state.served
-    vars(served.pipeline.catalogue.find("trained")).pop("content", None)
+    vars(served.pipeline.catalogue.find("trained")).pop("_content", None)
     with monkeypatch.context() as patch, ThreadPoolExecutor() as threads:
         gate = Gate(patch, LabelSet, "_describe_labels")
         known = client.get("/labels/trained", headers={"If-None-Match": "*"})
