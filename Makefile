@@ -1,8 +1,8 @@
-# Every target makes the virtual environment that it needs, from Python (3.11 to 3.13) and the package
+# Every target makes the virtual environment that it needs, from Python (3.11 to 3.14) and the package
 # index alone; a second run finds it ready. `make help` lists the targets.
 
 # The first that runs and is new enough; `command -v` also finds pyenv's shims of missing versions.
-PYTHON ?= $(or $(shell for python in python3.11 python3.12 python3.13 python3; do \
+PYTHON ?= $(or $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& command -v "$$python" && break; done),python3)
 DEV := .venv
@@ -64,11 +64,12 @@ test-scale: $(DEV)/.ray ## Test replicas behind nginx and Ray at length (needs n
 lint: check ## The same, and look up known advisories on the network
 	$(DEV_BIN)/python constraints/audit.py
 
-check: $(DEV)/.installed ## Check style, formatting, types and the Dockerfile
+check: $(DEV)/.installed ## Check style, formatting, types, the Dockerfile and the workflows
 	$(DEV_BIN)/ruff check .
 	$(DEV_BIN)/ruff format --check .
 	$(DEV_BIN)/mypy
 	$(DEV_BIN)/hadolint Dockerfile
+	$(DEV_BIN)/zizmor --offline --quiet --min-severity medium .github
 
 format: $(DEV)/.installed ## Format the code and apply the safe fixes
 	$(DEV_BIN)/ruff check --fix-only .

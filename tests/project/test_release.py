@@ -14,8 +14,11 @@ from service.bundle.manifest import SCHEMA_VERSION
 from tests.project.dockerfile import parse_dockerfile
 
 ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+ACTIONS = sorted((ROOT / ".github/actions").glob("*/action.yml"))
 SCHEMAS = {
-    ".github/workflows/ci.yml": "github-workflows",
+    **dict.fromkeys((str(path.relative_to(ROOT)) for path in WORKFLOWS), "github-workflows"),
+    **dict.fromkeys((str(path.relative_to(ROOT)) for path in ACTIONS), "github-actions"),
     ".github/ISSUE_TEMPLATE/bug.yml": "github-issue-forms",
     ".github/ISSUE_TEMPLATE/feature.yml": "github-issue-forms",
     ".github/ISSUE_TEMPLATE/config.yml": "github-issue-config",
@@ -24,7 +27,14 @@ SCHEMAS = {
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-WORKFLOW: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+JOBS: dict[str, dict[str, Any]] = {
+    path.stem: yaml.safe_load(path.read_text())["jobs"] for path in WORKFLOWS
+}
+STEPS: list[dict[str, Any]] = [
+    step for jobs in JOBS.values() for job in jobs.values() for step in job.get("steps", [])
+]
+for action in ACTIONS:
+    STEPS += yaml.safe_load(action.read_text())["runs"]["steps"]
 
 
 @pytest.mark.parametrize("file", SCHEMAS)
@@ -50,8 +60,7 @@ def test_stability_page_names_the_schemas_that_are_read() -> None:
 
 
 def test_actions_are_pinned_by_commit_and_images_by_digest() -> None:
-    steps = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
-    actions = [step["uses"] for step in steps if "uses" in step]
+    actions = [step["uses"] for step in STEPS if not step.get("uses", "./").startswith("./")]
     assert actions
     assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in actions), actions
     stages = parse_dockerfile((ROOT / "Dockerfile").read_text())
@@ -63,8 +72,8 @@ def test_actions_are_pinned_by_commit_and_images_by_digest() -> None:
     assert all(re.fullmatch(r"\S+:\S+@sha256:[0-9a-f]{64}", image) for image in others), others
 
 
-def test_workflow_installs_packages_with_hashes_only() -> None:
-    runs = "\n".join(s.get("run", "") for job in WORKFLOW["jobs"].values() for s in job["steps"])
+def test_workflows_install_packages_with_hashes_only() -> None:
+    runs = "\n".join(step.get("run", "") for step in STEPS)
     installs = re.findall(r"pip install (.*)", runs)
     assert installs
     for arguments in installs:
@@ -74,10 +83,32 @@ def test_workflow_installs_packages_with_hashes_only() -> None:
     assert "--no-isolation" in runs  # else `build` installs the newest setuptools
 
 
-def test_only_publishing_jobs_may_write() -> None:
-    assert WORKFLOW["permissions"] == {"contents": "read"}
-    jobs = WORKFLOW["jobs"]
-    assert {name for name, job in jobs.items() if "permissions" in job} == {"images", "publish"}
+def test_only_jobs_that_publish_sign_or_report_may_write() -> None:
+    writing = {
+        (workflow, name)
+        for workflow, jobs in JOBS.items()
+        for name, job in jobs.items()
+        if "write" in job.get("permissions", {}).values()
+    }
+    assert writing == {
+        *(("build", name) for name in ("packages", "images", "index")),
+        *(("release", name) for name in ("build", "pypi", "files")),
+        ("codeql", "analyze"),
+        ("scorecard", "scorecard"),
+    }
+
+
+def test_images_are_built_in_changes_and_releases_alike() -> None:
+    changes, releases = (JOBS[name]["images"]["strategy"]["matrix"] for name in ("ci", "build"))
+    built = {(target, runner) for target in changes["target"] for runner in changes["runner"]}
+    built |= {(each["target"], each["runner"]) for each in changes["include"]}
+    assert built == {(each["target"], each["runner"]) for each in releases["include"]}
+    joined = {
+        (each["target"], platform)
+        for each in JOBS["build"]["index"]["strategy"]["matrix"]["include"]
+        for platform in each["platforms"].split()
+    }
+    assert joined == {(each["target"], each["platform"]) for each in releases["include"]}
 
 
 def test_hints_install_existing_extras_from_the_checkout() -> None:
