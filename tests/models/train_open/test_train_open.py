@@ -24,7 +24,7 @@ from models.text import read_text_encoder
 from models.train.command import RunContext
 from models.train.views import Photos, evaluation_transform
 from models.train_open.__main__ import main, train
-from models.train_open.names import Vocabulary, choose_captions, choose_names, read_hold_out
+from models.train_open.names import Vocabulary, choose_captions, choose_names
 from models.train_open.recipe import OpenRecipe
 from models.train_open.task import match_labels
 from models.train_open.teacher import Sources, Teacher, share_stages
@@ -277,14 +277,6 @@ def test_caption_is_dropped_when_it_shares_a_word_with_a_held_out_name(
     folder = read_labelled_folder(photos)
     image = replace(folder.images[0], caption=caption)
     assert choose_captions(folder, (image,), hold_out) == (caption if kept else "",)
-
-
-def test_hold_out_reads_a_text_file_or_a_labelled_folder(photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "names.txt").write_text("\ufeffgrey\n\n dark circle \n")
-    assert read_hold_out(tmp_path / "names.txt") == ("grey", "dark circle")
-    assert read_hold_out(photos) == ("red", "green")
-    with pytest.raises(DataError, match="cannot be read"):
-        read_hold_out(tmp_path / "absent.txt")
 
 
 @pytest.mark.parametrize("path", sorted(OPEN_RECIPES.glob("*.toml")), ids=lambda path: path.stem)
