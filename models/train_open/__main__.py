@@ -132,13 +132,13 @@ def build_open_head(
             embedding_width=sources.text.width,
             embedding_encoder=sources.text.name,
             embedding_template=recipe.template,
-            num_prototypes=len(teacher_names) if recipe.votes else 0,
+            num_prototypes=len(teacher_names),
         )
     )
-    if head.votes is not None:
-        head.votes.classifier.load_state_dict(sources.teacher.classifier.state_dict())
-        head.votes.names.copy_(teacher_names)
-        head.votes.sharpness.fill_(recipe.sharpness_of_votes)
+    assert head.votes is not None
+    head.votes.classifier.load_state_dict(sources.teacher.classifier.state_dict())
+    head.votes.names.copy_(teacher_names)
+    head.votes.sharpness.fill_(recipe.sharpness_of_votes)
     # Most labels are absent: starting at low scores saves the first epoch.
     torch.nn.init.constant_(head.pool.bias, -3.0)
     return head
