@@ -178,9 +178,7 @@ class GapConfig(_Config):
     kind: Literal["gap"] = "gap"
     num_classes: int = Field(ge=1)
     encoder_width: int = Field(ge=1)
-    # `first`: the first token, a ViT's class token; `gem`: the generalised mean (arXiv 1711.02512).
-    pooling: Literal["mean", "first", "gem"] = "mean"
-    power: float = Field(default=3.0, gt=0.0)  # of `gem`
+    pooling: Literal["mean"] = "mean"  # version 1.1 could store others
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
 

@@ -1,12 +1,7 @@
-"""`python -m models.evaluate --checkpoint FILE --data FOLDER`, or `--bundle FOLDER`.
-
-Prints the papers' figures, in percent: of a checkpoint by torch, of a bundle by ONNX Runtime.
-"""
+"""`python -m models.evaluate --checkpoint FILE --data FOLDER`: the papers' figures, in percent."""
 
 import argparse
-import pkgutil
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -14,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
-from models.checkpoints.description import CheckpointError, Hints, add_hint_flags, read_hints
+from models.checkpoints.description import CheckpointError, add_hint_flags, read_hints
 from models.commands import command, run_command
 from models.data.labelled_folder import read_labelled_folder
 from models.data.records import LabelledFolder
@@ -26,27 +21,15 @@ from models.train.views import Photos, evaluation_transform
 def main(argv: list[str] | None = None) -> None:
     """Runs the command; returns 0, or 2 for a mistake in the request."""
     parser = argparse.ArgumentParser(prog="python -m models.evaluate", description=__doc__)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--checkpoint", type=Path, help="weights: ours, or the authors' layouts")
-    what.add_argument("--bundle", type=Path, help="folder that the export wrote")
     add = parser.add_argument
+    add("--checkpoint", type=Path, required=True, help="weights: ours, or the authors' layouts")
     add("--data", type=Path, required=True, help="labelled folder")
     add("--split", default="test")
-    add("--precision", default="fp32", choices=["fp32", "fp16", "int8"], help="of a bundle")
     add_hint_flags(parser)
     given = parser.parse_args(argv)
-    unused = [f.name for f in fields(Hints) if vars(given).get(f.name, f.default) != f.default]
-    if given.bundle is not None and unused:
-        flag = unused[0].replace("_", "-")
-        parser.error(f"--{flag} is for checkpoints: a bundle describes itself")
     folder = read_labelled_folder(given.data)
-    if given.bundle is None:
-        lines = report(read_checkpoint(given.checkpoint, read_hints(given)), folder, given.split)
-    else:
-        # Resolved by name: `models` must not import `export`, see `tests/project/test_imports.py`.
-        report_bundle = pkgutil.resolve_name("export.evaluate:report_bundle")
-        lines = report_bundle(given.bundle, folder, given.split, given.precision)
-    print("\n".join(lines))
+    checkpoint = read_checkpoint(given.checkpoint, read_hints(given))
+    print("\n".join(report(checkpoint, folder, given.split)))
 
 
 def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterator[str]:

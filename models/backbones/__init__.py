@@ -1,1 +1,1 @@
-"""Backbones: timm models, TResNet and CvT."""
+"""Backbones: timm models and TResNet."""

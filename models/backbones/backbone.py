@@ -12,14 +12,13 @@ from timm.models.volo import VOLO
 from torch import Tensor, nn
 
 from models.backbones import tresnet
-from models.backbones.cvt import CVTS, Cvt
 from models.config import Features, InputConfig, ModelArgument, PrefixTokens, TimmHeadConfig
 from models.heads.attention import to_tokens
 from models.timm_model import BackboneError, create_timm, is_channels_last, pretrained_cfg
 
 
 class Backbone(nn.Module):
-    """A model of timm, `cvt.py` or `tresnet.py`, without classifier, with random weights.
+    """A model of timm or `tresnet.py`, without classifier, with random weights.
 
     Only models with a position table need the size, (H, W) in pixels. With `norm_pooled`, a norm
     in the model's own head does not normalise tokens instead. With `own_head`, only the parts of
@@ -104,8 +103,6 @@ def _create(
 ) -> nn.Module:
     if name in tresnet.NAMES:
         return tresnet.create_tresnet(name)
-    if name in CVTS:
-        return Cvt(name)
     try:
         try:
             pooling = {} if norm_pooled else {"global_pool": ""}

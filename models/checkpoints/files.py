@@ -2,8 +2,7 @@
 
 import hashlib
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from models.checkpoints.description import CheckpointError, Description, State, read_names
-from models.checkpoints.formats import INDICES, check_checkpoint, is_repository, is_safetensors
+from models.checkpoints.formats import check_checkpoint, is_repository, is_safetensors
 from models.checkpoints.hub import CONFIG, fetch, fetch_needed, read_json
 from models.checkpoints.pickles import unpickle
 from models.checkpoints.preparation import PREPROCESS, TAGS, read_preprocess
@@ -23,22 +22,21 @@ from models.config import ModelArgument
 
 NETWORK = "config"
 """The key of the configuration in the metadata of our own files."""
-WEIGHTS = ("model.safetensors", "pytorch_model.bin", *INDICES)
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 _model_args = TypeAdapter(dict[str, ModelArgument | None])
 # Of timm's arguments: what the tensors and the preparation of photos show.
 _READ_ELSEWHERE = {"num_classes", "in_chans", "img_size"}
 _MAX_SHARED = 4  # sum of all tensors over the file's size: some share memory
 _MAX_DEPTH = 3  # of dictionaries: the file's, one of its wrappings, `module` in that
-_PART = re.compile(r"\w[\w.-]*\.(safetensors|bin)")  # of weights in several files, in one folder
 
 
 @dataclass(frozen=True, eq=False)
 class CheckpointFile:
-    """A file that was read, or several with an index."""
+    """A file that was read."""
 
     name: str  # without folders
-    sha256: str  # of several files: of their bytes one after the other, in the order of their names
+    sha256: str
     content: Any  # `State` of a safetensors file, else the object that was pickled
     metadata: Mapping[str, str]  # of a safetensors file, else empty
     description: Description  # from the repository, or next to the file
@@ -50,47 +48,25 @@ def read_file(checkpoint: Path | str) -> CheckpointFile:
     return replace(read_weights(checkpoint), description=description)
 
 
-def read_weights(checkpoint: Path | str, names: Sequence[str] = WEIGHTS) -> CheckpointFile:
-    """Reads a local file, in a repository or its folder the first of `names` that it has."""
-    digest, path = hashlib.sha256(), Path(checkpoint)
+def read_weights(checkpoint: Path | str) -> CheckpointFile:
+    """Reads a local file, in a repository or its folder the first of `WEIGHTS` that it has."""
+    path = Path(checkpoint)
     if is_repository(checkpoint):
-        path = fetch_needed(checkpoint, *names)
+        path = fetch_needed(checkpoint, *WEIGHTS)
     else:
-        check_checkpoint(checkpoint)  # refuses an index
-    if path.name in INDICES:
-        content, metadata = _read_parts(checkpoint, path.name, digest.update)
-    else:
-        content, metadata = _read_one(path, digest.update)
-    return CheckpointFile(path.name, digest.hexdigest(), content, metadata, Description())
-
-
-def _read_one(path: Path, add: Callable[[bytes], object]) -> tuple[Any, Mapping[str, str]]:
+        check_checkpoint(checkpoint)
     is_plain = is_safetensors(path)
     try:
         data = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read") from error
-    add(data)
+    metadata: Mapping[str, str] = {}
     if is_plain:
-        return _parse_safetensors(path.name, data)
-    return _take_plain(path.name, unpickle(path.name, data), len(data)), {}
-
-
-def _read_parts(
-    checkpoint: Path | str, index: str, add: Callable[[bytes], object]
-) -> tuple[Any, Mapping[str, str]]:
-    """Reads the files that an index names: `weight_map` has the file of each tensor."""
-    files = read_json(checkpoint, index).get("weight_map")
-    names = {str(name) for name in files.values()} if isinstance(files, dict) else set()
-    if not names or not all(_PART.fullmatch(name) for name in names):
-        raise CheckpointError(f"{checkpoint} has a {index} that is damaged")
-    state: State = {}
-    for name in sorted(names):
-        part, _ = _read_one(fetch_needed(checkpoint, name), add)
-        if not isinstance(part, dict) or part.keys() & state.keys():
-            raise CheckpointError(f"{name} has other tensors than {index} says")
-        state |= part
-    return state, {}
+        content, metadata = _parse_safetensors(path.name, data)
+    else:
+        content = _take_plain(path.name, unpickle(path.name, data), len(data))
+    digest = hashlib.sha256(data).hexdigest()
+    return CheckpointFile(path.name, digest, content, metadata, Description())
 
 
 def write_file(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> None:

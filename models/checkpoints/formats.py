@@ -13,10 +13,7 @@ _ZIP = b"PK\x03\x04"
 _PICKLE = b"\x80"
 _TORCH_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # of torch.save before 1.6
 MAX_SAFETENSORS_HEADER = 100_000_000  # bytes, the format's own limit
-# Lists of a model's files; each is in one folder with them.
-INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-# Files that describe a folder's model.
-_CONFIGS = ("config.json", "open_clip_config.json", *INDICES)
+_CONFIG = "config.json"  # describes a folder's model
 # First bytes of files that users give instead, in lower case, and what they are.
 _BYTES = {
     b"version https://git-lfs": "a pointer of Git LFS: run git lfs pull",
@@ -33,7 +30,7 @@ def is_on_hub(checkpoint: Path | str) -> bool:
 
 def is_repository(checkpoint: Path | str) -> bool:
     """Whether this is on the hub, or a folder that describes its model in the same way."""
-    return is_on_hub(checkpoint) or any((Path(checkpoint) / name).is_file() for name in _CONFIGS)
+    return is_on_hub(checkpoint) or (Path(checkpoint) / _CONFIG).is_file()
 
 
 def check_checkpoint(checkpoint: Path | str) -> None:
@@ -43,7 +40,7 @@ def check_checkpoint(checkpoint: Path | str) -> None:
     path = Path(checkpoint)
     if _SHARD.search(path.name):
         raise CheckpointError(
-            f"{path.name} is one of several files, or their list: give the folder that has them"
+            f"{path.name} is one of several files, or their list: store the weights in one file"
         )
     is_safetensors(path)
 

@@ -24,7 +24,7 @@ class Attention(nn.Module):
     """Attention from queries [1 or B, Q, D] to keys and values [B, S, M], where D is the width."""
 
     def __init__(
-        self, width: int, num_heads: int, dropout: float, memory_width: int | None = None
+        self, width: int, num_heads: int, dropout: float = 0.0, memory_width: int | None = None
     ) -> None:
         super().__init__()
         memory_width = memory_width or width

@@ -2,6 +2,7 @@
 
 The layers are DETR's, as in the authors' code: positions are added to queries and keys, never to
 values; decoder targets start at zero. As in `ml_decoder.py`, steps without an image run at batch 1.
+There is no dropout: no command trains this head.
 """
 
 import math
@@ -23,22 +24,20 @@ class _Layer(nn.Module):
         super().__init__()
         width, inner = config.decoder_width, config.feedforward_width
         self.pre_norm = config.pre_norm
-        self.attention = Attention(width, config.num_heads, config.dropout)
+        self.attention = Attention(width, config.num_heads)
         self.feedforward = nn.Sequential(
             OrderedDict(
                 linear1=nn.Linear(width, inner),
                 relu=nn.ReLU(),
-                dropout=nn.Dropout(config.dropout),
                 linear2=nn.Linear(inner, width),
             )
         )
         self.norm2 = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(config.dropout)
 
     def _add(self, norm: nn.Module, x: Tensor, step: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre_norm:
-            return x + self.dropout(step(norm(x)))
-        return norm(x + self.dropout(step(x)))
+            return x + step(norm(x))
+        return norm(x + step(x))
 
 
 class EncoderLayer(_Layer):
@@ -61,8 +60,8 @@ class QueryLayer(_Layer):
 
     def __init__(self, config: Query2LabelConfig, self_attention: bool) -> None:
         super().__init__(config)
-        width, heads, rate = config.decoder_width, config.num_heads, config.dropout
-        self.self_attention = Attention(width, heads, rate) if self_attention else None
+        width = config.decoder_width
+        self.self_attention = Attention(width, config.num_heads) if self_attention else None
         self.norm1 = nn.LayerNorm(width) if self_attention else None
         self.norm3 = nn.LayerNorm(width)
 

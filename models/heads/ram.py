@@ -92,16 +92,14 @@ class TaggingLayer(nn.Module):
 
     def __init__(self, config: RamConfig) -> None:
         super().__init__()
-        width, inner, rate = config.decoder_width, config.feedforward_width, config.dropout
-        self.attention = Attention(width, config.num_heads, rate, config.text_width)
+        width, inner = config.decoder_width, config.feedforward_width
+        self.attention = Attention(width, config.num_heads, memory_width=config.text_width)
         self.norm1 = nn.LayerNorm(width, _EPSILON)
         self.linear1 = nn.Linear(width, inner)
         self.linear2 = nn.Linear(inner, width)
         self.norm2 = nn.LayerNorm(width, _EPSILON)
-        self.dropout = nn.Dropout(rate)
 
     def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
         """Maps queries [1 or B, L, D] over tokens [B, S, T] to [B, L, D]."""
-        queries = self.norm1(queries + self.dropout(self.attention(queries, tokens, tokens)))
-        inner = functional.gelu(self.linear1(queries))
-        return self.norm2(queries + self.dropout(self.linear2(inner)))
+        queries = self.norm1(queries + self.attention(queries, tokens, tokens))
+        return self.norm2(queries + self.linear2(functional.gelu(self.linear1(queries))))

@@ -90,7 +90,7 @@ class Recipe(BaseRecipe):
     )
     erase: float = Field(0.0, ge=0, le=1, description="probability of timm's random erasing")
 
-    mixed_precision: Literal["no", "fp16", "bf16"] = Field("no", description="of the forward pass")
+    mixed_precision: Literal["no", "bf16"] = Field("no", description="of the forward pass")
     backbone_lr: float = Field(2e-4, gt=0, description="peak of OneCycle, for the backbone")
 
     @property

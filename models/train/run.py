@@ -19,8 +19,6 @@ from models.train.recipe import BaseRecipe
 
 BatchT = TypeVar("BatchT")
 
-_PRECISIONS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
 
 class Task(ABC, Generic[BatchT]):
     """A network to train, its batches and its losses."""
@@ -95,7 +93,7 @@ class Run(Generic[BatchT]):
         recipe: BaseRecipe,
         folder: RunFolder,
         device: torch.device,
-        precision: Literal["no", "fp16", "bf16"] = "no",  # of the forward pass
+        precision: Literal["no", "bf16"] = "no",  # of the forward pass
     ) -> None:
         if task.num_batches == 0:
             raise RequestError(
@@ -107,21 +105,16 @@ class Run(Generic[BatchT]):
         # Raises the decay from 0 in the first steps: by step n to 1 - n^(-2/3).
         self.ema = ModelEmaV3(task.network, decay=recipe.ema_decay, use_warmup=True)
         self.schedule = one_cycle(task.optimizer, recipe.epochs * task.num_batches, recipe.warmup)
-        self._autocast = torch.autocast(
-            device.type, _PRECISIONS[precision], enabled=precision != "no"
-        )
-        self._scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+        self._autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
         self._parts: dict[str, Any] = {
             "network": task.network,
             "ema": self.ema,
             "optimizer": task.optimizer,
             "schedule": self.schedule,
-            "scaler": self._scaler,  # without a state unless in float16
         }
         if (state := folder.state) is not None:
             for name, part in self._parts.items():
-                if state.get(name):
-                    part.load_state_dict(state[name])
+                part.load_state_dict(state[name])
             self.epoch, self.rows = state["epoch"], state["rows"]
 
     def fit(self) -> dict[str, float]:
@@ -173,11 +166,9 @@ class Run(Generic[BatchT]):
                 f"the loss of epoch {self.epoch + 1} is {total.item()}: try a lower lr or another "
                 "mixed_precision"
             )
-        self._scaler.scale(total).backward()
-        self._scaler.unscale_(optimizer)
+        total.backward()
         nn.utils.clip_grad_norm_(network.parameters(), self.recipe.clip_grad)
-        self._scaler.step(optimizer)
-        self._scaler.update()
+        optimizer.step()
         optimizer.zero_grad()
         return losses
 

@@ -104,7 +104,7 @@ class LabelTask(Task[Batch]):
     def compute_losses(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Returns the asymmetric loss alone."""
         inputs, targets = batch
-        # In float16 the loss would take the logarithm of 0.
+        # In bfloat16 the loss would take the logarithm of 0.
         return {"loss": self.loss(network(inputs).float(), targets)}
 
     @torch.inference_mode()

@@ -3,7 +3,6 @@
 Pictures are flattened as in `service/images/decode.py`: transparent parts white, 16 bits to 8.
 """
 
-import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,10 +23,6 @@ from models.data.records import DataError, LabelledFolder, LabelledImage
 from models.train.recipe import Recipe
 
 Transform = Callable[[Image.Image], Tensor]
-
-_JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
-# Codes of any value, as data of a picture that is not whole.
-_JPEG_CODES = b"\xfe" * 8 + bytes(number**3 % 251 for number in range(4096))
 
 
 @dataclass(eq=False)
@@ -57,32 +52,13 @@ class Photos(Dataset[tuple[Tensor, Tensor]]):
 def read_picture(image: LabelledImage) -> Image.Image:
     """Decodes a photo to upright RGB; raises DataError if the file is missing or broken."""
     try:
-        data = image.path.read_bytes()
-        try:
-            return _decode(data)
-        except OSError:
-            if not data.startswith(_JPEG_START):
-                raise
-            return _decode_without_end(data)
+        with Image.open(image.path) as opened:
+            return _flatten(ImageOps.exif_transpose(opened))
     except Exception as error:  # Pillow's readers raise nearly every type
         raise DataError(f"{image.path} is missing or not a readable picture") from error
 
 
-def _decode_without_end(data: bytes) -> Image.Image:
-    """Decodes a JPEG that lacks its end marker; raises ValueError if it lacks more.
-
-    The pixels of a whole picture do not depend on what follows.
-    """
-    data = data.removesuffix(b"\xff")  # half of the marker
-    picture = _decode(data + _JPEG_END)
-    if picture.tobytes() != _decode(data + _JPEG_CODES + _JPEG_END).tobytes():
-        raise ValueError("the JPEG ends early")
-    return picture
-
-
-def _decode(data: bytes) -> Image.Image:
-    with Image.open(io.BytesIO(data)) as opened:
-        image = ImageOps.exif_transpose(opened)
+def _flatten(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip it
         samples = np.asarray(image).astype(np.uint32)
         grey = (samples >> 8).clip(0, 255).astype(np.uint8)

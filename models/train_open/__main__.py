@@ -18,11 +18,12 @@ from models.checkpoints.open_head import (
 )
 from models.commands import command, run_command
 from models.config import ZeroShotMLDecoderConfig
+from models.data.labelled_folder import read_labelled_folder
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import read_text_encoder
 from models.train.command import RunContext, make_parser, read_run
 from models.train.run import Run, RunFolder, seed_everything
-from models.train_open.names import choose_captions, choose_names, read_hold_out
+from models.train_open.names import choose_captions, choose_names
 from models.train_open.recipe import OpenRecipe
 from models.train_open.task import (
     NameEmbeddings,
@@ -44,11 +45,13 @@ def main(argv: list[str] | None = None) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="its encoder is used and stays as it is")
     add("--text-encoder", type=Path, help="folder; unset takes the installed package's")
-    add("--hold-out", type=Path, action="append", default=[], help="text file of names or labelled "
-        "folder: no concept of such a name is trained on; may be repeated")  # fmt: skip
+    add("--hold-out", type=Path, action="append", default=[], help="labelled folder: no concept "
+        "of such a name is trained on; may be repeated")  # fmt: skip
     arguments = parser.parse_args(argv)
     recipe, context = read_run(arguments, OpenRecipe)
-    hold_out = [name for path in arguments.hold_out for name in read_hold_out(path)]
+    hold_out = [
+        name for path in arguments.hold_out for name in read_labelled_folder(path).label_names
+    ]
     text = read_text_encoder(arguments.text_encoder)
     init = None if arguments.init is None else read_open_head(arguments.init)
     figures = train(context, recipe, read_sources(arguments.checkpoint, text), hold_out, init)
@@ -129,13 +132,13 @@ def build_open_head(
             embedding_width=sources.text.width,
             embedding_encoder=sources.text.name,
             embedding_template=recipe.template,
-            num_prototypes=len(teacher_names) if recipe.votes else 0,
+            num_prototypes=len(teacher_names),
         )
     )
-    if head.votes is not None:
-        head.votes.classifier.load_state_dict(sources.teacher.classifier.state_dict())
-        head.votes.names.copy_(teacher_names)
-        head.votes.sharpness.fill_(recipe.sharpness_of_votes)
+    assert head.votes is not None
+    head.votes.classifier.load_state_dict(sources.teacher.classifier.state_dict())
+    head.votes.names.copy_(teacher_names)
+    head.votes.sharpness.fill_(recipe.sharpness_of_votes)
     # Most labels are absent: starting at low scores saves the first epoch.
     torch.nn.init.constant_(head.pool.bias, -3.0)
     return head

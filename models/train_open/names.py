@@ -3,12 +3,10 @@
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from models.data.labelled_folder import read_labelled_folder
 from models.data.records import DataError, LabelledFolder, LabelledImage
 
 
@@ -44,17 +42,6 @@ def choose_captions(
     """Returns each photo's caption, or "" if it shares a word with a name held out."""
     avoided = frozenset[str]().union(*_find_avoided(folder, hold_out))
     return tuple("" if _spoken(i.caption) & avoided else i.caption for i in images)
-
-
-def read_hold_out(path: Path) -> tuple[str, ...]:
-    """Reads names to hold out: a text file, one a line, or a labelled folder's label names."""
-    if path.is_dir():
-        return read_labelled_folder(path).label_names
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"names to hold out cannot be read from {path}") from error
-    return tuple(line.strip() for line in lines if line.strip())
 
 
 def mark_concepts(images: tuple[LabelledImage, ...], names: tuple[str, ...]) -> Tensor:

@@ -17,7 +17,6 @@ class OpenRecipe(BaseRecipe):
     )
     decoder_width: int = Field(256, ge=1, description="D")
     feedforward_width: int = Field(512, ge=1, description="hidden width of the decoder")
-    votes: bool = Field(True, description="add the votes of a distilled classifier's names")
     sharpness_of_votes: float = Field(20.0, gt=0, description="higher: fewer, nearer names vote")
 
     views: int = Field(2, ge=1, description="copies of each photo to cache; the first as served")

@@ -84,6 +84,9 @@ class OpenTask(Task[Batch]):
     def __post_init__(self) -> None:
         recipe = self.recipe
         self.network.to(self.device)
+        votes = self.network.votes
+        assert votes is not None
+        self.votes = votes
         if self.trained is not None:
             self.trained.head.to(self.device)
         self.label_loss = asymmetric_loss(recipe.gamma_neg, recipe.clip)
@@ -126,8 +129,6 @@ class OpenTask(Task[Batch]):
         present, mentioned, matches, soft, absent = targets.split(sizes, dim=1)
         weak = weak_negative_loss(concepts, mentioned, recipe.unknown_weight, recipe.unknown_focus)
         ranking = ranking_loss(taught, teacher[:, chosen], recipe.sharpness)
-        votes = self.network.votes
-        zero = logits.new_zeros(())
         return {
             "labels": recipe.label_weight * self.label_loss(labels, present),
             "trained": recipe.trained_weight * self._distil_trained(tokens, labels),
@@ -135,9 +136,7 @@ class OpenTask(Task[Batch]):
             "captions": recipe.caption_weight * matching_loss(captions, matches),
             "teacher": recipe.teacher_weight * soft_target_loss(taught, soft),
             "ranking": recipe.ranking_weight * ranking,
-            "classifier": (
-                zero if votes is None else classifier_loss(votes.classify(tokens), probabilities)
-            ),
+            "classifier": classifier_loss(self.votes.classify(tokens), probabilities),
             "random": recipe.label_weight * self.label_loss(random, absent),
         }
 
@@ -174,8 +173,7 @@ class OpenTask(Task[Batch]):
 
     def center_votes(self) -> None:
         """Sets the prior of the votes from the training photos as served, see `NameVotes`."""
-        if self.network.votes is not None:
-            self.network.votes.center(self._read_served(self.train))
+        self.votes.center(self._read_served(self.train))
 
     def _read_served(self, photos: OpenPhotos) -> Iterator[Tensor]:
         rows = torch.arange(len(photos.labels)).split(_PREDICTION_BATCH)

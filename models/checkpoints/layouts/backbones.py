@@ -45,26 +45,6 @@ _DENSENET_NAMES = (
     (r"\bclassifier\.0\.", "classifier."),
 )
 
-# The authors' CvT -> transformers. The order matters here too: `attn.proj` and `attn.` overlap.
-CVT_NAMES = (
-    (r"^stage(\d)\.", r"model.encoder.stages.\1."),
-    (r"\bpatch_embed\.proj\.", "embedding.convolution_embeddings.projection."),
-    (r"\bpatch_embed\.norm\.", "embedding.convolution_embeddings.normalization."),
-    (r"\bblocks\.", "layers."),
-    (r"\bnorm1\.", "layernorm_before."),
-    (r"\bnorm2\.", "layernorm_after."),
-    (r"\battn\.proj\.", "attention.output.dense."),
-    (r"\battn\.", "attention.attention."),
-    (r"\bconv_proj_", "convolution_proj_"),
-    (r"proj_q\.", "projection_query."),
-    (r"proj_k\.", "projection_key."),
-    (r"proj_v\.", "projection_value."),
-    (r"(convolution_\w+)\.conv\.", r"\1.convolution_projection.convolution."),
-    (r"(convolution_\w+)\.bn\.", r"\1.convolution_projection.normalization."),
-    (r"\bmlp\.fc1\.", "intermediate.dense."),
-    (r"\bmlp\.fc2\.", "output.dense."),
-)
-
 
 def recognise(state: Mapping[str, Tensor], candidates: Iterable[str]) -> str | None:
     """Returns the first backbone with these tensors; the counters of batch norms may be missing."""
@@ -82,7 +62,8 @@ def recognise_one_of(state: Mapping[str, Tensor], candidates: Iterable[str], aut
     name = recognise(state, candidates)
     if name is None:
         raise CheckpointError(
-            f"the checkpoint's backbone is none of {authors}'s: {', '.join(candidates)}"
+            f"the checkpoint's backbone is none of {authors}'s that can be read: "
+            f"{', '.join(candidates)}"
         )
     return name
 

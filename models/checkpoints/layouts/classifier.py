@@ -1,14 +1,12 @@
 """Classifiers without a decoder: timm's, TResNets of ASL's authors, and those of training scripts.
 
 The latter are a timm model under any name and a linear layer; their pooling, which is not in the
-file unless it has GeM's power, is taken as timm's.
+file, is taken as timm's.
 """
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +17,7 @@ from timm.layers import SelectAdaptivePool2d
 from timm.models import ResNet
 from torch import Tensor, nn
 
-from models.backbones.backbone import count_prefix_tokens, flatten_features
+from models.backbones.backbone import flatten_features
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
 from models.checkpoints.layouts.body import (
     OFFICIAL_TRESNET_MARK,
@@ -31,13 +29,10 @@ from models.checkpoints.layouts.body import (
     take_body,
 )
 from models.checkpoints.layouts.state import LEAVES, find_prefix, refuse_others, take
-from models.config import GapConfig, NetworkConfig, TimmHeadConfig
-from models.heads.baselines import Gap
+from models.config import GapConfig, TimmHeadConfig
 from models.meta import build_checked
-from models.network import Network
 from models.timm_model import classifier_names, create_timm, is_channels_last, read_class_names
 
-_TOLERANCE = 1e-4  # of logits
 logger = logging.getLogger(__name__)
 
 
@@ -63,22 +58,18 @@ def read_classifier(state: State, hints: Hints, described: Description) -> Weigh
     classifier = {key: v for key, v in whole.state_dict().items() if key not in model.state_dict()}
     if rest.keys() == {f"{prefix}{key}" for key in classifier}:
         return _read_timm(name, body | take(rest, prefix), hints, described)
-    powers = [k for k, v in rest.items() if k.rpartition(".")[2] == "p" and v.numel() == 1]
-    head = {key: tensor for key, tensor in rest.items() if key not in powers[:1]}
-    if not head:
+    if not rest:
         raise CheckpointError(f"the file has {name} without a classifier, and no head")
-    layer = _find_linear(head, model)
-    ours = {f"{layers[0]}.{leaf}": head[f"{layer}.{leaf}"] for leaf in LEAVES}
+    layer = _find_linear(rest, model)
+    ours = {f"{layers[0]}.{leaf}": rest[f"{layer}.{leaf}"] for leaf in LEAVES}
     if classifier.keys() != ours.keys():
         raise CheckpointError(f"{name} classifies by more than the one linear layer of the file")
     linear = {key: v.reshape(len(v), *classifier[key].shape[1:]) for key, v in ours.items()}
-    pooling = "GeM" if powers else f"timm's ({_find_pooling(model)})"
     logger.info(
-        "read a classifier: %s under %r, its pooling taken as %s, linear layer %s",
-        *(name, prefix, pooling, layer),
+        "read a classifier: %s under %r, its pooling taken as timm's (%s), linear layer %s",
+        *(name, prefix, _find_pooling(model), layer),
     )
-    weights = _read_timm(name, body | linear, hints, described)
-    return _pool(weights, float(rest[powers[0]]), powers[0]) if powers else weights
+    return _read_timm(name, body | linear, hints, described)
 
 
 def _split_body(state: State, model: Any) -> tuple[str, State, State] | None:  # noqa: ANN401
@@ -125,19 +116,6 @@ def _find_pooling(model: Any) -> str:  # noqa: ANN401
     return str(next(kinds, getattr(model, "global_pool", "avg")))
 
 
-def _pool(weights: Weights, power: float, tensor: str) -> Weights:
-    config = weights.config
-    assert isinstance(config, NetworkConfig)
-    head = config.head
-    if not isinstance(head, GapConfig) or head.pooling != "mean" or not 0 < power < math.inf:
-        raise CheckpointError(
-            f"{tensor} is the power of GeM pooling, which {config.backbone} cannot have in place "
-            "of its own pooling"
-        )
-    changed = head.model_copy(update={"pooling": "gem", "power": power})
-    return replace(weights, config=config.model_copy(update={"head": changed}), example=None)
-
-
 def _read_asl(state: State, hints: Hints, described: Description) -> Weights | None:
     """Translates a TResNet of ASL's authors; returns None if it has no linear layer."""
     head = {k.removeprefix("head.").removeprefix("fc."): v for k, v in state.items()}
@@ -159,7 +137,8 @@ def _read_asl(state: State, hints: Hints, described: Description) -> Weights | N
     classes, width = linear["weight"].shape
     body, facts = read_body(body, hints, described, width)
     config = GapConfig(num_classes=classes, encoder_width=width)
-    return Weights(_to_linear(linear), config, described.label_names).put_on(body, **facts)
+    head = {f"linear.{leaf}": tensor for leaf, tensor in linear.items()}
+    return Weights(head, config, described.label_names).put_on(body, **facts)
 
 
 def _read_timm(name: str, state: State, hints: Hints, described: Description) -> Weights:
@@ -191,24 +170,13 @@ def _read_timm(name: str, state: State, hints: Hints, described: Description) ->
                 f"{tuple(logits.shape[1:])}"
             )
         inside = {key: v for key, v in state.items() if key.partition(".")[0] in parts}
-        tokens = flatten_features(model, features)
-        gap = _read_gap(inside, model, tokens, logits)
     body = {key: v for key, v in state.items() if key not in inside}
     labels = described.label_names or _find_imagenet_names(classes)
     facts = {"backbone": name, "model_args": described.model_args, "input": spec}
-    if gap is not None:
-        prefix = "keep" if gap[1].pooling == "first" else "drop"
-        weights = Weights(*gap, labels, example=example)
-        weights = weights.put_on(body, **facts, prefix_tokens=prefix)
-        assert isinstance(weights.config, NetworkConfig)
-        with torch.device("meta"):
-            without = Network(weights.config).state_dict()
-        if without.keys() == weights.state.keys():
-            return weights
     sizes = tuple(features.shape[1:3] if is_channels_last(model) else features.shape[2:])
     head = TimmHeadConfig(
         num_classes=classes,
-        encoder_width=tokens.shape[2],
+        encoder_width=flatten_features(model, features).shape[2],
         parts=parts,
         grid=sizes if features.dim() == 4 else None,
     )
@@ -226,27 +194,6 @@ def _run_head(model: Any, features: Tensor) -> tuple[Tensor, tuple[str, ...]]:  
     logits: Tensor = model.forward_head(features)
     parts = (name for name, child in model.named_children() if name in run and child.state_dict())
     return logits, tuple(parts)
-
-
-def _read_gap(
-    head: State, model: nn.Module, tokens: Tensor, logits: Tensor
-) -> tuple[State, GapConfig] | None:
-    """Returns a head of pooling and one linear layer; None if it is more."""
-    leaves = {key.rpartition(".")[2]: tensor for key, tensor in head.items()}
-    if len(head) != 2 or tuple(leaves["weight"].shape[:2]) != (logits.shape[1], tokens.shape[2]):
-        return None
-    first = getattr(model, "global_pool", None) == "token"
-    pooling = "first" if first else "mean"
-    config = GapConfig(num_classes=len(logits.T), encoder_width=tokens.shape[2], pooling=pooling)
-    gap, state = Gap(config).eval(), _to_linear(leaves)
-    gap.load_state_dict(state)
-    ours = gap(tokens[:, 0 if first else count_prefix_tokens(model) :])
-    return (state, config) if ours.allclose(logits, atol=_TOLERANCE) else None
-
-
-def _to_linear(layer: Mapping[str, Tensor]) -> State:
-    # A convolution of one pixel is a linear layer.
-    return {f"linear.{leaf}": tensor.reshape(tensor.shape[:2]) for leaf, tensor in layer.items()}
 
 
 def _find_imagenet_names(classes: int) -> tuple[str, ...] | None:

@@ -117,7 +117,7 @@ def _fold_self_attention(queries: Tensor, packed: State, num_heads: int) -> Tens
     """Folds self-attention into fixed queries: torch normalises q + attention(q), ours q + q."""
     whole = queries.double().unsqueeze(0)
     attention = build_filled(
-        lambda: Attention(queries.shape[1], num_heads, 0.0).double(), unpack_attentions(packed)
+        lambda: Attention(queries.shape[1], num_heads).double(), unpack_attentions(packed)
     )
     with torch.no_grad():
         folded: Tensor = ((whole + attention(whole, whole, whole)) / 2)[0]

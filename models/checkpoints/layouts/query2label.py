@@ -5,8 +5,6 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from models.backbones.cvt import CVTS
-from models.backbones.cvt import STRIDE as CVT_STRIDE
 from models.checkpoints.description import Hints, State, Weights
 from models.checkpoints.layouts import backbones
 from models.checkpoints.layouts.state import refuse_others, rename, take, unpack_attentions
@@ -16,7 +14,7 @@ MARK = "fc.W"  # in every Query2Label head
 _BODY = "backbone.0."
 _POSITIONS = "backbone.1.pe"  # the position table, which the authors store next to the backbone
 _DEFAULT_HEADS = 4
-_STRIDE = 32  # pixels a token, in all backbones except CvT
+_STRIDE = 32  # pixels a token, in all backbones
 _PARTS = ("backbone.", "input_proj.", "transformer.", "query_embed.", "fc.")
 # The authors' names -> ours; the order matters.
 _NAMES = (
@@ -44,17 +42,14 @@ def read_query2label(state: State, hints: Hints, label_names: tuple[str, ...] | 
     if not body:
         return head
     body, name = _read_backbone(body)
-    stride = CVT_STRIDE if name in CVTS else _STRIDE
-    spec = backbones.prepare_imagenet(*(stride * count for count in config.grid))
+    spec = backbones.prepare_imagenet(*(_STRIDE * count for count in config.grid))
     return head.put_on(body, backbone=name, input=spec)
 
 
 def _read_backbone(state: State) -> tuple[State, str]:
     """Returns (tensors under timm's names, backbone)."""
     candidates: tuple[str, ...]
-    if "stage0.patch_embed.proj.weight" in state:
-        state, candidates = rename(state, backbones.CVT_NAMES), CVTS
-    elif "patch_embed.proj.weight" in state:
+    if "patch_embed.proj.weight" in state:
         state, candidates = backbones.rename_swin(state), backbones.SWINS
     elif "body.body.conv1.0.weight" in state:
         state, candidates = backbones.rename_tresnet(take(state, "body.")), backbones.TRESNETS

@@ -4,21 +4,18 @@ import errno
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import timm
 import torch
 from huggingface_hub import constants
-from safetensors.torch import save_file
 from timm.layers.ml_decoder import add_ml_decoder_head
 
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
-from models.checkpoints.files import read_weights
 from models.checkpoints.hub import Remote, ask, fetch, read_range
 from tests.models.checkpoints import assert_refused, read_config
 from tests.support.fake_hub import FakeHub, serve_hub
@@ -62,52 +59,11 @@ def test_repository_has_the_architecture_the_preparation_and_the_label_names(hub
     assert (hinted.height, hinted.width) == (64, 64)
 
 
-def test_repository_is_refused_without_weights_or_with_a_damaged_index(hub: Path) -> None:
+def test_repository_is_refused_without_weights_or_with_a_damaged_config(hub: Path) -> None:
     assert_refused(REFERENCE, "has no model")
     for content in ("[]", "{", '{"pretrained_cfg": 3}', "[" * 100_000):
         (hub / "config.json").write_text(content)
         assert_refused(REFERENCE, "damaged")
-
-
-def write_parts(folder: Path, form: str = "safetensors") -> dict[str, str]:
-    """Writes a classifier in two files; returns the index."""
-    torch.manual_seed(0)
-    state = timm.create_model("test_resnet", num_classes=3).state_dict()
-    torch.save(state, folder / "whole.pt")
-    stem, save = ("model", save_file) if form == "safetensors" else ("pytorch_model", torch.save)
-    index: dict[str, str] = {}
-    for number, keys in enumerate((sorted(state)[:9], sorted(state)[9:]), start=1):
-        index |= dict.fromkeys(keys, name := f"{stem}-0000{number}-of-00002.{form}")
-        save({key: state[key] for key in keys}, folder / name)
-    (folder / f"{stem}.{form}.index.json").write_text(json.dumps({"weight_map": index}))
-    return index
-
-
-@pytest.mark.parametrize(("form", "remote"), [("safetensors", True), ("bin", False)])
-def test_weights_in_several_files_are_read_and_hashed(form: str, remote: bool, hub: Path) -> None:
-    names = sorted(set(write_parts(hub, form).values()))
-    joined_file = read_checkpoint(REFERENCE if remote else hub, Hints("test_resnet"))
-    whole = read_checkpoint(hub / "whole.pt", Hints("test_resnet"))
-    images = torch.rand(1, 3, 64, 64)
-    torch.testing.assert_close(joined_file.network(images), whole.network(images))
-    joined = b"".join((hub / name).read_bytes() for name in names)
-    assert joined_file.sha256 == hashlib.sha256(joined).hexdigest()
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda index: index | {"fc.bias": "../model.safetensors"}, "that is damaged"),
-        (lambda index: index | {"fc.bias": "/etc/passwd"}, "that is damaged"),
-        (lambda index: index | {"fc.bias": 3}, "that is damaged"),
-        (lambda _: [], "that is damaged"),
-        (lambda index: index | {"fc.bias": "gone.safetensors"}, "has no gone.safetensors"),
-    ],
-)
-def test_wrong_index_is_refused(change: Callable[[Any], Any], reason: str, tmp_path: Path) -> None:
-    index = change(write_parts(tmp_path))
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    assert_refused(tmp_path, reason, backbone="test_resnet")
 
 
 @pytest.mark.parametrize("content", ["[", "{}", '{"hidden_size": 768, "model_type": "clip"}'])
@@ -218,8 +174,6 @@ def test_cache_is_enough_if_the_hub_is_offline(
         ask(REFERENCE, "x.onnx")
     offline = "cannot be fetched: HF_HUB_OFFLINE is set, and {} is not in the cache"
     assert_refused("hf-hub:someone/other", offline.format("model.safetensors"))
-    with pytest.raises(CheckpointError, match=offline.format("open_clip_model.safetensors")):
-        read_weights(REFERENCE, ["open_clip_model.safetensors", "open_clip_pytorch_model.bin"])
 
 
 @pytest.mark.parametrize("form", ["folder", "cached", "remote", "without ranges"])
@@ -246,7 +200,7 @@ def test_part_of_a_file_and_its_size_are_read_without_a_download(
 @pytest.mark.parametrize("number", [math.nan, -math.inf])
 def test_tensor_that_is_not_finite_is_named(number: float, tmp_path: Path) -> None:
     write_timm_repository(tmp_path)
-    write_parts(tmp_path)
+    torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "whole.pt")
     for file, key in (("pytorch_model.bin", "bn1.bias"), ("whole.pt", "fc.bias")):
         path = (tmp_path / file).rename(tmp_path / f"{file}.pth")
         good = torch.load(path)

@@ -29,7 +29,7 @@ def good(tmp_path: Path) -> Path:
         ("pointer.safetensors", b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
         ("plain.pkl", pickle.dumps({"w": 1}), "what torch.save writes (not pickle, ONNX,"),
         ("net.pth", b"<!DOCTYPE html><html>", "is a web page: download the file itself"),
-        ("model.safetensors.index.json", b"{}", "or their list: give the folder that has them"),
+        ("model.safetensors.index.json", b"{}", "or their list: store the weights"),
         ("model-00001-of-00002.safetensors", b"", "is one of several files, or their list"),
         ("junk.zip", b"PK\x03\x04junk", "is damaged or cut off: its end is missing"),
     ],

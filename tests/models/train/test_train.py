@@ -90,15 +90,10 @@ def test_frozen_stages_do_not_change(photos: Path, tuned: Path, tmp_path: Path) 
     assert any(key.startswith("head.") for key in changed)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_learns_and_keeps_its_state(
-    photos: Path, tmp_path: Path, precision: str
-) -> None:
-    options = ["--frozen-stages", "0", "--mixed-precision", precision, "--epochs", "3"]
+def test_half_precision_learns_and_keeps_its_state(photos: Path, tmp_path: Path) -> None:
+    options = ["--frozen-stages", "0", "--mixed-precision", "bf16", "--epochs", "3"]
     with stop_in_second_epoch():
         run(photos, tmp_path, *options)
-    state = torch.load(tmp_path / "state.pt", weights_only=True)
-    assert bool(state["scaler"]) == (precision == "fp16")
     assert run(photos, tmp_path, *options) == 0
     history = read_losses(tmp_path)
     assert history[-1] < history[0]

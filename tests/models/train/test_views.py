@@ -13,7 +13,7 @@ from models.train.recipe import Recipe
 from models.train.views import Photos, evaluation_transform, read_picture, training_transform
 from service.bundle.card import InputContract
 from service.images.decode import decode_image
-from tests.support.odd_files import JPEGS, make_cut_files, make_odd_files
+from tests.support.odd_files import make_cut_files
 
 
 def paint(mode: str) -> Image.Image:
@@ -62,18 +62,7 @@ def test_padded_picture_has_the_pixels_of_the_service(tmp_path: Path, more: dict
     assert augmented.shape == (3, 40, 40)
 
 
-ODD_FILES, CUT_FILES = make_odd_files(), make_cut_files()
-
-
-@pytest.mark.parametrize(
-    "name", [n for n in ODD_FILES if n.endswith(("JPEG without end", "half an end", "G, trailer"))]
-)
-def test_jpeg_without_end_or_with_a_trailer_has_the_usual_pixels(tmp_path: Path, name: str) -> None:
-    odd, usual = (tmp_path / kind for kind in ("odd", "usual"))
-    for path, content in zip((odd, usual), ODD_FILES[name], strict=True):
-        path.write_bytes(content)
-    picture, expected = (read_picture(LabelledImage(path, "val", ())) for path in (odd, usual))
-    np.testing.assert_array_equal(picture, expected)
+CUT_FILES = make_cut_files()
 
 
 @pytest.mark.parametrize("name", [name for name in CUT_FILES if name.endswith("cut")])
@@ -82,5 +71,3 @@ def test_jpeg_that_is_cut_is_refused(tmp_path: Path, name: str) -> None:
     path.write_bytes(CUT_FILES[name])
     with pytest.raises(DataError, match=r"cut\.jpg is missing or not a readable picture"):
         read_picture(LabelledImage(path, "val", ()))
-    path.write_bytes(JPEGS["baseline"][:-2])
-    assert read_picture(LabelledImage(path, "val", ())).size == (90, 50)

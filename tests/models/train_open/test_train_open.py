@@ -18,13 +18,11 @@ from models.commands import RequestError
 from models.config import GapConfig
 from models.data.labelled_folder import read_labelled_folder
 from models.data.records import DataError
-from models.evaluate_open import evaluate_open
 from models.heads.baselines import Gap
 from models.text import read_text_encoder
 from models.train.command import RunContext
-from models.train.views import Photos, evaluation_transform
 from models.train_open.__main__ import main, train
-from models.train_open.names import Vocabulary, choose_captions, choose_names, read_hold_out
+from models.train_open.names import Vocabulary, choose_captions, choose_names
 from models.train_open.recipe import OpenRecipe
 from models.train_open.task import match_labels
 from models.train_open.teacher import Sources, Teacher, share_stages
@@ -158,7 +156,6 @@ def test_training_writes_a_checkpoint_bound_to_its_encoders(runs: Runs, sources:
 def test_finished_run_is_measured_again_and_not_resumed_with_other_options(runs: Runs) -> None:
     for reason, hold_out, init, changes in (
         ("epochs 1, not 2", ("blue",), None, {"epochs": 2}),
-        ("votes True, not", ("blue",), None, {"votes": False}),
         ("concept_names ", (), None, {}),
         ("init '', not ", ("blue",), runs.read("first"), {}),
     ):
@@ -168,18 +165,6 @@ def test_finished_run_is_measured_again_and_not_resumed_with_other_options(runs:
     figures, (log,) = runs.fit("first", ("blue",)), runs.read_log("first")
     for name, value in figures.items():
         assert float(log[name]) == pytest.approx(value, rel=1e-4)
-
-
-def test_evaluation_measures_the_head_and_chance(runs: Runs) -> None:
-    figures, data = runs.fit("voteless", votes=False), read_labelled_folder(runs.photos)
-    opened, sources = runs.read("voteless"), runs.sources
-    photos = Photos.of_split(data, "val", evaluation_transform(sources.prepared))
-    labels = sources.text.embed_names(data.label_names, opened.head.config.embedding_template)
-    scores = evaluate_open(opened.head, sources.encoder, photos, labels)
-    # The run measured itself on cached float16 tokens.
-    assert float(scores.head.mean()) == pytest.approx(figures["val_labels_mAP_percent"], abs=1.0)
-    share = data.targets(data.split("val")).mean(axis=0) * 100
-    assert scores.chance.tolist() == pytest.approx(share.tolist())
 
 
 def test_resumed_run_equals_an_unbroken_one_and_a_changed_photo_is_encoded_again(
@@ -215,7 +200,6 @@ def test_init_refuses_a_head_of_another_build(runs: Runs, sources: Sources) -> N
     first = runs.read("first")
     changes: dict[str, dict[str, Any]] = {
         "decoder_width 16, not 8": {"decoder_width": 8},
-        "num_prototypes 5, not 0": {"votes": False},
         "embedding_template 'a photo of {}', not '{}'": {"template": "{}"},
     }
     for reason, change in changes.items():
@@ -277,14 +261,6 @@ def test_caption_is_dropped_when_it_shares_a_word_with_a_held_out_name(
     folder = read_labelled_folder(photos)
     image = replace(folder.images[0], caption=caption)
     assert choose_captions(folder, (image,), hold_out) == (caption if kept else "",)
-
-
-def test_hold_out_reads_a_text_file_or_a_labelled_folder(photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "names.txt").write_text("\ufeffgrey\n\n dark circle \n")
-    assert read_hold_out(tmp_path / "names.txt") == ("grey", "dark circle")
-    assert read_hold_out(photos) == ("red", "green")
-    with pytest.raises(DataError, match="cannot be read"):
-        read_hold_out(tmp_path / "absent.txt")
 
 
 @pytest.mark.parametrize("path", sorted(OPEN_RECIPES.glob("*.toml")), ids=lambda path: path.stem)
