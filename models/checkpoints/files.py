@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,11 @@ def read_file(checkpoint: Path | str) -> CheckpointFile:
     return replace(read_weights(checkpoint), description=description)
 
 
-def read_weights(checkpoint: Path | str) -> CheckpointFile:
-    """Reads a local file, in a repository or its folder the first of `WEIGHTS` that it has."""
+def read_weights(checkpoint: Path | str, names: Sequence[str] = WEIGHTS) -> CheckpointFile:
+    """Reads a local file, in a repository or its folder the first of `names` that it has."""
     path = Path(checkpoint)
     if is_repository(checkpoint):
-        path = fetch_needed(checkpoint, *WEIGHTS)
+        path = fetch_needed(checkpoint, *names)
     else:
         check_checkpoint(checkpoint)
     is_plain = is_safetensors(path)

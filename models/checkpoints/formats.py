@@ -13,7 +13,8 @@ _ZIP = b"PK\x03\x04"
 _PICKLE = b"\x80"
 _TORCH_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # of torch.save before 1.6
 MAX_SAFETENSORS_HEADER = 100_000_000  # bytes, the format's own limit
-_CONFIG = "config.json"  # describes a folder's model
+# Files that describe a folder's model.
+_CONFIGS = ("config.json", "open_clip_config.json")
 # First bytes of files that users give instead, in lower case, and what they are.
 _BYTES = {
     b"version https://git-lfs": "a pointer of Git LFS: run git lfs pull",
@@ -30,7 +31,7 @@ def is_on_hub(checkpoint: Path | str) -> bool:
 
 def is_repository(checkpoint: Path | str) -> bool:
     """Whether this is on the hub, or a folder that describes its model in the same way."""
-    return is_on_hub(checkpoint) or (Path(checkpoint) / _CONFIG).is_file()
+    return is_on_hub(checkpoint) or any((Path(checkpoint) / name).is_file() for name in _CONFIGS)
 
 
 def check_checkpoint(checkpoint: Path | str) -> None:

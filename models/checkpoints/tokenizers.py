@@ -36,14 +36,18 @@ class Framed(NamedTuple):
     size: int  # tokens known
 
 
-def read_tokenizer(checkpoint: Path | str, kind: Towers, max_tokens: int) -> Framed:
-    """Reads `tokenizer.json`; for SigLIP it cleans texts.
+def read_tokenizer(
+    checkpoint: Path | str, kind: Towers, max_tokens: int, *, canonical: bool | None = None
+) -> Framed:
+    """Reads `tokenizer.json`; for SigLIP it cleans texts, without punctuation if `canonical`.
 
-    Raises CheckpointError if a file is missing, damaged or without special tokens.
+    `tokenizer_config.json` decides on this by default. Raises CheckpointError if a file is missing,
+    damaged or without special tokens.
     """
     content = fetch_needed(checkpoint, "tokenizer.json").read_bytes()
     config = read_json(checkpoint, _CONFIG)
-    canonical = config.get("tokenizer_class") == _CANONICAL
+    if canonical is None:
+        canonical = config.get("tokenizer_class") == _CANONICAL
     if "added_tokens_decoder" not in config:  # as `transformers` does
         config |= read_json(checkpoint, "special_tokens_map.json")
     try:

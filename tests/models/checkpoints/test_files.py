@@ -16,6 +16,7 @@ from timm.layers.ml_decoder import add_ml_decoder_head
 
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
+from models.checkpoints.files import read_weights
 from models.checkpoints.hub import Remote, ask, fetch, read_range
 from tests.models.checkpoints import assert_refused, read_config
 from tests.support.fake_hub import FakeHub, serve_hub
@@ -174,6 +175,8 @@ def test_cache_is_enough_if_the_hub_is_offline(
         ask(REFERENCE, "x.onnx")
     offline = "cannot be fetched: HF_HUB_OFFLINE is set, and {} is not in the cache"
     assert_refused("hf-hub:someone/other", offline.format("model.safetensors"))
+    with pytest.raises(CheckpointError, match=offline.format("open_clip_model.safetensors")):
+        read_weights(REFERENCE, ["open_clip_model.safetensors", "open_clip_pytorch_model.bin"])
 
 
 @pytest.mark.parametrize("form", ["folder", "cached", "remote", "without ranges"])
