@@ -75,8 +75,8 @@ format: $(DEV)/.installed ## Format the code and apply the safe fixes
 	$(DEV_BIN)/ruff check --fix-only .
 	$(DEV_BIN)/ruff format .
 
-reference: $(DEV)/.installed ## Write the generated pages of docs/: API, settings, command line
-	$(DEV_BIN)/python -m tests.project.api_reference > docs/api.md
+reference: $(DEV)/.installed ## Write the generated files of docs/: OpenAPI, settings, command line
+	$(DEV_BIN)/python -m tests.project.api_reference > docs/openapi.json
 	$(DEV_BIN)/python -m tests.project.setting_reference > docs/settings.md
 	$(DEV_BIN)/python -m tests.project.command_reference > docs/command-line.md
 
@@ -156,7 +156,7 @@ $(DEV)/.ray: $(DEV)/.installed
 
 # The extra `docs` alone: that of development takes gigabytes.
 $(DOCS)/.installed: constraints/dev.txt | $(DOCS)/bin/python
-	$(DOCS)/bin/python -m pip install --quiet --constraint constraints/dev.txt mkdocs-material
+	$(DOCS)/bin/python -m pip install --quiet --constraint constraints/dev.txt mkdocs-material mkdocs-swagger-ui-tag
 	@touch $@
 
 $(LOCK)/.installed: | $(LOCK)/bin/python

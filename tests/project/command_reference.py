@@ -13,7 +13,7 @@ import typer
 
 from export.__main__ import make_parser
 from service.cli.commands import app
-from tests.project.api_reference import write_table
+from tests.project.setting_reference import write_table
 
 _HEAD = """<!-- Written by `make reference` from the commands; do not edit. -->
 

@@ -5,9 +5,9 @@ python -m tests.project.setting_reference > docs/settings.md
 
 import re
 import sys
+from collections.abc import Iterable, Iterator
 
 from service.settings import Settings
-from tests.project.api_reference import write_table
 
 # The first setting of each section, in the order of the fields.
 _SECTIONS = {
@@ -49,6 +49,15 @@ def write_settings() -> str:
         table = write_table(("variable", "meaning", "default"), rows)
         lines += [f"## {heading}\n", *table, ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def write_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Yields the lines of a table; line breaks become spaces."""
+    yield f"| {' | '.join(head)} |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        cells = (" ".join(cell.split()).replace("|", "\\|") for cell in row)
+        yield f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":
