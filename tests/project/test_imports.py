@@ -36,10 +36,10 @@ ORDER = {
     "models": """
         commands  config  meta  text  timm_model  metrics  data  heads  towers  backbones  network
         checkpoints
-        train  train_open  average  evaluate  evaluate_open
+        train  train_open  average  evaluate
     """,
     "export": """
-        graphs  sources  accuracy  int8  variants  calibration  build  evaluate
+        graphs  sources  accuracy  int8  variants  calibration  build
         __main__  towers
     """,
 }
