@@ -35,7 +35,7 @@ def describe_bundle(bundle: Bundle) -> dict[str, Any]:
 
 
 def show_bundle(bundle: Bundle) -> None:
-    """Shows a bundle's model card and labels as tables."""
+    """Shows the main parts of a bundle's model card, and its labels, as tables."""
     heads = {"trained labels": bundle.card.trained_head, "open labels": bundle.card.open_head}
     calibrations = {name: head.calibration for name, head in heads.items() if head is not None}
     metrics = {
@@ -53,12 +53,9 @@ def show_bundle(bundle: Bundle) -> None:
             )
     if bundle.card.open_head is not None and bundle.card.open_head.ranked:
         scores["scores of open labels"] = RANKED.format(bundle.path)
-    show_pairs(_describe_card(bundle) | scores | _describe_screen(bundle.card.open_head) | metrics)
+    show_pairs(_describe_card(bundle) | scores | metrics)
     trained = bundle.card.trained_head
     _show_labels(bundle.labels, trained.by_purpose if trained else ())
-    for name, calibration in calibrations.items():
-        if calibration is not None:
-            _show_bins(name, calibration)
 
 
 def _describe_card(bundle: Bundle) -> dict[str, str]:
@@ -110,18 +107,6 @@ def _describe_scores(calibration: HeadCalibration | None) -> str:
     return f"calibrated on {photos}: error {after:.3f}, {before:.3f} before"
 
 
-def _describe_screen(head: OpenHead | None) -> dict[str, str]:
-    screen = None if head is None else head.screen
-    if screen is None:
-        return {}
-    about = (
-        f"scores {screen.scored:.0f} of {screen.names:,} labels, finds "
-        f"{100 * screen.best_found:.2f} % of the 20 best and {100 * screen.above_found:.2f} % of "
-        f"those above their thresholds ({screen.dataset}, {screen.images} images)"
-    )
-    return {"screen": about}
-
-
 def _show_labels(labels: Sequence[Label], measured: Container[str]) -> None:
     counts = Counter(label.category for label in labels if label.category is not None)
     if counts:
@@ -143,15 +128,3 @@ def _show_labels(labels: Sequence[Label], measured: Container[str]) -> None:
     Console().print(table)
     if len(labels) > _MAX_ROWS:
         Console().print(Text(f"{len(labels) - _MAX_ROWS:,} more labels: --json has all", "dim"))
-
-
-def _show_bins(name: str, calibration: HeadCalibration) -> None:
-    table = Table("score", "pairs", "mean score", "right", title=Text(f"scores of {name}"))
-    for tenth, group in enumerate(calibration.bins):
-        shares = (group.mean_score, group.share_right) if group.scores else ()
-        table.add_row(
-            f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}",
-            str(group.scores),
-            *(f"{share:.3f}" for share in shares),
-        )
-    Console().print(table)

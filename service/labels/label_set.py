@@ -16,10 +16,7 @@ from service.engine.heads import Keys, LabelVectors, QueryArray, ScreenedQueries
 from service.fields import Purpose
 from service.labels.definition import Definition
 from service.labels.sources.learnt import LearntLabels, Lessons, teach_labels
-from service.labels.sources.source import Source, Taught
-from service.labels.sources.texts import Texts
-from service.labels.sources.trained import Trained
-from service.labels.sources.untold import Untold
+from service.labels.sources.source import Source, Taught, Texts, Trained, Untold
 from service.labels.whitening import Whitening
 from service.labels.words import Dictionary, Words, choose_words
 from service.question import Threshold

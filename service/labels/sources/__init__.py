@@ -1,1 +1,1 @@
-"""How a label is known, one module for each way; `source` lists what is asked of them."""
+"""How a label is known: `source` has the ways of a set, `learnt` those of one label."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.bundle.card import BackgroundPhotos, ReliabilityBin
+from service.bundle.card import BackgroundPhotos
 from service.bundle.reader import Bundle
 from service.bundle.writer import write_bundle
 from service.cli import get, options
@@ -33,11 +33,9 @@ def test_info_shows_default_precision_and_calibration(
     run: Run, tmp_path: Path, tiny_bundle: Bundle
 ) -> None:
     head = tiny_bundle.card.trained_head
-    bins = (ReliabilityBin(scores=9, mean_score=0.05, share_right=0.1),)
-    calibration = make_calibration(2.0, 0.5).model_copy(update={"bins": bins})
     changes = {
         "default_precision": {"cpu": "int8"},
-        "trained_head": head.model_copy(update={"calibration": calibration}),
+        "trained_head": head.model_copy(update={"calibration": make_calibration(2.0, 0.5)}),
         "background": BackgroundPhotos(dataset="holiday", images=2000),
     }
     bundle = write_tiny_bundle(tmp_path, tiny_card("small").model_copy(update=changes))
@@ -45,7 +43,6 @@ def test_info_shows_default_precision_and_calibration(
     assert "cpu int8 (fp32 without VNNI), openvino int8 (fp32 without VNNI), cuda fp32" in table
     assert "calibrated on 100 photos of made/val: error 0.010, 0.200 before" in table
     assert re.search(r"background +│ 2,000 photos of holiday", table)
-    assert "│ 0.0 to 0.1 │ 9     │ 0.050      │ 0.100 │" in table
 
 
 def test_info_shows_the_threshold_that_labels_without_their_own_have(

@@ -17,7 +17,7 @@ from service.bundle.reader import Bundle
 from service.engine.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed, NoMaps
 from service.labels.label_set import LabelSet, make_trained_set
-from service.labels.sources.untold import Untold
+from service.labels.sources.source import Untold
 from service.pipeline.explanation import Explainer, draw_overlay, find_grid, find_seen_part
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from service.bundle.card import Label
 from service.engine.heads import LabelVectors, ScreenedLogits, ScreenedQueries, SomeQueries
 from service.labels.label_set import LabelSet, make_trained_set
-from service.labels.sources.texts import Texts
-from service.labels.sources.untold import Untold
+from service.labels.sources.source import Texts, Untold
 from service.pipeline.scoring import ScoredLabel, score_labels
 from service.pipeline.selection import SelectedLabels, select_labels
 from service.question import Question

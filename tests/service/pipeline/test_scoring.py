@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from service.bundle.card import FALLBACK_THRESHOLD, Activation, Label, TrainedHead
 from service.engine.heads import ScreenedLogits
 from service.labels.label_set import LabelSet, make_trained_set
-from service.labels.sources.untold import Untold
+from service.labels.sources.source import Untold
 from service.pipeline.scoring import ScoredLabel, compute_scores, score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question

@@ -12,7 +12,7 @@ from service.engine.engine import Engine, open_engine
 from service.engine.heads import TRAINED_HEAD, SomeQueries, ZeroHead
 from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import LabelSet, make_trained_set
-from service.labels.sources.untold import Untold
+from service.labels.sources.source import Untold
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
 from service.question import Question
