@@ -25,13 +25,19 @@ _HEAD = """<!-- Written by `make reference` from the commands; do not edit. -->
 - `ml-decoder --install-completion` makes your shell complete commands and flags.
 """
 _VARIABLE = "Variable: ML_DECODER_"
+# An option as (flags, meaning), or settings as ("", flags) -> the command that has them first.
+Described = dict[tuple[str, str], str]
+_MANY = 5
+"""So many options of an earlier command are not described again."""
 
 
 def write_commands() -> str:
     """Returns the page."""
-    group = typer.main.get_command(app)
-    lines = [line for name, command in _list(group, "") for line in _write_command(name, command)]
-    return "\n".join([_HEAD, *lines]).rstrip() + "\n"
+    described: Described = {}
+    lines = [_HEAD]
+    for name, command in _list(typer.main.get_command(app), ""):
+        lines += _write_command(name, command, described)
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _list(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -42,23 +48,43 @@ def _list(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", command
 
 
-def _write_command(name: str, command: Any) -> Iterator[str]:
+def _write_command(name: str, command: Any, described: Described) -> Iterator[str]:
     about, _, example = command.help.partition("\n\n")
     yield f"## {name}\n"
     yield f"{' '.join(about.split())}\n"
     for line in filter(None, map(str.strip, example.splitlines())):
         yield f"Example: `{line}`\n"
-    settings, rows = [], []
-    for flags, meaning in _list_exports() if name == "export" else _list_options(name, command):
-        if _VARIABLE in meaning:
-            settings.append(f"`{flags.split()[0]}`")
-        else:
-            rows.append((f"`{flags}`", meaning))
+    options = list(_list_exports() if name == "export" else _list_options(name, command))
+    rows = [(f"`{flags}`", meaning) for flags, meaning in options if _VARIABLE not in meaning]
+    by_first: dict[str, list[tuple[str, str]]] = {}
+    for row in rows:
+        by_first.setdefault(described.setdefault(row, name), []).append(row)
+    same = {first: known for first, known in by_first.items() if len(known) >= _MANY}
+    same.pop(name, None)
+    known_rows = [row for known in same.values() for row in known]
     if rows:
-        yield from write_table(("argument or option", "meaning"), rows)
+        own = (row for row in rows if row not in known_rows)
+        yield from write_table(("argument or option", "meaning"), own)
         yield ""
-    if settings:
-        yield f"[Settings](settings.md): {', '.join(settings)}.\n"
+    for first, known in same.items():
+        names = ", ".join(f"`{flags.strip('`').split()[0]}`" for flags, _ in known)
+        yield f"As {_link(first)}: {names}.\n"
+    yield from _write_settings(
+        name, [flags for flags, text in options if _VARIABLE in text], described
+    )
+
+
+def _write_settings(name: str, options: list[str], described: Described) -> Iterator[str]:
+    flags = ", ".join(f"`{flag.split()[0]}`" for flag in options)
+    first = described.setdefault(("", flags), name)
+    if name == "serve":
+        yield "All [settings](settings.md).\n"
+    elif flags:
+        yield f"[Settings](settings.md): {flags if first == name else f'as {_link(first)}'}.\n"
+
+
+def _link(name: str) -> str:
+    return f"[{name}](#{name.replace(' ', '-')})"
 
 
 def _list_options(name: str, command: Any) -> Iterator[tuple[str, str]]:
