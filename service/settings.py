@@ -80,22 +80,21 @@ class Settings(BaseSettings):
     """TCP port to listen on; 0 = a free one (default 8000)."""
 
     workers: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = "auto"
-    """Processes of `ml-decoder serve` that share the port and the cores; auto = one for each three
-    cores on a CPU, one for each two on a GPU, fewer if memory is short; more than 1 needs Linux
-    (default auto)."""
+    """Processes of `ml-decoder serve`; auto = one for each three cores on a CPU, one for each
+    two on a GPU, fewer if memory is short; more than 1 needs Linux (default auto)."""
 
     device: Literal["auto", Device] = "auto"
-    """Device of the model: cpu, openvino (the CPU with OpenVINO's kernels; needs the extra
-    openvino), cuda, tensorrt (needs TensorRT 10 and the extra gpu), or auto = cuda if it works,
-    else cpu. A device that you name and that does not work stops the start (default auto)."""
+    """Device of the model: cpu, openvino (the CPU with OpenVINO's kernels; extra
+    openvino), cuda (extra gpu), tensorrt (TensorRT 10 and the extra gpu), or auto = cuda if it
+    works, else cpu. Another device that does not work stops the start (default auto)."""
 
     cuda_options: str | None = None
     """Options of ONNX Runtime's CUDA provider, separated by commas, such as
     prefer_nhwc=1,use_tf32=1 (default none)."""
 
     root_path: str | None = None
-    """Path below which a proxy publishes the service, such as /tags. The proxy may remove it from
-    requests or keep it. X-Forwarded-Prefix of a trusted proxy takes precedence (default none)."""
+    """Path below which a proxy publishes the service, such as /tags. X-Forwarded-Prefix of a
+    trusted proxy takes precedence (default none)."""
 
     model_alias: str | None = Field(default=None, pattern=r"^[^/]{1,200}$")
     """Second name of the model under /v2, such as that of a KServe InferenceService (default none:
@@ -103,12 +102,12 @@ class Settings(BaseSettings):
 
     precision: Literal["auto", RunPrecision] = "auto"
     """Variant of the model: fp32, fp16, int8, bf16 (fp32 with bfloat16 products; openvino only), or
-    auto = the bundle's choice for the device. On a processor without VNNI, auto is fp32 instead of
-    int8; on openvino it is bf16 instead of fp32 if the processor supports it (default auto)."""
+    auto = the bundle's choice, but fp32 for int8 without VNNI, and bf16 for fp32 on openvino if the
+    processor supports it (default auto)."""
 
     screen: bool = True
-    """Whether to use the bundle's screen, if it has one: it estimates all labels of a set, and only
-    those that may be in the answer are scored; true or false (default true)."""
+    """Whether to use the bundle's screen, if it has one: only labels that may be in the answer are
+    scored; true or false (default true)."""
 
     label_store: str | None = Field(default=None, repr=False)
     """Store of registered label sets: a SQLite file, postgresql://USER:PASSWORD@HOST/DATABASE with
@@ -121,9 +120,8 @@ class Settings(BaseSettings):
 
     default_label_set: str | None = None
     """Label sets of requests that name none, separated by commas; those of users come before the
-    trained labels and the bundle's sets. A missing set only logs a warning, because it may be
-    registered later (default trained and the bundle's sets; for /v2
-    trained alone, or the first set if the model has no trained labels)."""
+    trained labels and the bundle's sets. A missing set only logs a warning (default trained
+    and the bundle's sets; for /v2 trained alone, or the first set if nothing is trained)."""
 
     lang: LanguageTag | None = None
     """Language of translations (BCP 47), such as de, in answers to requests that name none; label
@@ -151,8 +149,8 @@ class Settings(BaseSettings):
     """Most images in one run of the model; 0 = 4 on a CPU, 16 on a GPU (default 0)."""
 
     queue_size: int = Field(default=64, ge=1)
-    """Most images that wait for a worker or are in a side thread (large ones to decode, maps to
-    draw). More are refused at once (default 64)."""
+    """Most images that wait for a worker, or are decoded or drawn outside it. More are refused at
+    once (default 64)."""
 
     max_wait_ms: float = Field(default=0.0, ge=0.0, le=1000.0)
     """Milliseconds that an image may wait for its batch to fill; 0 = until a worker is free
@@ -166,8 +164,7 @@ class Settings(BaseSettings):
 
     decode_threads: int = Field(default=0, ge=0, le=1024)
     """CPU threads that decode images outside the workers: all images on a GPU, large or unusual
-    ones on a CPU; 0 = one for each core of the worker, for a GPU 4 to 8. One more decodes images
-    of up to 12 Mi pixels only (default 0)."""
+    ones on a CPU; 0 = one for each core of the worker, for a GPU 4 to 8 (default 0)."""
 
     max_body_bytes: int = Field(default=20 * MIB, ge=1)
     """Most bytes in the body of a request (default 20971520 = 20 MiB)."""
@@ -182,13 +179,13 @@ class Settings(BaseSettings):
 
     max_decoding_pixels: int = Field(default=64_000_000, ge=1)
     """Most pixels of images of more than 12 Mi pixels (12582912) that are decoded at the same time,
-    of JPEGs a quarter; the others wait. Workers divide it. A pixel takes up to 25 bytes. A worker
-    always decodes one image (default 64000000)."""
+    of JPEGs a quarter; the others wait. Workers divide it. A pixel takes up to 25 bytes (default
+    64000000)."""
 
     predict_keys: SecretStr | None = None
     """Keys that permit predictions, separated by commas, or @FILE with one key a line, which is
-    read again when it changes. NAME:KEY names a key in the log; lines that begin with # are
-    comments (default none: anyone may predict)."""
+    read again when it changes. NAME:KEY names a key in the log; # begins a comment (default none:
+    anyone may predict)."""
 
     admin_keys: SecretStr | None = None
     """Keys that permit predictions and changes of label sets, separated by commas, or @FILE
@@ -226,8 +223,8 @@ class Settings(BaseSettings):
     """Seconds that a client has to send the headers of a request (default 10)."""
 
     body_timeout_seconds: float = Field(default=30.0, gt=0.0, allow_inf_nan=False)
-    """Seconds that a client has to send the body of a request, and over which its reading of
-    answers is measured: below 16 KiB a second it is disconnected (default 30)."""
+    """Seconds that a client has to send the body of a request; one that reads its answer at less
+    than 16 KiB a second for so long is disconnected (default 30)."""
 
     keep_alive_seconds: float = Field(default=75.0, ge=0.0, allow_inf_nan=False)
     """Seconds that an idle connection stays open (default 75)."""
@@ -237,8 +234,7 @@ class Settings(BaseSettings):
     three quarters of the files that the process may open if that is less (default 0)."""
 
     max_connections_per_address: int | None = Field(default=None, ge=1)
-    """Most open connections of one address to a process. Not for use behind a proxy, whose address
-    all connections have (default none)."""
+    """Most open connections of one address to a process; not behind a proxy (default none)."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log lines: debug, info, warning, error (default info)."""

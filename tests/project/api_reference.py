@@ -5,11 +5,15 @@ python -m tests.project.api_reference > docs/openapi.json
 
 import json
 import sys
+import tomllib
+from pathlib import Path
 from typing import Any
 
 from service.http.app import create_app
 from service.pipeline.served import ServedPipeline
 from service.settings import Settings
+
+_ROOT = Path(__file__).parents[2]
 
 
 def read_openapi() -> dict[str, Any]:
@@ -19,8 +23,11 @@ def read_openapi() -> dict[str, Any]:
 
 
 def write_openapi() -> str:
-    """Returns the file."""
-    return json.dumps(read_openapi(), indent=1, ensure_ascii=False) + "\n"
+    """Returns the file, with the version of the checkout: the installed one may be older."""
+    document = read_openapi()
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    document["info"]["version"] = project["version"]
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":

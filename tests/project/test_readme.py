@@ -62,9 +62,7 @@ def test_api_page_names_every_route_but_those_of_dialects() -> None:
 
 def test_error_page_has_a_row_for_every_error_that_a_client_gets() -> None:
     page = (ROOT / "docs" / "errors.md").read_text("utf-8")
-    row = re.compile(
-        r"^\| `(\w+)` \| (\d+)(, retry)? \| ([^|]+) \| [^|]+ \| [^|]+ \|$", re.MULTILINE
-    )
+    row = re.compile(r"^\| `(\w+)` \| (\d+)(, retry)? \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
     expected = {
         (error.code, str(error.status), ", retry" if error.retry_after_seconds else "", error.title)
         for error in list_coded(ServiceError)
