@@ -1,4 +1,4 @@
-"""The service's answers as frozen dataclasses, each field in `docs/api.md`, and its errors."""
+"""The service's answers as frozen dataclasses, each field in `docs/openapi.json`, and its errors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
