@@ -1,4 +1,4 @@
-"""The service's answers as frozen dataclasses, each field in `docs/openapi.json`, and its errors."""
+"""Answers as frozen dataclasses, each field in `docs/openapi.json`, and errors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
