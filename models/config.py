@@ -174,7 +174,7 @@ class RamConfig(DecoderConfig):
 class GapConfig(_Config):
     """Global average pooling and a linear layer, the paper's baseline."""
 
-    model_config = ConfigDict(extra="ignore")  # version 1.0 wrote three more fields, without effect
+    model_config = ConfigDict(extra="ignore")  # 1.0 and 1.1 wrote more fields, without effect
     kind: Literal["gap"] = "gap"
     num_classes: int = Field(ge=1)
     encoder_width: int = Field(ge=1)

@@ -184,8 +184,8 @@ class Settings(BaseSettings):
 
     predict_keys: SecretStr | None = None
     """Keys that permit predictions, separated by commas, or @FILE with one key a line, which is
-    read again when it changes. NAME:KEY names a key in the log; # begins a comment (default none:
-    anyone may predict)."""
+    read again when it changes. NAME:KEY names a key in the log; lines that begin with # are
+    comments (default none: anyone may predict)."""
 
     admin_keys: SecretStr | None = None
     """Keys that permit predictions and changes of label sets, separated by commas, or @FILE
